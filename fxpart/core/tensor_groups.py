@@ -4,7 +4,7 @@ All devices of a group hold and do the same amounts, so a plan places operators 
 stands as one of its devices, with the collectives of the group as operators among the others.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,8 @@ class TensorGroups:
     """Devices dealt out to tensor-parallel groups."""
 
     topology: Topology
-    """A device of each group, and the links between those of two groups. G devices."""
+    """A device of each group, which draws what all of it draw, and the links between those of two
+    groups. G devices."""
     members: IntArray
     """The devices of each group, shape (G, N)."""
     links: tuple[Link, ...]
@@ -61,7 +62,8 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     pairs = [np.ix_(row, row) for row in members.T]
     rate = np.min([topology.bytes_per_s[pair] for pair in pairs], axis=0)
     latency = np.max([topology.latency_s[pair] for pair in pairs], axis=0)
-    devices = tuple(topology.devices[device] for device in members[:, 0].tolist())
+    firsts = [topology.devices[device] for device in members[:, 0].tolist()]
+    devices = tuple(replace(first, power_w=size * first.power_w) for first in firsts)
     within = Topology(devices, rate, latency, topology.host_launch_s)
     return TensorGroups(within, members, links)
 
@@ -74,6 +76,7 @@ def _refuse_unlike(topology: Topology, group: list[int]) -> None:
             device.memory_bytes == first.memory_bytes
             and dict(device.flops_per_s) == dict(first.flops_per_s)
             and device.memory_bandwidth_bytes_per_s == first.memory_bandwidth_bytes_per_s
+            and device.power_w == first.power_w
         )
         if not same:
             raise NotApplicableError(

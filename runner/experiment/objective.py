@@ -18,6 +18,7 @@ from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.optimal.mode import UNITS, WATCHER, Progress
 from fxpart.placement.search.whole import BY_WHOLE, bound_of
 from runner.config.sections import Config
+from runner.experiment.mesh import replica_count
 from runner.output.units import GIB, format_s, format_size
 
 __all__ = [
@@ -50,10 +51,11 @@ def check_objective(config: Config) -> None:
             f"objective={config.objective} does not exist;"
             f" {nearest_names(config.objective, OBJECTIVES)}"
         )
-    if config.objective in BY_WHOLE and (config.schedule.name, config.data_parallel) != ("none", 1):
+    of_many = config.schedule.name != "none" or replica_count(config) > 1
+    if config.objective in BY_WHOLE and of_many:
         raise SpecError(
-            f"objective={config.objective} is of one input, without schedule and data_parallel;"
-            " leave those out, or use objective=throughput"
+            f"objective={config.objective} is of one input, without schedule, data_parallel and"
+            " context_parallel; leave those out, or use objective=throughput"
         )
     if config.model.path is None:
         return

@@ -1,6 +1,7 @@
 """Devices in groups that share every operator."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -44,3 +45,7 @@ def test_a_size_that_does_not_divide_the_devices_names_those_that_do() -> None:
 def test_unlike_devices_share_no_operator() -> None:
     with pytest.raises(NotApplicableError, match="devices 0 to 1 are d0 and d1"):
         tensor_groups(devices(16, 24), 2)
+    alike = devices(16, 16)
+    weak, strong = (replace(alike.devices[0], power_w=power_w) for power_w in (300.0, 700.0))
+    with pytest.raises(NotApplicableError, match="use equal devices"):
+        tensor_groups(replace(alike, devices=(weak, strong)), 2)

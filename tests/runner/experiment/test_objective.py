@@ -120,5 +120,27 @@ def test_memory_and_energy_are_objectives_of_a_run(
     assert objective_line(other.problem, other.evaluation) == ""
     if objective == "memory":
         assert metrics[metric] < headline(other)[metric]
-    with pytest.raises(SpecError, match="is of one input, without schedule and data_parallel"):
+    with pytest.raises(SpecError, match="is of one input, without schedule, data_parallel and"):
         _planned(*model, f"objective={objective}", "schedule=gpipe")
+
+
+@pytest.mark.parametrize("objective", ["memory", "energy"])
+def test_replicas_that_share_a_sequence_are_no_plan_of_one_input(objective: str) -> None:
+    of_training = ("phase=training", "mode=single", "devices=2xh100", "context_parallel=2")
+    with pytest.raises(SpecError, match=f"objective={objective} is of one input"):
+        check_all(read("model=gpt2", *of_training, f"objective={objective}"))
+
+
+def test_energy_counts_each_board_of_a_group() -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}
+    llama = ("model.architecture=LlamaForCausalLM", "+model.config.num_attention_heads=4")
+    model = (
+        *("model=transformers", *llama, "model.seq_len=16", "mode=single"),
+        *(f"+model.config.{name}={size}" for name, size in sizes.items()),
+        *("devices=4xh100", "tensor_parallel=4"),
+    )
+    result = _planned(*model, "objective=energy")
+    (group,) = result.evaluation.devices
+    waiting_s = result.evaluation.latency_s - group.load_s
+    energy_j = 4 * 700 * (group.load_s + 0.15 * waiting_s)
+    assert headline(result)["energy_j"] == pytest.approx(energy_j, rel=1e-9)
