@@ -104,7 +104,10 @@ class ServingSteps:
         sizes = dict(zip(symbols, (batch, length), strict=False))
         spec = self._spec(step, batch, length)
         of_one_length = len(symbols) == 1 or self.has_encoder
-        pieces = self._known.setdefault(f"{step} {spec.seq_len if of_one_length else ''}", [])
+        sizes_of_capture = [spec.seq_len] if of_one_length else []
+        if self.has_encoder and step == "prefill":  # its cache has the room that it was captured of
+            sizes_of_capture.append(spec.cache_len)
+        pieces = self._known.setdefault(f"{step} {sizes_of_capture}", [])
         for piece in pieces:
             if _holds(piece, sizes):
                 return piece

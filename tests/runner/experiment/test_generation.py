@@ -1,6 +1,7 @@
 """A generation on one placement, against runs of each of its steps and of the sizes it says fit."""
 
 import csv
+from collections import OrderedDict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +10,7 @@ import pytest
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import FxpartError, InfeasibleError
 from fxpart.placement.follow import follow
+from runner.config.sections import Config
 from runner.experiment.experiment import Result, check_all, model_spec, plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import headline
@@ -181,6 +183,14 @@ _T5 = ("d_model=16", "d_kv=8", "d_ff=32", "num_layers=1", "num_heads=2", "vocab_
 _STATE = ("hidden_size=16", "vocab_size=64", "state_size=4", "num_hidden_layers=1")
 
 
+def _of(architecture: str, sizes: tuple[str, ...], *overrides: str) -> Config:
+    return read(
+        *("model=transformers", f"model.architecture={architecture}", "mode=single"),
+        *(f"+model.config.{size}" for size in sizes),
+        *("devices=1x0.1mb", "reserve=none", *overrides),
+    )
+
+
 @pytest.mark.parametrize(
     ("architecture", "sizes", "context_len"),
     # A decoder beside an encoder begins with one token.
@@ -190,11 +200,7 @@ def test_prompts_of_one_length_are_captured_for_any_batch(
     architecture: str, sizes: tuple[str, ...], context_len: int
 ) -> None:
     def planned(*overrides: str) -> Result:
-        config = read(
-            *("model=transformers", f"model.architecture={architecture}", "mode=single"),
-            *(f"+model.config.{size}" for size in sizes),
-            *("devices=1x0.1mb", "reserve=none", *overrides),
-        )
+        config = _of(architecture, sizes, *overrides)
         return plan(config, model_spec(config))
 
     made = planned(*_lengths(6, 4), "model.batch_size=2")
@@ -214,6 +220,22 @@ def test_prompts_of_one_length_are_captured_for_any_batch(
     assert planned(*_lengths(6, 4), f"model.batch_size={most}").device_memory
     with pytest.raises(InfeasibleError):
         planned(*_lengths(6, 4), f"model.batch_size={most + 1}")
+
+
+def test_prompts_of_an_encoder_hold_the_same_after_any_other_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def held(*output_lens: int) -> dict[int, int]:
+        monkeypatch.setattr("runner.experiment.serving_steps._pieces", OrderedDict())
+        sizes = {}
+        for output_len in output_lens:
+            config = _of("T5ForConditionalGeneration", _T5, *_lengths(6, output_len))
+            steps = serving_steps(config, model_spec(config))
+            prompts = steps.prefill(1, 6, steps.decode(1, 1 + output_len))
+            sizes[output_len] = int(prompts.value_bytes.sum())
+        return sizes
+
+    assert held(4, 40) == held(40, 4)
 
 
 def test_a_model_that_is_not_captured_in_symbols_is_told_in_plain_words() -> None:
