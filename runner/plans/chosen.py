@@ -18,6 +18,8 @@ __all__ = ["best_of", "recommended_plan"]
 _MODE = "mode."
 _HELD = ("tensor_parallel", "data_parallel", "zero", "microbatches", "checkpointing")
 """Settings that are held where they are not what they are by default."""
+_NOT_SEARCHED = ("context_parallel", "expert_parallel")
+"""Degrees that no plan of a space has."""
 
 
 def recommended_plan(config: Config) -> tuple[Config, str]:
@@ -48,7 +50,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
         schedule=ScheduleConfig(),
         mode=ModeConfig("single", {}),
     )
-    outcome = best_of({"": base}, request, typed, config.model.batch_size)
+    outcome = best_of({"": base}, request, typed, config.model.batch_size, prefix=_MODE)
     best = outcome.ranking[0]
     found = f"{counted(outcome.total - len(outcome.bounded), 'plan')} of {outcome.total} costed"
     return best.candidate.config, f"{' '.join(best.candidate.overrides)} ({found})"
@@ -89,6 +91,7 @@ def best_of(
     typed: Mapping[str, object],
     batch: int,
     *,
+    prefix: str,
     mode_given: bool = False,
 ) -> Outcome:
     """Return what the plans of a space cost, the best first.
@@ -98,24 +101,19 @@ def best_of(
         request: what is looked for.
         typed: values of settings that are held, by name.
         batch: examples that a replica takes at a time, where no other number is asked for.
+        prefix: what settings of `request` are named with, such as ``recommend.``.
         mode_given: whether the runs have a mode, with options perhaps, beside a plan's overrides.
 
     Raises:
-        NotApplicableError: for a value that was asked for and is in no plan.
+        SpecError: for what makes no sense, and a value that was asked for and is in no plan.
         InfeasibleError: where no plan fits.
 
     """
     refusals, candidates = Refusals({}), list[Candidate]()
     for devices, base in bases.items():
-        check_all(replace(base, sequence_parallel=False))
-        check_price(base, request)
-        if base.sequence_parallel:
-            check_split(replace(base, tensor_parallel=2))
-        for plan in plans(base, batch, request, typed, refusals, devices=devices):
-            overrides = plan.overrides(base, has_mode=mode_given)
-            if base.sequence_parallel and plan.tensor_parallel > 1:
-                overrides += ("sequence_parallel=true",)
-            candidates.append(Candidate(plan, overrides, plan.configuration(base)))
+        _check_base(base, request)
+        for plan in plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices):
+            candidates.append(_candidate(base, plan, mode_given=mode_given))
     asked = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
     outcome = evaluated(candidates, request, refusals)
@@ -129,6 +127,29 @@ def best_of(
     if not outcome.ranking:
         raise none_fits(outcome)
     return outcome
+
+
+def _check_base(base: Config, request: Request) -> None:
+    """Raise `SpecError` where a run makes no sense that plans vary, or no plan may vary it."""
+    for name in _NOT_SEARCHED:
+        if (degree := getattr(base, name)) > 1:
+            raise NotApplicableError(
+                f"{name}={degree} is neither tried nor held by a recommendation, which is of tensor"
+                f" and data parallelism, stages and ZeRO; leave it out, or give {name}={degree} and"
+                " the other degrees to python -m runner, in a sweep with -m"
+            )
+    check_all(replace(base, sequence_parallel=False))
+    check_price(base, request)
+    if base.sequence_parallel:
+        check_split(replace(base, tensor_parallel=2))
+
+
+def _candidate(base: Config, plan: Plan, *, mode_given: bool) -> Candidate:
+    """Return `plan` as the configuration of a run that varies `base`."""
+    overrides = plan.overrides(base, has_mode=mode_given)
+    if base.sequence_parallel and plan.tensor_parallel > 1:
+        overrides += ("sequence_parallel=true",)
+    return Candidate(plan, overrides, plan.configuration(base))
 
 
 def _refuse_left_out(

@@ -91,7 +91,7 @@ class _Search:
             try:
                 check(candidate.config)
                 known.append(candidate)
-            except NotApplicableError as error:
+            except SpecError as error:  # what all share was checked: it is of what this plan adds
                 self._refusals.add(candidate.plan, error)
         return known
 

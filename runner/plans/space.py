@@ -7,7 +7,7 @@ from itertools import product
 from fxpart.core.data_parallel import split_topology
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Topology
-from fxpart.errors import NotApplicableError
+from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
@@ -119,9 +119,9 @@ class Plan:
 class Refusals:
     """Why values that were asked for by name are in no plan: by setting and value."""
 
-    reasons: dict[tuple[str, object], NotApplicableError]
+    reasons: dict[tuple[str, object], SpecError]
 
-    def add(self, plan: Plan, error: NotApplicableError) -> None:
+    def add(self, plan: Plan, error: SpecError) -> None:
         """Note `error` for each value of `plan` that has no reason yet."""
         for name in KEYS:
             self.reasons.setdefault((name, getattr(plan, name)), error)
@@ -138,6 +138,7 @@ def plans(
     typed: Mapping[str, object],
     refusals: Refusals,
     *,
+    prefix: str,
     devices: str = "",
 ) -> list[Plan]:
     """Return the space, plans that share a captured graph next to each other.
@@ -148,6 +149,7 @@ def plans(
         request: what is asked for.
         typed: values of settings in `KEYS` that were given as overrides, each the only one tried.
         refusals: takes the reasons why degrees are left out.
+        prefix: what settings of `request` are named with, such as ``recommend.``.
         devices: what those of `config` are called, where there are others to choose from.
 
     """
@@ -158,6 +160,7 @@ def plans(
     interleave = config.mode.options.get("interleave", 1)
     settings = _Settings(
         request,
+        prefix,
         usual_batch,
         topology,
         axes,
@@ -190,6 +193,8 @@ class _Settings:
     """What a space is made from."""
 
     request: Request
+    prefix: str
+    """What settings of `request` are named with."""
     usual_batch: int
     topology: Topology
     axes: Mapping[str, list[object] | None]
@@ -217,8 +222,8 @@ def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterato
         batch = settings.request.global_batch
         if batch is not None and batch % data:
             refusals.reasons["data_parallel", data] = NotApplicableError(
-                f"data_parallel={data} must divide recommend.global_batch={batch}; use"
-                f" {_nearest(data, [batch])}"
+                f"data_parallel={data} must divide {settings.prefix}global_batch={batch};"
+                f" use {_nearest(data, [batch])}"
             )
             continue
         try:

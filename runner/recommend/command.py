@@ -16,6 +16,7 @@ from runner.plans.request import Request
 from runner.plans.space import KEYS
 from runner.recommend.files import write_files
 from runner.recommend.record import logged
+from runner.recommend.request import PREFIX
 from runner.recommend.table import show_outcome
 from runner.sweep.composition import SweepLoad, compose_one
 from runner.tracking.open_tracker import open_tracker
@@ -83,7 +84,12 @@ def _recommended(
     shared, typed = _shared(composed, config, identity.overrides, request)
     tracker = open_tracker(config.tracking, identity.root)  # before the work: one may be gone
     outcome = best_of(
-        shared.bases, request, typed, config.model.batch_size, mode_given=shared.has_mode
+        shared.bases,
+        request,
+        typed,
+        config.model.batch_size,
+        prefix=PREFIX,
+        mode_given=shared.has_mode,
     )
     command = without_elsewhere(shared.overrides)
     write_files(identity.folder, command, request, outcome)

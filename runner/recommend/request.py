@@ -7,9 +7,9 @@ from typing import Any
 from fxpart.errors import SpecError, nearest_names
 from runner.plans.request import Request, Space, check_request
 
-__all__ = ["read_request"]
+__all__ = ["PREFIX", "read_request"]
 
-_PREFIX = "recommend."
+PREFIX = "recommend."
 
 
 def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
@@ -22,7 +22,7 @@ def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    own = [text for text in arguments if text.lstrip("+").startswith(_PREFIX)]
+    own = [text for text in arguments if text.lstrip("+").startswith(PREFIX)]
     asked = OmegaConf.structured(Request)
     for text in own:
         key, value = _parsed(text)
@@ -33,7 +33,7 @@ def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
             raise SpecError(f"{text}: {first}; {_KINDS}") from error
     request = OmegaConf.to_object(asked)
     assert isinstance(request, Request)
-    check_request(request, _PREFIX)
+    check_request(request, PREFIX)
     return request, [text for text in arguments if text not in own]
 
 
@@ -48,11 +48,11 @@ def _parsed(text: str) -> tuple[str, Any]:
     from hydra.errors import HydraException
 
     path, equals, _ = text.partition("=")
-    key = path.lstrip("+").removeprefix(_PREFIX)
+    key = path.lstrip("+").removeprefix(PREFIX)
     known = [name.name for name in fields(Request) if name.name != "space"]
     known += [f"space.{name.name}" for name in fields(Space)]
     if key not in known:
-        near = nearest_names(f"{_PREFIX}{key}", [f"{_PREFIX}{name}" for name in known])
+        near = nearest_names(f"{PREFIX}{key}", [f"{PREFIX}{name}" for name in known])
         raise SpecError(f"{path} does not exist; {near}")
     try:
         override = OverridesParser.create().parse_override(text) if equals else None

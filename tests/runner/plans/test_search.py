@@ -59,7 +59,7 @@ def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.Mo
     base = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", "runtime.host_launch_s=0")
     typed = {"tensor_parallel": 1, "checkpointing": "none"}
     request = Request(rows=1)
-    space = plans(base, 1, request, typed, Refusals({}))
+    space = plans(base, 1, request, typed, Refusals({}), prefix="recommend.")
     candidates = [
         Candidate(plan, plan.overrides(base, has_mode=False), plan.configuration(base))
         for plan in space
