@@ -49,7 +49,8 @@ def are_few(problem: Problem, units: int) -> bool:
 def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
     """Return the best of all placements for throughput, or else for latency, or a bound.
 
-    The same in each process. None for published problems, and where there are too many units.
+    `objective` is one of `BY_TIME`. The same in each process. None for published problems, and
+    where there are too many units.
     """
     firsts, unit_of = np.unique(problem.graph.group, return_inverse=True)
     n, devices = problem.costs.op_time_s.shape

@@ -6,27 +6,40 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fxpart.core.graph import IntArray
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Link
 from fxpart.cost.bounds import lower_bound_s
 from fxpart.cost.energy import IDLE_SHARE
-from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.problem import OBJECTIVES, Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError
 from fxpart.placement import make_mode
-from fxpart.placement.search.whole import bound_of, value_of
+from fxpart.placement.optimal.model_search import ModelSearch
+from fxpart.placement.search.steady import steadily
+from fxpart.placement.search.whole import BY_WHOLE, bound_of, value_of
 from tests import independent
-from tests.sketch import chain, devices, random_graph
+from tests.sketch import Sketch, chain, devices, random_graph
 
 POWERS = (10.0, 30.0, 100.0)
 MODES: dict[str, dict[str, object]] = {"kl_based": {}, "cost_aware": {}, "optimal": {"steps": 8}}
 
 
 def _problem(seed: int, objective: str, n: int = 6) -> Problem:
-    graph = random_graph(seed, n)
-    whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
-    sizes = [int(whole * share) for share in (0.9, 0.7, 0.6)]
-    topology = devices(*sizes, speeds=[1.0, 2.0, 4.0], link=Link(4.0, 0.1))
+    topology = (1.0, 2.0, 4.0), Link(4.0, 0.1)
+    return _on_three(random_graph(seed, n), objective, (0.9, 0.7, 0.6), *topology)
+
+
+def _on_three(
+    graph: OpGraph,
+    objective: str,
+    shares: tuple[float, ...],
+    speeds: tuple[float, ...],
+    link: Link,
+) -> Problem:
+    whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
+    sizes = [int(whole * share) for share in shares]
+    topology = devices(*sizes, speeds=list(speeds), link=link)
     powered = tuple(
         replace(device, power_w=power)
         for device, power in zip(topology.devices, POWERS, strict=True)
@@ -82,6 +95,47 @@ def test_larger_models_are_searched_too(objective: str) -> None:
         fastest = make_mode(mode)(latency).device_of
         assert _cost(this, device_of) < _cost(this, fastest)
         assert np.array_equal(device_of, make_mode(mode)(this).device_of)
+
+
+def _in_modules(seed: int) -> OpGraph:
+    """Return 24 operators in modules of eight, and those in four of two."""
+    random, sketch = np.random.default_rng(seed), Sketch()
+    values = [sketch.input(4)]
+    for op in range(24):
+        reads = [values[-1]]
+        if random.random() < 0.4:
+            reads.append(values[int(random.integers(0, len(values)))])
+        makes, weight, flops = (int(random.integers(1, most)) for most in (40, 60, 50))
+        module = f"layers.{op // 8}.sub{op // 2 % 4}"
+        values.append(sketch.op(reads, makes, [sketch.weight(weight)], flops, module=module))
+    return sketch.graph(values[-1])
+
+
+def test_modules_that_start_on_several_devices_move_as_they_fit() -> None:
+    for seed in (2, 5):
+        speeds, shares = (4.0, 2.0, 1.0), (0.45, 0.5, 0.45)
+        this = _on_three(_in_modules(seed), "energy", shares, speeds, Link(40.0, 0.01))
+        for mode in ("kl_based", "cost_aware"):
+            fastest = make_mode(mode)(replace(this, objective="latency")).device_of
+            device_of = make_mode(mode)(this).device_of
+            assert _fits(this, device_of)
+            assert _cost(this, device_of) <= _cost(this, fastest) * (1 + 1e-9)
+
+
+def test_no_plan_for_latency_is_taken_for_the_best_of_another_objective() -> None:
+    for objective in OBJECTIVES:
+        few, asked = _problem(0, objective), list[Problem]()
+
+        def start(some: Problem, asked: list[Problem] = asked) -> Assignment:
+            asked.append(some)
+            return make_mode("size_based")(some)
+
+        ModelSearch(few, [start]).round()
+        assert bool(asked) == (objective in BY_WHOLE)
+        asked.clear()
+        steadily(_problem(5, objective, 40), start)
+        # Fewer devices are tried where the fastest plan is what is asked.
+        assert (len(asked) > 1) == (objective == "latency")
 
 
 def test_energy_of_devices_whose_power_nobody_has_said_is_refused() -> None:

@@ -8,7 +8,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.least_placement import least_placement
-from fxpart.cost.problem import Problem
+from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.placement.search.elite import Elite
 from fxpart.placement.search.local_search import SearchTables
@@ -62,7 +62,9 @@ class ModelSearch:
     def round(self) -> None:
         """Ask the next mode, or try once more from what is there."""
         number, self._round = self._round, self._round + 1
-        least = least_placement(self.problem, self.problem.objective) if number == 0 else None
+        least = None
+        if number == 0 and self.problem.objective in BY_TIME:
+            least = least_placement(self.problem, self.problem.objective)
         if least is not None and least.is_proven and not least.fits_none:
             self.take(least.device_of)
         elif number < len(self.starts):

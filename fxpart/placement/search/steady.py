@@ -1,8 +1,9 @@
 """Searches made so that a device or a faster link hardly ever makes a plan worse.
 
 With more hardware a local search takes another way, and may end higher. What it finds without some
-of the devices, or with links half as fast, is as good a plan: so it looks there too, as far as that
-takes no more than a few seconds. In large models the differences are hundredths of a percent.
+of the devices, or with links half as fast, is as good a plan: so, for latency, it looks there too,
+as far as that takes no more than a few seconds. In large models the differences are hundredths of a
+percent.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.bounds import lower_bound_s
 from fxpart.cost.device_kinds import device_kinds
 from fxpart.cost.least_placement import least_placement
-from fxpart.cost.problem import Problem
+from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement.device_order import (
     moved,
@@ -44,9 +45,11 @@ Search = Callable[[Problem], Assignment]
 
 
 def steadily(problem: Problem, search: Search) -> Assignment:
-    """Return the fastest plan that `search` finds on all devices and, as far as it goes, on fewer.
+    """Return what `search`, which is for latency, finds on all devices, or the best of few.
 
-    Of few operators the best placement of all for what is asked.
+    Of few operators that is the best placement of all for throughput if that is asked, or else for
+    latency. Of more, where latency is asked, it is the fastest plan met on all devices and, as far
+    as it goes, on fewer.
 
     Raises:
         InfeasibleError: where the search does on all devices, or no placement fits.
@@ -59,9 +62,11 @@ def steadily(problem: Problem, search: Search) -> Assignment:
         except InfeasibleError:
             raise does_not_fit(problem) from None
         return moved(found, useful.tolist())
-    least = least_placement(problem, problem.objective)
+    least = least_placement(
+        problem, problem.objective if problem.objective in BY_TIME else "latency"
+    )
     if least is None or not least.is_proven:
-        return _of_choices(problem, search)
+        return _of_choices(problem, search) if problem.objective == "latency" else search(problem)
     if least.fits_none:
         raise does_not_fit(problem)
     device_of = least.device_of.copy()

@@ -153,8 +153,9 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
 ) -> None:
     """Change `device_of` (n,) to the best met; a unit moves, or two change places.
 
-    Only devices that take or lose operators hold more or less. Of memory it goes by a norm of all
-    peaks, so that a device that is not the fullest counts a little.
+    A unit may start on several devices; it lies on one as soon as it moves. Only devices that take
+    or lose operators hold more or less. Of memory it goes by a norm of all peaks, so that a device
+    that is not the fullest counts a little.
     """
     start, ops = units
     count, devices = start.shape[0] - 1, room.shape[0]
@@ -166,34 +167,38 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
     now = _energy(t, log, power_w, device_of) if energy else _norm(peaks, scale)
     best = now if energy else float(peaks.max())
     best_of, trial, held = device_of.copy(), device_of.copy(), peaks.copy()
+    touched = np.empty(devices, dtype=np.bool_)
     temperature, cooled = hot, (_COLD / hot) ** (1.0 / steps)
     for _ in range(steps):
         temperature *= cooled
         unit, other = below(state, count), below(state, count)
-        old = device_of[ops[start[unit]]]
-        new = device_of[ops[start[other]]] if below(state, 2) else below(state, devices)
-        if new == old:
+        moving, swapped = ops[start[unit] : start[unit + 1]], ops[start[other] : start[other + 1]]
+        old = device_of[moving[0]]
+        new = device_of[swapped[0]] if below(state, 2) else below(state, devices)
+        if (device_of[moving] == new).all():
             continue
-        trial[ops[start[unit] : start[unit + 1]]] = new
-        exchange = below(state, 3) == 0 and device_of[ops[start[other]]] == new
-        if exchange:
-            trial[ops[start[other] : start[other + 1]]] = old
-        held[old] = peak_on_device(m, trial, old, change)
-        held[new] = peak_on_device(m, trial, new, change)
-        kept = held[old] <= room[old] and held[new] <= room[new]
+        touched[:] = False
+        touched[new] = True
+        for op in moving:
+            touched[device_of[op]] = True
+        trial[moving] = new
+        if below(state, 3) == 0 and device_of[swapped[0]] == new:
+            for op in swapped:
+                touched[device_of[op]] = True
+            trial[swapped] = old
+        kept = True
+        for device in range(devices):
+            if touched[device]:
+                held[device] = peak_on_device(m, trial, device, change)
+                kept = kept and held[device] <= room[device]
         then = now
         if kept:
             then = _energy(t, log, power_w, trial) if energy else _norm(held, scale)
             kept = np.log(then / now) <= -temperature * np.log(share(state) + 1e-12)
         if not kept:
-            trial[ops[start[unit] : start[unit + 1]]] = old
-            trial[ops[start[other] : start[other + 1]]] = device_of[ops[start[other]]]
-            held[old], held[new] = peaks[old], peaks[new]
+            trial[:], held[:] = device_of, peaks
             continue
-        device_of[ops[start[unit] : start[unit + 1]]] = new
-        if exchange:
-            device_of[ops[start[other] : start[other + 1]]] = old
-        peaks[old], peaks[new], now = held[old], held[new], then
+        device_of[:], peaks[:], now = trial, held, then
         value = now if energy else float(peaks.max())
         if value < best:
             best = value
