@@ -13,7 +13,14 @@ from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
 from runner.experiment.serving import generates, is_serving
 
-__all__ = ["GATHERING", "check_mesh", "replica_count", "shares_something", "weight_replicas"]
+__all__ = [
+    "GATHERING",
+    "check_mesh",
+    "replica_count",
+    "replica_degrees",
+    "shares_something",
+    "weight_replicas",
+]
 
 GATHERING = 2
 """The stage of ZeRO from which weights are gathered."""
@@ -22,6 +29,16 @@ GATHERING = 2
 def replica_count(config: Config) -> int:
     """Return how many replicas of a placement add up gradients."""
     return config.data_parallel * config.context_parallel
+
+
+def replica_degrees(config: Config) -> str:
+    """Return the degrees above 1 that make replicas as they are given; ``data_parallel=1`` if none.
+
+    For what is said of `replica_count`.
+    """
+    degrees = {"data_parallel": config.data_parallel, "context_parallel": config.context_parallel}
+    given = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    return " ".join(given) or "data_parallel=1"
 
 
 def shares_something(config: Config) -> bool:

@@ -18,6 +18,7 @@ from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
 from fxpart.placement.search.fill import place_all
 from fxpart.plan_export import tiered_device_map
 from runner.config.sections import Config, TierConfig
+from runner.experiment.mesh import replica_count, replica_degrees
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -87,7 +88,7 @@ def check_offload(config: Config) -> None:
         f"schedule={config.schedule.name}": config.schedule.name != "none",
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
-        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
+        replica_degrees(config): replica_count(config) > 1,
         f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
         "devices.saturate_host=true": config.devices.saturate_host,
         "model.path": config.model.path is not None,

@@ -11,6 +11,7 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
+from runner.experiment.mesh import replica_count, replica_degrees
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -30,13 +31,13 @@ def check_replicas(config: Config) -> None:
     replicas = config.data_parallel
     check_replica_count(replicas)
     check_bucket_bytes(config.all_reduce.bucket_bytes)
-    if replicas == 1:
-        return
-    if config.devices.saturate_host:
+    if replica_count(config) > 1 and config.devices.saturate_host:
         raise NotApplicableError(
-            f"data_parallel={replicas} copies the placement, and devices.saturate_host=true too;"
+            f"{replica_degrees(config)} copies the placement, and devices.saturate_host=true too;"
             " leave one of the two out"
         )
+    if replicas == 1:
+        return
     if config.execute.name != "none":
         raise SpecError(
             f"data_parallel={replicas} is planned, not run here; leave out"

@@ -15,7 +15,7 @@ from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
 from runner.experiment.engines import engines_note
-from runner.experiment.mesh import shares_something
+from runner.experiment.mesh import replica_count, shares_something
 from runner.experiment.training import (
     backward_engine,
     is_megatron,
@@ -66,7 +66,7 @@ def whole_modules(
     applies = config.mode.name in SEARCHES and config.granularity == "operator"
     if not applies or config.objective != "latency" or config.model.path is not None:
         return None
-    if assignment.replicas > 1 or config.data_parallel > 1:
+    if assignment.replicas > 1 or replica_count(config) > 1:
         return None
     if config.tensor_parallel > 1:  # what would run such a plan takes stages
         return None
@@ -186,7 +186,7 @@ def _runs_here(config: Config) -> list[str]:
     plannable = config.capture.level == "operator" and config.capture.symbolic == "none"
     if config.weights.name != "none" or config.kv_cache != "auto":
         return []  # drawn weights are those of the model's dtype
-    if not plannable or config.data_parallel > 1 or config.schedule.name == "interleaved":
+    if not plannable or replica_count(config) > 1 or config.schedule.name == "interleaved":
         return []
     way = "local" if config.schedule.name == "none" else "pipeline"
     without = left_out_here(config) if is_training(config) else ""

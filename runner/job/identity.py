@@ -31,6 +31,7 @@ from runner.config.sections import (
     TrackingConfig,
 )
 from runner.experiment.experiment import model_spec
+from runner.experiment.mesh import replica_count
 from runner.experiment.rates import price_per_hour
 from runner.experiment.user_mode import SETTING
 
@@ -245,7 +246,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "training": _training_numbers(config),
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,
-        "all_reduce": asdict(config.all_reduce) if config.data_parallel > 1 else {},
+        "all_reduce": asdict(config.all_reduce) if _has_sums(config) else {},
         "tensor_parallel": config.tensor_parallel,
         "sequence_parallel": config.sequence_parallel,
         "mesh": [config.expert_parallel, config.expert_imbalance, config.context_parallel],
@@ -264,6 +265,11 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         **({"plans": code_digest(_PLANS)} if config.mode.name == RECOMMEND else {}),
     }
     return stable_digest(parts)
+
+
+def _has_sums(config: Config) -> bool:
+    """Return whether replicas may add up gradients; a recommendation chooses how many there are."""
+    return replica_count(config) > 1 or config.mode.name == RECOMMEND
 
 
 def _measured_devices(config: Config) -> list[str]:

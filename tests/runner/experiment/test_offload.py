@@ -68,6 +68,7 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
         (["devices=1x24gb+host1gb+host2gb"], "both of kind host; join them"),
         (["devices=1x24gb+host64gb", "phase=training"], "leave out phase=training or the tier"),
         (["devices=2x24gb+host64gb", "tensor_parallel=2"], "leave out tensor_parallel=2"),
+        (["devices=2x24gb+host64gb", "context_parallel=2"], "leave out context_parallel=2"),
         (
             ["devices=2x24gb+host64gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"],
             "leave out schedule=gpipe",

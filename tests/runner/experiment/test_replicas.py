@@ -90,6 +90,10 @@ def test_buckets_are_the_librarys_unless_asked_for() -> None:
             ["data_parallel=2", "devices.saturate_host=true"],
             "data_parallel=2 copies the placement, and devices.saturate_host=true too",
         ),
+        (
+            ["context_parallel=2", "devices.saturate_host=true"],
+            "context_parallel=2 copies the placement, and devices.saturate_host=true too",
+        ),
         (["data_parallel=2", "execute=local"], "leave out execute=local, or data_parallel"),
         (["data_parallel=2", "capture.level=module"], "got capture.level=module; use"),
     ],

@@ -66,7 +66,7 @@ def test_a_plan_of_whole_modules_is_its_own_and_other_modes_report_none() -> Non
     assert whole is not None
     assert (whole.granularity, whole.more) == ("operator", 0.0)
     assert whole_line(whole) == "this plan divides no module"
-    for other in ("mode=size_based", "granularity=module"):
+    for other in ("mode=size_based", "granularity=module", "context_parallel=2"):
         assert whole_modules(read(other), this, best, place) is None
 
 

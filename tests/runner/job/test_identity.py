@@ -59,6 +59,14 @@ def test_what_decides_the_result_changes_the_key(override: str) -> None:
     assert key_of(read(*BASE)) != key_of(read(*BASE, override))
 
 
+@pytest.mark.parametrize("replicas", ["data_parallel=2", "context_parallel=2", "mode=recommend"])
+def test_how_gradients_are_summed_counts_where_there_may_be_replicas(replicas: str) -> None:
+    base = key_of(read(*BASE, replicas))
+    for setting in ("bucket_bytes=1000", "gradient_as_bucket_view=true"):
+        assert key_of(read(*BASE, replicas, f"all_reduce.{setting}")) != base
+    assert key_of(read(*BASE, "all_reduce.bucket_bytes=1000")) == key_of(read(*BASE))
+
+
 @pytest.mark.parametrize(
     "override",
     [
