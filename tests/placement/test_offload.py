@@ -80,6 +80,23 @@ def test_copies_are_spread_over_the_model_with_overlap() -> None:
     assert found.waited_s <= 10
 
 
+@pytest.mark.parametrize("options", [OffloadOptions("host", stream=False), AUTO, PREFETCH])
+def test_what_fits_beside_a_large_module_that_had_to_go_comes_back(
+    options: OffloadOptions,
+) -> None:
+    sketch = Sketch()
+    is_prefetch = options is PREFETCH
+    value = sketch.op([sketch.input(0)], 1, [sketch.weight(100)] * is_prefetch, 4, module="embed")
+    for i in range(4):
+        value = sketch.op([value], 1, [sketch.weight(10)], 4, module=f"layers.{i}.linear")
+    value = sketch.op([value], 1, [sketch.weight(100)], 4000, module="lm_head")
+    graph, speed = sketch.graph(value), None if is_prefetch else 0.5
+    # The head goes last; without it there is room for blocks, and, streamed, for two copies.
+    found = offloaded(graph, devices(205 if is_prefetch else 95), Tiers(host(speed=speed)), options)
+    away = [unit.path for unit, way in zip(found.units, found.ways, strict=True) if way]
+    assert away == (["embed", "layers.0", "lm_head"] if is_prefetch else ["lm_head"])
+
+
 @pytest.mark.parametrize(("speed", "way"), [(100.0, HOSTED), (1e-3, STREAMED)])
 def test_the_cheaper_of_copying_and_the_host_is_taken(speed: float, way: int) -> None:
     found = offloaded(blocks(6), devices(45), Tiers(host(speed=speed)))

@@ -2,7 +2,8 @@
 
 A module is *streamed*, its weights copied to a device for as long as it runs, or runs on the host.
 A tier is no device to a mode: what is offloaded is chosen first, least time a byte first and no
-more than must be, then the mode places all on the devices, and what runs on the host goes there.
+more than must be (what still fits comes back), then the mode places all on the devices, and what
+runs on the host goes there.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
-from fxpart.placement.offload.ways import ways_of
+from fxpart.placement.offload.ways import put_back_order, ways_of
 from fxpart.placement.search.fill import place_all
 
 __all__ = ["Offloaded", "finished", "offload"]
@@ -106,40 +107,51 @@ def offload(
     """
     machine = Machine(problem, tiers, options, link, host_times, first)
     shares = _SHARES if machine.computes and options.stream else (float(options.stream),)
-    found: list[tuple[float, int, float]] = []
+    found: list[_Least] = []
     refused: InfeasibleError | None = None
     for share in shares:
         try:
-            latency_s, target_bytes = _least_offloaded(machine, share)
+            found.append(_least_offloaded(machine, share))
         except InfeasibleError as error:
             refused = refused or error
-        else:
-            found.append((latency_s, target_bytes, share))
     if not found:
         assert refused is not None
         raise refused
-    _, target_bytes, share = min(found)
-    return _placed(machine, target_bytes, share, place)
+    return _placed(machine, min(found, key=lambda least: least[:3]), place)
 
 
-def _placed(machine: Machine, least_bytes: int, share: float, place: Place) -> Offloaded:
-    """Return the plan of the mode, which may need more to be offloaded than `least_bytes`.
+class _Least(NamedTuple):
+    """The least that is offloaded at one share of streamed weights."""
+
+    latency_s: float
+    """Of a plain placement."""
+    target_bytes: int
+    """What was asked of `ways_of`."""
+    share: float
+    ways: IntArray
+    """Those of `ways_of`, less what still fitted a device."""
+
+
+def _placed(machine: Machine, least: _Least, place: Place) -> Offloaded:
+    """Return the plan of the mode, which may need more to be offloaded than `least`.
 
     Such as `single`, or stages that are cut at modules.
     """
     total = int(machine.sizes.sum())
-    targets = np.unique(np.linspace(least_bytes, total, _STEPS).astype(np.int64)).tolist()
-    for target_bytes in targets:
+    spread = np.linspace(least.target_bytes, total, _STEPS).astype(np.int64)
+    more = (ways_of(machine, target, least.share) for target in np.unique(spread).tolist())
+    refused: InfeasibleError | None = None
+    for ways in (least.ways, *more):
         try:
-            return finished(machine, ways_of(machine, target_bytes, share), place)
-        except InfeasibleError:
-            if target_bytes == total:
-                raise
-    raise AssertionError("the last target is all of it")
+            return finished(machine, ways, place)
+        except InfeasibleError as error:
+            refused = error
+    assert refused is not None
+    raise refused
 
 
-def _least_offloaded(machine: Machine, share: float) -> tuple[float, int]:
-    """Return the latency of a plain placement with the least offloaded that must be, and how much.
+def _least_offloaded(machine: Machine, share: float) -> _Least:
+    """Return the least to offload with a share of it streamed, by a plain placement.
 
     Raises:
         InfeasibleError: where even with all of it offloaded nothing fits.
@@ -165,12 +177,33 @@ def _least_offloaded(machine: Machine, share: float) -> tuple[float, int]:
     if fitting is None:
         raise _does_not_fit(machine)
     ways, device_of, target = fitting
+    ways, device_of = _refilled(machine, ways, device_of)
     device_of = _on_host(machine, ways, device_of)
     on_disk = _stored(machine, ways, device_of)
     final, copies, streams, _ = _costed(machine, ways, on_disk, device_of)
     timed, _ = run_copies(final.costs, device_of, copies, streams)
     latency_s, _ = schedule(timed, device_of, schedule_log(timed))
-    return float(latency_s), target
+    return _Least(float(latency_s), target, share, ways)
+
+
+def _refilled(machine: Machine, ways: IntArray, device_of: IntArray) -> tuple[IntArray, IntArray]:
+    """Return `ways` and a plain placement with all that still fits put back on devices.
+
+    The last unit that is offloaded may be far larger than what was lacking.
+    """
+    too_large = {STREAMED: np.inf, HOSTED: np.inf}
+    for unit in put_back_order(machine, ways):
+        way = int(ways[unit])
+        if machine.sizes[unit] >= too_large[way]:
+            continue
+        fewer = ways.copy()
+        fewer[unit] = RESIDENT
+        placed = place_all(*_searched(machine, fewer))
+        if placed is None:
+            too_large[way] = float(machine.sizes[unit])
+        else:
+            ways, device_of = fewer, placed
+    return ways, device_of
 
 
 def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:

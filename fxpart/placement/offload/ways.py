@@ -7,7 +7,7 @@ from fxpart.core.module_paths import block_of
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
 
-__all__ = ["ways_of"]
+__all__ = ["put_back_order", "ways_of"]
 
 _HOST_SHARE = 0.9
 """Of the host's memory, the most for weights that are used there; the rest is for what is passed
@@ -46,6 +46,18 @@ def ways_of(machine: Machine, target_bytes: int, share: float) -> IntArray:
             ways[unit] = STREAMED
             streamed += size
     return ways
+
+
+def put_back_order(machine: Machine, ways: IntArray) -> list[int]:
+    """Return the offloaded units in the order in which they return: the most time saved first.
+
+    Of those that save as much, the last that was offloaded, so that streamed ones stay spread.
+    """
+    hosted = ways == HOSTED
+    saved_s = np.where(hosted, machine.host_s - machine.device_s, machine.copy_s).tolist()
+    order = _host_order(machine) if hosted.any() else _stream_order(machine)
+    offloaded = [unit for unit in reversed(order) if ways[unit] != RESIDENT]
+    return sorted(offloaded, key=lambda unit: -float(f"{saved_s[unit]:.1e}"))
 
 
 def _stream_order(machine: Machine) -> list[int]:
