@@ -48,6 +48,8 @@ class TensorSplit:
     """All of it is waited for: an operator needs the result."""
     shared: tuple[str, ...] = ()
     """What replicas share beside that, in words."""
+    with_collectives: int = 1
+    """Groups of a replica that have collectives, of which the busiest is counted."""
 
 
 def check_split(config: Config) -> None:
@@ -161,7 +163,13 @@ def split_cost(
         if axis in exchanges
     )
     return TensorSplit(
-        groups.size, len(groups.members), len(there), sum(there), busy_s[most], shared
+        groups.size,
+        len(groups.members),
+        len(there),
+        sum(there),
+        busy_s[most],
+        shared,
+        int(np.count_nonzero(busy_s)),
     )
 
 
@@ -169,10 +177,12 @@ def split_line(split: TensorSplit) -> str:
     """Return what tensor parallelism costs in one line."""
     takes = "takes" if split.collectives == 1 else "take"
     groups = (f"{counted(split.groups, 'group')} of {split.size} devices",) * (split.size > 1)
+    busiest = f" of the busiest {'group' if split.size > 1 else 'device'}"
+    busiest *= split.with_collectives > 1
     return (
         f"{', '.join((*groups, *split.shared))};"
         f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)}"
-        f" {takes} {format_s(split.collective_s)}, all of it waited for"
+        f"{busiest} {takes} {format_s(split.collective_s)}, all of it waited for"
     )
 
 

@@ -45,6 +45,16 @@ def test_a_group_shares_weights_and_waits_for_its_collectives() -> None:
     assert "parameters a device" in split.subject_line
 
 
+def test_a_line_says_that_it_counts_the_busiest_of_several_groups() -> None:
+    split = _planned("mode=pipeline", "devices=4x16gb", "tensor_parallel=2").split
+    assert split is not None
+    # One of the two has the attention's sum, or the head's; both have some of the 4 collectives.
+    assert split.collectives < 4
+    line = split_line(split)
+    assert line.startswith(f"2 groups of 2 devices; {split.collectives} collective")
+    assert " of the busiest group take" in line
+
+
 def test_a_piece_of_the_sequence_is_kept_between_layers() -> None:
     groups = ("devices=4x16gb", "data_parallel=2", "tensor_parallel=2", "model.batch_size=4")
     step = (*groups, "phase=training", "mode=single", "optimizer=none")
