@@ -110,7 +110,7 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     logged["phase=decode or generate"] = {"tpot_ms"} & steps & generated
     logged["phase=generate"] = generated - steps
     of_zero = zero_metrics(ShardedStep(0.0, 0, 0, 0.0, 0.0))
-    logged["tensor_parallel or zero"] = set(of_zero)
+    logged["degrees or zero"] = set(of_zero)
     logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0))) - set(of_zero)
     logged["execute"] = set(measured_metrics(measured))
     assert logged == {
