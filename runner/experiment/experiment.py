@@ -59,7 +59,7 @@ from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
 from runner.experiment.runtime import as_kernels, check_runtime
 from runner.experiment.serving import check_serving
-from runner.experiment.serving_table import ServingRow, serving_table
+from runner.experiment.serving_table import ServingRow, check_table, serving_table
 from runner.experiment.subject import (
     Subject,
     model_spec,
@@ -226,6 +226,8 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     check_shard_devices(config, dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
+        if subject.steps is not None:
+            check_table(config, subject.steps)
     problem, times, dealt = problem_of(config, subject, spec)
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
     count = counted(problem.graph.n_ops, "operator")

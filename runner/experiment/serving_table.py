@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from itertools import product
 
-from fxpart.errors import NotApplicableError
+from fxpart.errors import NotApplicableError, SpecError
+from runner.config.sections import Config
 from runner.experiment.generation import GenerationPlan, Pace
-from runner.experiment.serving_steps import Sizes
+from runner.experiment.serving_steps import ServingSteps, Sizes
 
-__all__ = ["ServingRow", "serving_table"]
+__all__ = ["ServingRow", "check_table", "serving_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +29,40 @@ class ServingRow:
         return self.pace.prompt_len + self.pace.output_len
 
 
-def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
-    """Return a row for each context and batch of ``serving_sweep``, in rising order; none for none.
+def check_table(config: Config, steps: ServingSteps) -> None:
+    """Refuse contexts of ``serving_sweep`` that the model of `steps` cannot have.
 
     Raises:
+        NotApplicableError: for contexts of a model with an encoder.
         SpecError: for a context that is longer than the model's.
 
     """
-    sweep, usual = plan.config.serving_sweep, plan.sizes
-    if not (sweep.batches or sweep.contexts):
-        return ()
-    if plan.steps.has_encoder and sweep.contexts:
+    contexts = config.serving_sweep.contexts
+    if not contexts:
+        return
+    if steps.has_encoder:
         raise NotApplicableError(
             "serving_sweep.contexts is of decoders, whose prompts have any length; an encoder is"
             " captured at prompt_len alone: leave it out, or sweep prompt_len with -m"
         )
+    try:
+        steps.decode(steps.sizes.texts, max(contexts))
+    except SpecError as error:
+        reason, _, _ = str(error).partition(";")
+        raise SpecError(
+            f"serving_sweep.contexts has {max(contexts)}, which the model has no room for:"
+            f" {reason.removeprefix('context_len=')}; leave it out"
+        ) from error
+
+
+def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
+    """Return a row for each context and batch of ``serving_sweep``, in rising order; none for none.
+
+    `check_table` has refused what the model cannot have.
+    """
+    sweep, usual = plan.config.serving_sweep, plan.sizes
+    if not (sweep.batches or sweep.contexts):
+        return ()
     output_len = usual.context_len - usual.prompt_len
     contexts = sorted(set(sweep.contexts or [usual.context_len]))
     batches = sorted(set(sweep.batches or [usual.texts]))

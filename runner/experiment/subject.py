@@ -209,6 +209,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "runtime": asdict(config.runtime),
         "weights": asdict(config.weights),
         "kv_cache": config.kv_cache,
+        "prompt_len": config.prompt_len,  # the spec has what a generation comes to in all
         "data_parallel": config.data_parallel,
         "zero": config.zero,
         "all_reduce": asdict(config.all_reduce),

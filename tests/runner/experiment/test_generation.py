@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.errors import FxpartError, InfeasibleError
+from fxpart.errors import FxpartError, InfeasibleError, SpecError
 from fxpart.placement.follow import follow
 from runner.config.sections import Config
 from runner.experiment.experiment import Result, check_all, model_spec, plan
@@ -174,9 +174,33 @@ def test_lengths_that_make_no_generation_are_refused(
         check_all(read(*_overrides(*overrides)))
 
 
-def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
+def test_more_tokens_than_the_model_has_positions_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(FxpartError, match="more than the 4096 positions"):
         _planned(*_lengths(4090, 10))
+    monkeypatch.setattr(
+        "runner.experiment.experiment.problem_of", None
+    )  # before anything is placed
+    longer = r"serving_sweep.contexts has 5000, .* 5000 is more than the 4096 positions"
+    with pytest.raises(SpecError, match=longer):
+        _planned(*_lengths(20, 5), "serving_sweep.contexts=[64,5000]")
+
+
+def test_prompts_are_as_long_as_asked_whatever_they_were_before() -> None:
+    for prompt_len in (15, 20):  # of as many tokens in all
+        made = _planned(*_lengths(prompt_len, 25 - prompt_len)).generation
+        assert made is not None
+        assert made.prompt_len == prompt_len
+
+
+def test_an_encoder_has_no_table_of_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _of("T5ForConditionalGeneration", _T5, *_lengths(6, 4), "serving_sweep.contexts=[9]")
+    monkeypatch.setattr(
+        "runner.experiment.experiment.problem_of", None
+    )  # before anything is placed
+    with pytest.raises(FxpartError, match="an encoder is captured at prompt_len alone"):
+        plan(config, model_spec(config))
 
 
 _T5 = ("d_model=16", "d_kv=8", "d_ff=32", "num_layers=1", "num_heads=2", "vocab_size=64")
