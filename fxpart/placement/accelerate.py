@@ -6,6 +6,7 @@ kept on the first.
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.module_paths import covering, owner
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, SpecError, show_bytes
+from fxpart.errors import InfeasibleError, SpecError, nearest_names, show_bytes
 from fxpart.placement.aot_based import refuse_overfull
 from fxpart.plan_export.accelerate_hooks import hooked_run
 
@@ -86,6 +87,7 @@ def inferred_device_map(
     """Return accelerate's device map of a `torch.nn.Module` on devices of those sizes, its own.
 
     Raises:
+        SpecError: for a class in `no_split` of which the module has none.
         InfeasibleError: when it leaves modules to a disk.
 
     """
@@ -96,14 +98,24 @@ def inferred_device_map(
     if kept_whole is None:
         named = [getattr(part, "_no_split_modules", None) or () for part in module.modules()]
         kept_whole = sorted({name for names in named for name in names})
+    else:
+        classes = {type(part).__name__ for part in module.modules()}
+        for name in kept_whole:
+            if name not in classes:
+                raise SpecError(
+                    f"mode.no_split: the model has no module of class {name};"
+                    f" {nearest_names(name, classes)}"
+                )
     most: dict[int | str, int | str] = dict(enumerate(memory_bytes))
     log = logging.getLogger("accelerate.utils.modeling")
     level = log.level
     log.setLevel(logging.ERROR)  # it warns of each device that this machine does not have
     try:
-        if options.balanced:
-            most = get_balanced_memory(module, most, list(kept_whole))
-        entries = infer_auto_device_map(module, most, list(kept_whole))
+        # What does not fit it only warns of; that is refused below.
+        with warnings.catch_warnings(action="ignore"):
+            if options.balanced:
+                most = get_balanced_memory(module, most, list(kept_whole))
+            entries = infer_auto_device_map(module, most, list(kept_whole))
     finally:
         log.setLevel(level)
     left = [path for path, device in entries.items() if not isinstance(device, int)]

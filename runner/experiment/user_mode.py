@@ -54,6 +54,12 @@ def _built(config: Config) -> Callable[[], object]:
             f"mode=accelerate asks accelerate about the model as it is built, {given} is none that"
             " it knows; use another mode"
         )
+    if config.devices.tiers:
+        tier = config.devices.tiers[0].name
+        raise SpecError(
+            f"mode=accelerate asks accelerate about devices alone, and {tier} is a tier; leave it"
+            " out, or use another mode"
+        )
 
     @cache
     def module() -> object:

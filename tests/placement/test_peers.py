@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory
 
@@ -42,6 +43,16 @@ def test_what_accelerate_leaves_to_a_disk_is_refused() -> None:
     module = small("gpt2").module
     with pytest.raises(InfeasibleError, match=r"accelerate leaves .* to the CPU or a disk"):
         inferred_device_map(module, [1000, 1000], AccelerateOptions())
+    # Of buffers that no device has room for accelerate warns; warnings are errors here.
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    with pytest.raises(InfeasibleError, match="to the CPU or a disk"):
+        inferred_device_map(module, [8, 8], AccelerateOptions())
+
+
+def test_a_class_of_which_the_model_has_no_module_is_refused() -> None:
+    options = AccelerateOptions(no_split=["GPT2Blok"])
+    with pytest.raises(SpecError, match="no module of class GPT2Blok; nearest: GPT2Block"):
+        inferred_device_map(small("gpt2").module, [10**9], options)
 
 
 def test_a_run_gives_accelerate_its_model() -> None:
@@ -51,6 +62,8 @@ def test_a_run_gives_accelerate_its_model() -> None:
         place(problem(small("gpt2").graph, devices(10)))
     with pytest.raises(SpecError, match="weights in few bits is none that it knows"):
         chosen_mode(read("mode=accelerate", "weights=int4", *model))
+    with pytest.raises(SpecError, match="about devices alone, and host64gb is a tier; leave it"):
+        chosen_mode(read("mode=accelerate", "devices=1x1gb+host64gb", *model))
 
 
 @pytest.mark.parametrize("name", ["accelerate", "mtkahypar"])

@@ -18,7 +18,10 @@ from fxpart.errors import SpecError, nearest_names
 
 __all__ = ["COMMON_KEYS", "refuse_misspelt"]
 
-_LISTED = re.compile(r'"([A-Z]\w+)"')
+_LISTED = re.compile(r'"([A-Z]\w*[a-z]\w*)"')
+"""A class; names of tables have no lower-case letter."""
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+"""Such as the license, which quotes its own name."""
 _SETTING = re.compile(r"^    ([a-z]\w*)\s*:", re.MULTILINE)
 """A key of a configuration class, as its body declares it."""
 _ELSEWHERE = re.compile(r"from \.\.(\w+)\.configuration_\w+ import")
@@ -48,9 +51,9 @@ def refuse_misspelt(architecture: str, config: Mapping[Any, object]) -> None:
         return
     home = _home(root, architecture)
     if home is None:
-        if re.search(rf"\b{re.escape(architecture)}\b", _text(root / "__init__.py")):
+        if architecture in _listed(root / "__init__.py"):
             return  # whatever it is, it exists
-        listed = _LISTED.findall(_text(root / "models" / "auto" / "modeling_auto.py"))
+        listed = _listed(root / "models" / "auto" / "modeling_auto.py")
         raise SpecError(
             f"architecture={architecture} is not in transformers {version('transformers')};"
             f" {nearest_names(architecture, listed)}"
@@ -103,6 +106,10 @@ def _words(root: Path, home: Path) -> tuple[frozenset[str], tuple[str, ...]]:
     text = "\n".join((*configurations, *models, *beside, *shared))
     settings = dict.fromkeys(_SETTING.findall("\n".join((*configurations, *beside))))
     return frozenset(re.findall(r"[A-Za-z_]\w*", text)), tuple(settings)
+
+
+def _listed(path: Path) -> list[str]:
+    return _LISTED.findall(_COMMENT.sub("", _text(path)))
 
 
 def _text(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Misspelt names are told from transformers' sources, and nothing that exists is refused."""
 
+import re
 import subprocess
 import sys
 
@@ -48,3 +49,7 @@ def test_what_transformers_exports_elsewhere_is_left_to_it(
     refuse_misspelt("AutoModel", {})
     with pytest.raises(SpecError, match="nearest: T5Model"):
         refuse_misspelt("T5Modell", {})
+    for word in ("License", "TYPE_CHECKING", "MODEL_FOR_CAUSAL_LM_MAPPING"):
+        with pytest.raises(SpecError, match="is not in transformers") as refused:
+            refuse_misspelt(word, {})
+        assert not re.search(rf"(nearest:|,) {word}", str(refused.value))
