@@ -143,6 +143,8 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     kept.update(_chosen(config))
     if choices.mode == RECOMMEND:  # of the plan that was chosen
         kept["plan.mode"] = config.mode.name
+        if config.mode.name != RECOMMEND:  # of a job that fits
+            kept["plan"] = _plan_text(config)
     for key, value in override_values(overrides).items():
         # A mapping, such as model.config={a: 1}, is there key by key already.
         known = any(name == key or name.startswith(f"{key}.") for name in kept)
@@ -150,6 +152,21 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
         if "." in key and not known and not aside:
             kept[key] = value
     return kept
+
+
+def _plan_text(config: Config) -> str:
+    """Return the mode of a plan and its degrees: ``pipeline data_parallel=2 microbatches=32``."""
+    is_training = config.phase.name == "training"
+    settings: dict[str, tuple[object, object]] = {
+        "tensor_parallel": (config.tensor_parallel, 1),
+        "data_parallel": (config.data_parallel, 1),
+        "zero": (config.zero, 0),
+        "schedule": (config.schedule.name, "none"),
+        "microbatches": (config.microbatches, 1),
+        "checkpointing": (config.checkpointing if is_training else "none", "none"),
+    }
+    degrees = [f"{key}={value}" for key, (value, usual) in settings.items() if value != usual]
+    return " ".join([config.mode.name, *degrees])
 
 
 def _chosen(config: Config) -> dict[str, object]:

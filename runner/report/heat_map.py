@@ -5,7 +5,7 @@ from typing import NamedTuple
 from runner.output.plot import TEXT, cut_text, scale_of
 from runner.output.svg import IN_PAGE, Drawing, text_width
 from runner.report.ranking import Ranking
-from runner.report.sweep_data import cell, in_order
+from runner.report.sweep_data import PLAN, cell, in_order
 
 __all__ = ["heat_map_keys", "heat_map_svg"]
 
@@ -22,7 +22,7 @@ def heat_map_keys(ranking: Ranking) -> tuple[str, str] | None:
     Mode and devices where both vary, else the first two that vary.
     """
     values = {key: len({cell(row, key) for row in ranking.data.rows}) for key in ranking.keys}
-    candidates = [key for key in ranking.keys if key not in ranking.model_keys]
+    candidates = [key for key in ranking.keys if key not in (PLAN, *ranking.model_keys)]
     shown = [key for key in candidates if 2 <= values[key] <= _MOST]
     if {"mode", "devices"} <= set(shown):
         return "mode", "devices"

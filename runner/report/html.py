@@ -39,7 +39,7 @@ from runner.report.heat_map import heat_map_keys, heat_map_svg
 from runner.report.parameter_plot import parameter_figure
 from runner.report.pareto_plot import pareto_figure
 from runner.report.ranking import Measure, Ranking, best_rows, finished, ranked
-from runner.report.sweep_data import SweepData, SweepRow, cell, headings, shared_settings
+from runner.report.sweep_data import PLAN, SweepData, SweepRow, cell, headings, shared_settings
 
 __all__ = ["comparison_html", "job_links", "kept_copy", "report_html", "write_report"]
 
@@ -310,7 +310,7 @@ def _figures(ranking: Ranking, model: str) -> list[_Figure]:
     """Return the figures of one model: trade-off, heat map, and each parameter that varies."""
     several = len(ranking.models) > 1
     time, of_model = ranking.by.name.capitalize(), f", {model}" if several else ""
-    own_keys = [key for key in ranking.keys if key not in ranking.model_keys]
+    own_keys = [key for key in ranking.keys if key not in (PLAN, *ranking.model_keys)]
     pareto = Markup(pareto_figure(ranking, model))
     figures = [_Figure(f"{time} against memory{of_model}", pareto)]
     if keys := heat_map_keys(ranking):

@@ -21,7 +21,7 @@ from runner.output.plot import (
 from runner.output.svg import IN_PAGE, Drawing, colour_of, text_width
 from runner.report.pareto_plot import point_tip
 from runner.report.ranking import RankedRow, Ranking
-from runner.report.sweep_data import SweepRow, as_number, cell, in_order
+from runner.report.sweep_data import PLAN, SweepRow, as_number, cell, in_order
 
 __all__ = ["parameter_figure"]
 
@@ -87,7 +87,7 @@ def _grouped(ranking: Ranking, model: str | None, key: str) -> _Groups:
     others = tuple(
         other
         for other in ranking.keys
-        if other != key
+        if other not in (key, PLAN)
         and (model is None or other not in ranking.model_keys)
         and len({cell(row, other) for row in rows}) > 1
     )

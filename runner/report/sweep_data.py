@@ -9,6 +9,7 @@ __all__ = [
     "CHOICES",
     "EFFECTIVE_BATCH",
     "LATEST",
+    "PLAN",
     "SweepData",
     "SweepRow",
     "as_number",
@@ -98,6 +99,8 @@ def _effective_batch(row: SweepRow) -> int | None:
 # Which settings have a column, and what the columns are called.
 
 CHOICES = ("model", "mode", "devices", "transfer_rate")
+PLAN = "plan"
+"""What a job with ``mode=recommend`` chose: a result, that no setting stands for."""
 
 
 def cell(row: SweepRow, key: str) -> str:
@@ -132,14 +135,15 @@ def varied(data: SweepData) -> tuple[str, ...]:
     and what follows from the swept keys, or from one key before it (the options of a mode).
     """
     rows = data.rows
-    keys = dict.fromkeys([*CHOICES, *data.swept, *(key for row in rows for key in row.settings)])
+    settings = (key for row in rows for key in row.settings)
+    keys = dict.fromkeys([*CHOICES, *data.swept, PLAN, *settings])
     shown: dict[str, tuple[str, ...]] = {}
     for key in keys:
         cells = tuple(cell(row, key) for row in rows)
-        aside = (*CHOICES, EFFECTIVE_BATCH)
+        aside = (*CHOICES, EFFECTIVE_BATCH, PLAN)
         if len(set(cells)) < 2 or (key not in aside and cells in shown.values()):
             continue
-        stays = key in CHOICES or key in data.swept or key == EFFECTIVE_BATCH
+        stays = key in data.swept or key in aside
         if stays or not _follows(key, cells, shown, data.swept):
             shown[key] = cells
     return tuple(shown)
@@ -167,7 +171,8 @@ def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
     if not data.rows:
         return {}
     first = data.rows[0]
-    return {k: cell(first, k) for k in CHOICES if k not in shown and k in first.settings}
+    keys = [key for key in (*CHOICES, PLAN) if key not in shown and key in first.settings]
+    return {key: cell(first, key) for key in keys}
 
 
 def headings(keys: Sequence[str]) -> dict[str, str]:

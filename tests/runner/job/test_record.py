@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def test_granularity_is_a_parameter_whether_asked_for_or_not() -> None:
     assert parameters(read(*BASE), GPT2, ())["granularity"] == "operator"
     override = "granularity=2"
     assert parameters(read(*BASE, override), GPT2, (override,))["granularity"] == "2"
+
+
+def test_a_recommended_plan_is_one_parameter() -> None:
+    asked = replace(GPT2, mode="recommend")
+    overrides = ("mode=pipeline", "data_parallel=2", "schedule=1f1b", "microbatches=4")
+    kept = parameters(read(*BASE, *overrides), asked, ())
+    assert kept["plan"] == "pipeline data_parallel=2 schedule=1f1b microbatches=4"
+    # One that did not fit has none, nor has a job with another mode.
+    assert "plan" not in parameters(read(*BASE, "mode=recommend"), asked, ())
+    assert "plan" not in parameters(read(*BASE, *overrides), GPT2, ())
 
 
 def test_parameters_hold_what_was_overridden_anywhere() -> None:

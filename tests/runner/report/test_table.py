@@ -35,6 +35,21 @@ def lines_of(
     return lines
 
 
+def test_the_plan_that_a_recommendation_chose_has_a_column(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    rows = [
+        row(12.5, mode="recommend", devices="1x80gb", plan="single"),
+        row(6.5, mode="recommend", devices="2x80gb", plan="single data_parallel=2"),
+    ]
+    lines = lines_of(sweep(rows, "devices"), 80, monkeypatch, capsys)
+    # It follows from the devices, but nobody who reads knows how.
+    assert lines[2].split()[:2] == ["devices", "plan"]
+    assert lines[4].split()[:4] == ["*", "2x80gb", "single", "data_parallel=2"]
+    alike = [replace(of, settings={**of.settings, "plan": "single"}) for of in rows]
+    assert lines_of(sweep(alike, "devices"), 80, monkeypatch, capsys)[0].endswith("plan=single")
+
+
 def test_a_sweep_is_ranked_with_those_without_a_result_last(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
