@@ -97,7 +97,8 @@ class Outcome:
     """Those that do not, in the order of the space."""
     bounded: tuple[tuple[Candidate, float], ...] = ()
     """Those that were not costed, since not even their bounds are among the best: with the most
-    examples per second, or the least latency in seconds, that each could have."""
+    examples per second, the least latency in seconds, or the least cost of an example in USD, that
+    each could have: in the objective's unit."""
     refusals: Refusals = field(default_factory=lambda: Refusals({}))
     """Why values are in no plan."""
 

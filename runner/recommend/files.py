@@ -16,6 +16,12 @@ __all__ = ["JSON_FILE", "PLOT_FILE", "document", "plot", "write_files"]
 
 JSON_FILE, PLOT_FILE = "recommend.json", "recommend.svg"
 _SCHEMA, _VERSION = "fxpart.recommend", 1
+_BOUNDS = {
+    "throughput": "bound_examples_per_s",
+    "latency": "bound_latency_s",
+    "cost": "bound_usd_per_example",
+}
+"""What the bound of a plan that was not costed is called, by objective."""
 _WIDTH, _HEIGHT, _LEFT, _TOP, _LEGEND, _BELOW = 680.0, 400.0, 66.0, 34.0, 150.0, 48.0
 _KINDS = 7
 """Kinds of plans with a mark of their own; more share the last."""
@@ -62,7 +68,7 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
                 "command": run_command(command, candidate),
                 "overrides": candidate.overrides,
                 **asdict(candidate.plan),
-                "bound": bound,
+                _BOUNDS[request.objective]: bound,
             }
             for candidate, bound in outcome.bounded
         ],

@@ -9,11 +9,11 @@ import pytest
 
 from fxpart.errors import NotApplicableError
 from runner.plans.bounds import least_step_s
-from runner.plans.evaluate import Candidate, Outcome
+from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.request import Request
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
-from runner.recommend.files import plot
+from runner.recommend.files import document, plot
 from runner.recommend.table import habit_lines
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -110,3 +110,21 @@ def test_the_plot_counts_stages_that_are_used(
     drawn = plot(outcome)
     assert "1 x 1 x 1<" in drawn
     assert "1 x 1 x 2<" in drawn
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        ("throughput", "bound_examples_per_s"),
+        ("latency", "bound_latency_s"),
+        ("cost", "bound_usd_per_example"),
+    ],
+)
+def test_a_bound_is_written_with_its_unit(objective: str, name: str) -> None:
+    candidate = Candidate(replace(SINGLE, groups=1), (), read(*TINY_LLAMA))
+    metrics = {"devices_used": 1.0, "examples_per_s": 4.0, "latency_ms": 250.0}
+    best = Costed(candidate, metrics, "", {"compute": 1.0})
+    outcome = Outcome((best,), bounded=((candidate, 0.125),))
+    rows = document((), Request(objective), outcome)["bounded"]
+    assert isinstance(rows, list)
+    assert [{key: row[key] for key in row if "bound" in key} for row in rows] == [{name: 0.125}]
