@@ -36,6 +36,7 @@ from fxpart.support.compiled import is_kept
 from runner.config.sections import RECOMMEND, Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out, check_execute
+from runner.experiment.compiled_whole import compiled_whole
 from runner.experiment.device_memory import (
     device_memory,
     does_not_fit,
@@ -62,8 +63,8 @@ from runner.experiment.serving import check_serving
 from runner.experiment.serving_table import ServingRow, check_table, serving_table
 from runner.experiment.subject import (
     Subject,
+    graph_to_place,
     model_spec,
-    placed_graph,
     shared_subject,
     symbols_of,
 )
@@ -209,9 +210,7 @@ def problem_of(
     """Return what is placed, where its times come from, and how devices are dealt out."""
     dealt = dealt_out(config)
     parallel = dealt.parallel
-    rounding = rounding_bytes(config.devices, config.reserve)
-    graph = placed_graph(subject.captured.graph, rounding, config.granularity)
-    graph = as_kernels(config, graph, parallel.replica.n_devices)
+    graph = as_kernels(config, graph_to_place(config, subject), parallel.replica.n_devices)
     times = operator_times(config, subject, spec.key())
     if dealt.exchanges:
         times = TimesWithCollectives(times, dealt.exchanges)
@@ -233,11 +232,8 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
         found = _fitting_plan(config, subject, problem, dealt, place=place, times=times)
-        assignment, replicas = found.made.assignment, found.replicas
-        # Streamed weights count nothing in the problem that was placed.
+        problem, assignment, replicas = found.problem, found.made.assignment, found.replicas
         whole = None if found.made.offloaded else whole_modules(config, problem, assignment, place)
-    if found.made.offloaded:
-        problem = found.made.offloaded.problem
     return Result(
         subject,
         problem,
@@ -281,6 +277,8 @@ class _Plan:
     """A placement with what it costs."""
 
     made: _Made
+    problem: Problem
+    """What is costed: of streamed weights, or of the whole model compiled, not what was placed."""
     evaluation: Evaluation
     replicas: Replicas | None
     schedule: ScheduleResult | None
@@ -323,8 +321,13 @@ def _fitting_plan(
         # Of all tries together: the first plan's search is part of how the last was found.
         curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
         searched_s += time.perf_counter() - begin
+        costed = in_tiers.problem if in_tiers else problem
+        if not in_tiers:
+            costed, assignment = compiled_whole(
+                config, subject, problem, assignment, times=times, searched=searched
+            )
         made = _Made(assignment, searched_s, curves, in_tiers)
-        found = _costed(config, subject, problem, dealt, times=times, made=made)
+        found = _costed(config, subject, costed, dealt, times=times, made=made)
         if all(need.verdict != "does not fit" for need in found.device_memory):
             return found
         failed = found
@@ -344,10 +347,7 @@ def _costed(
 ) -> _Plan:
     """Return what a placement costs."""
     assignment, replicas = made.assignment, None
-    if made.offloaded:
-        problem, evaluation = made.offloaded.problem, made.offloaded.evaluation
-    else:
-        evaluation = evaluate(problem, assignment)
+    evaluation = made.offloaded.evaluation if made.offloaded else evaluate(problem, assignment)
     if problem.workload is not None:
         evaluation = with_proven_bound(evaluation, problem.objective, made.curve)
     if subject.partial is not None:
@@ -394,7 +394,7 @@ def _costed(
         peers = partners(config, evaluation)
         both_steps = GenerationPlan(config, subject.steps, problem, assignment, times, peers)
         needs = both_steps.needs()
-    return _Plan(made, evaluation, replicas, schedule, needs, shards, both_steps)
+    return _Plan(made, problem, evaluation, replicas, schedule, needs, shards, both_steps)
 
 
 def _batches(

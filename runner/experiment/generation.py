@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.granularity import group_operators
 from fxpart.core.graph import OpGraph
 from fxpart.core.reserve import rounded
 from fxpart.cost.device_memory import DeviceMemory
@@ -20,7 +21,7 @@ from fxpart.placement.follow import follow
 from fxpart.placement.search.refine import latency_of
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_needs
-from runner.experiment.runtime import as_kernels
+from runner.experiment.runtime import as_kernels, devices_compiled_for
 from runner.experiment.serving_steps import ServingSteps, Sizes
 from runner.experiment.topology import rounding_bytes
 from runner.output.terminal import counted
@@ -152,7 +153,9 @@ class GenerationPlan:
     def _placed(self, graph: OpGraph) -> tuple[Problem, Assignment]:
         multiple = rounding_bytes(self.config.devices, self.config.reserve)
         topology = self.problem.topology
-        kernels = as_kernels(self.config, rounded(graph, multiple), topology.n_devices)
+        devices = devices_compiled_for(self.assignment)
+        grouped = group_operators(rounded(graph, multiple), self.config.granularity)
+        kernels = as_kernels(self.config, grouped, devices, is_kept=False)
         problem = make_problem(kernels, topology, self.latency)
         # All sizes of a capture have the same names, in one tuple.
         if graph.names == self.problem.graph.names:

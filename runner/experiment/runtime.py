@@ -2,13 +2,21 @@
 
 from functools import lru_cache
 
+from fxpart.core.assignment import Assignment
 from fxpart.core.fusion import blocks_of, fused
 from fxpart.core.graph import OpGraph
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 from runner.output.units import format_s
 
-__all__ = ["RUNTIMES", "as_kernels", "check_runtime", "host_launch_s", "host_line"]
+__all__ = [
+    "RUNTIMES",
+    "as_kernels",
+    "check_runtime",
+    "devices_compiled_for",
+    "host_launch_s",
+    "host_line",
+]
 
 RUNTIMES = ("eager", "graph", "compiled")
 """The values of ``runtime.name``."""
@@ -38,23 +46,33 @@ def check_runtime(config: Config) -> None:
         )
 
 
-def as_kernels(config: Config, graph: OpGraph, devices: int) -> OpGraph:
+def as_kernels(config: Config, graph: OpGraph, devices: int, *, is_kept: bool = True) -> OpGraph:
     """Return `graph` as ``runtime=compiled`` runs it on so many devices, else as it is.
+
+    `is_kept` says whether to remember it: not of a graph that is made for one use.
 
     One device compiles the whole model. Of several each compiles what it has block by block, and
     so do plans of whole modules module by module: a model may be cut between them.
     """
     if config.runtime.name != "compiled":
         return graph
-    return _as_kernels(graph, config.granularity if devices > 1 else "")
+    make = _kept_kernels if is_kept else _kernels
+    return make(graph, config.granularity if devices > 1 else "")
 
 
-@lru_cache(maxsize=_MOST_KEPT)
-def _as_kernels(graph: OpGraph, granularity: str) -> OpGraph:
+def devices_compiled_for(assignment: Assignment) -> int:
+    """Return over how many devices a plan divides the model; copies of all of it are one."""
+    return len(set(assignment.devices_of_partition))
+
+
+def _kernels(graph: OpGraph, granularity: str) -> OpGraph:
     if not granularity:
         return fused(graph)
     is_whole = granularity != "operator"
     return fused(graph, graph.group.tolist() if is_whole else blocks_of(graph))
+
+
+_kept_kernels = lru_cache(maxsize=_MOST_KEPT)(_kernels)
 
 
 def host_launch_s(config: Config) -> float:

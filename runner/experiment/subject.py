@@ -44,6 +44,7 @@ from runner.experiment.mesh import (
 from runner.experiment.objective import published_graph
 from runner.experiment.serving import generated_len, generates, in_few_bits, is_serving
 from runner.experiment.serving_steps import ServingSteps, serving_steps
+from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import (
     finetunes,
     is_megatron,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_KEPT",
     "Subject",
+    "graph_to_place",
     "is_captured",
     "model_spec",
     "placed_graph",
@@ -226,6 +228,12 @@ def placed_graph(graph: OpGraph, rounding_bytes: int, granularity: str) -> OpGra
 
     """
     return group_operators(rounded(graph, rounding_bytes), granularity)
+
+
+def graph_to_place(config: Config, subject: Subject) -> OpGraph:
+    """Return the graph of a subject as `placed_graph` does by its configuration."""
+    rounding = rounding_bytes(config.devices, config.reserve)
+    return placed_graph(subject.captured.graph, rounding, config.granularity)
 
 
 def subject_of(config: Config, spec: ModelSpec) -> Subject:

@@ -61,8 +61,11 @@ def whole_modules(
 
     Modules are kept whole at one depth of the module tree after the other, the outermost first,
     until accelerate could not run what is found. That takes a tenth of the time of the search for
-    operators, whose candidates are so many more.
+    operators, whose candidates are so many more. Of ``runtime=compiled`` there is none: each depth
+    has kernels of its own.
     """
+    if config.runtime.name == "compiled":
+        return None
     applies = config.mode.name in SEARCHES and config.granularity == "operator"
     if not applies or config.objective != "latency" or config.model.path is not None:
         return None
@@ -181,6 +184,8 @@ def _runs_here(config: Config) -> list[str]:
     """Return by which choice the runner could carry the plan out here."""
     if config.execute.name != "none":
         return [f"execute={config.execute.name}"]
+    if config.runtime.name == "compiled":
+        return []  # its kernels are predicted, and not run here
     if config.phase.name == "generate" or config.finetune.name != "none":
         return []  # one step at a time is run, and of a step all weights are trained
     plannable = config.capture.level == "operator" and config.capture.symbolic == "none"

@@ -14,6 +14,7 @@ from runner.config.sections import Config
 from runner.experiment.experiment import Result, check_all, model_spec, plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import headline
+from runner.experiment.runtime import _kept_kernels
 from runner.experiment.serving_steps import serving_steps
 from runner.job.serving_files import write_serving_files
 from tests.runner.composed import read
@@ -75,6 +76,16 @@ def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
     assert metrics["latency_ms"] == pytest.approx(last["latency_ms"], rel=1e-9)
     for same in ("kv_cache_gib", "peak_memory_gib", "weights_gib"):
         assert metrics[same] == last[same]
+
+
+def test_kernels_of_other_sizes_are_those_of_the_devices_used_and_not_remembered() -> None:
+    asked = (*_lengths(20, 3), "runtime=compiled")
+    before = _kept_kernels.cache_info().misses
+    one, two = (headline(_planned(*asked, f"devices={n}x1gb")) for n in (1, 2))
+    assert (one["ttft_ms"], one["tpot_ms"]) == (two["ttft_ms"], two["tpot_ms"])
+    assert one["latency_ms"] == two["latency_ms"]
+    # The last decode as a whole, and for two devices block by block.
+    assert _kept_kernels.cache_info().misses - before == 2
 
 
 @pytest.mark.parametrize("reserve", ["reserve=none", "reserve=cuda"])

@@ -8,6 +8,7 @@ from fxpart.errors import FxpartError, SpecError
 from runner.experiment.experiment import check, model_spec, plan
 from runner.experiment.runtime import host_launch_s, host_line
 from runner.experiment.subject_line import is_mean_of_outputs
+from runner.experiment.whole_modules import carrier_line
 from tests.runner.composed import read
 
 _GPT2 = (
@@ -60,6 +61,21 @@ def test_kernels_go_across_no_device_and_no_block_that_may_be_cut() -> None:
     moving = np.flatnonzero((graph.moved_bytes > 0) & (graph.group != np.arange(graph.n_ops)))
     assert len(moving)
     assert (blocks[moving] == blocks[graph.group[moving]]).all()
+
+
+@pytest.mark.parametrize("mode", ["single", "kl_based"])
+def test_a_plan_on_one_of_two_devices_is_that_of_one_device(mode: str) -> None:
+    # A link so slow that nothing is worth a transfer.
+    asked = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate=1e3")
+    one, two = (
+        plan(config, model_spec(config))
+        for config in (read(*asked, f"devices={count}x16gb") for count in (1, 2))
+    )
+    assert two.evaluation.latency_s == one.evaluation.latency_s
+    assert kernel_count(two.problem.graph) == kernel_count(one.problem.graph)
+    assert two.whole is None  # each depth has kernels of its own
+    line = carrier_line(read(*asked), two.problem, two.assignment, None)
+    assert line == "plain PyTorch, all is on one device"  # and is not executed
 
 
 @pytest.mark.parametrize(
