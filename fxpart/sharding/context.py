@@ -48,6 +48,8 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
         raise _refused(module, group, "is no decoder of transformers that is told positions")
     if getattr(config, "sliding_window", None) is not None:
         raise _refused(module, group, f"sees a window of {config.sliding_window} tokens")
+    if reason := _not_attention_alone(layers, config):
+        raise _refused(module, group, reason)
     attend_fused(module, group, rank)
     layers.forward = partial(_with_positions, layers.forward, names, group, rank)
     return module
@@ -64,6 +66,26 @@ def attend_fused(module: nn.Module, group: int = 1, rank: int = 0) -> None:
     config._attn_implementation = _NAME
     for part in _attentions(module):
         part.context_group = group, rank
+
+
+def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401
+    """Return why `_attend` would not be all that mixes positions of `layers`; empty if it is."""
+    attentions = _attentions(layers)
+    if not all(_looks_up_attention(part) for part in attentions):
+        return "has attention code of its own, which nothing can be put in place of"
+    if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
+        return f"sees chunks of {chunk} tokens"
+    count, depth = len(attentions), getattr(config, "num_hidden_layers", None)
+    if count != depth:
+        return f"has such attention in {count} of {depth} layers"
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    return f"has layers of kind {', '.join(sorted(others))}" if others else ""
+
+
+def _looks_up_attention(attention: nn.Module) -> bool:
+    """Return whether `attention` calls what its configuration names, as transformers' new ones."""
+    forward = inspect.unwrap(type(attention).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
 
 
 def _attentions(module: nn.Module) -> list[Any]:

@@ -18,6 +18,8 @@ from runner.output.units import GIB
 from tests.runner.composed import TINY_LLAMA, read
 from tests.sharding.test_local_module import llama
 
+LLAMA4 = {"num_hidden_layers": 1, "num_local_experts": 2}
+
 
 def test_every_device_has_an_early_and_a_late_chunk() -> None:
     pieces = [positions_of(4, 2, rank).tolist() for rank in range(2)]
@@ -31,6 +33,23 @@ def test_every_device_has_an_early_and_a_late_chunk() -> None:
         ({"seq_len": None}, "use model.seq_len=a multiple of 4"),
         ({"architecture": "MistralForCausalLM"}, "sees a window of 4096 tokens"),
         ({"architecture": "BertModel", "config": {}}, "is no decoder"),
+        (
+            {"architecture": "GPTJForCausalLM", "config": {"n_layer": 1}},
+            "attention code of its own",
+        ),
+        (
+            {"architecture": "FalconForCausalLM", "config": {"num_hidden_layers": 1}},
+            "attention code of its own",
+        ),
+        ({"architecture": "Llama4ForCausalLM", "config": LLAMA4}, "sees chunks of 8192 tokens"),
+        (
+            {"architecture": "Qwen3_5ForCausalLM", "config": {"num_hidden_layers": 4}},
+            "has such attention in 1 of 4 layers",
+        ),
+        (
+            {"architecture": "FalconH1ForCausalLM", "config": {"num_hidden_layers": 1}},
+            "has layers of kind hybrid",
+        ),
     ],
 )
 def test_what_has_no_such_pieces_is_refused(changes: dict[str, object], message: str) -> None:
