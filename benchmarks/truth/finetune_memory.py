@@ -66,6 +66,7 @@ _INEXPRESSIBLE = {
     "compile": "compiled",
     "chunked": "a fused loss",
     "Adapter": "not adapters of LoRA",
+    "full fine-tune": "weights, gradients and AdamW's states alone are more than was published",
 }
 """By a word of a row, why no run stands for it."""
 
@@ -122,14 +123,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
     for word, reason in _INEXPRESSIBLE.items():
         if word in how:
             return reason
-    if "full" in how and _least_bytes(point) > point["value"] * _UNITS[point["unit"]]:
-        return "weights, gradients and AdamW's states alone are more than was measured"
     return "" if any(word in how for word in ("LoRA", "full", "decode")) else "no such step"
-
-
-def _least_bytes(point: Mapping[str, Any]) -> float:
-    """Return weights four times, in bfloat16: with gradients and two states."""
-    return 4 * _weight_bytes(_run(point)[0], _MODELS[_name(point)][1])
 
 
 def _run(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
@@ -186,12 +180,6 @@ def _planned(overrides: tuple[str, ...], layers: int) -> Any:  # noqa: ANN401 - 
 def _peak_bytes(overrides: tuple[str, ...], layers: int) -> float:
     """Return the peak of a run with so many layers."""
     return _of_layers([_planned(overrides, n).evaluation.peak_bytes for n in _LAYERS], layers)
-
-
-@cache
-def _weight_bytes(overrides: tuple[str, ...], layers: int) -> float:
-    weights = [_planned(overrides, n).captured.graph.total_weight_bytes for n in _LAYERS]
-    return _of_layers(weights, layers)
 
 
 def _of_layers(sizes: list[int], layers: int) -> float:
