@@ -1,6 +1,6 @@
 """``mode=recommend``: the configuration of the best plan, in place of one that asks for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
@@ -112,18 +112,13 @@ def best_of(
     refusals, candidates = Refusals({}), list[Candidate]()
     for devices, base in bases.items():
         _check_base(base, request)
-        for plan in plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices):
-            candidates.append(_candidate(base, plan, mode_given=mode_given))
+        space = plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices)
+        candidates += _candidates(base, space, mode_given=mode_given)
     asked = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
     outcome = evaluated(candidates, request, refusals)
     _refuse_left_out(asked, outcome.plans, refusals)
-    splits = any(base.sequence_parallel for base in bases.values())
-    if splits and all(plan.tensor_parallel == 1 for plan in outcome.plans):
-        raise NotApplicableError(
-            "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
-            " the space, or leave it out"
-        )
+    _refuse_unsplit(bases, outcome)
     if not outcome.ranking:
         raise none_fits(outcome)
     return outcome
@@ -144,12 +139,23 @@ def _check_base(base: Config, request: Request) -> None:
         check_split(replace(base, tensor_parallel=2))
 
 
-def _candidate(base: Config, plan: Plan, *, mode_given: bool) -> Candidate:
-    """Return `plan` as the configuration of a run that varies `base`."""
-    overrides = plan.overrides(base, has_mode=mode_given)
-    if base.sequence_parallel and plan.tensor_parallel > 1:
-        overrides += ("sequence_parallel=true",)
-    return Candidate(plan, overrides, plan.configuration(base))
+def _candidates(base: Config, space: Sequence[Plan], *, mode_given: bool) -> Iterator[Candidate]:
+    """Yield the plans of `space` as configurations of runs that vary `base`."""
+    for plan in space:
+        overrides = plan.overrides(base, has_mode=mode_given)
+        if base.sequence_parallel and plan.tensor_parallel > 1:
+            overrides += ("sequence_parallel=true",)
+        yield Candidate(plan, overrides, plan.configuration(base))
+
+
+def _refuse_unsplit(bases: Mapping[str, Config], outcome: Outcome) -> None:
+    """Raise `NotApplicableError` where sequences are to be split, and no plan splits layers."""
+    splits = any(base.sequence_parallel for base in bases.values())
+    if splits and all(plan.tensor_parallel == 1 for plan in outcome.plans):
+        raise NotApplicableError(
+            "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
+            " the space, or leave it out"
+        )
 
 
 def _refuse_left_out(
