@@ -4,6 +4,7 @@ A mode that goes through devices in turn, or takes the first of equals, gives ot
 are written in another order. It is therefore shown them in one order, however they are written.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -140,13 +141,24 @@ def useful_devices(problem: Problem) -> IntArray:
     """Return the devices without those of which there are more of a kind than could be used.
 
     Each takes at least one group of operators. What a search keeps grows with the square of their
-    number.
+    number. Likewise without whole nodes of which there are more than could be used.
     """
     kinds = device_kinds(problem)
-    groups, seen = len(np.unique(problem.graph.group)), np.zeros(len(kinds), dtype=np.int64)
-    useful = []
-    for device, kind in enumerate(kinds.tolist()):
-        seen[kind] += 1
-        if seen[kind] <= groups:
-            useful.append(device)
-    return np.array(useful, dtype=np.int64)
+    groups, topology = len(np.unique(problem.graph.group)), problem.topology
+    firsts = np.unique(kinds)
+    if len(firsts) > groups:
+        nodes = Counter[tuple[int, int, float, float]]()
+        alike = device_kinds(on_devices(problem, firsts.tolist()))
+    useful: list[int] = []
+    for number, first in enumerate(firsts.tolist()):
+        devices = np.flatnonzero(kinds == first)
+        if len(firsts) > groups:
+            # Between any two of a kind links are the same.
+            pair = first, int(devices[-1])
+            inside = float(topology.bytes_per_s[pair]), float(topology.latency_s[pair])
+            node = int(alike[number]), len(devices), *inside
+            nodes[node] += 1
+            if nodes[node] > groups:
+                continue
+        useful += devices[:groups].tolist()
+    return np.array(sorted(useful), dtype=np.int64)

@@ -14,9 +14,9 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.topology import uniform_topology
 from fxpart.cost.device_kinds import device_kinds
 from fxpart.cost.problem import Problem, make_problem
-from fxpart.placement.device_order import choices_of_devices, fastest_first
+from fxpart.placement.device_order import choices_of_devices, fastest_first, useful_devices
 from tests import independent
-from tests.sketch import devices, problem, random_graph
+from tests.sketch import chain, devices, problem, random_graph
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
 ROUNDING = 1e-10
@@ -126,3 +126,9 @@ def test_a_pipeline_is_never_worse_than_one_device_over_a_slow_link() -> None:
         topology = uniform_topology((device,) * count, Link(0.01))
         times.append(cost_s(make_problem(graph, topology, _MODEL), "pipeline"))
     assert times[2] <= times[1] <= times[0]
+
+
+def test_of_nodes_that_are_alike_no_more_are_searched_than_there_are_operators() -> None:
+    nodes = [0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
+    this = problem(chain(2), devices(*[9] * 11, nodes=nodes, far=Link(0.5)))
+    assert useful_devices(this).tolist() == [0, 1, 2, 3, 4, 5]
