@@ -90,6 +90,8 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
         "objective=throughput": _planned(
             "devices=2x16gb", "mode=size_based", "objective=throughput"
         ),
+        "objective=memory": _planned("devices=2x16gb", "objective=memory"),
+        "objective=energy": _planned("devices=2x16gb", "objective=energy"),
         "price_per_hour": _planned(
             "devices=2x16gb", "mode=size_based", "price_per_hour={rtx_a4000: 1}"
         ),
