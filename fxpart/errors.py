@@ -5,6 +5,7 @@ A message is one line that says what was asked, what there is, and what to chang
 
 import difflib
 from collections.abc import Callable, Iterable
+from math import gcd
 from typing import Any
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "InfeasibleError",
     "NotApplicableError",
     "SpecError",
+    "nearest_degrees",
     "nearest_names",
     "one_line",
     "show_bytes",
@@ -113,6 +115,15 @@ def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
         return "nearest: " + ", ".join(lowered[name] for name in close)
     shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
     return "there are: " + ", ".join(shown)
+
+
+def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
+    """Return the degrees next to `degree`, below and above, that divide all of `counts`."""
+    common = gcd(*counts)
+    fitting = [d for d in range(1, common + 1) if common % d == 0]
+    below = [str(d) for d in fitting if d < degree][-1:]
+    above = [str(d) for d in fitting if d > degree][:1]
+    return " or ".join(below + above)
 
 
 def one_line(error: BaseException, most: int = 240) -> str:

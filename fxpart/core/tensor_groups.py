@@ -11,7 +11,7 @@ import numpy as np
 from fxpart.core.data_parallel import ring_links
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link, Topology
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 
 __all__ = ["TensorGroups", "tensor_groups"]
 
@@ -46,11 +46,9 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
         raise SpecError(f"tensor_parallel={size} must be 1 or more")
     n = topology.n_devices
     if n % size:
-        fitting = [d for d in range(1, n + 1) if n % d == 0]
-        near = [*[d for d in fitting if d < size][-1:], *[d for d in fitting if d > size][:1]]
         raise NotApplicableError(
             f"tensor_parallel={size} must divide the number of devices, there are {n}; use"
-            f" {' or '.join(map(str, near))}"
+            f" {nearest_degrees(size, [n])}"
         )
     members = np.arange(n, dtype=np.int64).reshape(n // size, size)
     for group in members.tolist():

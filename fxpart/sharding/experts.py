@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fxpart.errors import NotApplicableError
-from fxpart.sharding.tensor_plan import nearest_degrees, styles_of
+from fxpart.errors import NotApplicableError, nearest_degrees
+from fxpart.sharding.tensor_plan import styles_of
 
 __all__ = ["spread_experts"]
 

@@ -5,14 +5,14 @@ Models of transformers state theirs (``model.tp_plan``), in the words of that li
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from fxpart.errors import NotApplicableError
+from fxpart.errors import NotApplicableError, nearest_degrees
 
-__all__ = ["check_heads", "nearest_degrees", "styles_of", "tensor_plan"]
+__all__ = ["check_heads", "styles_of", "tensor_plan"]
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -61,12 +61,3 @@ def check_heads(module: nn.Module, degree: int) -> None:
                 f"tensor_parallel={degree} must divide model.config.{field}={count};"
                 f" use {nearest_degrees(degree, heads)}"
             )
-
-
-def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
-    """Return the degrees next to `degree`, below and above, that divide all of `counts`."""
-    numbers = list(counts)
-    fitting = [d for d in range(1, min(numbers) + 1) if not any(n % d for n in numbers)]
-    below = [str(d) for d in fitting if d < degree][-1:]
-    above = [str(d) for d in fitting if d > degree][:1]
-    return " or ".join(below + above)

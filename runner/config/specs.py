@@ -248,6 +248,8 @@ _PER_S = {
     "gbit": 1e9 / 8,
     "tbit": 1e12 / 8,
 }
+_LEAST_PLAIN = 1e6
+"""Bytes per second: of a smaller number without a unit, the unit was forgotten."""
 _LATENCY_S = 10e-6
 
 
@@ -260,7 +262,8 @@ def transfer_rate(spec: str) -> dict[str, Any]:
     """Return ``{name, bytes_per_s, latency_s, source}`` for the rate that `spec` states.
 
     Raises:
-        SpecError: for an unknown unit or a rate that is not positive and finite.
+        SpecError: for an unknown unit, none where one is missed, or a rate that is not positive and
+            finite.
 
     """
     match = _RATE.fullmatch(spec.strip().lower())
@@ -271,6 +274,11 @@ def transfer_rate(spec: str) -> dict[str, Any]:
     bytes_per_s = float(match[1]) * _PER_S[match[2]]
     if not 0 < bytes_per_s < math.inf:
         raise SpecError(f"transfer_rate={spec}: the rate must be positive and finite; {_HOW}")
+    if not match[2] and bytes_per_s < _LEAST_PLAIN:
+        raise SpecError(
+            f"transfer_rate={spec} has no unit, and would be {bytes_per_s:g} bytes per second;"
+            f" write {match[1]}gb or {match[1]}gbit"
+        )
     return {
         "name": spec,
         "bytes_per_s": bytes_per_s,

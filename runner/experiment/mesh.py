@@ -11,6 +11,7 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.collective_times import expert_weights
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
+from runner.experiment.degrees import check_expert_degree
 from runner.experiment.serving import generates, is_serving
 
 __all__ = [
@@ -95,6 +96,7 @@ def _check_imbalance(config: Config) -> None:
 
 def _check_experts(config: Config) -> None:
     degree, replicas = config.expert_parallel, replica_count(config)
+    check_expert_degree(config, replicas)
     if replicas % degree:
         more = -(-replicas // degree) * degree
         raise NotApplicableError(

@@ -15,6 +15,7 @@ from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
+from runner.experiment.degrees import check_tensor_degree, device_count
 from runner.experiment.mesh import replica_count
 from runner.experiment.operator_times import ring_curves
 from runner.experiment.runtime import host_launch_s
@@ -74,6 +75,7 @@ def check_split(config: Config) -> None:
                 f"tensor_parallel={size} is planned operator by operator at one size, and not run"
                 f" here; leave out {choice}, or tensor_parallel"
             )
+    check_tensor_degree(config, size, device_count(config))
 
 
 def _check_sequence(config: Config) -> None:

@@ -1,14 +1,15 @@
 """The plans that are tried: which degrees, stages, batches and modes go together."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 from fxpart.core.data_parallel import split_topology
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Topology
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
+from runner.experiment.degrees import check_tensor_degree
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.plans.request import Request
@@ -223,11 +224,11 @@ def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterato
         if batch is not None and batch % data:
             refusals.reasons["data_parallel", data] = NotApplicableError(
                 f"data_parallel={data} must divide {settings.prefix}global_batch={batch};"
-                f" use {_nearest(data, [batch])}"
+                f" use {nearest_degrees(data, [batch])}"
             )
             continue
         try:
-            _check_heads(config, tensor)
+            check_tensor_degree(config, tensor, topology.n_devices)
             groups = tensor_groups(topology, tensor)
         except NotApplicableError as error:
             refusals.reasons.setdefault(("tensor_parallel", tensor), error)
@@ -238,31 +239,6 @@ def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterato
             refusals.reasons.setdefault(("data_parallel", data), error)
             continue
         yield Plan(tensor, data, parallel.replica.n_devices, "", "none", 1, 1, 0, "none")
-
-
-def _check_heads(config: Config, degree: int) -> None:
-    """Raise `NotApplicableError` where a stated number of heads is not divided.
-
-    So much is known before any capture, which refuses the rest.
-    """
-    stated = {
-        name: heads
-        for name in ("num_attention_heads", "num_key_value_heads", "n_head")
-        if isinstance(heads := config.model.config.get(name), int)
-    }
-    for name, heads in stated.items():
-        if heads % degree:
-            raise NotApplicableError(
-                f"tensor_parallel={degree} must divide model.config.{name}={heads}; use"
-                f" {_nearest(degree, list(stated.values()))}"
-            )
-
-
-def _nearest(degree: int, counts: Sequence[int]) -> str:
-    """Return the degrees next to `degree`, below and above, that divide all of `counts`."""
-    fitting = [d for d in range(1, min(counts) + 1) if not any(n % d for n in counts)]
-    near = [d for d in fitting if d < degree][-1:] + [d for d in fitting if d > degree][:1]
-    return " or ".join(map(str, near))
 
 
 def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:

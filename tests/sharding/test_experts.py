@@ -90,6 +90,7 @@ def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> N
     ("overrides", "message"),
     [
         (("expert_parallel=4",), "add data_parallel=4"),
+        (("expert_parallel=3", "data_parallel=4"), "must divide the 4 experts; use 2 or 4"),
         (("expert_parallel=2", "data_parallel=2", "tensor_parallel=2"), "got tensor_parallel=2"),
         (("expert_parallel=2", "data_parallel=4", "zero=3"), "use expert_parallel=4, or zero=1"),
         (("expert_parallel=2", "data_parallel=2", "phase=decode"), "leave out phase=decode"),

@@ -39,6 +39,10 @@ def write(path: Path, text: str) -> None:
         ("devices=laptop", "COUNTxSIZE or COUNTxACCELERATOR"),
         ("transfer_rate=-1", "transfer_rate=-1: the rate must be positive and finite"),
         ("transfer_rate=0", "the rate must be positive and finite"),
+        (
+            "transfer_rate=16",
+            "transfer_rate=16 has no unit, and would be 16 bytes per second; write 16gb",
+        ),
         ("transfer_rate=1e999", "the rate must be positive and finite"),
         ("transfer_rate=16gbps", "not a number with one of mb, gb, tb, mbit, gbit, tbit"),
         ("transfer_rate=pci4", "transfer_rate=pci4 does not exist; nearest: pcie4"),

@@ -257,5 +257,9 @@ def test_what_does_not_go_with_it_is_refused(overrides: tuple[str, ...], message
 def test_degrees_that_cannot_be_are_refused() -> None:
     with pytest.raises(SpecError, match="tensor_parallel=0 must be 1 or more"):
         check_split(read(*TINY, "tensor_parallel=0"))
-    with pytest.raises(NotApplicableError, match="there are 6; use 3 or 6"):
-        _planned("devices=6x16gb", "tensor_parallel=4", "mode=single")
+    for degree, line in (
+        (4, "must divide the number of devices, there are 6; use 2"),
+        (3, r"must divide model\.config\.num_attention_heads=8; use 2"),
+    ):
+        with pytest.raises(NotApplicableError, match=f"{line}$"):
+            check_split(read(*TINY, "devices=6x16gb", f"tensor_parallel={degree}"))

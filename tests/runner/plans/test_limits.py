@@ -24,7 +24,7 @@ def test_a_slow_host_limits_a_stream_of_small_operators() -> None:
 
 def test_slow_links_limit_what_is_split() -> None:
     split = ("mode=single", "devices=2x16gb", "tensor_parallel=2", "runtime.host_launch_s=0")
-    assert _shares(*split, "transfer_rate=1e4", streams=False)["links"] > 0.9
+    assert _shares(*split, "transfer_rate.bytes_per_s=1e4", streams=False)["links"] > 0.9
     assert _shares(*split, "transfer_rate.bytes_per_s=1e15", "transfer_rate.latency_s=0")[
         "links"
     ] == pytest.approx(0.0, abs=0.01)

@@ -199,7 +199,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
     [
         (
             ("recommend.space.tensor_parallel=[4]", "devices=6x16gb"),
-            "must divide the number of devices, there are 6; use 3 or 6",
+            "must divide the number of devices, there are 6; use 2",
         ),
         (("recommend.space.data_parallel=[3]",), "data_parallel=3 needs as many equal parts"),
         (
