@@ -5,12 +5,13 @@ which adds up gradients.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import DeviceSpec, Link, Topology
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 
 __all__ = ["DataParallel", "check_replica_count", "ring_links", "share_of_batch", "split_topology"]
 
@@ -55,12 +56,13 @@ def share_of_batch(batch_size: int, replicas: int) -> int:
     return batch_size // replicas
 
 
-def split_topology(topology: Topology, replicas: int) -> DataParallel:
+def split_topology(topology: Topology, replicas: int, asked: str | None = None) -> DataParallel:
     """Return the devices of `topology` dealt out to `replicas` that are alike.
 
     Neighbours stay in one replica where that makes equal ones: then transfers of a placement are
     between neighbours, and only sums of gradients go farther. Else each run of equal devices is
-    dealt out evenly, so that ``2x80gb+4x16gb`` makes two of ``1x80gb+2x16gb``.
+    dealt out evenly, so that ``2x80gb+4x16gb`` makes two of ``1x80gb+2x16gb``. `asked` is what a
+    message says of the number, by default ``data_parallel=``.
 
     Raises:
         SpecError: for devices that do not make that many equal replicas.
@@ -72,9 +74,11 @@ def split_topology(topology: Topology, replicas: int) -> DataParallel:
         for rings in (_blocks(n, replicas), _dealt(topology, replicas)):
             if rings is not None and _alike(topology, rings):
                 return DataParallel(_part(topology, rings[0]), rings, ring_links(topology, rings))
+    near = nearest_degrees(replicas, _kind_counts(topology))
     raise NotApplicableError(
-        f"data_parallel={replicas} needs as many equal parts of the devices, there are {n}:"
-        f" {_shown(topology)}; give each kind a number that {replicas} divides, and each part the"
+        f"{asked or f'data_parallel={replicas}'} needs as many equal parts of the devices, there"
+        f" are {n}: {_shown(topology)}; make it {near},"
+        f" or give each kind a number that {replicas} divides, and each part the"
         " same links"
     )
 
@@ -87,6 +91,11 @@ def _kind(device: DeviceSpec) -> tuple[object, ...]:
     """Return the numbers of a device, whatever it is called and wherever it sits."""
     rates = tuple(sorted(device.flops_per_s.items()))
     return device.memory_bytes, device.memory_bandwidth_bytes_per_s, rates
+
+
+def _kind_counts(topology: Topology) -> list[int]:
+    """Return how many neighbours are alike in each run of the devices."""
+    return [len(list(run)) for _, run in groupby(map(_kind, topology.devices))]
 
 
 def _dealt(topology: Topology, replicas: int) -> IntArray | None:

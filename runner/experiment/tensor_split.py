@@ -15,8 +15,7 @@ from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
-from runner.experiment.degrees import check_tensor_degree, device_count
-from runner.experiment.mesh import replica_count
+from runner.experiment.mesh import replica_count, replica_degrees
 from runner.experiment.operator_times import ring_curves
 from runner.experiment.runtime import host_launch_s
 from runner.experiment.serving import is_serving
@@ -75,7 +74,6 @@ def check_split(config: Config) -> None:
                 f"tensor_parallel={size} is planned operator by operator at one size, and not run"
                 f" here; leave out {choice}, or tensor_parallel"
             )
-    check_tensor_degree(config, size, device_count(config))
 
 
 def _check_sequence(config: Config) -> None:
@@ -107,7 +105,7 @@ def dealt_out(config: Config) -> Dealt:
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     topology = replace(topology, host_launch_s=host_launch_s(config))
     groups = tensor_groups(topology, config.tensor_parallel)
-    parallel = split_topology(groups.topology, replica_count(config))
+    parallel = split_topology(groups.topology, replica_count(config), replica_degrees(config))
     # Each device of a group is in a ring with those in its place in other replicas.
     rings = groups.members[parallel.rings.T].swapaxes(1, 2).reshape(-1, parallel.n_replicas)
     exchanges = dict(_exchange_groups(config, topology, groups, parallel))

@@ -48,10 +48,15 @@ def check_zero(config: Config) -> None:
         raise SpecError(f"zero={stage} does not exist; there are {', '.join(map(str, STAGES))}")
     if stage == 0:
         return
-    if replica_count(config) == 1 or config.phase.name != "training":
+    missing = {}
+    if config.phase.name != "training":
+        missing[f"phase={config.phase.name}"] = "phase=training"
+    if replica_count(config) == 1:
+        missing["one replica"] = "data_parallel=2 or more, or context_parallel"
+    if missing:
         raise NotApplicableError(
-            f"zero={stage} shards a training step over replicas, got phase={config.phase.name} and"
-            f" data_parallel={config.data_parallel}; add phase=training and data_parallel=2 or more"
+            f"zero={stage} shards a training step over replicas, got {' and '.join(missing)}; add"
+            f" {' and '.join(missing.values())}"
         )
     if stage < GATHERING and config.optimizer.name == "none":
         raise NotApplicableError(

@@ -252,7 +252,8 @@ def _show_plan(config: Config, result: Result) -> None:
     if has_tensors:
         show(f"peak:      {peak_line(result.peaks)}")
     if line := objective_line(result.problem, result.evaluation):
-        title = "load" if result.problem.objective == "throughput" else result.problem.objective
+        objective = result.problem.objective  # the line of memory is that of the device
+        title = {"throughput": "load", "memory": "objective"}.get(objective, objective)
         show(f"{f'{title}:':11}{line}")
     if result.device_memory:
         show(f"memory:    {memory_line(result.device_memory)}")

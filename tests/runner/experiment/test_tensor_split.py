@@ -7,9 +7,9 @@ import pytest
 
 from fxpart.cost.collective_times import collective_kinds
 from fxpart.errors import NotApplicableError, SpecError
-from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.experiment import Result, check, model_spec, plan
 from runner.experiment.headline import headline
-from runner.experiment.tensor_split import check_split, split_line
+from runner.experiment.tensor_split import check_split, dealt_out, split_line
 from runner.experiment.training import check_training, optimizer_of
 from runner.experiment.zero import check_zero, zero_line
 from runner.output.units import GIB
@@ -226,6 +226,8 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
     [
         (("zero=5",), "zero=5 does not exist; there are 0, 1, 2, 3"),
         (("zero=3",), "add phase=training and data_parallel=2 or more"),
+        (("zero=3", "phase=training"), "got one replica; add data_parallel=2 or more, or context_"),
+        (("zero=3", "data_parallel=2"), "got phase=inference; add phase=training"),
         (
             ("zero=1", "phase=training", "data_parallel=2", "optimizer=none"),
             "zero=1 shards the optimizer's state, got optimizer=none; use optimizer=adamw",
@@ -262,4 +264,6 @@ def test_degrees_that_cannot_be_are_refused() -> None:
         (3, r"must divide model\.config\.num_attention_heads=8; use 2"),
     ):
         with pytest.raises(NotApplicableError, match=f"{line}$"):
-            check_split(read(*TINY, "devices=6x16gb", f"tensor_parallel={degree}"))
+            check(read(*TINY, "devices=6x16gb", f"tensor_parallel={degree}"))
+    with pytest.raises(NotApplicableError, match=r"^context_parallel=3 needs .*; make it 2 or 4, "):
+        dealt_out(read(*TINY, "devices=4x16gb", "context_parallel=3"))
