@@ -37,7 +37,6 @@ from runner.config.sections import RECOMMEND, Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out, check_execute
 from runner.experiment.compiled_whole import compiled_whole
-from runner.experiment.degrees import check_tensor_degree, device_count
 from runner.experiment.device_memory import (
     device_memory,
     does_not_fit,
@@ -471,7 +470,6 @@ def check(config: Config) -> None:
     check_offload(config)
     check_replicas(config)
     check_split(config)
-    check_tensor_degree(config, config.tensor_parallel, device_count(config))
     check_mesh(config)
     check_zero(config)
     check_prices(config)

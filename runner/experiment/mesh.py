@@ -11,7 +11,7 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.collective_times import expert_weights
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
-from runner.experiment.degrees import check_expert_degree
+from runner.experiment.degrees import check_expert_degree, check_tensor_degree, device_count
 from runner.experiment.serving import generates, is_serving
 
 __all__ = [
@@ -52,6 +52,7 @@ def check_mesh(config: Config) -> None:
     for name in ("expert_parallel", "context_parallel"):
         if getattr(config, name) < 1:
             raise SpecError(f"{name}={getattr(config, name)} must be 1 or more")
+    check_tensor_degree(config, config.tensor_parallel, device_count(config))
     _check_imbalance(config)
     if not shares_something(config):
         return
