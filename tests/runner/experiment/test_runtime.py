@@ -66,7 +66,7 @@ def test_kernels_go_across_no_device_and_no_block_that_may_be_cut() -> None:
 @pytest.mark.parametrize("mode", ["single", "kl_based"])
 def test_a_plan_on_one_of_two_devices_is_that_of_one_device(mode: str) -> None:
     # A link so slow that nothing is worth a transfer.
-    asked = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate=1e3")
+    asked = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate.bytes_per_s=1e3")
     one, two = (
         plan(config, model_spec(config))
         for config in (read(*asked, f"devices={count}x16gb") for count in (1, 2))
