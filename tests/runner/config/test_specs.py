@@ -98,7 +98,7 @@ def test_names_and_sizes_compose(spec: str, pools: list[tuple[str, int, int]]) -
         ("1.5tb", 1.5e12),
         ("25gbit", 3.125e9),
         ("8mbit", 1e6),
-        ("1000", 1000.0),
+        ("1000000", 1e6),
     ],
 )
 def test_a_rate_is_bytes_or_bits_per_second(spec: str, bytes_per_s: float) -> None:
