@@ -103,7 +103,7 @@ def parts_of(tables: LoadTables, options: MtkahyparOptions, *, soed: bool) -> li
         devices[_parts(tables, weights, shares[used], imbalance, options.seed, soed=soed)]
         for weights, shares in ((times, 1 / whole_s), (tables.size_bytes.astype(float), room))
         for imbalance in _IMBALANCES
-        if weights.sum() > 0
+        if weights.sum() > 0 and shares[used].sum() > 0
     ]
 
 
