@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 
+from benchmarks.composed import composed
 from benchmarks.synthetic import synthetic_graph
 from benchmarks.text_table import table
 from fxpart import DeviceSpec, InfeasibleError, LatencyModel, Link, evaluate, make_mode
@@ -24,13 +24,8 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.topology import uniform_topology
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.tables import LatencySource
-from runner.config import choices
-from runner.config import read as sections
-from runner.config.paths import conf_dir
-from runner.experiment.experiment import model_spec
-from runner.experiment.operator_times import operator_times
-from runner.experiment.subject import placed_graph, shared_subject
-from runner.experiment.topology import build_topology, rounding_bytes
+from runner.experiment.experiment import model_spec, problem_of
+from runner.experiment.subject import shared_subject
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
 _LEAST_GAIN = 1e-4
@@ -149,18 +144,10 @@ def preset_rows(modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
 def _of_command(model: str, mode: str, devices: str, link: str) -> float:
     """Return what the mode makes small in a run of that model."""
     overrides = (f"model={model}", f"mode={mode}", f"devices={devices}", f"transfer_rate={link}")
-    sections.register()
-    choices.register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        job = sections.read_config(
-            compose("config", overrides=choices.quoted_overrides([*overrides, "tracking=none"]))
-        )
-    subject = shared_subject(job, model_spec(job))
-    topology = build_topology(job.devices, job.transfer_rate, job.reserve)
-    rounding = rounding_bytes(job.devices, job.reserve)
-    graph = placed_graph(subject.captured.graph, rounding, job.granularity)
-    times = operator_times(job, subject, model_spec(job).key())
-    return cost_s(make_problem(graph, topology, times), mode)
+    job = composed(*overrides)
+    spec = model_spec(job)
+    problem, _, _ = problem_of(job, shared_subject(job, spec), spec)
+    return cost_s(problem, mode)
 
 
 def printed(counts: dict[str, Counter[str]]) -> str:

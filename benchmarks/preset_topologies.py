@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hydra import compose, initialize_config_dir
-
+from benchmarks.composed import composed
 from benchmarks.text_table import table
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology, with_pair_links
@@ -24,10 +23,6 @@ from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place, make_mode
 from fxpart.placement.mtkahypar import is_installed
-from runner.config import choices
-from runner.config import read as sections
-from runner.config.paths import conf_dir
-from runner.config.sections import Config
 from runner.experiment.experiment import model_spec, problem_of
 from runner.experiment.subject import shared_subject
 from runner.experiment.topology import build_topology
@@ -60,21 +55,13 @@ class _Model:
         return make_problem(self.graph, topology, self.times, objective)
 
 
-def _config(model: str, *overrides: str) -> Config:
-    sections.register()
-    choices.register()
-    given = choices.quoted_overrides([f"model={model}", *overrides, "tracking=none"])
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return sections.read_config(compose("config", overrides=given))
-
-
 def _model(name: str) -> _Model:
-    config = _config(name)
+    config = composed(f"model={name}")
     spec = model_spec(config)
     problem, times, _ = problem_of(config, shared_subject(config, spec), spec)
     peers = {
-        "accelerate": chosen_mode(_config(name, "mode=accelerate")),
-        "balanced": chosen_mode(_config(name, "mode=accelerate", "mode.balanced=true")),
+        "accelerate": chosen_mode(composed(f"model={name}", "mode=accelerate")),
+        "balanced": chosen_mode(composed(f"model={name}", "mode=accelerate", "mode.balanced=true")),
     }
     if is_installed():
         peers["mtkahypar"] = make_mode("mtkahypar")
@@ -82,7 +69,7 @@ def _model(name: str) -> _Model:
 
 
 def _devices(spec: str) -> tuple[DeviceSpec, ...]:
-    config = _config("gpt2", f"devices={spec}")
+    config = composed(f"devices={spec}")
     return build_topology(config.devices, config.transfer_rate, config.reserve).devices
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 
+from benchmarks.composed import composed
 from benchmarks.synthetic import chain_graph, diamonds_graph, synthetic_graph
 from fxpart.capture.cache import read_graph, write_graph
 from fxpart.core.assignment import Assignment
@@ -28,36 +28,23 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError
 from fxpart.placement import Place, make_mode, size_based
-from runner.config import choices
-from runner.config import read as config
-from runner.config.paths import conf_dir
-from runner.config.read import read_config
-from runner.config.sections import Config
 from runner.experiment.experiment import model_spec
 from runner.experiment.topology import build_topology
 
 __all__ = ["MAKERS"]
 
 
-def _configured(*overrides: str) -> Config:
-    """Return the shipped configuration with `overrides`, as the command composes it."""
-    config.register()
-    choices.register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return read_config(compose("config", overrides=choices.quoted_overrides(overrides)))
-
-
 def _inference_graph(model: str) -> OpGraph:
     from fxpart.capture.captured import captured_graph
 
-    return captured_graph(model_spec(_configured(f"model={model}")), "operator", None).graph
+    return captured_graph(model_spec(composed(f"model={model}")), "operator", None).graph
 
 
 def _training_graph(model: str) -> OpGraph:
     from fxpart.capture.models.build import build_model
     from fxpart.capture.training.joint import joint_graph
 
-    built = build_model(model_spec(_configured(f"model={model}")))
+    built = build_model(model_spec(composed(f"model={model}")))
     return joint_graph(built.module, built.args, built.kwargs)
 
 
@@ -84,7 +71,7 @@ def _problem(graph: OpGraph, devices: str) -> Problem:
 
 
 def _machine(devices: str) -> tuple[Topology, LatencyModel]:
-    chosen = _configured(f"devices={devices}")
+    chosen = composed(f"devices={devices}")
     latency = LatencyModel(
         compute_efficiency=chosen.latency.compute_efficiency,
         bandwidth_efficiency=chosen.latency.bandwidth_efficiency,

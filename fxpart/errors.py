@@ -65,27 +65,27 @@ class InfeasibleError(FxpartError, RuntimeError):
         super().__init__(*([message] if isinstance(message, str) else []))
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
-        self._told = None if isinstance(message, str) else message
+        self._explanation = None if isinstance(message, str) else message
         self._devices_that_fit = devices_that_fit
 
     def __str__(self) -> str:
-        self._tell()
+        self._explain()
         return super().__str__()
 
     @property
     def devices_that_fit(self) -> int | None:
         """The number of devices that would hold the model; None where none was looked for."""
-        self._tell()
+        self._explain()
         return self._devices_that_fit
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._tell()
+        self._explain()
         return type(self), self.args, self.__dict__
 
-    def _tell(self) -> None:
-        if self._told is not None:
-            text, self._devices_that_fit = self._told()
-            self.args, self._told = (text,), None
+    def _explain(self) -> None:
+        if self._explanation is not None:
+            text, self._devices_that_fit = self._explanation()
+            self.args, self._explanation = (text,), None
 
 
 class CycleError(FxpartError, RuntimeError):

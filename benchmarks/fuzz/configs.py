@@ -10,20 +10,16 @@ from random import Random
 from subprocess import TimeoutExpired
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.composed import composed
 from benchmarks.fork_server import fork_command
 from benchmarks.fuzz.judge import LIMIT_S, Tally
 from benchmarks.fuzz.odd import changed_document, is_never_a_size, odd_number, odd_value
 from benchmarks.time_limit import OverLimitError
 from fxpart.errors import SpecError
 from runner.cli.ending import USER_ERROR
-from runner.config import choices
-from runner.config.paths import conf_dir
-from runner.config.read import read_config, register
-from runner.config.sections import Config
 from runner.config.tags import config_document, config_from_document
 from runner.experiment.experiment import Result, check, model_spec, plan
 from runner.output.terminal import without_progress
@@ -93,14 +89,6 @@ def _planned(document: dict[str, Any]) -> Result:
         return plan(config, model_spec(config))
 
 
-def _composed(overrides: list[str], cache: Path) -> Config:
-    register()
-    choices.register()
-    quoted = choices.quoted_overrides([*_MODEL, *overrides, f"capture.cache_dir={cache}"])
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return read_config(compose("config", overrides=quoted))
-
-
 def _set(document: dict[str, Any], key: str, value: object) -> None:
     *above, last = key.split(".")
     holder: Any = document
@@ -114,7 +102,9 @@ def fuzz_configs(run: Callable[[Any, int], None], cases: int, folder: Path) -> T
     tally = Tally("configurations")
     documents = []
     for overrides in _BASES:
-        document: Any = config_document(_composed(overrides, folder / "cache"))
+        document: Any = config_document(
+            composed(*_MODEL, *overrides, f"capture.cache_dir={folder / 'cache'}")
+        )
         del document["tracking"], document["capture"]["cache_dir"]
         documents.append(document)
 

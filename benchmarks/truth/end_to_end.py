@@ -15,7 +15,6 @@ expresses are named with the reason, and counted. Nothing here is fitted to any 
   that share of its peak: an assumption, for a clock takes power with its square to its cube.
 """
 
-import json
 import math
 import re
 from collections import Counter
@@ -25,15 +24,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from benchmarks.composed import composed
+from benchmarks.truth.measured import count_left_out, published
 from benchmarks.truth.row import Row
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import FxpartError
-from runner.config import choices
 from runner.config.paths import conf_dir
-from runner.config.read import read_config, register
 from runner.config.sections import Config, LinkConfig
 from runner.experiment.experiment import model_spec, plan
 
@@ -41,7 +39,6 @@ __all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
 
 NAME = "training steps on FSDP"
 SOURCE = "pytorch/torchtitan (BSD-3) and mosaicml/llm-foundry (Apache-2.0), as their benchmarks say"
-_FILE = "measured.json"
 _ENGINES = ("pytorch/torchtitan", "mosaicml/llm-foundry")
 _GIB = 2**30
 _NODE = 8
@@ -103,12 +100,8 @@ def rows(data: Path) -> Iterator[Row]:
         FileNotFoundError: where `data` does not hold the file.
 
     """
-    with (data / _FILE).open(encoding="utf-8") as file:
-        points = json.load(file)
     left_out: Counter[str] = Counter()
-    for point in points:
-        if not any(engine in point["source"] for engine in _ENGINES):
-            continue
+    for point in published(data, *_ENGINES):
         try:
             run = run_of(point)
             predicted = _predicted(run, point["metric"])
@@ -117,8 +110,7 @@ def rows(data: Path) -> Iterator[Row]:
             left_out[point["metric"]] += 1
             continue
         yield Row(_label(point), predicted, float(point["value"]), point["unit"], held_out=True)
-    if left_out:
-        print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+    count_left_out(left_out)
 
 
 def _label(point: Mapping[str, Any]) -> str:
@@ -253,10 +245,7 @@ def _planned(run: Run) -> tuple[float, DeviceMemory]:
 
 
 def _config(run: Run) -> Config:
-    register()
-    choices.register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = read_config(compose("config", overrides=choices.quoted_overrides(run.overrides)))
+    config = composed(*run.overrides)
     # One adapter of 400 Gbit/s for each device.
     far = OmegaConf.load(conf_dir() / "transfer_rate" / "infiniband_ndr.yaml")
     between = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LinkConfig), far))

@@ -13,13 +13,13 @@ p2 + (n - 2) / 2 (p4 - p2), of runs with 2 and 4.
 - A decode is of 50 tokens after a short prompt, as ``litgpt generate`` does.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.truth.measured import count_left_out, published
 from benchmarks.truth.planned_run import planned_run
 from benchmarks.truth.row import Row
 
@@ -86,12 +86,8 @@ def rows(data: Path) -> Iterator[Row]:
         FileNotFoundError: without the file.
 
     """
-    with (data / "measured.json").open(encoding="utf-8") as file:
-        points = json.load(file)
     left_out: Counter[str] = Counter()
-    for point in points:
-        if not any(name in point["source"] for name in _PUBLISHERS):
-            continue
+    for point in published(data, *_PUBLISHERS):
         label = (
             f"{_name(point)} {point['phase']} {point['dtype']} {point['batch']} x {point['seq']}"
         )
@@ -102,8 +98,7 @@ def rows(data: Path) -> Iterator[Row]:
         predicted = _peak_bytes(*_run(point)) / _UNITS[point["unit"]]
         held_out = _name(point) not in _LOOKED_UP
         yield Row(label, predicted, point["value"], point["unit"], held_out=held_out)
-    if left_out:
-        print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+    count_left_out(left_out)
 
 
 def _name(point: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ of. All layers of these models are alike: a token of n layers takes t2 + (n - 2)
 runs with 2 and 4.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from benchmarks.truth.measured import published
 from benchmarks.truth.planned_run import planned_run
 from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
@@ -109,15 +109,14 @@ def points(data: Path) -> list[Point]:
         FileNotFoundError: without the file.
 
     """
-    with (data / "measured.json").open(encoding="utf-8") as file:
-        published = [point for point in json.load(file) if "gpt-fast" in point["source"]]
-    reasons = [_reason(point) for point in published]
-    for point, reason in zip(published, reasons, strict=True):
+    figures = published(data, "gpt-fast")
+    reasons = [_reason(figure) for figure in figures]
+    for figure, reason in zip(figures, reasons, strict=True):
         if reason:
-            print(f"{_point(point).label} of {point['hardware']} is left out: {reason}")
+            print(f"{_point(figure).label} of {figure['hardware']} is left out: {reason}")
     if left_out := Counter(filter(None, reasons)):
-        print(f"{left_out.total()} of {len(published)} rows are left out: {dict(left_out)}")
-    return [_point(p) for p, reason in zip(published, reasons, strict=True) if not reason]
+        print(f"{left_out.total()} of {len(figures)} rows are left out: {dict(left_out)}")
+    return [_point(f) for f, reason in zip(figures, reasons, strict=True) if not reason]
 
 
 def _reason(point: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ the CPU are what is stated. A token is a pass over one token: OPT has no graph w
 little beside copies of weights.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.truth.measured import count_left_out, published
 from benchmarks.truth.row import Row
 from fxpart.capture.captured import captured_graph
 from fxpart.capture.models.build import build_model
@@ -116,12 +116,8 @@ def rows(data: Path) -> Iterator[Row]:
         FileNotFoundError: without the file.
 
     """
-    with (data / "measured.json").open(encoding="utf-8") as file:
-        points = json.load(file)
     left_out: Counter[str] = Counter()
-    for point in points:
-        if not any(name in point["source"] for name in _PUBLISHERS):
-            continue
+    for point in published(data, *_PUBLISHERS):
         label = f"{point['model']} {point['dtype']}"
         if reason := _left_out(point):
             print(f"{label}, {point['parallel']}, is left out: {reason}")
@@ -131,8 +127,7 @@ def rows(data: Path) -> Iterator[Row]:
         else:
             held_out = not _is_fitted(point)
             yield Row(label, _generated_per_s(point), point["value"], "tokens/s", held_out=held_out)
-    if left_out:
-        print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+    count_left_out(left_out)
 
 
 def _left_out(point: Mapping[str, Any]) -> str:
@@ -152,15 +147,11 @@ def _is_fitted(point: Mapping[str, Any]) -> bool:
 
 def asked_for(data: Path, _: Sequence[Row]) -> str:
     """Return the share of a link that each time asks for to which it is fitted, in words."""
-    with (data / "measured.json").open(encoding="utf-8") as file:
-        points = [point for point in json.load(file) if _is_a_row(point) and _is_fitted(point)]
+    rows_of = (point for point in published(data, *_PUBLISHERS) if not _left_out(point))
+    points = [point for point in rows_of if _is_fitted(point)]
     shares = [f"{_asked_share(point):.2f} ({point['model']} {point['dtype']})" for point in points]
     asked = " and ".join(shares) or "nothing"
     return f"copies from pageable memory are asked for a share of {asked}, {_PAGEABLE} is taken"
-
-
-def _is_a_row(point: Mapping[str, Any]) -> bool:
-    return any(name in point["source"] for name in _PUBLISHERS) and not _left_out(point)
 
 
 def _asked_share(point: Mapping[str, Any]) -> float:

@@ -175,17 +175,17 @@ class _Search:
         """Join an operator with the kernels of what it reads."""
         if not self.works[op]:
             return
-        made = range(self.made_start[op], self.made_start[op + 1])
+        produced = range(self.made_start[op], self.made_start[op + 1])
         kernel = self._alone(op)
         if kernel is not None:
-            kernel.storages = {int(self.root[value]) for value in made}
+            kernel.storages = {int(self.root[value]) for value in produced}
             self.kernel_of[op] = kernel
             is_window = _name(self.graph.targets[op]) in _WINDOWS
             for storage in () if is_window else self.read_by(op):
                 producer = self.kernel_of.get(self.writer.get(storage, -1))
                 if producer is not None and producer is not kernel:
                     kernel = self._joined(producer, kernel)
-        for value in made:
+        for value in produced:
             self.writer[int(self.root[value])] = op
 
     def _alone(self, op: int) -> _Kernel | None:
@@ -197,14 +197,14 @@ class _Search:
         elementwise = of_two or name in _POINTWISE or name in _WINDOWS
         if graph.flops[op] or not (elementwise or scatters or reduces):
             return None
-        made = list(range(self.made_start[op], self.made_start[op + 1]))
-        if not made:
+        produced = list(range(self.made_start[op], self.made_start[op + 1]))
+        if not produced:
             return None
         read = [self._count(value, graph.dtypes[op]) for value in graph.reads_of(op).tolist()]
-        results = [_elements(graph.dtypes[op], float(graph.value_bytes[v])) for v in made]
+        results = [_elements(graph.dtypes[op], float(graph.value_bytes[v])) for v in produced]
         if name in _CASTS and read:  # from one dtype to another
             results = read[-1:]
-            self.elements[made[0]] = results[0]
+            self.elements[produced[0]] = results[0]
         if scatters and read:  # as many as it reads last
             results = read[-1:]
         domain, rows = max(results), None
@@ -344,9 +344,9 @@ def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[
     written: dict[int, dict[int, int]] = {}
     for op in kernel.members:
         scatters = _name(graph.targets[op]) in _SCATTERS
-        made = range(search.made_start[op], search.made_start[op + 1])
+        produced = range(search.made_start[op], search.made_start[op + 1])
         # A scatter writes some elements of what it is given.
-        stored = [value for value in made if not scatters or search.root[value] == value]
+        stored = [value for value in produced if not scatters or search.root[value] == value]
         for values, once in ((search.read_whole(op), read), (stored, written)):
             for value in values:
                 storage = int(search.root[value])

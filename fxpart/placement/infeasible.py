@@ -64,7 +64,7 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
     memory = [device.memory_bytes for device in problem.topology.devices]
     needed, have = whole_model_bytes(problem), sum(memory)
 
-    def told() -> tuple[str, int | None]:
+    def explanation() -> tuple[str, int | None]:
         enough, change = _what_would_do(problem, memory)
         return (
             f"the model needs {show_bytes(needed)} ({needed} bytes, {what_is_held(problem)}),"
@@ -73,7 +73,7 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
             enough,
         )
 
-    return InfeasibleError(told, needed_bytes=needed, available_bytes=have)
+    return InfeasibleError(explanation, needed_bytes=needed, available_bytes=have)
 
 
 def what_is_held(problem: Problem) -> str:

@@ -223,24 +223,10 @@ def _own_part(gradient: Tensor, group: int) -> Tensor:
     return torch.chunk(gradient, group, dim=-1)[_rank()].contiguous()
 
 
-def _gathered_once_more(x: Tensor, group: int) -> Tensor:
-    whole: Tensor = torch.ops.fxpart.all_gather.again(x, group)
-    return whole
-
-
-def _scattered_as_it_lies(x: Tensor, group: int) -> Tensor:
-    piece: Tensor = torch.ops.fxpart.reduce_scatter.in_place(x, group)
-    return piece
-
-
-def _context_gathered(x: Tensor, group: int) -> Tensor:
-    whole: Tensor = torch.ops.fxpart.all_gather.context(x, group)
-    return whole
-
-
-def _context_scattered(x: Tensor, group: int) -> Tensor:
-    piece: Tensor = torch.ops.fxpart.reduce_scatter.context(x, group)
-    return piece
+_gathered_once_more: _Step = torch.ops.fxpart.all_gather.again
+_scattered_as_it_lies: _Step = torch.ops.fxpart.reduce_scatter.in_place
+_context_gathered: _Step = torch.ops.fxpart.all_gather.context
+_context_scattered: _Step = torch.ops.fxpart.reduce_scatter.context
 
 
 def _define(name: str, forward: _Step, backward: _Step, schema: str = _SCHEMA) -> None:

@@ -142,11 +142,11 @@ def _with_positions(
     *args: Any,  # noqa: ANN401
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    ids = given["input_ids"]
-    if given.get("position_ids") is None:
-        given["position_ids"] = positions_of(ids.shape[1], group, rank, ids.device).unsqueeze(0)
-    return forward(**given)
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    ids = arguments["input_ids"]
+    if arguments.get("position_ids") is None:
+        arguments["position_ids"] = positions_of(ids.shape[1], group, rank, ids.device).unsqueeze(0)
+    return forward(**arguments)
 
 
 def _attend(  # noqa: PLR0917 - as transformers calls it
@@ -208,9 +208,9 @@ def _attended(  # noqa: PLR0917
     rank: int,
 ) -> tuple[Tensor, Tensor]:
     scores = _scores(query, _per_query_head(key, query), scale, group, rank)
-    made = scores.softmax(-1) @ _per_query_head(value, query).float()
+    attended = scores.softmax(-1) @ _per_query_head(value, query).float()
     result = _like_query(query, value)
-    result.copy_(made)
+    result.copy_(attended)
     return result, scores.logsumexp(-1)
 
 
@@ -220,15 +220,7 @@ def _like_query(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty((batch, count, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _attended_shapes(  # noqa: PLR0917
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    is_causal: bool,
-    group: int,
-    rank: int,
-) -> tuple[Tensor, Tensor]:
+def _attended_shapes(query: Tensor, key: Tensor, value: Tensor, *_: float) -> tuple[Tensor, Tensor]:
     sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
     return _like_query(query, value), sums
 
@@ -253,27 +245,16 @@ def _gradients(  # noqa: PLR0917
     to_query = slopes @ keys * scale
     to_key = slopes.transpose(-2, -1) @ query.float() * scale
     to_value = weights.transpose(-2, -1) @ wide
-    made = _gradient_shapes(
-        gradient, query, key, value, result, log_sums, scale, is_causal, group, rank
-    )
+    gradients = _gradient_shapes(gradient, query, key, value)
     shared = (len(key), key.shape[1], -1, key.shape[2])
-    for room, of in zip(made[1:], (to_key, to_value), strict=True):
+    for room, of in zip(gradients[1:], (to_key, to_value), strict=True):
         room.copy_(of.view(*shared, of.shape[-1]).sum(2))
-    made[0].copy_(to_query)
-    return made
+    gradients[0].copy_(to_query)
+    return gradients
 
 
-def _gradient_shapes(  # noqa: PLR0917
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    result: Tensor,
-    log_sums: Tensor,
-    scale: float,
-    is_causal: bool,
-    group: int,
-    rank: int,
+def _gradient_shapes(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | float
 ) -> tuple[Tensor, Tensor, Tensor]:
     rooms = (t.transpose(1, 2) for t in (query, key, value))
     to_query, to_key, to_value = (t.new_empty(t.shape).transpose(1, 2) for t in rooms)
@@ -286,8 +267,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _attend_backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    made = torch.ops.fxpart.context_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
-    return (*made, None, None, None, None)
+    gradients = torch.ops.fxpart.context_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
+    return (*gradients, None, None, None, None)
 
 
 torch.library.register_fake(_ATTEND, _attended_shapes)

@@ -91,10 +91,12 @@ class _Dispatch:
             weights: of these. Shape (T, K).
 
         """
-        mine, local, counts, order = self._sent(hidden, chosen)
+        received_rows, local, counts, order = self._sent(hidden, chosen)
         # The weights of the routers are applied where the tokens come from.
-        made = self.forward(mine, local, torch.ones_like(local, dtype=mine.dtype))
-        return self._returned(made, weights, counts, order).to(hidden.dtype)
+        results = self.forward(
+            received_rows, local, torch.ones_like(local, dtype=received_rows.dtype)
+        )
+        return self._returned(results, weights, counts, order).to(hidden.dtype)
 
     def _sent(
         self, hidden: Tensor, chosen: Tensor
@@ -111,16 +113,16 @@ class _Dispatch:
         sent = sent.scatter_add_(0, ids, torch.ones_like(ids)).view(self.group, self.count)
         received = torch.ops.fxpart.all_to_all.counts(sent, self.group)
         total = self._received(received, len(ids))
-        mine = torch.ops.fxpart.all_to_all.rows(rows, sent, received, total, self.group)
+        received_rows = torch.ops.fxpart.all_to_all.rows(rows, sent, received, total, self.group)
         local = torch.arange(self.count, device=hidden.device).repeat(self.group)
         local = local.repeat_interleave(received.reshape(-1), output_size=total).unsqueeze(-1)
-        return mine, local, (sent, received), order
+        return received_rows, local, (sent, received), order
 
     def _returned(
-        self, made: Tensor, weights: Tensor, counts: tuple[Tensor, Tensor], order: Tensor
+        self, results: Tensor, weights: Tensor, counts: tuple[Tensor, Tensor], order: Tensor
     ) -> Tensor:
         sent, received = counts
-        back = torch.ops.fxpart.all_to_all.rows(made, received, sent, len(order), self.group)
+        back = torch.ops.fxpart.all_to_all.rows(results, received, sent, len(order), self.group)
         outputs = torch.empty_like(back)
         outputs[order] = back
         outputs = outputs.view(*weights.shape, back.size(-1))
@@ -153,10 +155,10 @@ def _counts_shape(sent: Tensor, group: int) -> Tensor:
 @torch.library.impl(_ROWS, "CPU")
 def _exchanged_rows(x: Tensor, sent: Tensor, received: Tensor, total: int, group: int) -> Tensor:
     """Return the rows that other devices have for this one, in the order of their ranks."""
-    made = x.new_empty((total, *x.shape[1:]))
+    outputs = x.new_empty((total, *x.shape[1:]))
     counts = received.sum(dim=1).tolist(), sent.sum(dim=1).tolist()
-    dist.all_to_all_single(made, x.contiguous(), *counts)
-    return made
+    dist.all_to_all_single(outputs, x.contiguous(), *counts)
+    return outputs
 
 
 def _rows_shape(x: Tensor, sent: Tensor, received: Tensor, total: int, group: int) -> Tensor:

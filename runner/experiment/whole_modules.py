@@ -174,10 +174,10 @@ def _sharded_by(config: Config) -> str:
         engines.append("fully_shard on each numbered block and on the model")
     if config.context_parallel > 1:
         engines.append("context_parallel, which is experimental")
-    ours = [f"torch's {', '.join(engines)}"] if engines else []
+    carriers_of_all = [f"torch's {', '.join(engines)}"] if engines else []
     if config.expert_parallel > 1:
-        ours.append(f"transformers' DistributedConfig(ep_size={config.expert_parallel})")
-    return ", ".join(ours)
+        carriers_of_all.append(f"transformers' DistributedConfig(ep_size={config.expert_parallel})")
+    return ", ".join(carriers_of_all)
 
 
 def _runs_here(config: Config) -> list[str]:

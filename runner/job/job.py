@@ -149,10 +149,10 @@ def _best_plan(
 ) -> tuple[Config, JobIdentity]:
     """Return the best plan that `config` asks for, to be run as any other, with its inputs."""
     with nullcontext() if verbose else without_progress():
-        chosen, found = recommended_plan(config)
+        chosen, summary = recommended_plan(config)
     refuse_changed(config, identity)
     if verbose:
-        show(f"plan:      {found}")
+        show(f"plan:      {summary}")
     return chosen, replace(identity, inputs=inputs_key(chosen, model_spec(chosen).key()))
 
 

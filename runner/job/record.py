@@ -159,6 +159,7 @@ def _plan_text(config: Config) -> str:
     is_training = config.phase.name == "training"
     settings: dict[str, tuple[object, object]] = {
         "tensor_parallel": (config.tensor_parallel, 1),
+        "sequence_parallel": (str(config.sequence_parallel).lower(), "false"),
         "data_parallel": (config.data_parallel, 1),
         "zero": (config.zero, 0),
         "schedule": (config.schedule.name, "none"),

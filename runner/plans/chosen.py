@@ -52,8 +52,8 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
     )
     outcome = best_of({"": base}, request, typed, config.model.batch_size, prefix=_MODE)
     best = outcome.ranking[0]
-    found = f"{counted(outcome.total - len(outcome.bounded), 'plan')} of {outcome.total} costed"
-    return best.candidate.config, f"{' '.join(best.candidate.overrides)} ({found})"
+    search = f"{counted(outcome.total - len(outcome.bounded), 'plan')} of {outcome.total} costed"
+    return best.candidate.config, f"{' '.join(best.candidate.overrides)} ({search})"
 
 
 def _request(mode: ModeConfig) -> Request:

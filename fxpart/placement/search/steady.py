@@ -58,10 +58,10 @@ def steadily(problem: Problem, search: Search) -> Assignment:
     useful = useful_devices(problem)
     if len(useful) < problem.topology.n_devices:
         try:
-            found = steadily(on_devices(problem, useful.tolist()), search)
+            placed = steadily(on_devices(problem, useful.tolist()), search)
         except InfeasibleError:
             raise does_not_fit(problem) from None
-        return moved(found, useful.tolist())
+        return moved(placed, useful.tolist())
     least = least_placement(
         problem, problem.objective if problem.objective in BY_TIME else "latency"
     )
@@ -91,9 +91,9 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
     within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
     waiting = list(_fewer((tuple(counts.tolist()), 0)))
     known = set(waiting)
-    made = 1
+    searches = 1
     for choice in waiting:
-        if made >= most:
+        if searches >= most:
             break
         count, slowed = choice
         devices = np.flatnonzero(within_kind < np.array(count)[kind_of])
@@ -102,7 +102,7 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
         some = on_devices(problem, devices.tolist())
         if not _may_be_faster(some, least_s):
             continue
-        made += 1
+        searches += 1
         with suppress(InfeasibleError):
             placed = moved(search(_with_slow_links(some, slowed)), devices.tolist())
             latency_s = latency_of(problem, placed.device_of)

@@ -47,8 +47,8 @@ def bound_of(problem: Problem, latency_s: float) -> tuple[float, str]:
     used = np.unique(np.stack([graph.group[graph.users], graph.uses], axis=1), axis=0)
     of_group = np.zeros(graph.n_ops)
     np.add.at(of_group, used[:, 0], weight_bytes[used[:, 1]])
-    held = float(weight_bytes[np.unique(graph.uses)].sum())
-    return max(np.ceil(held / problem.topology.n_devices), float(of_group.max())), "weights"
+    total_bytes = float(weight_bytes[np.unique(graph.uses)].sum())
+    return max(np.ceil(total_bytes / problem.topology.n_devices), float(of_group.max())), "weights"
 
 
 def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int) -> IntArray:
@@ -62,14 +62,14 @@ def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int
     power_w = powers_w(problem.topology)
     energy = problem.objective == "energy"
     best = device_of.copy()
-    given = (costs, problem.memory, log, room, power_w, energy)
+    tables = (costs, problem.memory, log, room, power_w, energy)
     if are_few(problem, len(atomic[0]) - 1):
-        _best_of_few(*given, atomic, best)
+        _best_of_few(*tables, atomic, best)
         return best
     for number, units in enumerate([*_whole_groups(problem), atomic]):
         steps = min(_STEPS_A_UNIT * (len(units[0]) - 1), _MOST_STEPS, _MOST_WORK // graph.n_ops)
         hot = heat if number == 0 else heat / 3
-        _anneal(*given, units, best, seed + number, max(steps, _LEAST_STEPS), hot)
+        _anneal(*tables, units, best, seed + number, max(steps, _LEAST_STEPS), hot)
     return best
 
 
@@ -166,7 +166,7 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
     scale = max(1.0, float(peaks.max()))
     now = _energy(t, log, power_w, device_of) if energy else _norm(peaks, scale)
     best = now if energy else float(peaks.max())
-    best_of, trial, held = device_of.copy(), device_of.copy(), peaks.copy()
+    best_of, trial, trial_peaks = device_of.copy(), device_of.copy(), peaks.copy()
     touched = np.empty(devices, dtype=np.bool_)
     temperature, cooled = hot, (_COLD / hot) ** (1.0 / steps)
     for _ in range(steps):
@@ -189,16 +189,16 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
         kept = True
         for device in range(devices):
             if touched[device]:
-                held[device] = peak_on_device(m, trial, device, change)
-                kept = kept and held[device] <= room[device]
+                trial_peaks[device] = peak_on_device(m, trial, device, change)
+                kept = kept and trial_peaks[device] <= room[device]
         then = now
         if kept:
-            then = _energy(t, log, power_w, trial) if energy else _norm(held, scale)
+            then = _energy(t, log, power_w, trial) if energy else _norm(trial_peaks, scale)
             kept = np.log(then / now) <= -temperature * np.log(share(state) + 1e-12)
         if not kept:
-            trial[:], held[:] = device_of, peaks
+            trial[:], trial_peaks[:] = device_of, peaks
             continue
-        device_of[:], peaks[:], now = trial, held, then
+        device_of[:], peaks[:], now = trial, trial_peaks, then
         value = now if energy else float(peaks.max())
         if value < best:
             best = value

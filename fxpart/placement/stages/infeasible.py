@@ -66,17 +66,17 @@ def no_cut_fits(
     request = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
     each = f", {interleave} on each device," if interleave > 1 else ""
 
-    def told() -> tuple[str, int | None]:
+    def explanation() -> tuple[str, int | None]:
         enough, change = _what_would_do(problem, line, max(memory), flight)
-        held = f"{what_is_held(problem)}{_flight_text(problem, flight)}"
+        contents = f"{what_is_held(problem)}{_flight_text(problem, flight)}"
         return (
             f"pipeline: no cut of the model {request}{each} was found to fit: the whole needs"
-            f" {show_bytes(needed)} ({needed} bytes, {held}), the devices of the stages have"
+            f" {show_bytes(needed)} ({needed} bytes, {contents}), the devices of the stages have"
             f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
             enough,
         )
 
-    return InfeasibleError(told, needed_bytes=needed, available_bytes=have)
+    return InfeasibleError(explanation, needed_bytes=needed, available_bytes=have)
 
 
 def _flight_text(problem: Problem, flight: Flight) -> str:
