@@ -23,8 +23,8 @@ from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place, make_mode
 from fxpart.placement.mtkahypar import is_installed
-from runner.experiment.experiment import model_spec, problem_of
-from runner.experiment.subject import shared_subject
+from runner.experiment.experiment import problem_of
+from runner.experiment.subject import model_spec, shared_subject
 from runner.experiment.topology import build_topology
 from runner.experiment.user_mode import chosen_mode
 

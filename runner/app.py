@@ -113,7 +113,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
     from runner.cli.arguments import refuse_sweep_settings
     from runner.config.read import read_config, read_tracking
-    from runner.experiment.experiment import check_all
+    from runner.experiment.check import check_all
     from runner.job.identity import Choices, JobIdentity
     from runner.job.job import is_kept, keep_failure
 

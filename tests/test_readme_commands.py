@@ -18,7 +18,8 @@ from runner.config import choices
 from runner.config import read as config
 from runner.config.paths import conf_dir
 from runner.config.sections import RECOMMEND
-from runner.experiment.experiment import check, model_spec
+from runner.experiment.check import check
+from runner.experiment.subject import model_spec
 from runner.experiment.topology import build_topology
 from tests.runner.composed import read
 

@@ -21,7 +21,10 @@ from benchmarks.time_limit import OverLimitError
 from fxpart.errors import SpecError
 from runner.cli.ending import USER_ERROR
 from runner.config.tags import config_document, config_from_document
-from runner.experiment.experiment import Result, check, model_spec, plan
+from runner.experiment.check import check
+from runner.experiment.experiment import plan
+from runner.experiment.result import Result
+from runner.experiment.subject import model_spec
 from runner.output.terminal import without_progress
 
 __all__ = ["fuzz_commands", "fuzz_configs"]

@@ -33,7 +33,8 @@ from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import FxpartError
 from runner.config.paths import conf_dir
 from runner.config.sections import Config, LinkConfig
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
+from runner.experiment.subject import model_spec
 
 __all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
 

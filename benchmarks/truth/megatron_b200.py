@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.truth.megatron_steps import parallel_overrides, planned_step
 from benchmarks.truth.row import Row
-from runner.experiment.experiment import Result
+from runner.experiment.result import Result
 
 __all__ = ["NAME", "SOURCE", "Case", "cases", "planned_cases", "rows"]
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from benchmarks.truth.planned_run import planned_run
 from fxpart.schedule import ScheduleResult
-from runner.experiment.experiment import Result
+from runner.experiment.result import Result
 
 __all__ = ["parallel_overrides", "planned_step", "schedule_of"]
 

@@ -1,7 +1,9 @@
 """A run as ``python -m runner`` plans it, for sets whose rows are such runs."""
 
 from benchmarks.composed import composed
-from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.experiment import plan
+from runner.experiment.result import Result
+from runner.experiment.subject import model_spec
 
 __all__ = ["planned_run"]
 

@@ -2,7 +2,6 @@
 
 from runner.experiment.batch_report import batch_metrics
 from runner.experiment.device_memory import device_memory_metrics
-from runner.experiment.experiment import Result
 from runner.experiment.generation import generation_metrics
 from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
@@ -11,6 +10,7 @@ from runner.experiment.offload import offload_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.rates import model_flops_utilization, rate_metrics
 from runner.experiment.replicas import replica_metrics
+from runner.experiment.result import Result
 from runner.experiment.serving import serving_metrics
 from runner.experiment.tensor_split import split_metrics
 from runner.experiment.whole_modules import whole_metrics

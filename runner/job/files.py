@@ -20,10 +20,10 @@ from runner.config.passwords import without_password
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_memory_rows
 from runner.experiment.engines import files_for_engines
-from runner.experiment.experiment import Result
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
 from runner.experiment.offload import offload_document, offloaded_map
+from runner.experiment.result import Result
 from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
 from runner.job.serving_files import write_serving_files

@@ -30,9 +30,9 @@ from runner.config.sections import (
     ModeConfig,
     TrackingConfig,
 )
-from runner.experiment.experiment import model_spec
 from runner.experiment.mesh import replica_count
 from runner.experiment.rates import price_per_hour
+from runner.experiment.subject import model_spec
 from runner.experiment.user_mode import SETTING
 
 __all__ = [

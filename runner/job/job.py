@@ -21,7 +21,7 @@ from runner.errors import TrackingError
 from runner.experiment.batch_report import batch_line
 from runner.experiment.carry_out import STAGES_FOLDER
 from runner.experiment.device_memory import memory_line
-from runner.experiment.experiment import Result, carried_out, model_spec, plan
+from runner.experiment.experiment import carried_out, plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_lines
@@ -31,8 +31,9 @@ from runner.experiment.offload import carried_by, offload_line
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
+from runner.experiment.result import Result
 from runner.experiment.runtime import host_line
-from runner.experiment.subject import is_captured
+from runner.experiment.subject import is_captured, model_spec
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, whole_line
 from runner.experiment.zero import zero_line

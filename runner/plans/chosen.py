@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, replace
 
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import RECOMMEND, Config, ModeConfig, ScheduleConfig
-from runner.experiment.experiment import check_all
+from runner.experiment.check import check_all
 from runner.experiment.tensor_split import check_split
 from runner.output.terminal import counted
 from runner.plans.evaluate import Candidate, Outcome, none_fits

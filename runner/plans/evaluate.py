@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 from fxpart.errors import FxpartError, InfeasibleError
 from runner.config.sections import Config
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.serving import generates
+from runner.experiment.subject import model_spec
 from runner.output.terminal import counted
 from runner.output.units import GIB
 from runner.plans.limits import limit_of, time_shares

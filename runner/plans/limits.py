@@ -7,7 +7,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.collective_times import collective_kinds
 from runner.config.sections import Config
-from runner.experiment.experiment import Result
+from runner.experiment.result import Result
 
 __all__ = ["limit_of", "time_shares"]
 

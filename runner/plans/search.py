@@ -13,10 +13,10 @@ from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
-from runner.experiment.experiment import check, model_spec
+from runner.experiment.check import check
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
-from runner.experiment.subject import shared_subject
+from runner.experiment.subject import model_spec, shared_subject
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import FxpartError, SpecError
 from fxpart.support.digest import stable_digest
-from runner.experiment.experiment import check
+from runner.experiment.check import check
 from runner.job.identity import for_jobs, override_values, without_elsewhere
 from runner.job.record import sweep_title
 from runner.output.terminal import counted, show

@@ -2,7 +2,7 @@
 
 from benchmarks.truth import published_steps
 from benchmarks.truth.__main__ import SETS
-from runner.experiment.experiment import check_all
+from runner.experiment.check import check_all
 from tests.runner.composed import read
 
 

@@ -11,9 +11,10 @@ import torch
 from fxpart.capture.models.build import build_model
 from fxpart.errors import NotApplicableError, SpecError
 from fxpart.sharding.context import positions_of
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import check_mesh
+from runner.experiment.subject import model_spec
 from runner.output.units import GIB
 from tests.runner.composed import TINY_LLAMA, read
 from tests.sharding.test_local_module import llama

@@ -16,9 +16,10 @@ from fxpart.core.topology import Link
 from fxpart.cost.collective_times import CollectiveGroup, TimesWithCollectives, collective_bytes
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import check_mesh
+from runner.experiment.subject import model_spec
 from tests.runner.composed import read
 from tests.sharding.test_local_module import llama
 from tests.sketch import devices

@@ -14,13 +14,15 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from runner.experiment import experiment
+from runner.experiment import fitting_plan
 from runner.experiment.device_memory import (
     device_memory,
     does_not_fit,
     memory_line,
     with_less_memory,
 )
+from runner.experiment.experiment import plan
+from runner.experiment.subject import model_spec
 from runner.experiment.topology import build_topology
 from tests.runner.command import OWN
 from tests.runner.composed import read
@@ -89,9 +91,9 @@ def test_searches_of_plans_that_did_not_fit_count_too(
         lacks = len(searches) == 1  # of two plans the first does not fit
         return tuple(replace(need, total_bytes=need.needed.expected - lacks) for need in needs)
 
-    alone = experiment.plan(config, experiment.model_spec(config))
-    monkeypatch.setattr(experiment, "device_memory", needed)
-    both = experiment.plan(config, experiment.model_spec(config))
+    alone = plan(config, model_spec(config))
+    monkeypatch.setattr(fitting_plan, "device_memory", needed)
+    both = plan(config, model_spec(config))
     assert len(searches) == 2
     seconds = [progress.seconds for progress in both.curve]
     assert seconds == sorted(seconds)

@@ -8,7 +8,10 @@ import pytest
 
 from fxpart.core.few_bits import WeightFormat
 from fxpart.errors import FxpartError
-from runner.experiment.experiment import Result, check_all, model_spec, plan
+from runner.experiment.check import check_all
+from runner.experiment.experiment import plan
+from runner.experiment.result import Result
+from runner.experiment.subject import model_spec
 from tests.runner.composed import read
 
 _SMALL = {

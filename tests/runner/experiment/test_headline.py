@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from fxpart.cost.prefetch import ShardedStep
-from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.generation import Generation, generation_metrics
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_metrics
+from runner.experiment.result import Result
+from runner.experiment.subject import model_spec
 from runner.experiment.tensor_split import TensorSplit, split_metrics
 from runner.experiment.zero import zero_metrics
 from runner.output.metrics import DEVICE_METRICS, METRICS

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import SpecError
-from runner.experiment.experiment import Result, check_all, model_spec, plan
+from runner.experiment.check import check_all
+from runner.experiment.experiment import plan
 from runner.experiment.headline import headline, memory_series
 from runner.experiment.objective import objective_line, progress_text
+from runner.experiment.result import Result
+from runner.experiment.subject import model_spec
 from runner.output.metrics import SERIES
 from tests.placement.workloads import document, largest_load_s, sample_s
 from tests.runner.command import OWN

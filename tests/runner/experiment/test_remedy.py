@@ -7,8 +7,9 @@ import pytest
 
 from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.remedy import changes, with_remedy
+from runner.experiment.subject import model_spec
 from tests.runner.composed import read
 
 STEP = ("mode=pipeline", "phase=training", "schedule=gpipe", "microbatches=8")

@@ -6,9 +6,11 @@ from torch import Tensor, nn
 
 from fxpart.errors import CaptureError
 from runner.experiment.batch_report import batch_line
-from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.replicas import replicas_line
+from runner.experiment.result import Result
+from runner.experiment.subject import model_spec
 from runner.job.batch_files import sweep_columns
 from runner.output.units import format_size
 from tests.runner.composed import read

@@ -2,7 +2,8 @@
 
 import pytest
 
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
+from runner.experiment.subject import model_spec
 from runner.plans.limits import limit_of, time_shares
 from tests.runner.composed import TINY_LLAMA, read
 

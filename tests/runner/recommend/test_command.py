@@ -13,8 +13,9 @@ import pytest
 
 from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
-from runner.experiment.experiment import model_spec, plan
+from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.subject import model_spec
 from tests.runner.command import Done, run, tracked_runs
 from tests.runner.composed import TINY_LLAMA, read
 

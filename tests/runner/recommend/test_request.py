@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import SpecError
-from runner.experiment.experiment import check_all
+from runner.experiment.check import check_all
 from runner.plans.request import Request, Space
 from runner.recommend.command import refuse_sweeps
 from runner.recommend.request import read_request

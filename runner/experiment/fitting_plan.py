@@ -1,0 +1,175 @@
+"""A placement with what it costs, that fits with what devices need beside tensors."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from fxpart.core.assignment import Assignment
+from fxpart.cost.device_memory import DeviceMemory
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.prefetch import ShardedStep
+from fxpart.cost.problem import Problem
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import InfeasibleError
+from fxpart.placement import Place
+from fxpart.placement.offload.plan import Offloaded
+from fxpart.placement.optimal.mode import Progress
+from fxpart.placement.saturate import saturate
+from fxpart.schedule import ScheduleResult
+from runner.config.sections import Config
+from runner.experiment.compiled_whole import compiled_whole
+from runner.experiment.device_memory import device_memory, does_not_fit, partners, with_less_memory
+from runner.experiment.generation import GenerationPlan
+from runner.experiment.objective import watched, with_proven_bound
+from runner.experiment.offload import placed
+from runner.experiment.pipeline_schedule import scheduled
+from runner.experiment.replicas import Replicas, with_sums
+from runner.experiment.subject import Subject
+from runner.experiment.tensor_split import Dealt
+from runner.experiment.zero import Gather, weight_gathers, with_shards
+from runner.output.terminal import quiet
+
+_MOST_PLANS = 4
+"""Tries to find one that fits with what it needs beside tensors."""
+
+
+class Placed(NamedTuple):
+    """A placement, the time that the mode took for it, and how its search came there."""
+
+    assignment: Assignment
+    partition_s: float
+    curve: tuple[Progress, ...]
+    offloaded: Offloaded | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CostedPlan:
+    """A placement with what it costs."""
+
+    placement: Placed
+    problem: Problem
+    """What is costed: of streamed weights, or of the whole model compiled, not what was placed."""
+    evaluation: Evaluation
+    replicas: Replicas | None
+    schedule: ScheduleResult | None
+    device_memory: tuple[DeviceMemory, ...]
+    shards: ShardedStep | None
+    both_steps: GenerationPlan | None
+    """Of ``phase=generate``."""
+
+
+def fitting_plan(
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    dealt: Dealt,
+    *,
+    place: Place,
+    times: LatencySource,
+) -> CostedPlan:
+    """Return a plan whose devices hold what it needs beside tensors, too.
+
+    A mode knows what is reserved of each device whatever lies there. What the allocator and kernels
+    take depends on the plan: where that does not fit, the mode is asked again with that much less.
+
+    Raises:
+        InfeasibleError: when no plan is candidate that fits.
+
+    """
+    searched, failed = problem, None
+    with_copies = partial(_placed, config, place)
+    searched_s, curves = 0.0, tuple[Progress, ...]()
+    for _ in range(_MOST_PLANS):
+        begin = time.perf_counter()
+        try:
+            with watched(shown=not quiet()) as curve:
+                assignment, in_tiers = placed(config, searched, problem, times, with_copies)
+        except InfeasibleError as error:
+            if failed is None:
+                raise
+            raise does_not_fit(failed.device_memory) from error
+        # Of all tries together: the first plan's search is part of how the last was candidate.
+        curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
+        searched_s += time.perf_counter() - begin
+        costed = in_tiers.problem if in_tiers else problem
+        if not in_tiers:
+            costed, assignment = compiled_whole(
+                config, subject, problem, assignment, times=times, searched=searched
+            )
+        placement = Placed(assignment, searched_s, curves, in_tiers)
+        candidate = _costed(config, subject, costed, dealt, times=times, placement=placement)
+        if all(need.verdict != "does not fit" for need in candidate.device_memory):
+            return candidate
+        failed = candidate
+        searched = with_less_memory(searched, candidate.evaluation, candidate.device_memory)
+    assert failed is not None
+    raise does_not_fit(failed.device_memory)
+
+
+def _costed(
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    dealt: Dealt,
+    *,
+    times: LatencySource,
+    placement: Placed,
+) -> CostedPlan:
+    """Return what a placement costs."""
+    assignment, replicas = placement.assignment, None
+    evaluation = (
+        placement.offloaded.evaluation if placement.offloaded else evaluate(problem, assignment)
+    )
+    if problem.workload is not None:
+        evaluation = with_proven_bound(evaluation, problem.objective, placement.curve)
+    if subject.partial is not None:
+        evaluation, replicas = with_sums(
+            config,
+            problem,
+            assignment,
+            evaluation=evaluation,
+            parallel=dealt.parallel,
+            partial=subject.partial,
+            ranks=subject.partial_ranks,
+            curves=dealt.curves,
+        )
+    evaluation, shards, gathers = _sharded(config, problem, assignment, evaluation, dealt)
+    sums = replicas.cost if replicas else None
+    schedule = scheduled(config, problem, assignment, sums, [g.seconds for g in gathers])
+    # A published problem has sizes of its own, and devices that are no real ones.
+    needs = (
+        device_memory(config, problem, assignment, evaluation, schedule)
+        if subject.workload is None
+        else ()
+    )
+    both_steps = None
+    if subject.steps is not None:
+        peers = partners(config, evaluation)
+        both_steps = GenerationPlan(config, subject.steps, problem, assignment, times, peers)
+        needs = both_steps.needs()
+    return CostedPlan(placement, problem, evaluation, replicas, schedule, needs, shards, both_steps)
+
+
+def _sharded(
+    config: Config, problem: Problem, assignment: Assignment, evaluation: Evaluation, dealt: Dealt
+) -> tuple[Evaluation, ShardedStep | None, list[Gather]]:
+    """Return `evaluation` with what ZeRO costs, and its gathers of updated weights (of stage 1)."""
+    if not config.zero:
+        return evaluation, None, []
+    parallel, curves = dealt.parallel, dealt.curves
+    gathers: list[Gather] = []
+    if config.zero == 1:
+        gathers = weight_gathers(
+            config, problem, assignment, evaluation, parallel=parallel, curves=curves
+        )
+    evaluation, shards = with_shards(
+        config, problem, evaluation, parallel=parallel, curves=curves, gathers=gathers
+    )
+    return evaluation, shards, gathers
+
+
+def _placed(config: Config, place: Place, problem: Problem) -> Assignment:
+    assignment = place(problem)
+    return saturate(problem, assignment) if config.devices.saturate_host else assignment
