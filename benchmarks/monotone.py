@@ -1,9 +1,9 @@
-"""``python -m benchmarks.monotone [problems]``: more hardware must not make a plan worse.
+"""``python -m benchmarks.monotone [problems [first]]``: more hardware must not make a plan worse.
 
-For each mode, on random problems (300 unless said otherwise, from seed 0) and on presets: a device
-more, a link twice as fast, and the same devices in another order. ``worse`` counts plans that got
-slower by more than 0.01 %, which is what searches take for nothing, ``by 1 %`` those that got much
-slower; of another order ``differs`` counts either way. What counts is what a mode makes small: the
+For each mode, on random problems (300 unless said otherwise, from seed 0 or `first`; 0 for none)
+and on presets: a device more, a link twice as fast, and the same devices in another order.
+``worse`` counts plans that got slower by more than 0.01 %, which is what searches take for nothing,
+``by 1 %`` those that got much slower; of another order ``differs`` counts either way. What counts is what a mode makes small: the
 latency of one input, of ``pipeline`` the time from one input to the next. A model that no longer
 fits counts as worse.
 """
@@ -111,16 +111,25 @@ def judged(what: str, before_s: float, after_s: float) -> list[str]:
     return counts + ([f"{what} by 1 %"] if ratio > 1 + _MUCH else [])
 
 
-def random_rows(problems: int, modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
-    """Return the counts for each mode on random problems."""
+def random_rows(seeds: Sequence[int], modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
+    """Return the counts for each mode on random problems, and print what got worse as it is met."""
     counts = {mode: Counter[str]() for mode in modes}
-    for seed in range(problems):
+    for seed in seeds:
         scene, further = random_scene(seed)
         for mode, counter in counts.items():
             before_s = scene.cost_s(mode)
             for what, changed in changes(scene, further):
-                counter.update(judged(what, before_s, changed.cost_s(mode)))
+                after_s = changed.cost_s(mode)
+                _count(counter, f"problem {seed}: {mode}", what, before_s, after_s)
+        print(f"problem {seed} done", flush=True)
     return counts
+
+
+def _count(counter: Counter[str], case: str, what: str, before_s: float, after_s: float) -> None:
+    verdict = judged(what, before_s, after_s)
+    counter.update(verdict)
+    if len(verdict) > 1:
+        print(f"{case}: {what}: {before_s:.6g} -> {after_s:.6g} s", flush=True)
 
 
 def preset_rows(modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
@@ -134,10 +143,12 @@ def preset_rows(modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
                 "link": (devices, "pcie5"),
             }
             both = [_of_command(model, mode, *change) for change in changed.values()]
+            case = f"{model} on {devices}: {mode}"
             for what, after_s in zip(changed, both, strict=True):
-                counter.update(judged(what, before_s, after_s))
+                _count(counter, case, what, before_s, after_s)
             turned_s = _of_command(model, mode, f"{further}+{devices}", "pcie4")
-            counter.update(judged("order", both[0], turned_s))
+            _count(counter, case, "order", both[0], turned_s)
+            print(f"{case} done", flush=True)
     return counts
 
 
@@ -165,9 +176,10 @@ def printed(counts: dict[str, Counter[str]]) -> str:
 
 def main() -> None:
     """Print one row for each mode."""
-    problems = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    print(f"{problems} random problems")
-    print(printed(random_rows(problems)), flush=True)
+    problems, first = (*map(int, sys.argv[1:]), *(300, 0)[len(sys.argv) - 1 :])
+    if problems:
+        print(f"{problems} random problems")
+        print(printed(random_rows(range(first, first + problems))), flush=True)
     print(f"\n{len(PRESETS)} presets")
     print(printed(preset_rows()), flush=True)
 

@@ -27,7 +27,14 @@ from benchmarks.text_table import table
 
 __all__ = ["fuzz", "runner_of"]
 
-_SHARES = {"specs": 0.42, "files": 0.4, "configurations": 0.09, "models": 0.05, "commands": 0.04}
+_SHARES = {
+    "specs": 0.4,
+    "files": 0.38,
+    "configurations": 0.09,
+    "decoders": 0.04,
+    "models": 0.05,
+    "commands": 0.04,
+}
 """Of all cases. A text takes microseconds, a command a second."""
 
 
@@ -57,6 +64,7 @@ def fuzz(cases: int, number: int, kinds: Sequence[str], folder: Path) -> list[Ta
         "specs": lambda count: fuzz_specs(run, count),
         "files": lambda count: fuzz_files(run, count, folder),
         "configurations": lambda count: fuzz_configs(run, count, folder),
+        "decoders": lambda count: fuzz_configs(run, count, folder, decoders=True),
         "models": lambda count: fuzz_models(run, count),
         "commands": lambda count: fuzz_commands(run, count, folder),
     }

@@ -29,13 +29,12 @@ from runner.output.terminal import without_progress
 
 __all__ = ["fuzz_commands", "fuzz_configs"]
 
+_PLAIN = ["tracking=none", "reserve=none", "figures=none"]
 _MODEL = [
     "model=custom",
     "model.factory=benchmarks.fuzz.tiny:build",
     "model.name=tiny",
-    "tracking=none",
-    "reserve=none",
-    "figures=none",
+    *_PLAIN,
 ]
 _BASES: tuple[list[str], ...] = (
     [],
@@ -50,8 +49,42 @@ _BASES: tuple[list[str], ...] = (
     ["devices=2xh100", "price_per_hour={h100: 2.5}"],
     ["devices=1x0.001mb+host1gb", "mode=single"],
     ["mode=pipeline", "devices=2x16gb", "checkpointing=block", "phase=training"],
+    ["runtime=compiled", "objective=memory", "mode=cost_aware", "devices=2xh100"],
+    ["phase=training", "data_parallel=2", "model.batch_size=4", "zero=3", "devices=2x16gb"],
 )
 """Configurations that are changed."""
+_GPT2 = [
+    *("model=gpt2", "model.batch_size=2", "model.seq_len=8", "model.config.n_positions=32"),
+    *("model.config.n_layer=2", "model.config.n_embd=16", "model.config.n_head=2"),
+    "model.config.vocab_size=64",
+]
+_MIXTRAL = [
+    *("model=mixtral_8x7b", "model.batch_size=2", "model.seq_len=8", "model.dtype=float32"),
+    *("model.config.num_hidden_layers=1", "model.config.hidden_size=16"),
+    *("model.config.intermediate_size=16", "model.config.num_local_experts=4"),
+    *("model.config.num_attention_heads=4", "model.config.num_key_value_heads=2"),
+    *("model.config.vocab_size=64", "model.config.max_position_embeddings=64"),
+]
+_GENERATES = ["phase=generate", "prompt_len=6", "output_len=4", "mode=single", "devices=1x16gb"]
+_DECODERS: tuple[list[str], ...] = (
+    [*_GPT2, "devices=2x16gb", "mode=pipeline"],
+    [*_GPT2, *_GENERATES, "serving_sweep.batches=[1,4]", "serving_sweep.contexts=[8,16]"],
+    [*_GPT2, "phase=decode", "context_len=16", "weights=int4", "kv_cache=int8", "mode=single"],
+    [*_GPT2, "phase=training", "finetune=lora", "finetune.targets=[c_attn]", "devices=1x16gb"],
+    [*_GPT2, "devices=1x0.1mb+host1gb", "mode=single", "offload=accelerate"],
+    [*_GPT2, "runtime=compiled", "latency=kernels", "devices=2xh100", "mode=kl_based"],
+    [*_MIXTRAL, "tensor_parallel=2", "devices=2xh100", "mode=single", "sequence_parallel=true"],
+    [
+        *(*_MIXTRAL, "expert_parallel=2", "data_parallel=2", "devices=2xh100", "mode=single"),
+        *("phase=training", "expert_imbalance=1.5", "zero=1"),
+    ],
+    [
+        *(*_MIXTRAL, "context_parallel=2", "devices=2xh100", "mode=single"),
+        *("phase=training", "objective=throughput"),
+    ],
+    [*_MIXTRAL, *_GENERATES, "weights=nf4", "runtime=graph"],
+)
+"""Configurations of small models of transformers, which take a second or two to capture."""
 _SIZES = (
     "model.batch_size",
     "devices.pools.0.count",
@@ -69,6 +102,13 @@ _SIZES = (
     "reserve.fragmentation",
     "data_parallel",
     "tensor_parallel",
+    "expert_parallel",
+    "context_parallel",
+    "expert_imbalance",
+    "context_len",
+    "prompt_len",
+    "output_len",
+    "zero",
     "microbatches",
     "batch_sweep",
 )
@@ -100,13 +140,16 @@ def _set(document: dict[str, Any], key: str, value: object) -> None:
     holder[last] = value
 
 
-def fuzz_configs(run: Callable[[Any, int], None], cases: int, folder: Path) -> Tally:
-    """Plan `cases` configurations; `run` as in `fuzz_specs`."""
-    tally = Tally("configurations")
+def fuzz_configs(
+    run: Callable[[Any, int], None], cases: int, folder: Path, *, decoders: bool = False
+) -> Tally:
+    """Plan `cases` configurations, or those of `decoders`; `run` as in `fuzz_specs`."""
+    tally = Tally("decoders" if decoders else "configurations")
     documents = []
-    for overrides in _BASES:
+    plain, bases = (_PLAIN, _DECODERS) if decoders else (_MODEL, _BASES)
+    for overrides in bases:
         document: Any = config_document(
-            composed(*_MODEL, *overrides, f"capture.cache_dir={folder / 'cache'}")
+            composed(*plain, *overrides, f"capture.cache_dir={folder / 'cache'}")
         )
         del document["tracking"], document["capture"]["cache_dir"]
         documents.append(document)
@@ -156,14 +199,12 @@ _KEYS = (
     "latency.file",
     "latency.tables",
     "price_per_hour",
-    "zero",
     "sequence_parallel",
     "engine",
     "weights",
     "kv_cache",
-    "context_len",
-    "prompt_len",
-    "output_len",
+    "serving_sweep.batches",
+    "serving_sweep.contexts",
     "finetune",
     "finetune.rank",
     "finetune.targets",
@@ -207,7 +248,7 @@ _TEXTS = (
     "nf4",
 )
 _SPACE = ("tensor_parallel", "zero", "batch", "microbatches", "schedule", "mode", "nonsense")
-_ASKED = ("objective", "global_batch", "rows", *(f"space.{name}" for name in _SPACE))
+_ASKED = ("objective", "global_batch", "rows", "devices", *(f"space.{name}" for name in _SPACE))
 """Of `runner.recommend`."""
 _RECOMMENDED = 0.15
 """The share of commands that ask it."""
@@ -219,9 +260,8 @@ def _command(
     case = " ".join((module, *overrides))
 
     def work() -> tuple[int, str, str]:
-        given = [*_MODEL, *overrides]
         try:
-            code, out, err = fork_command(folder, ("-m", module), given, LIMIT_S - 5)
+            code, out, err = fork_command(folder, ("-m", module), overrides, LIMIT_S - 5)
         except TimeoutExpired as error:
             raise OverLimitError from error
         if code == USER_ERROR and err.count("error: ") == 1 and "Traceback" not in out + err:
@@ -242,11 +282,12 @@ def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> 
     tally = Tally("commands")
     fork_command(folder, ("-c", "pass"), [], 300)  # what it imports first is no case's time
 
-    @given(st.randoms(use_true_random=False), st.sampled_from(_BASES))
+    @given(st.randoms(use_true_random=False), st.sampled_from([*_BASES, *_DECODERS]))
     def commands(rnd: Random, base: list[str]) -> None:
+        given = [*_MODEL, *base] if base in _BASES else [*_PLAIN, *base]
         if rnd.random() < _RECOMMENDED:
             text = rnd.choice((*_TEXTS, "[0]", "[1,-1]", "[null]", "[[1]]", str(odd_number(rnd))))
-            asked = [f"recommend.{rnd.choice(_ASKED)}={text}", "devices=2x16gb"]
+            asked = [*_MODEL, f"recommend.{rnd.choice(_ASKED)}={text}", "devices=2x16gb"]
             _command(tally, folder, asked, must_fail=False, module="runner.recommend")
             return
         key = rnd.choice(_KEYS)
@@ -254,7 +295,7 @@ def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> 
         value = odd_number(rnd) if is_number else rnd.choice((*_TEXTS, odd_value(rnd)))
         text = str(value).replace("\0", "").encode(errors="replace").decode()
         must_fail = is_number and is_never_a_size(value)
-        _command(tally, folder, [*base, f"{key}={text}"], must_fail=must_fail)
+        _command(tally, folder, [*given, f"{key}={text}"], must_fail=must_fail)
 
     run(commands, cases)
     return tally

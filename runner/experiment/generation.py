@@ -274,15 +274,15 @@ def generation_metrics(made: Generation) -> dict[str, float]:
     }
 
 
-def generation_lines(made: Generation, evaluation: Evaluation) -> tuple[str, str]:
+def generation_lines(made: Generation, evaluation: Evaluation, rate: str) -> tuple[str, str]:
     """Return the times in one line, and in another what the placement holds; `evaluation` is its.
 
-    The cache of each device is that of the last decode.
+    The cache of each device is that of the last decode; `rate` is the throughput as text.
     """
     times = (
         f"first token after {format_s(made.ttft_s)}, then {format_s(made.tpot_s)} a token;"
         f" {made.output_len} tokens of {counted(made.texts, 'text')} in {format_s(made.total_s)},"
-        f" {made.tokens_per_s:,.1f} tokens/s"
+        f" {rate}"
     )
     cached = [use for use in evaluation.devices if use.cache_bytes]
     most = max((use.cache_bytes for use in cached), default=0)

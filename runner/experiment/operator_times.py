@@ -17,7 +17,7 @@ from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, wri
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.tables import LatencySource
 from fxpart.cost.trace import TraceTimes, read_trace
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config, LatencyConfig
 from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_training, step_options
@@ -35,6 +35,8 @@ __all__ = [
 
 MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
 """Most runs of what is timed, and most threads: the system has no room for many more."""
+_READ_BY = {"tables": ("kernels",), "file": ("calibrated", "trace")}
+"""Which sources read a setting that names files."""
 _MOST_LOST = 0.3
 """Share of the time of several threads that other work may have; a single one has its own clock."""
 _BUSY = 0.1
@@ -53,6 +55,13 @@ def check_latency(config: Config) -> None:
         if not 1 <= getattr(latency, name) <= most:
             raise SpecError(
                 f"latency.{name}={getattr(latency, name)} must be a number from 1 to {most}"
+            )
+    for name, sources in _READ_BY.items():
+        if getattr(latency, name) and latency.source not in sources:
+            raise NotApplicableError(
+                f"latency.{name}={getattr(latency, name)} is read with latency="
+                f"{' or latency='.join(sources)}, got latency={latency.name}; leave it out, or"
+                " change the source"
             )
     if latency.source == "kernels":
         _kernel_model(latency)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from fxpart.errors import FxpartError, InfeasibleError
+from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from runner.config.sections import Config, ModeConfig
+from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.subject import is_captured, model_spec
 from runner.experiment.training import is_training
 from runner.output.terminal import progress
@@ -51,6 +52,8 @@ def with_remedy(
                 continue
             try:
                 place(_quickly(change.config))
+            except NotApplicableError:
+                continue
             except FxpartError:
                 tried.append(change.overrides)
                 continue
@@ -88,16 +91,15 @@ def changes(config: Config, *, said: bool = False) -> Iterator[Change]:
 
     More devices are left out where the error has `said` how many would do.
     """
-    order = _in_order_1f1b(config)
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
-    if order:
-        yield order
+    steps = [step for step in (_in_order_1f1b(config), *_of_shards(config)) if step]
+    yield from steps
     if recomputes:
         yield Change("checkpointing=block", recomputed, captures=True)
-    if order and recomputes:
-        both = replace(order.config, checkpointing="block")
-        yield Change(f"{order.overrides} checkpointing=block", both, captures=True)
+        for step in steps:
+            both = replace(step.config, checkpointing="block")
+            yield Change(f"{step.overrides} checkpointing=block", both, captures=True)
     yield from _of_fewer_microbatches(config)
     if config.granularity != "operator":
         yield Change("granularity=operator", replace(config, granularity="operator"))
@@ -123,6 +125,16 @@ def _in_order_1f1b(config: Config) -> Change | None:
         options["interleave"], overrides = 1, "schedule=1f1b mode.interleave=1"
     schedule, mode = replace(config.schedule, name="1f1b"), _known_options(config, options)
     return Change(overrides, replace(config, schedule=schedule, mode=mode))
+
+
+def _of_shards(config: Config) -> Iterator[Change]:
+    """Yield the stages of ZeRO above that of replicas that train."""
+    if not is_training(config) or replica_count(config) == 1:
+        return
+    for stage in (1, 3):
+        # Weights are gathered for a step without microbatches.
+        if config.zero < stage and (stage < GATHERING or config.schedule.name == "none"):
+            yield Change(f"zero={stage}", replace(config, zero=stage))
 
 
 def _of_fewer_microbatches(config: Config) -> Iterator[Change]:

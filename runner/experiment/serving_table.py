@@ -51,7 +51,7 @@ def check_table(config: Config, steps: ServingSteps) -> None:
         reason, _, _ = str(error).partition(";")
         raise SpecError(
             f"serving_sweep.contexts has {max(contexts)}, which the model has no room for:"
-            f" {reason.removeprefix('context_len=')}; leave it out"
+            f" {reason}; leave it out"
         ) from error
 
 

@@ -26,6 +26,7 @@ from runner.experiment.generation import generation_lines
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
+from runner.experiment.mesh import replica_count
 from runner.experiment.objective import objective_line
 from runner.experiment.offload import carried_by, offload_line
 from runner.experiment.pipeline_schedule import schedule_line
@@ -249,7 +250,7 @@ def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
     has_tensors = result.subject.workload is None
     table = device_table(result.evaluation, _group(result), with_memory=has_tensors)
-    show(result.subject_line, table, _summary(result))
+    show(result.subject_line, table, _summary(config, result))
     if has_tensors:
         show(f"peak:      {peak_line(result.peaks)}")
     if line := objective_line(result.problem, result.evaluation):
@@ -294,7 +295,7 @@ def _serving_sweep(result: Result) -> dict[str, dict[str, list[object]]]:
 def _generation_lines(result: Result) -> tuple[str, ...]:
     if result.generation is None:
         return ()
-    times, holds = generation_lines(result.generation, result.evaluation)
+    times, holds = generation_lines(result.generation, result.evaluation, _rate(result))
     return (f"generate:  {times}", f"cache:     {holds}")
 
 
@@ -315,9 +316,15 @@ def _times_lines(result: Result) -> Iterator[str]:
             yield f"host:      {by_host}"
 
 
-def _summary(result: Result) -> str:
-    rate = None if result.schedule else _rate(result)
-    return summary_line(result.evaluation, rate, with_gap=result.has_gap, group=_group(result))
+def _summary(config: Config, result: Result) -> str:
+    return summary_line(
+        result.evaluation,
+        None if result.schedule or result.generation else _rate(result),
+        with_gap=result.has_gap,
+        group=_group(result),
+        replicas=replica_count(config),
+        of=" of the last token" if result.generation else "",
+    )
 
 
 def _group(result: Result) -> int:

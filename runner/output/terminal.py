@@ -89,12 +89,15 @@ def summary_line(
     *,
     with_gap: bool = True,
     group: int = 1,
+    replicas: int = 1,
+    of: str = "",
 ) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound.
 
-    `rate` is the throughput as text, None where a schedule says it. Without `with_gap`, nothing
+    `rate` is the throughput as text, None where another line says it. Without `with_gap`, nothing
     is said of the bound: it is one of a single input, that of a schedule or of replicas would be
-    another. Each device of `evaluation` stands for `group` alike.
+    another. Each device of `evaluation` stands for `group` alike, and there are `replicas` of them
+    all; `of` says what the latency is of, if not of the whole.
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
     throughput = "" if rate is None else f" {rate},"
@@ -103,10 +106,11 @@ def summary_line(
         f", lower bound for whole operators {times.show(e.lower_bound_s)} {times.name}"
         f" (gap {e.optimality_gap:.1%})"
     )
+    each = f" in each of {replicas} replicas" if replicas > 1 else ""
     return (
-        f"latency {times.show(e.latency_s)} {times.name},{throughput}"
+        f"latency{of} {times.show(e.latency_s)} {times.name},{throughput}"
         f" {counted(e.partitions, 'partition')} on {e.devices_used * group} of"
-        f" {counted(len(e.devices) * group, 'device')}{_idle(e)}{turns},"
+        f" {counted(len(e.devices) * group, 'device')}{_idle(e)}{each}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
     )
 

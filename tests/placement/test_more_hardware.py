@@ -85,7 +85,7 @@ def test_what_is_counted_can_be_worse() -> None:
 
 
 def test_random_problems_are_counted_for_each_mode() -> None:
-    counts = random_rows(3, ("single", "size_based"))
+    counts = random_rows(range(3), ("single", "size_based"))
     assert counts["size_based"]["device"] > 0
     assert counts["size_based"]["device worse"] == counts["size_based"]["order worse"] == 0
 

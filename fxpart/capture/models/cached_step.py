@@ -109,8 +109,8 @@ def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
     room = spec.cache_len or of_prompt or min(_DEFAULT_ROOM, most or _DEFAULT_ROOM)
     if most is not None and room > most:
         raise SpecError(
-            f"context_len={room} is more than the {most} positions of {type(model).__name__}; set"
-            f" context_len to {most} or less"
+            f"a cache of {room} tokens is more than the {most} positions of {type(model).__name__};"
+            f" set context_len, or prompt_len + output_len of a generation, to {most} or less"
         )
     if spec.step == "decode" and room < _PROMPT:
         raise SpecError(

@@ -211,7 +211,7 @@ def test_a_cache_stays_with_the_layer_that_writes_it_and_takes_a_row() -> None:
         ),
         (
             _spec("all heads", cache_len=2000),
-            "context_len=2000 is more than the 1024 positions of GPT2LMHeadModel",
+            "a cache of 2000 tokens is more than the 1024 positions of GPT2LMHeadModel; set",
         ),
         (_spec("all heads", cache_len=1), "leaves no token before the one that is decoded"),
         (_spec("all heads", step="prefill", cache_len=4), "a prompt of 9 tokens is longer than"),

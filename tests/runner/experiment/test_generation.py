@@ -112,7 +112,9 @@ def test_a_context_ends_with_the_model_where_memory_does_not() -> None:
     made = _planned(*_lengths(20, 5), "devices=1x1gb")
     assert made.generation is not None
     assert made.generation.max_context == 4096
-    assert "4,096 (the model's longest)" in generation_lines(made.generation, made.evaluation)[1]
+    assert (
+        "4,096 (the model's longest)" in generation_lines(made.generation, made.evaluation, "")[1]
+    )
 
 
 def test_a_window_is_passed_on_the_way_to_the_longest_context() -> None:
@@ -191,12 +193,12 @@ def test_lengths_that_make_no_generation_are_refused(
 def test_more_tokens_than_the_model_has_positions_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(FxpartError, match="more than the 4096 positions"):
+    with pytest.raises(FxpartError, match=r"set .* prompt_len \+ output_len .* 4096 or less"):
         _planned(*_lengths(4090, 10))
     monkeypatch.setattr(
         "runner.experiment.experiment.problem_of", None
     )  # before anything is placed
-    longer = r"serving_sweep.contexts has 5000, .* 5000 is more than the 4096 positions"
+    longer = r"serving_sweep.contexts has 5000, .* 5000 tokens is more than the 4096 positions"
     with pytest.raises(SpecError, match=longer):
         _planned(*_lengths(20, 5), "serving_sweep.contexts=[64,5000]")
 

@@ -51,6 +51,14 @@ def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
             "latency.repeats=0 must be a number from 1",
         ),
         (
+            ["latency.tables=/tables"],
+            "latency.tables=/tables is read with latency=kernels, got latency=roofline",
+        ),
+        (
+            ["latency=profiled", "latency.file=host.json"],
+            "latency.file=host.json is read with latency=calibrated or latency=trace, got",
+        ),
+        (
             ["latency=calibrated", "latency.threads=0"],
             "latency.threads=0 must be a number from 1",
         ),

@@ -42,6 +42,20 @@ def test_what_costs_a_user_least_is_tried_first() -> None:
     assert list(said) == []
 
 
+def test_replicas_that_train_share_what_they_hold() -> None:
+    replicas = ("phase=training", "data_parallel=2", "mode=single", "devices=2x16gb")
+    assert names(*replicas, "model.batch_size=2")[:5] == [
+        "zero=1",
+        "zero=3",
+        "checkpointing=block",
+        "zero=1 checkpointing=block",
+        "zero=3 checkpointing=block",
+    ]
+    assert names(*replicas, "zero=1", "model.batch_size=2")[0] == "zero=3"
+    # Whose microbatches would gather weights again and again.
+    assert "zero=3" not in names(*STEP, "data_parallel=2", "model.batch_size=2", "devices=2x16gb")
+
+
 def test_a_change_reaches_the_options_of_the_mode() -> None:
     """Which looks at what is in flight."""
     for change in changes(read(*STEP, "devices=2x16gb")):
@@ -69,7 +83,7 @@ def where(fits: Callable[[Config], bool]) -> Callable[[Config], None]:
         (
             lambda _: False,
             False,
-            "too large; tried one at a time, and not enough: schedule=1f1b; microbatches=4;"
+            "too large; tried one at a time, and not enough: schedule=1f1b;"
             " microbatches=2; microbatches=1; 4 x rtx_a4000; 8 x rtx_a4000; 16 x rtx_a4000",
         ),
     ],
