@@ -3,9 +3,9 @@
 For each mode, on random problems (300 unless said otherwise, from seed 0 or `first`; 0 for none)
 and on presets: a device more, a link twice as fast, and the same devices in another order.
 ``worse`` counts plans that got slower by more than 0.01 %, which is what searches take for nothing,
-``by 1 %`` those that got much slower; of another order ``differs`` counts either way. What counts is what a mode makes small: the
-latency of one input, of ``pipeline`` the time from one input to the next. A model that no longer
-fits counts as worse.
+``by 1 %`` those that got much slower; of another order ``differs`` counts either way. What counts
+is what a mode makes small: the latency of one input, of ``pipeline`` the time from one input to the
+next. A model that no longer fits counts as worse.
 """
 
 import math

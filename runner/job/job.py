@@ -184,7 +184,7 @@ def _run_tracked(
         if verbose:
             _show_end(result, identity.folder)
         with progress("logging to MLflow"):
-            _log(result, identity.folder, so_far.log)
+            _log(config, result, identity.folder, so_far.log)
     if so_far.log.problem:
         raise TrackingError(so_far.log.problem)
     if identity.sweep is None:
@@ -405,7 +405,7 @@ def _name(identity: JobIdentity) -> str:
     return run_name(identity.choices, identity.overrides, swept)
 
 
-def _log(result: Result, folder: Path, log: RunLog) -> None:
+def _log(config: Config, result: Result, folder: Path, log: RunLog) -> None:
     log.log(
         # Cells of MLflow's tables cut long numbers off; seven digits fit.
         metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
@@ -418,5 +418,5 @@ def _log(result: Result, folder: Path, log: RunLog) -> None:
         },
         artifacts_dir=folder,
         left_out=STAGES_FOLDER,  # weights, which are random
-        tags={"mlflow.note.content": f"{result.subject_line}  \n{_summary(result)}"},
+        tags={"mlflow.note.content": f"{result.subject_line}  \n{_summary(config, result)}"},
     )
