@@ -29,6 +29,7 @@ from benchmarks.truth import (
     megatron_b200_time,
     offload,
     published_steps,
+    served_tokens,
     timm_memory,
     vtrain,
 )
@@ -71,6 +72,7 @@ SETS: tuple[TruthSet, ...] = (
     megatron_b200_time,
     offload,
     published_steps,
+    served_tokens,
     vtrain,
 )
 

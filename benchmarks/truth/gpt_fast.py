@@ -4,8 +4,7 @@
 
 A row is a run of the command: ``phase=decode runtime=compiled mode=single latency=kernels``, which
 takes the roofline for products of few bits. The card was limited to 330 W, which no run here knows
-of. All layers of these models are alike: a token of n layers takes t2 + (n - 2) / 2 (t4 - t2), of
-runs with 2 and 4.
+of.
 """
 
 from collections import Counter
@@ -14,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from benchmarks.truth.measured import published
-from benchmarks.truth.planned_run import planned_run
+from benchmarks.truth.planned_run import latency_of_alike_layers_s
 from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
-from runner.config.paths import conf_dir
 
 __all__ = ["CONTEXT", "MODELS", "NAME", "SOURCE", "Point", "points", "rows"]
 
@@ -48,8 +44,6 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
 """By the name of a row, the preset and what of its configuration differs."""
 CONTEXT = 5 + 200 // 2
 """Tokens in the cache halfway."""
-_LAYERS = (2, 4)
-"""Of the models that are planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +68,13 @@ class Point:
             FxpartError: for a run that cannot be planned.
 
         """
-        few, more = _LAYERS
-        few_s, more_s = (planned_run(self._overrides(n)).evaluation.latency_s for n in _LAYERS)
         preset, changed = MODELS[self.model]
-        shipped = OmegaConf.load(conf_dir() / "model" / f"{preset}.yaml").config
-        layers = int({**shipped, **changed}["num_hidden_layers"])
-        return few_s + (layers - few) / (more - few) * (more_s - few_s)
+        return latency_of_alike_layers_s(preset, changed, self._overrides())
 
-    def _overrides(self, layers: int) -> tuple[str, ...]:
-        preset, changed = MODELS[self.model]
-        config = {**changed, "num_hidden_layers": layers}
+    def _overrides(self) -> tuple[str, ...]:
         layout, _, group = self.dtype.partition("-g")
         few_bits = (f"weights={layout}", "weights.keep=[]")  # the linear layer of the scores too
         return (
-            f"model={preset}",
-            *(f"++model.config.{name}={value}" for name, value in config.items()),
             "phase=decode",
             f"context_len={CONTEXT}",
             f"devices={self.devices}xa100_80gb",

@@ -1,11 +1,19 @@
 """A run as ``python -m runner`` plans it, for sets whose rows are such runs."""
 
+from collections.abc import Mapping
+
+from omegaconf import OmegaConf
+
 from benchmarks.composed import composed
+from runner.config.paths import conf_dir
 from runner.experiment.experiment import plan
 from runner.experiment.result import Result
 from runner.experiment.subject import model_spec
 
-__all__ = ["planned_run"]
+__all__ = ["latency_of_alike_layers_s", "planned_run"]
+
+_FEW_LAYERS, _MORE_LAYERS = 2, 4
+"""Of the models that are planned in place of deep ones."""
 
 
 def planned_run(overrides: tuple[str, ...]) -> Result:
@@ -17,3 +25,27 @@ def planned_run(overrides: tuple[str, ...]) -> Result:
     """
     config = composed(*overrides)
     return plan(config, model_spec(config))
+
+
+def latency_of_alike_layers_s(
+    preset: str, changed: Mapping[str, object], overrides: tuple[str, ...]
+) -> float:
+    """Return the latency of a model whose layers are all alike, from runs with 2 and 4 of them.
+
+    The model is a preset with `changed` values in its configuration.
+
+    Raises:
+        FxpartError: for what cannot be planned.
+
+    """
+    shipped = OmegaConf.load(conf_dir() / "model" / f"{preset}.yaml").config
+    layers = int({**shipped, **changed}["num_hidden_layers"])
+
+    def latency_s(n_layers: int) -> float:
+        config = {**changed, "num_hidden_layers": n_layers}
+        settings = (f"++model.config.{name}={value}" for name, value in config.items())
+        return planned_run((f"model={preset}", *settings, *overrides)).evaluation.latency_s
+
+    few_s, more_s = latency_s(_FEW_LAYERS), latency_s(_MORE_LAYERS)
+    of_layer_s = (more_s - few_s) / (_MORE_LAYERS - _FEW_LAYERS)
+    return few_s + (layers - _FEW_LAYERS) * of_layer_s

@@ -13,11 +13,11 @@ import numpy as np
 from fxpart.core.graph import FloatArray
 from fxpart.cost.curves.gemm import Rates, smooth_maximum
 
-__all__ = ["AttentionCurve", "Attentions", "DecodeCurve"]
+__all__ = ["ROWS_OF_BLOCK", "AttentionCurve", "Attentions", "DecodeCurve"]
 
 _BLOCK = 128.0
 """Queries, and keys, of a block."""
-_ROWS = 64.0
+ROWS_OF_BLOCK = 64.0
 """Queries that a block is filled up to."""
 _LEAST_ROWS = 0.3
 """The least part of a block that its work is counted for."""
@@ -89,7 +89,7 @@ class AttentionCurve:
             / (1 + (size / self.large_size) ** 2)
         )
         rate = rates.flops_per_s / rates.multiprocessors * share
-        rows = np.minimum(np.ceil(queries * sharing / _ROWS) * _ROWS, _BLOCK)
+        rows = np.minimum(np.ceil(queries * sharing / ROWS_OF_BLOCK) * ROWS_OF_BLOCK, _BLOCK)
         work_s = 4 * np.maximum(rows, _LEAST_ROWS * _BLOCK) * _BLOCK * size / rate
         total = blocks * (self.block_s + np.maximum(mean / _BLOCK + 0.5, 1) * work_s)
         total /= rates.multiprocessors
@@ -138,7 +138,7 @@ class DecodeCurve:
         kept_bytes = np.where(calls.cache_bytes > 0, calls.cache_bytes, calls.element_bytes)
         per_key = 2 * calls.head_size * kept_bytes
         groups = calls.batch * calls.key_heads
-        blocks = groups * np.ceil(sharing / _ROWS)
+        blocks = groups * np.ceil(sharing / ROWS_OF_BLOCK)
         # A window need not begin where a block does.
         cut = (calls.window > 0) & (calls.keys >= calls.window)
         key_blocks = np.ceil(seen / _BLOCK) + cut
@@ -148,7 +148,7 @@ class DecodeCurve:
         one_s = rates.bytes_per_s / rates.multiprocessors * self.reader_share
         reading = waves * np.ceil(key_blocks / splits) * _BLOCK * per_key / one_s
         memory = groups * seen * per_key / (self.memory_share * rates.bytes_per_s)
-        work = 4 * blocks * _ROWS * seen * calls.head_size
+        work = 4 * blocks * ROWS_OF_BLOCK * seen * calls.head_size
         computing = work / (self.compute_share * np.asarray(rates.flops_per_s))
         passed = 2 * calls.batch * calls.heads * calls.head_size * calls.element_bytes
         fixed = (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.cost.curves.attention import Attentions
+from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
 from fxpart.cost.curves.gemm import Products
 
 __all__ = ["Shapes", "shapes_of"]
@@ -135,6 +135,10 @@ def _attention(
     keys = max(1.0, flops / (query * (10 if backward else 4)))
     rows, key_heads = query / size, max(1.0, key / (keys * size))
     queries = keys if rows >= keys * key_heads else max(1.0, rows / key_heads)
+    if queries < keys and queries <= ROWS_OF_BLOCK and not backward:
+        # Heads that share keys come as queries of one head, too. A library reads keys once for so
+        # few rows, whichever they are, and splits them over multiprocessors.
+        queries = 1.0
     heads = max(key_heads, rows / queries)
     return float(backward), 1.0, queries, keys, heads, key_heads, float(size), float(causal)
 

@@ -143,3 +143,14 @@ def test_attentions_have_their_heads_and_lengths() -> None:
     assert calls.queries[0] == 6
     assert (calls.batch * calls.key_heads).tolist() == [16, 8]
     assert not len(shapes.product_ops)
+
+
+def test_heads_that_share_keys_are_a_single_token_however_they_are_packed() -> None:
+    k = torch.zeros(2, 4, 200, 16)
+    for q in (torch.zeros(2, 32, 1, 16), torch.zeros(2, 4, 8, 16)):
+        calls = shapes_of(capture(_Attention(), (q, k, k)).graph).attentions
+        assert calls.queries[1] == 1
+        assert (calls.batch * calls.heads)[1] == 64
+        assert (calls.batch * calls.key_heads)[1] == 8
+    calls = shapes_of(capture(_Attention(), (torch.zeros(2, 4, 100, 16), k, k)).graph).attentions
+    assert calls.queries[1] == 100  # a piece of a prompt
