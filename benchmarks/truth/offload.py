@@ -29,7 +29,7 @@ from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
-from fxpart.cost.streams import Source, Streams, copies_of, with_streams
+from fxpart.cost.streams import Source, Streams, Uses, copies_of, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.placement.offload.plan import offload
 from fxpart.placement.size_based import size_based
@@ -207,7 +207,7 @@ def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation
     found = with_streams(
         replace(problem, graph=bare, memory=memory_tables(bare)),
         partition_by_device(graph, device_of),
-        copies_of(graph, graph.weight_bytes, device_of, unit_of, sources),
+        copies_of(Uses(graph.users, graph.uses, graph.weight_bytes), device_of, unit_of, sources),
         streams,
         bound_s=0.0,
         least_load_s=0.0,

@@ -1,15 +1,17 @@
-"""`Tier`: memory beside the devices, in which weights may lie: that of the host, and disks."""
+"""`Tier`: memory beside the devices, in which tensors may lie: that of the host, and disks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxpart.core.device_spec import MAX_MEMORY_BYTES
 from fxpart.core.topology import LEAST_RATE, DeviceSpec
-from fxpart.errors import SpecError, show_bytes
+from fxpart.errors import SpecError, nearest_names, show_bytes
 
-__all__ = ["DISK", "HOST", "OffloadOptions", "Tier", "Tiers", "tiers_of"]
+__all__ = ["AMOUNTS", "DISK", "HOST", "OffloadOptions", "Tier", "Tiers", "tiers_of"]
 
 HOST, DISK = "host", "disk"
+AMOUNTS = ("auto", "none", "all")
+"""How much of something lies in tiers: what must, nothing, or everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class OffloadOptions:
-    """How modules run whose weights lie in a tier."""
+    """What lies in a tier, and how modules run whose weights do."""
 
     name: str = "auto"
     stream: bool = True
@@ -58,6 +60,12 @@ class OffloadOptions:
     """The same of other memory."""
     copy_latency_s: float = 0.0
     """Fixed cost of the copy of one unit beside the link's latency."""
+    cache: str = "auto"
+    """Which caches lie in a tier and are copied to a device for as long as their block runs, one of
+    `AMOUNTS`."""
+    optimizer: str = "auto"
+    """Of which weights the optimizer's state lies in the host's memory, where they are then
+    updated, one of `AMOUNTS`."""
 
     def __post_init__(self) -> None:
         """Refuse rates that never deliver."""
@@ -72,6 +80,15 @@ class OffloadOptions:
             raise SpecError(f"offload.pinned_bytes={self.pinned_bytes} must be at least 0, or null")
         if not 0 <= self.copy_latency_s < 1:
             raise SpecError(f"offload.copy_latency_s={self.copy_latency_s} must be from 0 to 1")
+        for name in ("cache", "optimizer"):
+            if (amount := getattr(self, name)) not in AMOUNTS:
+                near = nearest_names(amount, AMOUNTS)
+                raise SpecError(f"offload.{name}={amount} does not exist; {near}")
+        if self.cache == "all" and not self.stream:
+            raise SpecError(
+                f"offload.cache=all copies caches to devices, offload={self.name} copies nothing;"
+                " use offload=auto or offload.cache=none"
+            )
         if not (self.stream or self.on_host):
             raise SpecError(f"offload={self.name} neither streams nor computes on the host")
 

@@ -125,7 +125,7 @@ class PairConfig(LinkConfig):
 
 @dataclass
 class TierConfig:
-    """A memory beside the devices, in which weights may lie."""
+    """A memory beside the devices, in which tensors may lie."""
 
     name: str = MISSING
     kind: str = MISSING
@@ -146,7 +146,7 @@ class TierConfig:
 
 @dataclass
 class OffloadConfig:
-    """How modules run whose weights lie in a tier, as in `fxpart.core.tiers.OffloadOptions`."""
+    """What lies in a tier and how that runs, as in `fxpart.core.tiers.OffloadOptions`."""
 
     name: str = "auto"
     stream: bool = True
@@ -157,6 +157,8 @@ class OffloadConfig:
     pinned_share: float = 1.0
     pageable_share: float = 1.0
     copy_latency_s: float = 0.0
+    cache: str = "auto"
+    optimizer: str = "auto"
     source: str = ""
     """Where the numbers come from."""
 

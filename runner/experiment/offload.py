@@ -1,4 +1,4 @@
-"""Weights that lie in the host's memory or on a disk: what is asked for, and what is said of it."""
+"""Tensors that lie in the host's memory or on a disk: what is asked for, and what is said of it."""
 
 from contextlib import suppress
 
@@ -13,12 +13,16 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from fxpart.placement import Place
+from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded, offload
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
+from fxpart.placement.offload.updates import offload_updates
 from fxpart.placement.search.fill import place_all
 from fxpart.plan_export import tiered_device_map
 from runner.config.sections import Config, TierConfig
 from runner.experiment.mesh import replica_count, replica_degrees
+from runner.experiment.serving import is_serving
+from runner.experiment.training import is_training
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -77,14 +81,19 @@ def check_offload(config: Config) -> None:
     if tiers is None:
         if options.name != "auto":
             raise SpecError(
-                f"offload={options.name} is of weights in tiers, and devices={config.devices.spec}"
+                f"offload={options.name} is of tensors in tiers, and devices={config.devices.spec}"
                 " has none; add one, such as +host64gb, or leave out offload"
             )
         return
-    if options.on_host and not options.stream:
-        _check_host_times(config, options, tiers.host)
+    trains = is_training(config)
+    if trains and options.optimizer != "none":
+        _check_host_times(config, f"offload.optimizer={options.optimizer} updates", tiers.host)
+    elif options.on_host and not options.stream:
+        _check_host_times(config, f"offload={options.name} computes", tiers.host)
+    _check_amounts(config, options)
     against = {
-        f"phase={config.phase.name}": config.phase.name == "training",
+        "optimizer=none": trains and config.optimizer.name == "none",
+        f"engine={config.engine}": trains and config.engine != "torch",
         f"schedule={config.schedule.name}": config.schedule.name != "none",
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
@@ -96,29 +105,43 @@ def check_offload(config: Config) -> None:
     }
     for other in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
-            f"tier {tiers.host.name} holds weights of a pass or a step of serving on one machine"
-            f" at one size; leave out {other} or the tier"
+            f"tier {tiers.host.name} holds weights and caches of a pass or a step of serving, or"
+            f" optimizer states of a training step, on one machine at one size; leave out {other}"
+            " or the tier"
         )
 
 
-def _check_host_times(config: Config, options: OffloadOptions, host: Tier) -> None:
+def _check_amounts(config: Config, options: OffloadOptions) -> None:
+    """Refuse to move all of what there is none of."""
+    wrong = {
+        "cache": ("a step with a cache", "phase=decode", is_serving(config)),
+        "optimizer": ("a training step", "phase=training", is_training(config)),
+    }
+    for name, (step, phase, is_so) in wrong.items():
+        if getattr(options, name) == "all" and not is_so:
+            raise NotApplicableError(
+                f"offload.{name}=all is of {step}, got phase={config.phase.name}; add {phase}"
+            )
+
+
+def _check_host_times(config: Config, what: str, host: Tier) -> None:
+    instead = "offload.optimizer=none" if "optimizer" in what else "offload=prefetch"
     if host.processor is None:
         raise SpecError(
-            f"offload={options.name} computes on the host, and tier {host.name} states no"
-            " flops_per_s and memory_bandwidth_bytes_per_s; give them, or use offload=prefetch"
+            f"{what} on the host, and tier {host.name} states no flops_per_s and"
+            f" memory_bandwidth_bytes_per_s; give them, or use {instead}"
         )
     if config.latency.source not in _SOURCES:
         raise NotApplicableError(
-            f"offload={options.name} computes on the host, and latency={config.latency.source} has"
-            f" times of one kind of device alone; use latency={' or '.join(_SOURCES)},"
-            " or offload=prefetch"
+            f"{what} on the host, and latency={config.latency.source} has times of one kind of"
+            f" device alone; use latency={' or '.join(_SOURCES)}, or {instead}"
         )
 
 
 def placed(
     config: Config, problem: Problem, first: Problem, times: LatencySource, place: Place
 ) -> tuple[Assignment, Offloaded | None]:
-    """Return the placement of a mode, and which weights lie in tiers where the devices need that.
+    """Return the placement of a mode, and what lies in tiers where the devices need that.
 
     `first` is `problem` before earlier plans did not fit and took memory from it.
 
@@ -128,21 +151,23 @@ def placed(
 
     """
     tiers = configured_tiers(config)
-    if tiers is None:
+    options = _options(config)
+    if tiers is None or (is_training(config) and options.optimizer == "none"):
         return place(problem), None
-    if place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
+    is_forced = "all" in (options.cache, options.optimizer)
+    if not is_forced and place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
         # A mode that keeps modules together, or to one device, may still find no room.
         with suppress(InfeasibleError):
             return place(problem), None
-    found = offload(
-        problem,
-        tiers,
-        _options(config),
-        link=_link(config, tiers.host),
-        host_times=times.op_time_s if config.latency.source in _SOURCES else None,
-        place=place,
-        first=first,
-    )
+    link = _link(config, tiers.host)
+    host_times = times.op_time_s if config.latency.source in _SOURCES else None
+    if is_training(config):
+        machine = Machine(problem, tiers, options, link, host_times, first)
+        found = offload_updates(machine, place)
+    else:
+        found = offload(
+            problem, tiers, options, link=link, host_times=host_times, place=place, first=first
+        )
     return found.assignment, found
 
 
@@ -167,13 +192,18 @@ def _link(config: Config, host: Tier) -> tuple[float, float]:
 def offload_line(config: Config, found: Offloaded) -> str:
     """Return in one line what lies where, and what it costs."""
     parts = []
-    for way, text in ((STREAMED, "streamed"), (HOSTED, "on the host")):
+    on_host = "states and updates on the host" if found.trains else "on the host"
+    for way, text in ((STREAMED, "streamed"), (HOSTED, on_host)):
         chosen = found.ways == way
         if chosen.any():
             size = sum(u.weight_bytes for u, c in zip(found.units, chosen, strict=True) if c)
             names = _names([u.path for u, c in zip(found.units, chosen, strict=True) if c])
             parts.append(f"{text} {format_size(size)} of {names}")
-    if found.streamed_bytes:
+    if cached := int(found.cache_bytes.sum()):
+        units = zip(found.units, found.cache_bytes.tolist(), strict=True)
+        names = _names([unit.path for unit, size in units if size])
+        parts.append(f"caches {format_size(cached)} of {names}")
+    if found.copies or found.pushes:
         parts.append(f"{format_s(found.waited_s)} waited for copies")
     if disk := found.stored_bytes(disk=True):
         parts.append(f"{format_size(disk)} from the disk")
@@ -207,22 +237,36 @@ def offload_metrics(found: Offloaded) -> dict[str, float]:
         "hosted_gib": found.hosted_bytes / GIB,
         "host_memory_gib": (found.hosted_bytes + found.stored_bytes()) / GIB,
         "disk_gib": found.stored_bytes(disk=True) / GIB,
+        "pushed_gib": sum(push.size_bytes for push in found.pushes if push.to_host) / GIB,
+        "tier_cache_gib": int(found.cache_bytes.sum()) / GIB,
         "copy_wait_ms": found.waited_s * 1e3,
     }
 
 
 def offload_document(found: Offloaded) -> dict[str, object]:
-    """Return where each unit's weights lie and what becomes of them, as plain values."""
+    """Return where what of each unit lies and what becomes of it, as plain values.
+
+    Of a training step the bytes are those of the host: of the weights, gradients and states.
+    """
+    held = "host_bytes" if found.trains else "weight_bytes"
     words = np.array(["resident", "streamed", "hosted"])[found.ways].tolist()
     return {
         "units": [
             {
                 "module": unit.path,
                 "way": way,
-                "tier": _tier_word(way, is_on_disk=bool(on_disk)),
-                "weight_bytes": unit.weight_bytes,
+                "tier": _tier_word(way, int(size), is_on_disk=bool(on_disk)),
+                held: unit.weight_bytes,
+                "cache_bytes": int(cached),
             }
-            for unit, way, on_disk in zip(found.units, words, found.on_disk, strict=True)
+            for unit, way, on_disk, size, cached in zip(
+                found.units,
+                words,
+                found.on_disk,
+                found.tier_bytes,
+                found.cache_bytes,
+                strict=True,
+            )
         ],
         "copies": [
             {
@@ -233,15 +277,23 @@ def offload_document(found: Offloaded) -> dict[str, object]:
             }
             for copy in found.copies
         ],
+        "pushes": [
+            {"device": push.device, "bytes": push.size_bytes, "to_host": push.to_host}
+            for push in found.pushes
+        ],
     }
 
 
 def offloaded_map(found: Offloaded, graph: OpGraph) -> dict[str, int | str]:
     """Return the plan as accelerate's `device_map`; `graph` is the captured model.
 
-    What is to run on the host is on ``cpu`` too, where accelerate only keeps it.
+    What is to run on the host is on ``cpu`` too, where accelerate only keeps it; a training step's
+    modules are on their devices.
     """
-    on_host = found.assignment.device_of >= len(found.devices)
+    device_of = found.assignment.device_of
+    on_host = device_of >= len(found.devices)
+    if found.trains:
+        return tiered_device_map(graph, np.where(on_host, device_of[graph.group], device_of), {})
     words = {
         op: "disk" if on_disk else "cpu"
         for unit, way, on_disk in zip(found.units, found.ways, found.on_disk, strict=True)
@@ -249,18 +301,25 @@ def offloaded_map(found: Offloaded, graph: OpGraph) -> dict[str, int | str]:
         for op in unit.ops.tolist()
     }
     words |= dict.fromkeys(np.flatnonzero(on_host).tolist(), "cpu")
-    return tiered_device_map(graph, np.where(on_host, 0, found.assignment.device_of), words)
+    return tiered_device_map(graph, np.where(on_host, 0, device_of), words)
 
 
 def carried_by(found: Offloaded) -> str:
     """Return what can carry the plan out."""
+    if found.trains:
+        return (
+            "DeepSpeed (zero_optimization.offload_optimizer), torchao's CPUOffloadOptimizer with"
+            " offload_gradients"
+        )
+    if found.cache_bytes.any():
+        return "FlexGen; whole caches and no weights: transformers' cache_implementation=offloaded"
     streams = "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
     if not (found.ways == HOSTED).any():
         return streams
     return f"{streams}; what is planned on the host, llama.cpp runs there and accelerate copies"
 
 
-def _tier_word(way: str, *, is_on_disk: bool) -> str | None:
-    if way == "resident":
+def _tier_word(way: str, tier_bytes: int, *, is_on_disk: bool) -> str | None:
+    if way == "resident" and not tier_bytes:
         return None
     return "disk" if is_on_disk else "host"

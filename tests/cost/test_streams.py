@@ -10,8 +10,10 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.cost.streams import (
     Copy,
+    Push,
     Source,
     Streams,
+    Uses,
     buffer_bytes,
     copies_of,
     run_copies,
@@ -71,8 +73,8 @@ def test_the_third_copy_waits_for_room() -> None:
     # Copies at 0 to 4 and 4 to 8; the third when the first layer is done, at 14 to 18.
     placed = np.zeros(3, dtype=np.int64)
     costs = problem(graph, devices(100)).costs
-    _, runs = run_copies(costs, placed, copies, streams())
-    assert runs == [(0, 4), (4, 8), (14, 18)]
+    _, run = run_copies(costs, placed, copies, streams())
+    assert run.copies == [(0, 4), (4, 8), (14, 18)]
     assert latency_s(graph, copies, streams()) == 4 + 3 * 10
     quick = layers(1, 1, 1)
     # All copies are needed sooner than they are there: 12 s of copies and the last layer.
@@ -105,9 +107,10 @@ def test_a_unit_is_copied_to_each_device_that_uses_it() -> None:
     graph = layers(1, 1, 1)
     unit_of = np.array([-1, 0, 0], dtype=np.int64)
     sizes = graph.weight_bytes
-    together = copies_of(graph, sizes, np.zeros(3, dtype=np.int64), unit_of, [HERE])
+    uses = Uses(graph.users, graph.uses, sizes)
+    together = copies_of(uses, np.zeros(3, dtype=np.int64), unit_of, [HERE])
     assert together == [Copy(0, 0, 8, 1, 2)]
-    apart = copies_of(graph, sizes, np.array([0, 0, 1]), unit_of, [HERE])
+    apart = copies_of(uses, np.array([0, 0, 1]), unit_of, [HERE])
     assert apart == [Copy(0, 0, 4, 1, 1), Copy(0, 1, 4, 2, 2)]
     assert buffer_bytes(apart, 2, overlap=True).tolist() == [4, 4]
 
@@ -116,6 +119,40 @@ def test_room_is_for_two_in_a_row_with_overlap() -> None:
     copies = [Copy(i, 0, size, i, i) for i, size in enumerate([4, 6, 3, 8])]
     assert buffer_bytes(copies, 1, overlap=True).tolist() == [11]
     assert buffer_bytes(copies, 1, overlap=False).tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("push", "overlap", "expected_s"),
+    [
+        (Push(0, 2, 0), True, 5),  # while the second layer computes
+        (Push(0, 4, 1), True, 5 + 4),  # the input ends when it is there
+        (Push(0, 4, 0, waiting_ops=(1,)), True, 2 + 4 + 3),
+        (Push(0, 4, 0), False, 2 + 4 + 3),
+        (Push(0, 4, 1, source=DISK), True, 5 + 8),
+    ],
+)
+def test_what_is_made_is_pushed(push: Push, overlap: bool, expected_s: float) -> None:
+    graph = layers(2, 3)
+    how = streams(overlap=overlap, disk_bytes_per_s=0.5)
+    task, placed = problem(graph, devices(100)), np.zeros(2, dtype=np.int64)
+    assignment = partition_by_device(graph, placed)
+    found = with_streams(task, assignment, [], how, bound_s=0.0, least_load_s=0.0, pushes=[push])
+    assert found.latency_s == expected_s
+
+
+def test_a_link_carries_copies_and_pushes_at_once_and_one_of_each() -> None:
+    graph = layers(1, 1, 1)
+    task, placed = problem(graph, devices(100)), np.zeros(3, dtype=np.int64)
+    pushes = [Push(0, 4, 0), Push(0, 4, 1), Push(0, 2, 2, to_host=False)]
+    _, run = run_copies(task.costs, placed, streamed(graph, 2), streams(), pushes)
+    assert run.copies == [(0, 4)]
+    assert run.pushes == [(1, 5), (5, 9), (5, 7)]
+    # Two devices write to the host over a root of 2 bytes a second.
+    task = problem(graph, devices(100, 100))
+    apart = np.array([0, 1, 0], dtype=np.int64)
+    pushes = [Push(0, 4, 0), Push(1, 4, 0)]
+    _, run = run_copies(task.costs, apart, [], streams(2, host_bytes_per_s=2.0), pushes)
+    assert run.pushes == [(1, 5), (3, 7)]
 
 
 def test_an_evaluation_counts_the_room_and_the_links() -> None:

@@ -1,20 +1,24 @@
 """What is offloaded, and how: known answers, and a bound that no way beats."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.graph import CACHE, FloatArray, OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
 from fxpart.core.topology import DeviceSpec, Topology
+from fxpart.cost.evaluate import evaluate
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded, finished, offload
-from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, units_of
+from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, cache_writes, units_of
+from fxpart.placement.offload.updates import offload_updates
 from fxpart.placement.size_based import size_based
 from tests.sketch import GIVEN, Sketch, devices, installed_modes, problem
 
@@ -284,3 +288,142 @@ def test_every_mode_of_a_chain_places_what_is_left(mode: str) -> None:
         assert use.peak_bytes <= most
     # A device holds two blocks beside room for two copies.
     assert (found.ways == STREAMED).sum() >= (10 if mode == "single" else 8)
+
+
+def cached_blocks(count: int) -> OpGraph:
+    """Blocks of 10 bytes that write 1 byte of their cache of 20, then take 4 s to attend to it."""
+    sketch = Sketch()
+    value = sketch.input(1)
+    caches = [sketch.input(20) for _ in range(count)]
+    for i, cache in enumerate(caches):
+        module, op = f"layers.{i}.attention", len(sketch.ops)
+        written = sketch.op([cache, value], 20, view_of=cache, module=module)
+        uses = [sketch.weight(10)]
+        value = sketch.op([written, value], 1, uses, 4, module=module, group=op)
+    graph = sketch.graph(value)
+    is_cache = [value in caches for value in range(graph.n_values)]
+    return replace(
+        graph,
+        moved_bytes=np.ones(graph.n_ops, dtype=np.int64),
+        value_names=tuple(
+            f"{CACHE * cached}{name}"
+            for name, cached in zip(graph.value_names, is_cache, strict=True)
+        ),
+    )
+
+
+def test_a_cache_is_copied_but_for_what_is_written_which_goes_back() -> None:
+    graph = cached_blocks(3)
+    everything = OffloadOptions("prefetch", on_host=False, cache="all")
+    found = offloaded(graph, devices(100), Tiers(host()), everything)
+    assert (found.ways == RESIDENT).all()
+    assert [copy.size_bytes for copy in found.copies] == [19] * 3
+    assert [push.size_bytes for push in found.pushes] == [1] * 3
+    assert found.stored_bytes() == found.cache_bytes.sum() == 60
+    # Copies to 19, 38 and, as there is room when the first block is done at 24, 57; then 1 s to
+    # write and 4 to attend.
+    assert found.evaluation.latency_s == 57 + 5
+    # Of 3 x (10 + 20) bytes the weights lie there, and two caches; and the values.
+    assert found.evaluation.devices[0].peak_bytes == 30 + 2 * 20 + 3
+    assert found.evaluation.lower_bound_s <= 57 + 5
+    slow = OffloadOptions("accelerate", overlap=False, on_host=False, cache="all")
+    found = offloaded(graph, devices(100), Tiers(host()), slow)
+    assert found.evaluation.latency_s == 3 * (19 + 1 + 1 + 4)
+
+
+def test_caches_go_where_weights_do_not_make_room() -> None:
+    graph = cached_blocks(4)  # 40 bytes of weights and 80 of caches
+    # Beside all caches there is room for two copies of weights.
+    found = offloaded(graph, devices(105), Tiers(host()), PREFETCH)
+    assert found.cache_bytes.sum() == 0
+    assert (found.ways == STREAMED).any()
+    # Even without weights there is not.
+    found = offloaded(graph, devices(85), Tiers(host()), PREFETCH)
+    assert 0 < found.cache_bytes.sum() < 80
+    assert found.evaluation.devices[0].peak_bytes <= 85
+    assert found.evaluation.latency_s >= found.evaluation.lower_bound_s >= 120 - 4 - 85
+    none = OffloadOptions("prefetch", on_host=False, cache="none")
+    with pytest.raises(InfeasibleError, match="all weights that can be in tiers, tensors"):
+        offloaded(graph, devices(85), Tiers(host()), none)
+    with pytest.raises(InfeasibleError, match=r"tiers, which are full: host 10 B"):
+        offloaded(graph, devices(85), Tiers(host(10)), PREFETCH)
+
+
+def test_what_is_read_before_it_is_written_is_copied_whole() -> None:
+    sketch = Sketch()
+    state = sketch.input(8)
+    new = sketch.op([state], 8)
+    sketch.op([state, new], 8, view_of=state)
+    graph = sketch.graph(new)
+    graph = replace(
+        graph,
+        moved_bytes=np.ones(2, dtype=np.int64),
+        value_names=(f"{CACHE}state", *graph.value_names[1:]),
+    )
+    writes = cache_writes(graph)
+    assert (writes.written_bytes[0], writes.copied_bytes[0], writes.last_op[0]) == (8, 8, 1)
+
+
+def step(layers: int, weight: int = 8) -> OpGraph:
+    """Layers that take 1 s, and 2 for the gradient of their weight; momentum as large as that."""
+    sketch, gradients = Sketch(), []
+    value = sketch.input(0)
+    for i in range(layers):
+        value = sketch.op([value], 0, [sketch.weight(weight)], 1, module=f"layers.{i}")
+    for i in reversed(range(layers)):
+        module = f"layers.{i}"
+        value = sketch.op([value], weight, [i], 2, module=module, backward_of=i)
+        gradients.insert(0, value)
+    return with_optimizer(
+        replace(
+            sketch.graph(*gradients),
+            weight_names=tuple(f"layers.{i}.weight" for i in range(layers)),
+            gradient_values=np.array(gradients),
+            gradient_weights=np.arange(layers),
+        ),
+        Optimizer("momentum"),
+    )
+
+
+def updated_on_host(graph: OpGraph, memory: int, optimizer: str, host_bytes: int) -> Offloaded:
+    # An update reads or writes eight times the bytes of its weight.
+    processor = DeviceSpec("host", host_bytes, {"float32": 1e9}, 16.0)
+    tiers = Tiers(Tier("host", "host", host_bytes, processor=processor))
+    options = OffloadOptions(optimizer=optimizer)
+    task = problem(graph, devices(memory))
+    return offload_updates(Machine(task, tiers, options, (1.0, 0.0), times), size_based)
+
+
+def test_states_lie_on_the_host_which_updates_the_weights() -> None:
+    graph = step(3)
+    assert graph.moved_bytes[-3:].tolist() == [64] * 3
+    found = updated_on_host(graph, 1000, "all", 1000)
+    # Gradients are there at 5, 7 and 15, since there is room for two: the first goes from 5 to 13,
+    # then to 21 and 29. Updates of 4 s then follow each other, and weights go back from 33 on.
+    finish_s = found.evaluation.op_finish_s
+    assert finish_s[3:6].tolist() == [5, 7, 15]
+    assert finish_s[6:].tolist() == [33, 37, 41]
+    assert found.evaluation.latency_s == 33 + 3 * 8
+    device, on_host = found.evaluation.devices
+    assert (device.weight_bytes, device.state_bytes) == (24, 0)
+    assert device.peak_bytes == 24 + 2 * 8
+    # Weights, their gradients and their momentum.
+    assert (on_host.weight_bytes, on_host.state_bytes, found.hosted_bytes) == (48, 24, 72)
+    assert found.evaluation.lower_bound_s <= found.evaluation.latency_s
+    assert sum(push.size_bytes for push in found.pushes) == 2 * 24
+
+
+def test_as_few_states_as_must_go_to_the_host() -> None:
+    graph = step(3)
+    whole = evaluate(
+        problem(graph, devices(1000)), make_mode("single")(problem(graph, devices(1000)))
+    )
+    assert whole.devices[0].peak_bytes == 72  # weights, momentum and gradients
+    # Without the momentum of the last layer, and its gradient once it is there.
+    found = updated_on_host(graph, 64, "auto", 1000)
+    assert [u.path for u, way in zip(found.units, found.ways, strict=True) if way] == ["layers.2"]
+    assert found.evaluation.devices[0].peak_bytes <= 64
+    with pytest.raises(InfeasibleError, match="optimizer states, with their weights and gradients"):
+        updated_on_host(graph, 64, "auto", 20)
+    with pytest.raises(InfeasibleError):
+        updated_on_host(graph, 20, "auto", 1000)

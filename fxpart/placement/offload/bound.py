@@ -9,6 +9,7 @@ from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.units import cache_writes
 
 __all__ = ["bound_s", "least_load_s"]
 
@@ -48,6 +49,8 @@ def _offloaded_s(machine: Machine) -> float:
     """Return the least time for the weights that do not fit the devices."""
     first = machine.first or machine.problem
     excess = used_weight_bytes(first) - int(first.topology.memory_bytes.sum())
+    if not machine.computes:  # on whose host caches may lie and be used
+        excess += int(cache_writes(first.graph).copied_bytes.sum())
     rate = 0.0
     if machine.options.stream:
         links = machine.link[0] * machine.problem.topology.n_devices

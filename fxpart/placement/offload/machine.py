@@ -12,7 +12,7 @@ from fxpart.core.tiers import OffloadOptions, Tiers
 from fxpart.core.topology import Topology
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import cost_tables
-from fxpart.placement.offload.units import Unit, units_of
+from fxpart.placement.offload.units import HOSTED, STREAMED, Unit, units_of
 
 __all__ = ["BoolArray", "HostTimes", "Machine"]
 
@@ -42,6 +42,8 @@ class Machine:
     first: Problem | None = None
     """`problem` before devices were taken to have less memory, which a bound must not be; None
     where it is the same."""
+    cached: BoolArray | None = None
+    """Of which units the cache lies in a tier; None for none."""
 
     @property
     def computes(self) -> bool:
@@ -80,6 +82,24 @@ class Machine:
         """Bytes of each unit's weights."""
         return np.array([unit.weight_bytes for unit in self.units], dtype=np.int64)
 
+    @cached_property
+    def cache_sizes(self) -> IntArray:
+        """Bytes of each unit's cache that lie in a tier, where the unit runs on a device."""
+        if self.cached is None:
+            return np.zeros(len(self.units), dtype=np.int64)
+        sizes = np.array([unit.cache_bytes for unit in self.units], dtype=np.int64)
+        return np.where(self.cached, sizes, 0)
+
+    def tier_sizes(self, ways: IntArray) -> IntArray:
+        """Return the bytes of each unit that are copied to devices."""
+        weights = np.where(ways == STREAMED, self.sizes, 0)
+        return weights + np.where(ways == HOSTED, 0, self.cache_sizes)
+
+    def tier_caches(self, ways: IntArray) -> IntArray:
+        """Return the values that are caches in a tier, copied to the devices."""
+        units = np.flatnonzero((ways != HOSTED) & (self.cache_sizes > 0)).tolist()
+        return np.array([v for unit in units for v in self.units[unit].caches], dtype=np.int64)
+
     @property
     def is_small(self) -> BoolArray:
         """Whether a unit makes so little room that it is offloaded last, such as a norm."""
@@ -100,11 +120,16 @@ class Machine:
         times = self.with_host.costs.op_time_s[:, -1]
         return np.array([float(times[unit.ops].sum()) for unit in self.units])
 
+    @property
+    def copied_bytes_per_s(self) -> float:
+        """Rate of a copy from the host, of its own."""
+        share = self.options.pinned_share if self.options.overlap else self.options.pageable_share
+        return self.link[0] * share
+
     @cached_property
     def copy_s(self) -> FloatArray:
         """Time of the copy of each unit's weights from the host."""
-        share = self.options.pinned_share if self.options.overlap else self.options.pageable_share
-        return self.sizes / (self.link[0] * share)
+        return self.sizes / self.copied_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
-"""Which modules of a model that the devices do not hold run with their weights in a tier, and how.
+"""Which modules of a model that the devices do not hold run with tensors in a tier, and how.
 
-A module is *streamed*, its weights copied to a device for as long as it runs, or runs on the host.
-A tier is no device to a mode: what is offloaded is chosen first, least time a byte first and no
-more than must be (what still fits comes back), then the mode places all on the devices, and what
-runs on the host goes there.
+A module is *streamed*, its weights copied to a device for as long as it runs, or runs on the host;
+so is its cache, where that lies in a tier. A tier is no device to a mode: what is offloaded is
+chosen first, least time a byte first and no more than must be (what still fits comes back), caches
+where weights do not make room, then the mode places all on the devices, and what runs on the host
+goes there.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,21 +18,21 @@ import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.core.module_paths import owner
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.tiers import OffloadOptions, Tiers
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
-from fxpart.cost.streams import Copy, Source, Streams, copies_of, run_copies, with_streams
+from fxpart.cost.streams import Copy, Push, run_copies, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.bound import bound_s, least_load_s
+from fxpart.placement.offload.costed import costed
 from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
-from fxpart.placement.offload.ways import put_back_order, ways_of
+from fxpart.placement.offload.ways import put_back_order, stream_order, ways_of
 from fxpart.placement.search.fill import place_all
 
 __all__ = ["Offloaded", "finished", "offload"]
@@ -57,7 +60,7 @@ class Offloaded:
     ways: IntArray
     """`RESIDENT`, `STREAMED` or `HOSTED` for each unit."""
     on_disk: BoolArray
-    """Whether each unit's weights lie on the disk."""
+    """Whether what of each unit is streamed lies on the disk."""
     copies: tuple[Copy, ...]
     copied: tuple[str, ...]
     """The modules that the copies number as units."""
@@ -67,16 +70,26 @@ class Offloaded:
     """What the host needs for the modules that run there."""
     devices: tuple[DeviceSpec, ...]
     """Those beside the tiers."""
+    tier_bytes: IntArray
+    """Of each unit, what lies in a tier beside what the host needs for modules that run there."""
+    cache_bytes: IntArray
+    """The part of that which is a cache."""
+    pushes: tuple[Push, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training step, whose units are weights with their states."""
+        return bool(self.problem.graph.is_update.any())
 
     def stored_bytes(self, *, disk: bool = False) -> int:
-        """Return the bytes of streamed weights in the host's memory, or on the disk."""
-        chosen = (self.ways == STREAMED) & (self.on_disk == disk)
-        return sum(u.weight_bytes for u, is_in in zip(self.units, chosen, strict=True) if is_in)
+        """Return the bytes of what is streamed in the host's memory, or on the disk."""
+        return int(self.tier_bytes[self.on_disk == disk].sum())
 
     @property
     def streamed_bytes(self) -> int:
         """Bytes that are copied to devices for one input."""
-        return sum(copy.size_bytes for copy in self.copies)
+        to_devices = sum(push.size_bytes for push in self.pushes if not push.to_host)
+        return to_devices + sum(copy.size_bytes for copy in self.copies)
 
 
 def offload(
@@ -106,6 +119,53 @@ def offload(
 
     """
     machine = Machine(problem, tiers, options, link, host_times, first)
+    caches = _cache_order(machine) if options.stream and options.cache != "none" else []
+    if options.cache == "all":
+        return _offloaded(_with_caches(machine, caches), place)
+    try:
+        return _offloaded(machine, place)
+    except InfeasibleError:
+        least = _least_caches(machine, caches)
+        if least is None:
+            raise
+    counts = sorted({least, (least + len(caches)) // 2, len(caches)})
+    for count in counts[:-1]:
+        with suppress(InfeasibleError):
+            return _offloaded(_with_caches(machine, caches[:count]), place)
+    return _offloaded(_with_caches(machine, caches), place)
+
+
+def _cache_order(machine: Machine) -> list[int]:
+    """Return the units that have a cache, in the order in which those go to a tier."""
+    return [unit for unit in stream_order(machine) if machine.units[unit].cache_bytes]
+
+
+def _with_caches(machine: Machine, units: Sequence[int]) -> Machine:
+    cached = np.zeros(len(machine.units), dtype=np.bool_)
+    cached[list(units)] = True
+    return replace(machine, cached=cached)
+
+
+def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
+    """Return of how few units the cache must go, all weights streamed; None if all do not help."""
+
+    def fits(count: int) -> bool:
+        most = _with_caches(machine, caches[:count])
+        return place_all(*_searched(most, np.full(len(machine.units), STREAMED))) is not None
+
+    if not (caches and fits(len(caches))):
+        return None
+    return bisect_left(range(1, len(caches)), True, key=fits) + 1
+
+
+def _offloaded(machine: Machine, place: Place) -> Offloaded:
+    """Return a plan with the caches that lie in tiers given.
+
+    Raises:
+        InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
+
+    """
+    options = machine.options
     shares = _SHARES if machine.computes and options.stream else (float(options.stream),)
     found: list[_Least] = []
     refused: InfeasibleError | None = None
@@ -160,6 +220,10 @@ def _least_offloaded(machine: Machine, share: float) -> _Least:
     total = int(machine.sizes.sum())
     room = int(machine.problem.topology.memory_bytes.sum())
     low, high = max(0, used_weight_bytes(machine.problem) - room), total
+    resident = np.full(len(machine.units), RESIDENT, dtype=np.int64)
+    device_of = place_all(*_searched(machine, resident)) if not low else None
+    if device_of is not None:  # caches made room enough
+        return _timed(machine, 0, share, resident, device_of)
     fitting: tuple[IntArray, IntArray, int] | None = None
     target, smallest = high, int(machine.sizes.min(initial=total))
     for _ in range(_TRIES):
@@ -177,13 +241,20 @@ def _least_offloaded(machine: Machine, share: float) -> _Least:
     if fitting is None:
         raise _does_not_fit(machine)
     ways, device_of, target = fitting
-    ways, device_of = _refilled(machine, ways, device_of)
+    return _timed(machine, target, share, *_refilled(machine, ways, device_of))
+
+
+def _timed(
+    machine: Machine, target: int, share: float, ways: IntArray, device_of: IntArray
+) -> _Least:
     device_of = _on_host(machine, ways, device_of)
     on_disk = _stored(machine, ways, device_of)
-    final, copies, streams, _ = _costed(machine, ways, on_disk, device_of)
-    timed, _ = run_copies(final.costs, device_of, copies, streams)
+    final = costed(machine, ways, on_disk, device_of)
+    timed, run = run_copies(
+        final.problem.costs, device_of, final.copies, final.streams, final.pushes
+    )
     latency_s, _ = schedule(timed, device_of, schedule_log(timed))
-    return _Least(float(latency_s), target, share, ways)
+    return _Least(max(float(latency_s), run.pushed_s), target, share, ways)
 
 
 def _refilled(machine: Machine, ways: IntArray, device_of: IntArray) -> tuple[IntArray, IntArray]:
@@ -211,13 +282,15 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
     problem, _ = _searched(machine, ways)
     device_of = _on_host(machine, ways, place(problem).device_of)
     on_disk = _stored(machine, ways, device_of)
-    final, copies, streams, parts = _costed(machine, ways, on_disk, device_of)
+    what = costed(machine, ways, on_disk, device_of)
+    final = what.problem
     assignment = partition_by_device(final.graph, device_of)
     evaluation = with_streams(
         final,
         assignment,
-        copies,
-        streams,
+        what.copies,
+        what.streams,
+        pushes=what.pushes,
         bound_s=bound_s(machine),
         least_load_s=least_load_s(machine),
     )
@@ -229,11 +302,14 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
         machine.units,
         ways,
         on_disk,
-        tuple(copies),
-        tuple(parts),
+        tuple(what.copies),
+        tuple(what.parts),
         evaluation.latency_s - float(without),
         _host_bytes(machine, device_of),
         machine.problem.topology.devices,
+        machine.tier_sizes(ways),
+        np.where(ways == HOSTED, 0, machine.cache_sizes),
+        tuple(what.pushes),
     )
     return replace(found, evaluation=_less_stored(evaluation, found))
 
@@ -261,6 +337,7 @@ def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
     read_elsewhere = np.zeros(graph.n_values, dtype=np.bool_)
     read_elsewhere[graph.reads[~hosted[graph.readers]]] = True
     inputs = (graph.value_producer < 0) & ~read_elsewhere
+    inputs[machine.tier_caches(ways)] = True
     bare = replace(
         graph,
         weight_bytes=np.where(gone, 0, graph.weight_bytes),
@@ -291,22 +368,27 @@ def _times_with_waits(machine: Machine, ways: IntArray, hosted: BoolArray) -> Fl
         times[hosted] = machine.with_host.costs.op_time_s[hosted, -1:]
     since, previous = 0.0, -1
     op_s = times.min(axis=1)
-    for index in np.flatnonzero(ways == STREAMED).tolist():
+    sizes = machine.tier_sizes(ways)
+    for index in np.flatnonzero(sizes).tolist():
         first = int(machine.units[index].ops[0])
         if machine.options.overlap and previous >= 0:
             since = float(op_s[previous:first].sum())
-        times[first] += max(0.0, float(machine.copy_s[index]) - since)
+        copy_s = float(sizes[index]) / machine.copied_bytes_per_s
+        times[first] += max(0.0, copy_s - since)
         previous = first
     return times
 
 
 def _most_buffer(machine: Machine, ways: IntArray) -> int:
     """Return the room for copies that any device may need."""
-    streamed = [machine.units[i] for i in np.flatnonzero(ways == STREAMED).tolist()]
+    sizes = machine.tier_sizes(ways)
     if not machine.options.overlap:
-        return max((unit.largest_bytes for unit in streamed), default=0)
-    sizes = [0, *(unit.weight_bytes for unit in streamed)]
-    return max((a + b for a, b in pairwise(sizes)), default=0)
+        largest = [
+            (unit.largest_bytes if way == STREAMED else 0, cached if way != HOSTED else 0)
+            for unit, way, cached in zip(machine.units, ways, machine.cache_sizes, strict=True)
+        ]
+        return max((sum(both) for both in largest), default=0)
+    return max((a + b for a, b in pairwise([0, *sizes[sizes > 0].tolist()])), default=0)
 
 
 def _in_tiers(machine: Machine, ways: IntArray) -> BoolArray:
@@ -338,7 +420,7 @@ def _host_bytes(machine: Machine, device_of: IntArray) -> int:
 
 
 def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
-    """Return which units' weights lie on the disk: the last, where the host is full.
+    """Return of which units what is streamed lies on the disk: the last, where the host is full.
 
     Raises:
         InfeasibleError: where the disk is full too, or there is none.
@@ -348,9 +430,9 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
     on_disk = np.zeros(len(machine.units), dtype=np.bool_)
     left = host.memory_bytes - _host_bytes(machine, device_of)
     kept = disk.memory_bytes if disk else 0
-    needed = int(machine.sizes[ways != RESIDENT].sum())
-    streamed = np.flatnonzero(ways == STREAMED)
-    if disk and int(machine.sizes[streamed].sum()) > left >= 0:
+    sizes = machine.tier_sizes(ways)
+    needed = int(sizes.sum() + machine.sizes[ways == HOSTED].sum())
+    if disk and int(sizes.sum()) > left >= 0:
         passing = _most_buffer(machine, ways)  # what is read from the disk passes through
         if passing > left:
             raise InfeasibleError(
@@ -361,8 +443,8 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
                 available_bytes=host.memory_bytes,
             )
         left -= passing
-    for unit in streamed.tolist():
-        size = int(machine.sizes[unit])
+    for unit in np.flatnonzero(sizes).tolist():
+        size = int(sizes[unit])
         if size <= left:
             left -= size
             continue
@@ -371,83 +453,14 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
     if left < 0 or kept < 0:
         names = [f"{tier.name} {show_bytes(tier.memory_bytes)}" for tier in (host, disk) if tier]
         raise InfeasibleError(
-            f"weights of {show_bytes(needed)} must lie in tiers, which are full:"
+            f"{'caches' if (ways == RESIDENT).all() else 'weights'} of {show_bytes(needed)} must"
+            f" lie in tiers, which are full:"
             f" {', '.join(names)}; give more host memory, a disk such as +nvme500gb, or more"
             " devices",
             needed_bytes=needed,
             available_bytes=host.memory_bytes + (disk.memory_bytes if disk else 0),
         )
     return on_disk
-
-
-class _Costed(NamedTuple):
-    """A plan whose times are still to be simulated."""
-
-    problem: Problem
-    copies: list[Copy]
-    streams: Streams
-    parts: list[str]
-    """The modules that `Copy.unit` numbers."""
-
-
-def _costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntArray) -> _Costed:
-    """Return the devices, and the host if anything runs there; and what is copied, and how."""
-    hosted = bool((ways == HOSTED).any())
-    base = machine.with_host if hosted else machine.problem
-    parts, part_of, sources = _parts(machine, ways, on_disk)
-    bare = replace(base.graph, weight_bytes=np.where(part_of >= 0, 0, base.graph.weight_bytes))
-    problem = replace(base, graph=bare, memory=memory_tables(bare))
-    options, rate = machine.options, machine.link[0]
-    copies = copies_of(base.graph, base.graph.weight_bytes, device_of, part_of, sources)
-    devices = problem.topology.n_devices
-    disk = machine.tiers.disk
-    streams = Streams(
-        np.full(devices, rate),
-        np.full(devices, machine.link[1] + options.copy_latency_s),
-        overlap=options.overlap,
-        host_bytes_per_s=options.host_bytes_per_s or np.inf,
-        disk_bytes_per_s=float(disk.bytes_per_s or np.inf) if disk else np.inf,
-    )
-    return _Costed(problem, copies, streams, parts)
-
-
-def _parts(
-    machine: Machine, ways: IntArray, on_disk: BoolArray
-) -> tuple[list[str], IntArray, list[Source]]:
-    """Return the modules that are copied at once, that of each weight (W,), and where they lie.
-
-    With overlap whole units; else each module that holds weights itself, when it is called.
-    """
-    names = machine.problem.graph.weight_names
-    part_of = np.full(len(names), -1, dtype=np.int64)
-    parts: dict[str, int] = {}
-    sources: list[Source] = []
-    of_unit = _sources(machine, ways, on_disk)
-    for unit in np.flatnonzero(ways == STREAMED).tolist():
-        for weight in machine.units[unit].weights.tolist():
-            path = machine.units[unit].path if machine.options.overlap else owner(names[weight])
-            if path not in parts:
-                parts[path] = len(parts)
-                sources.append(of_unit[unit])
-            part_of[weight] = parts[path]
-    return list(parts), part_of, sources
-
-
-def _sources(machine: Machine, ways: IntArray, on_disk: BoolArray) -> list[Source]:
-    """Return where each unit's weights lie: pinned memory as far as it goes."""
-    options = machine.options
-    pinned = machine.tiers.host.memory_bytes if options.overlap else 0
-    if options.pinned_bytes is not None:
-        pinned = min(pinned, options.pinned_bytes)
-    sources = []
-    for unit, way in enumerate(ways.tolist()):
-        size = int(machine.sizes[unit])
-        is_pinned = way == STREAMED and size <= pinned
-        if is_pinned and not on_disk[unit]:
-            pinned -= size
-        share = options.pinned_share if is_pinned else options.pageable_share
-        sources.append(Source(share, bool(on_disk[unit])))
-    return sources
 
 
 def _does_not_fit(machine: Machine) -> InfeasibleError:
@@ -457,7 +470,9 @@ def _does_not_fit(machine: Machine) -> InfeasibleError:
     everywhere = np.zeros(n, dtype=np.int64)
     held = peak_on_device(bare.memory, everywhere, 0, np.empty(n + 1, dtype=np.int64))
     return InfeasibleError(
-        f"with all weights that can be in tiers, tensors of {show_bytes(int(held))} and room"
+        "with all weights that can be in tiers, "
+        + ("caches too, " if machine.cached is not None else "")
+        + f"tensors of {show_bytes(int(held))} and room"
         f" for copies of {show_bytes(_most_buffer(machine, np.full(len(machine.units), STREAMED)))}"
         f" do not fit the devices' {show_bytes(sum(capacity))}; take larger devices, a smaller"
         " batch or a shorter context",

@@ -7,7 +7,7 @@ from fxpart.core.module_paths import block_of
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
 
-__all__ = ["put_back_order", "ways_of"]
+__all__ = ["put_back_order", "stream_order", "ways_of"]
 
 _HOST_SHARE = 0.9
 """Of the host's memory, the most for weights that are used there; the rest is for what is passed
@@ -34,7 +34,7 @@ def ways_of(machine: Machine, target_bytes: int, share: float) -> IntArray:
                 left -= size
                 room -= size
     share = max(share, 1.0 - room / left) if left > 0 else share
-    order = _stream_order(machine) if share >= 1 else _host_order(machine)
+    order = stream_order(machine) if share >= 1 else _host_order(machine)
     streamed, total = 0, 0
     for unit in order:
         size = int(machine.sizes[unit])
@@ -55,12 +55,12 @@ def put_back_order(machine: Machine, ways: IntArray) -> list[int]:
     """
     hosted = ways == HOSTED
     saved_s = np.where(hosted, machine.host_s - machine.device_s, machine.copy_s).tolist()
-    order = _host_order(machine) if hosted.any() else _stream_order(machine)
+    order = _host_order(machine) if hosted.any() else stream_order(machine)
     offloaded = [unit for unit in reversed(order) if ways[unit] != RESIDENT]
     return sorted(offloaded, key=lambda unit: -float(f"{saved_s[unit]:.1e}"))
 
 
-def _stream_order(machine: Machine) -> list[int]:
+def stream_order(machine: Machine) -> list[int]:
     """Units in the order in which they are streamed: blocks far apart, others last.
 
     Without overlap the last blocks come first, as accelerate fills devices in order.

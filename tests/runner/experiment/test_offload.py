@@ -69,7 +69,21 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
     [
         (["devices=1x24gb+nvme1tb"], "nvme1tb has no link to a device"),
         (["devices=1x24gb+host1gb+host2gb"], "both of kind host; join them"),
-        (["devices=1x24gb+host64gb", "phase=training"], "leave out phase=training or the tier"),
+        (
+            ["devices=1x24gb+host64gb", "phase=training", "optimizer=none"],
+            "leave out optimizer=none or the tier",
+        ),
+        (
+            ["devices=1x24gb+host64gb", "phase=training", "latency=profiled"],
+            "offload.optimizer=auto updates on the host, and latency=profiled",
+        ),
+        (["devices=1x24gb+host64gb", "offload.cache=all"], "is of a step with a cache"),
+        (["devices=1x24gb+host64gb", "offload.optimizer=all"], "is of a training step"),
+        (["devices=1x24gb+host64gb", "offload.cache=most"], "offload.cache=most does not exist"),
+        (
+            ["devices=1x24gb+host64gb", "phase=decode", "offload=host", "offload.cache=all"],
+            "offload=host copies nothing",
+        ),
         (["devices=2x24gb+host64gb", "tensor_parallel=2"], "leave out tensor_parallel=2"),
         (["devices=2x24gb+host64gb", "context_parallel=2"], "leave out context_parallel=2"),
         (
@@ -160,3 +174,16 @@ def test_the_key_of_a_job_knows_its_tiers_and_how_they_are_used(here: Path) -> N
     ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+
+
+def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
+    trained = ("phase=training", "optimizer=adamw", "offload.optimizer=all")
+    overrides = (*trained, "devices=1x1mb+host1mb")
+    result = planned(*overrides)
+    assert [use.state_bytes for use in result.evaluation.devices] == [0, 6 * (2 * 16640 + 2 * 4)]
+    assert headline(result)["pushed_gib"] * 2**30 == 6 * 16640
+    assert "states and updates on the host 390.05 KiB of 6 modules" in line_of(result, *overrides)
+    config = read(*TINY, *overrides)
+    identity = JobIdentity(Choices("tiny", "size_based", "d", "l"), (), here / "out", here)
+    write_plan(config, identity, result, model_spec(config).key())
+    assert json.loads((here / "out" / "device_map.json").read_text()) == {"": 0}
