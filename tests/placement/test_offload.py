@@ -366,7 +366,7 @@ def test_what_is_read_before_it_is_written_is_copied_whole() -> None:
 
 def step(layers: int, weight: int = 8) -> OpGraph:
     """Layers that take 1 s, and 2 for the gradient of their weight; momentum as large as that."""
-    sketch, gradients = Sketch(), []
+    sketch, gradients = Sketch(), list[int]()
     value = sketch.input(0)
     for i in range(layers):
         value = sketch.op([value], 0, [sketch.weight(weight)], 1, module=f"layers.{i}")
