@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from subprocess import TimeoutExpired
@@ -26,6 +27,7 @@ from runner.experiment.experiment import plan
 from runner.experiment.result import Result
 from runner.experiment.subject import model_spec
 from runner.output.terminal import without_progress
+from runner.plans.request import Space
 
 __all__ = ["fuzz_commands", "fuzz_configs"]
 
@@ -247,7 +249,7 @@ _TEXTS = (
     "generate",
     "nf4",
 )
-_SPACE = ("tensor_parallel", "zero", "batch", "microbatches", "schedule", "mode", "nonsense")
+_SPACE = (*(field.name for field in fields(Space)), "nonsense")
 _ASKED = ("objective", "global_batch", "rows", "devices", *(f"space.{name}" for name in _SPACE))
 """Of `runner.recommend`."""
 _RECOMMENDED = 0.15

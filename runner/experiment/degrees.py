@@ -8,7 +8,7 @@ from math import gcd
 from fxpart.errors import NotApplicableError, nearest_degrees
 from runner.config.sections import Config
 
-__all__ = ["check_expert_degree", "check_tensor_degree", "device_count"]
+__all__ = ["check_expert_degree", "check_tensor_degree", "device_count", "stated_experts"]
 
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -38,13 +38,18 @@ def check_tensor_degree(config: Config, degree: int, n_devices: int) -> None:
 def check_expert_degree(config: Config, replicas: int) -> None:
     """Raise `NotApplicableError` if `expert_parallel` does not divide the stated experts."""
     degree = config.expert_parallel
-    for count in _stated(config, _EXPERTS).values():
+    for count in stated_experts(config):
         if count % degree:
             counts = [count, replicas] if gcd(count, replicas) > 1 else [count]
             raise NotApplicableError(
                 f"expert_parallel={degree} must divide the {count} experts; use"
                 f" {nearest_degrees(degree, counts)}"
             )
+
+
+def stated_experts(config: Config) -> list[int]:
+    """Return how many experts a layer has, by each name that the configuration gives them."""
+    return list(_stated(config, _EXPERTS).values())
 
 
 def _stated(config: Config, names: tuple[str, ...]) -> dict[str, int]:

@@ -161,6 +161,8 @@ def _plan_text(config: Config) -> str:
         "tensor_parallel": (config.tensor_parallel, 1),
         "sequence_parallel": (str(config.sequence_parallel).lower(), "false"),
         "data_parallel": (config.data_parallel, 1),
+        "context_parallel": (config.context_parallel, 1),
+        "expert_parallel": (config.expert_parallel, 1),
         "zero": (config.zero, 0),
         "schedule": (config.schedule.name, "none"),
         "microbatches": (config.microbatches, 1),

@@ -87,7 +87,7 @@ def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
     graph, devices = bounds.problem.graph, bounds.problem.topology.devices
     weights = graph.total_weight_bytes
     state = int(graph.weight_state_bytes.sum())
-    shards = plan.data_parallel if plan.zero else 1
+    shards = plan.replicas if plan.zero else 1
     needed = weights // (shards if plan.zero > 1 else 1) + state // shards
     if not plan.zero and plan.checkpointing == bounds.checkpointing:
         needed = max(needed, bounds.holds_bytes)

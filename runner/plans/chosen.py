@@ -6,27 +6,23 @@ from dataclasses import asdict, fields, replace
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import RECOMMEND, Config, ModeConfig, ScheduleConfig
 from runner.experiment.check import check_all
-from runner.experiment.tensor_split import check_split
 from runner.output.terminal import counted
 from runner.plans.evaluate import Candidate, Outcome, none_fits
 from runner.plans.request import Request, Space, check_price, check_request
 from runner.plans.search import evaluated
-from runner.plans.space import KEYS, Plan, Refusals, plans
+from runner.plans.space import ALIKE, KEYS, Plan, Refusals, plans, shown
 
 __all__ = ["best_of", "recommended_plan"]
 
 _MODE = "mode."
-_HELD = ("tensor_parallel", "data_parallel", "zero", "microbatches", "checkpointing")
-"""Settings that are held where they are not what they are by default."""
-_NOT_SEARCHED = ("context_parallel", "expert_parallel")
-"""Degrees that no plan of a space has."""
+_NOUNS: Mapping[type, str] = {bool: "true or false", int: "whole numbers", str: "names"}
 
 
 def recommended_plan(config: Config) -> tuple[Config, str]:
     """Return the configuration of the best plan that `config` asks for, and what was found.
 
-    Settings of a plan that `config` has not by default are held; all others are tried. It is the
-    same for every process and order.
+    Settings of a plan that are not what they are by default are held; all others are tried. It is
+    the same for every process and order.
 
     Raises:
         FxpartError: for a model that cannot be captured, and a space in which nothing fits.
@@ -35,7 +31,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
     request = _request(config.mode)
     usual = Config(mode=config.mode)
     typed: dict[str, object] = {
-        name: value for name in _HELD if (value := getattr(config, name)) != getattr(usual, name)
+        name: value for name in ALIKE if (value := getattr(config, name)) != getattr(usual, name)
     }
     if config.schedule.name != "none":
         typed["schedule"] = config.schedule.name
@@ -46,7 +42,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
         )
     base = replace(
         config,
-        **{name: getattr(usual, name) for name in _HELD},
+        **{name: getattr(usual, name) for name in ALIKE},
         schedule=ScheduleConfig(),
         mode=ModeConfig("single", {}),
     )
@@ -68,14 +64,16 @@ def _request(mode: ModeConfig) -> Request:
         raise SpecError(f"mode.space={space} must be a mapping, such as {{zero: [0, 3]}}")
     values: dict[str, list[object]] = {}
     for name, value in space.items():
-        kinds = {field.name: int if "int" in str(field.type) else str for field in fields(Space)}
+        kinds = {
+            field.name: next(kind for kind in _NOUNS if kind.__name__ in str(field.type))
+            for field in fields(Space)
+        }
         if name not in kinds:
             raise SpecError(f"mode.space.{name} does not exist; {nearest_names(name, kinds)}")
         values[name] = value if isinstance(value, list) else [value]
         for item in values[name]:
-            if not isinstance(item, kinds[name]) or isinstance(item, bool):
-                noun = "whole numbers" if kinds[name] is int else "names"
-                raise SpecError(f"mode.space.{name}={item} must be {noun}")
+            if type(item) is not kinds[name]:  # true is a whole number, too
+                raise SpecError(f"mode.space.{name}={item} must be {_NOUNS[kinds[name]]}")
     batch = options.get("global_batch")
     if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool)):
         raise SpecError(f"mode.global_batch={batch} must be 1 or more, or null")
@@ -111,51 +109,24 @@ def best_of(
     """
     refusals, candidates = Refusals({}), list[Candidate]()
     for devices, base in bases.items():
-        _check_base(base, request)
+        check_all(replace(base, expert_imbalance=1.0))  # which is of plans with experts
+        check_price(base, request)
         space = plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices)
         candidates += _candidates(base, space, mode_given=mode_given)
     asked = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
     outcome = evaluated(candidates, request, refusals)
     _refuse_left_out(asked, outcome.plans, refusals)
-    _refuse_unsplit(bases, outcome)
     if not outcome.ranking:
         raise none_fits(outcome)
     return outcome
-
-
-def _check_base(base: Config, request: Request) -> None:
-    """Raise `SpecError` where a run makes no sense that plans vary, or no plan may vary it."""
-    for name in _NOT_SEARCHED:
-        if (degree := getattr(base, name)) > 1:
-            raise NotApplicableError(
-                f"{name}={degree} is neither tried nor held by a recommendation, which is of tensor"
-                f" and data parallelism, stages and ZeRO; leave it out, or give {name}={degree} and"
-                " the other degrees to python -m runner, in a sweep with -m"
-            )
-    check_all(replace(base, sequence_parallel=False))
-    check_price(base, request)
-    if base.sequence_parallel:
-        check_split(replace(base, tensor_parallel=2))
 
 
 def _candidates(base: Config, space: Sequence[Plan], *, mode_given: bool) -> Iterator[Candidate]:
     """Yield the plans of `space` as configurations of runs that vary `base`."""
     for plan in space:
         overrides = plan.overrides(base, has_mode=mode_given)
-        if base.sequence_parallel and plan.tensor_parallel > 1:
-            overrides += ("sequence_parallel=true",)
         yield Candidate(plan, overrides, plan.configuration(base))
-
-
-def _refuse_unsplit(bases: Mapping[str, Config], outcome: Outcome) -> None:
-    """Raise `NotApplicableError` where sequences are to be split, and no plan splits layers."""
-    splits = any(base.sequence_parallel for base in bases.values())
-    if splits and all(plan.tensor_parallel == 1 for plan in outcome.plans):
-        raise NotApplicableError(
-            "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
-            " the space, or leave it out"
-        )
 
 
 def _refuse_left_out(
@@ -170,8 +141,8 @@ def _refuse_left_out(
             if reason is not None:
                 raise reason
             raise NotApplicableError(
-                f"{KEYS[name]}={value} is in no plan of this space; widen the space, or leave it"
-                " out"
+                f"{KEYS[name]}={shown(value)} is in no plan of this space; widen the space, or"
+                " leave it out"
             )
     if not space:
         raise next(iter(refusals.reasons.values()), None) or NotApplicableError(

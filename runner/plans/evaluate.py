@@ -75,7 +75,7 @@ class Costed:
     @property
     def devices_used(self) -> int:
         """Of all replicas together."""
-        return round(self.metrics["devices_used"]) * self.candidate.plan.data_parallel
+        return round(self.metrics["devices_used"]) * self.candidate.plan.replicas
 
     @property
     def stages(self) -> int:

@@ -11,7 +11,7 @@ __all__ = ["OBJECTIVES", "Request", "Space", "check_price", "check_request"]
 OBJECTIVES = ("throughput", "latency", "cost")
 """The most examples per second; the least time of one step, or of one input; the least money."""
 _MOST_ROWS = 1000
-_FROM_ZERO = ("zero",)
+_FROM_ZERO = ("zero", "sequence_parallel")
 
 
 @dataclass  # not frozen: OmegaConf would refuse overrides of it
@@ -19,7 +19,10 @@ class Space:
     """The values that are tried of each setting; null: all that go with the model and devices."""
 
     tensor_parallel: list[int] | None = None
+    sequence_parallel: list[bool] | None = None
     data_parallel: list[int] | None = None
+    context_parallel: list[int] | None = None
+    expert_parallel: list[int] | None = None
     zero: list[int] | None = None
     batch: list[int] | None = None
     """Examples that a replica takes at a time: in one microbatch, where there are several."""

@@ -1,8 +1,8 @@
 """The best plans of a space: those with the best bounds are costed, until no other can be better.
 
-First the model is captured once for each tensor-parallel degree and size of a microbatch. What that
-proves of a plan (`runner.plans.bounds`) orders the space; only what may be among the best is placed
-and simulated, for which replicas and recomputation need captures of their own.
+First the model is captured once for each way to share its layers, and size of a microbatch. What
+that proves of a plan (`runner.plans.bounds`) orders the space; only what may be among the best is
+placed and simulated, for which replicas and recomputation need captures of their own.
 """
 
 from bisect import insort
@@ -16,14 +16,14 @@ from runner.config.sections import Config
 from runner.experiment.check import check
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
-from runner.experiment.subject import model_spec, shared_subject
+from runner.experiment.subject import model_spec, shared_subject, symbols_of
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress
 from runner.plans.bounds import Bounds, bounds_of, least_step_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome, costed
 from runner.plans.request import Request
-from runner.plans.space import Refusals
+from runner.plans.space import ALIKE, Refusals
 
 __all__ = ["evaluated"]
 
@@ -160,8 +160,7 @@ class _Search:
         plan, config = candidate.plan, candidate.config
         if not config.capture.use_cache:
             return
-        names = ("tensor_parallel", "data_parallel", "zero", "batch", "checkpointing")
-        graph = tuple(getattr(plan, name) for name in names)
+        graph = (*(getattr(plan, name) for name in ALIKE if name != "microbatches"), plan.batch)
         if graph in self._failed:
             raise self._failed[graph]
         what = f"capturing {_what(config)}"
@@ -210,7 +209,7 @@ class _Search:
 
 
 def _bare(group: Sequence[Candidate]) -> Config:
-    """Return the step that plans of one tensor-parallel degree and batch add to.
+    """Return the step that plans of one way to share layers, and of one batch, add to.
 
     Without replicas where one of them has none: those need a capture in symbols.
     """
@@ -218,15 +217,20 @@ def _bare(group: Sequence[Candidate]) -> Config:
         group,
         key=lambda item: (_RECOMPUTED.index(item.plan.checkpointing), item.plan.data_parallel),
     )
-    return replace(first.config, zero=0)
+    # Nor with the copies of gradients that DistributedDataParallel has, and ZeRO-2 has not.
+    views = replace(first.config.all_reduce, gradient_as_bucket_view=True)
+    bare = replace(first.config, zero=0)
+    return bare if first.plan.replicas == 1 else replace(bare, all_reduce=views)
 
 
 def _what(config: Config) -> str:
     """Return what is captured in a few words."""
-    parts = [config.model.name]
-    if config.tensor_parallel > 1:
-        parts.append(f"tensor_parallel={config.tensor_parallel}")
-    if config.data_parallel > 1:
+    names = ("tensor_parallel", "context_parallel", "expert_parallel")
+    degrees = {name: getattr(config, name) for name in names}
+    parts = [config.model.name, *(f"{name}={n}" for name, n in degrees.items() if n > 1)]
+    if config.sequence_parallel:
+        parts.append("sequence_parallel")
+    if symbols_of(config):
         parts.append("any batch")
     elif config.model.batch_size > 1:
         parts.append(f"batch {config.model.batch_size}")

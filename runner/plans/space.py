@@ -3,27 +3,35 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
+from typing import Any
 
 from fxpart.core.data_parallel import split_topology
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Topology
 from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
-from runner.experiment.degrees import check_tensor_degree
+from runner.experiment.degrees import check_tensor_degree, stated_experts
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.plans.request import Request
 
-__all__ = ["KEYS", "REPLICAS", "STAGES", "Plan", "Refusals", "plans"]
+__all__ = ["ALIKE", "KEYS", "REPLICAS", "STAGES", "Plan", "Refusals", "plans", "shown"]
 
+_DEGREES = (
+    "tensor_parallel",
+    "sequence_parallel",
+    "data_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "zero",
+)
+ALIKE = (*_DEGREES, "microbatches", "checkpointing")
+"""Settings that a plan and a configuration call the same."""
 KEYS = {
-    "tensor_parallel": "tensor_parallel",
-    "data_parallel": "data_parallel",
-    "zero": "zero",
+    **{name: name for name in ALIKE},
     "batch": "model.batch_size",
-    "microbatches": "microbatches",
     "schedule": "schedule",
-    "checkpointing": "checkpointing",
     "mode": "mode",
 }
 """What each setting of the space is called on the command line."""
@@ -42,6 +50,9 @@ _CHUNKS = 2
 """Stages on each device that ``interleaved`` is tried with."""
 _WEIGHTS = 2
 """The ZeRO stage from which a replica has to be one device, or one tensor-parallel group."""
+_LONG = 16384
+"""Tokens from which sequences are cut: Llama 3 was trained without that at 8,192, and with it at
+131,072 (arXiv:2407.21783, table 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,14 @@ class Plan:
     """Stages on each device, of ``schedule=interleaved``."""
     devices: str = ""
     """Where there are several to choose from, which."""
+    sequence_parallel: bool = False
+    context_parallel: int = 1
+    expert_parallel: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that add up gradients: of examples, and of pieces of a sequence."""
+        return self.data_parallel * self.context_parallel
 
     @property
     def batch_size(self) -> int:
@@ -81,19 +100,21 @@ class Plan:
         """
         # What stands beside a mode that is given is not said again.
         has_chunks = self.interleave == 1 or (has_mode and "interleave" in base.mode.options)
+        changed = self.configuration(base)
         settings: dict[str, tuple[object, object]] = {
-            "tensor_parallel": (self.tensor_parallel, base.tensor_parallel),
-            "data_parallel": (self.data_parallel, base.data_parallel),
-            "zero": (self.zero, base.zero),
+            **{name: (getattr(self, name), getattr(base, name)) for name in _DEGREES},
+            "expert_imbalance": (changed.expert_imbalance, base.expert_imbalance),
             "model.batch_size": (self.batch_size, base.model.batch_size),
             "schedule": (self.schedule, base.schedule.name),
             "microbatches": (self.microbatches, base.microbatches),
             "mode.interleave": (self.interleave, self.interleave if has_chunks else 1),
             "checkpointing": (self.checkpointing, base.checkpointing),
         }
-        changed = [f"{key}={value}" for key, (value, usual) in settings.items() if value != usual]
+        texts = [
+            f"{key}={shown(value)}" for key, (value, usual) in settings.items() if value != usual
+        ]
         first = [f"devices={self.devices}"] if self.devices else []
-        return (*first, *([] if has_mode else [f"mode={self.mode}"]), *changed)
+        return (*first, *([] if has_mode else [f"mode={self.mode}"]), *texts)
 
     def configuration(self, base: Config) -> Config:
         """Return that of its run, what `base` is with its `overrides`."""
@@ -102,18 +123,20 @@ class Plan:
             options |= {"schedule": self.schedule, "microbatches": self.microbatches}
         if self.interleave > 1:
             options["interleave"] = self.interleave
+        alike: dict[str, Any] = {name: getattr(self, name) for name in ALIKE}
         return replace(
             base,
+            **alike,
+            expert_imbalance=base.expert_imbalance if self.expert_parallel > 1 else 1.0,
             model=replace(base.model, batch_size=self.batch_size),
             mode=ModeConfig(self.mode, options),
-            tensor_parallel=self.tensor_parallel,
-            sequence_parallel=base.sequence_parallel and self.tensor_parallel > 1,
-            data_parallel=self.data_parallel,
-            zero=self.zero,
             schedule=ScheduleConfig(self.schedule),
-            microbatches=self.microbatches,
-            checkpointing=self.checkpointing,
         )
+
+
+def shown(value: object) -> str:
+    """Return a value as a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(slots=True)
@@ -128,7 +151,7 @@ class Refusals:
             self.reasons.setdefault((name, getattr(plan, name)), error)
         if plan.mode == "pipeline":
             self.reasons.setdefault((STAGES, plan.groups), error)
-        if plan.tensor_parallel == plan.groups == 1:
+        if plan.tensor_parallel == plan.groups == plan.context_parallel == 1:
             self.reasons.setdefault((REPLICAS, plan.data_parallel), error)
 
 
@@ -166,12 +189,14 @@ def plans(
         topology,
         axes,
         is_training(config),
+        stated_experts(config),
         interleave if isinstance(interleave, int) and interleave > 1 else None,
     )
     known: dict[Plan, None] = {}
     for degrees in _degrees(config, settings, refusals):
-        for plan in _of_degrees(settings, degrees):
-            known.setdefault(replace(plan, devices=devices))
+        for shared in _shared_layers(settings, degrees):
+            for plan in _of_degrees(settings, shared):
+                known.setdefault(replace(plan, devices=devices))
     return sorted(known, key=_order)
 
 
@@ -180,6 +205,9 @@ def _order(plan: Plan) -> tuple[object, ...]:
     return (
         plan.checkpointing != "none",
         plan.tensor_parallel,
+        plan.sequence_parallel,
+        plan.context_parallel,
+        plan.expert_parallel,
         plan.data_parallel,
         plan.zero,
         plan.batch,
@@ -201,12 +229,18 @@ class _Settings:
     axes: Mapping[str, list[object] | None]
     """The values that are asked for, by setting; None for all that go."""
     trains: bool
+    experts: list[int]
+    """How many a layer has, where the model has experts and says so."""
     interleave: int | None = None
     """Stages on each device that were asked for beside ``mode=pipeline``."""
 
     def numbers(self, name: str) -> list[int]:
         """Return the values of a setting; none where all are tried."""
         return [value for value in self.axes[name] or () if isinstance(value, int)]
+
+    def switches(self, name: str) -> list[bool]:
+        """Return the same of a setting that is true or false."""
+        return [value for value in self.axes[name] or () if isinstance(value, bool)]
 
     def words(self, name: str) -> list[str]:
         return [str(value) for value in self.axes[name] or ()]
@@ -215,36 +249,59 @@ class _Settings:
 def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterator[Plan]:
     """Yield the degrees that devices and heads can have, as plans whose rest is still open."""
     topology = settings.topology
-    divisors = [d for d in range(1, topology.n_devices + 1) if topology.n_devices % d == 0]
-    for tensor, data in product(
-        settings.numbers("tensor_parallel") or divisors,
-        settings.numbers("data_parallel") or divisors,
-    ):
-        batch = settings.request.global_batch
-        if batch is not None and batch % data:
-            refusals.reasons["data_parallel", data] = NotApplicableError(
-                f"data_parallel={data} must divide {settings.prefix}global_batch={batch};"
-                f" use {nearest_degrees(data, [batch])}"
-            )
-            continue
+    divisors = _divisors(topology.n_devices)
+    sequence, batch = config.model.seq_len or 0, settings.request.global_batch
+    pieces = divisors if sequence >= _LONG else [1]
+    for tensor in settings.numbers("tensor_parallel") or divisors:
         try:
             check_tensor_degree(config, tensor, topology.n_devices)
             groups = tensor_groups(topology, tensor)
         except NotApplicableError as error:
             refusals.reasons.setdefault(("tensor_parallel", tensor), error)
             continue
-        try:
-            parallel = split_topology(groups.topology, data)
-        except NotApplicableError as error:
-            refusals.reasons.setdefault(("data_parallel", data), error)
-            continue
-        yield Plan(tensor, data, parallel.replica.n_devices, "", "none", 1, 1, 0, "none")
+        for data, context in product(
+            settings.numbers("data_parallel") or divisors,
+            settings.numbers("context_parallel") or pieces,
+        ):
+            if batch is not None and batch % data:
+                refusals.reasons["data_parallel", data] = NotApplicableError(
+                    f"data_parallel={data} must divide {settings.prefix}global_batch={batch};"
+                    f" use {nearest_degrees(data, [batch])}"
+                )
+                continue
+            degrees = Plan(tensor, data, 1, "", "none", 1, 1, 0, "none", context_parallel=context)
+            asked = f"data_parallel={data}" + f" context_parallel={context}" * (context > 1)
+            try:
+                parallel = split_topology(groups.topology, degrees.replicas, asked)
+            except NotApplicableError as error:
+                degree = ("context_parallel", context) if context > 1 else ("data_parallel", data)
+                refusals.reasons.setdefault(degree, error)
+                continue
+            yield replace(degrees, groups=parallel.replica.n_devices)
+
+
+def _divisors(count: int) -> list[int]:
+    return [d for d in range(1, count + 1) if count % d == 0]
+
+
+def _shared_layers(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
+    """Yield `degrees` with each way to share what lies between layers, and experts."""
+    split = degrees.tensor_parallel > 1
+    sequences = [False]
+    if split:
+        sequences = settings.switches("sequence_parallel") or [False, True][: 1 + settings.trains]
+    experts = settings.numbers("expert_parallel")
+    if not experts:  # they are spread over replicas of whole layers
+        n = gcd(degrees.replicas, *settings.experts) if settings.experts and not split else 1
+        experts = _divisors(n)
+    for sequence, expert in product(sequences, experts):
+        yield replace(degrees, sequence_parallel=sequence, expert_parallel=expert)
 
 
 def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
     """Yield the plans with the degrees of `degrees`."""
     zeros = [0]
-    if settings.trains and degrees.data_parallel > 1:
+    if settings.trains and degrees.replicas > 1:
         zeros = [0, 1, 2, 3] if degrees.groups == 1 else [0, 1]
     for mode, schedule, zero, recomputed in product(
         settings.words("mode") or _modes(settings, degrees),
@@ -281,7 +338,7 @@ def _modes(settings: _Settings, degrees: Plan) -> list[str]:
         return ["single"]
     alike = len({(spec.memory_bytes, spec.name) for spec in settings.topology.devices}) == 1
     latency_counts = settings.request.objective == "latency" and not settings.trains
-    if degrees.data_parallel == 1 and (not alike or latency_counts):
+    if degrees.replicas == 1 and (not alike or latency_counts):
         return ["single", "size_based", "pipeline", "kl_based"]
     return ["single", "pipeline"]
 

@@ -14,17 +14,19 @@ __all__ = ["main"]
 _HELP = """\
 python -m runner.recommend model=llama3_70b devices=dgx_h100
 
-Costs every plan of a space as a run costs it, and prints the best: degrees of tensor and data
-parallelism, stages, schedules, microbatches, ZeRO stages, checkpointing, modes. A setting of those
-that is given, such as mode=pipeline, is held. model.batch_size is what a replica takes at a time.
+Costs every plan of a space as a run costs it, and prints the best: degrees of tensor, sequence,
+data, context and expert parallelism, stages, schedules, microbatches, ZeRO stages, checkpointing,
+modes. A setting of those that is given, such as mode=pipeline, is held. model.batch_size is what a
+replica takes at a time.
 
 recommend.objective=throughput     or latency: the time of one step, or of one input; or cost: the
                                    least money, by price_per_hour='{h100: 2.5}', in USD
 recommend.devices=null             devices to choose from, such as [1xh100,dgx_h100,8xl40s]
 recommend.global_batch=null        examples of a step, of all replicas and microbatches; null: any
 recommend.rows=10                  plans that are printed and logged
-recommend.space.tensor_parallel=null, .data_parallel, .zero, .batch, .microbatches, .schedule,
-               .checkpointing, .mode: the values to try, such as [1,2,4]; null: all that go together
+recommend.space.tensor_parallel=null, .sequence_parallel, .data_parallel, .context_parallel,
+               .expert_parallel, .zero, .batch, .microbatches, .schedule, .checkpointing, .mode:
+               the values to try, such as [1,2,4]; null: all that go together
 
 All else is as for python -m runner; see python -m runner --help.
 """

@@ -28,7 +28,7 @@ __all__ = ["Shared", "recommended", "refuse_sweeps"]
 
 _OF_A_SWEEP = ("-m", "--multirun")
 _ALONE = ("experiment", "rerun", "execute")
-_BATCH, _SEQUENCE = "model.batch_size", "sequence_parallel"
+_BATCH = "model.batch_size"
 
 
 def refuse_sweeps(arguments: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ def _shared(
         if key == "devices" and request.devices is not None:
             raise SpecError(f"{override} holds what recommend.devices tries; leave out one")
         # The mode's options may stand beside it.
-        if key == "mode" or key not in (*names, _SEQUENCE):
+        if key == "mode" or key not in names:
             kept.append(override)
     load = _load(composed)
     bases: dict[str, Config] = {}
@@ -134,7 +134,7 @@ def _shared(
         base = compose_one(load, [*kept, *([f"devices={devices}"] if devices else [])])
         if base.config is None:
             raise SpecError(base.error or "")
-        bases[devices] = replace(base.config, sequence_parallel=config.sequence_parallel)
+        bases[devices] = base.config
     has_mode = any(override.startswith("mode=") for override in kept)
     return Shared(bases, tuple(kept), has_mode), typed
 

@@ -105,14 +105,14 @@ def plot(outcome: Outcome) -> str:
         mark(drawing, place, index, tip, solid=_on_frontier(costed, ranking), size=size)
     side = panel.right + 16
     names = kinds if len(kinds) <= _KINDS else [*kinds[: _KINDS - 1], "others"]
-    drawing.text(side, _TOP + 8, "tensor x data x stages", size=TEXT)
+    drawing.text(side, _TOP + 8, "tensor x replicas x stages", size=TEXT)
     legend(drawing, side, _TOP + 28, names)
     return drawing.svg(_WIDTH, _HEIGHT)
 
 
 def _kind(costed: Costed) -> str:
     plan = costed.candidate.plan
-    return f"{plan.tensor_parallel} x {plan.data_parallel} x {costed.stages}"
+    return f"{plan.tensor_parallel} x {plan.replicas} x {costed.stages}"
 
 
 def _on_frontier(costed: Costed, ranking: Sequence[Costed]) -> bool:

@@ -142,7 +142,7 @@ def _habits(outcome: Outcome) -> Iterator[_Habit]:
     # Of the devices that the best plan is on, where there were others to choose from.
     chosen = outcome.ranking[0].candidate.plan.devices
     space = [plan for plan in outcome.plans if plan.devices == chosen]
-    n = max(plan.tensor_parallel * plan.data_parallel * plan.groups for plan in space)
+    n = max(plan.tensor_parallel * plan.replicas * plan.groups for plan in space)
     if n == 1:
         return
     yield _Habit(
@@ -151,7 +151,7 @@ def _habits(outcome: Outcome) -> Iterator[_Habit]:
         n,
         [plan for plan in space if plan.tensor_parallel == n],
     )
-    replicas = [plan for plan in space if plan.data_parallel == n]
+    replicas = [p for p in space if p.data_parallel == n and p.expert_parallel == 1]
     refused = (REPLICAS, n) in outcome.refusals.reasons
     zeros = {plan.zero for plan in replicas} & {0, _FSDP} if replicas else {0}
     for zero in sorted(zeros, reverse=True):

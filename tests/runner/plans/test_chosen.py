@@ -11,14 +11,6 @@ from tests.runner.composed import TINY_LLAMA, read
 RECOMMEND = (*TINY_LLAMA, "devices=4x16gb", "mode=recommend")
 
 
-@pytest.mark.parametrize("degree", ["context_parallel=2", "expert_parallel=2"])
-@pytest.mark.parametrize("beside", ["data_parallel=1", "data_parallel=2"])
-def test_a_degree_that_no_plan_has_is_refused(degree: str, beside: str) -> None:
-    config = read(*RECOMMEND, "phase=training", "model.batch_size=2", degree, beside)
-    with pytest.raises(NotApplicableError, match=f"^{degree} is neither tried nor held by .*; "):
-        recommended_plan(config)
-
-
 def test_a_setting_is_named_as_it_was_given() -> None:
     config = read(*RECOMMEND, "mode.global_batch=3", "mode.space={data_parallel: [2]}")
     with pytest.raises(NotApplicableError, match=r"must divide mode.global_batch=3; use 1 or 3$"):

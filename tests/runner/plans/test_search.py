@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from fxpart.errors import NotApplicableError
+from runner.experiment.experiment import plan
+from runner.experiment.headline import headline
+from runner.experiment.subject import model_spec
 from runner.plans.bounds import least_step_s
 from runner.plans.evaluate import Candidate, Costed, Outcome
-from runner.plans.request import Request
+from runner.plans.request import Request, Space
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
 from runner.recommend.files import document, plot
@@ -29,10 +32,10 @@ def _evaluated(
 ) -> Outcome:
     base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides)
     candidates = []
-    for plan in space:
-        changed = plan.overrides(base, has_mode=False)
+    for point in space:
+        changed = point.overrides(base, has_mode=False)
         config = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides, *changed)
-        candidates.append(Candidate(plan, changed, config))
+        candidates.append(Candidate(point, changed, config))
     return evaluated(candidates, request, refusals or Refusals({}))
 
 
@@ -54,16 +57,28 @@ def test_a_generation_is_ranked_by_its_whole_time(
         assert costed.tokens_per_s == pytest.approx(5 / seconds)
 
 
+def _space(request: Request, *overrides: str, **typed: object) -> list[Candidate]:
+    base = read(*overrides)
+    space = plans(base, 1, request, typed, Refusals({}), prefix="recommend.")
+    return [
+        Candidate(point, point.overrides(base, has_mode=False), point.configuration(base))
+        for point in space
+    ]
+
+
+def _check_as_run(costed: Costed, *overrides: str) -> None:
+    """Check that a run of its overrides has the numbers of a plan, to the last digit."""
+    config = read(*overrides, *costed.candidate.overrides)
+    values = headline(plan(config, model_spec(config), advises=False))
+    for name in values.keys() - {"capture_s", "partition_s"}:
+        assert costed.metrics[name] == values[name]
+
+
 def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    base = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", "runtime.host_launch_s=0")
-    typed = {"tensor_parallel": 1, "checkpointing": "none"}
-    request = Request(rows=1)
-    space = plans(base, 1, request, typed, Refusals({}), prefix="recommend.")
-    candidates = [
-        Candidate(plan, plan.overrides(base, has_mode=False), plan.configuration(base))
-        for plan in space
-    ]
+    step = (*TINY_LLAMA, "phase=training", "devices=2x16gb", "runtime.host_launch_s=0")
+    request = Request(rows=1, space=Space(context_parallel=[1, 2]))
+    candidates = _space(request, *step, checkpointing="none")
     known = evaluated(candidates, request, Refusals({}))
     everything = evaluated(candidates, request, Refusals({}), prunes=False)
     assert known.bounded
@@ -72,6 +87,24 @@ def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.Mo
     bounds = {candidate.plan: bound for candidate, bound in known.bounded}
     for costed in everything.ranking:
         assert costed.examples_per_s <= bounds.get(costed.candidate.plan, float("inf"))
+    for name, usual in {"sequence_parallel": False, "context_parallel": 1}.items():
+        sharing = (c for c in everything.ranking if getattr(c.candidate.plan, name) != usual)
+        _check_as_run(next(sharing), *step)
+
+
+def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    experts = ("model=mixtral_8x7b", *TINY_LLAMA[1:], "model.config.num_local_experts=4")
+    given = (*experts, "devices=2x16gb", "expert_imbalance=1.5")
+    candidates = _space(Request(), *given, tensor_parallel=1)
+    degrees = [(c.plan.data_parallel, c.plan.expert_parallel) for c in candidates]
+    assert sorted(set(degrees)) == [(1, 1), (2, 1), (2, 2)]
+    ranking = evaluated(candidates, Request(), Refusals({})).ranking
+    for costed in ranking:
+        _check_as_run(costed, *given)
+    (shared,) = (c for c in ranking if c.candidate.plan.expert_parallel == 2)
+    (alone,) = (c for c in ranking if c.candidate.plan.data_parallel == 2 and c is not shared)
+    assert shared.memory_bytes < alone.memory_bytes
 
 
 def test_steps_take_as_long_as_their_bound_says() -> None:

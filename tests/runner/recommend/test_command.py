@@ -20,6 +20,7 @@ from tests.runner.command import Done, run, tracked_runs
 from tests.runner.composed import TINY_LLAMA, read
 
 TRAINING = (*TINY_LLAMA, "phase=training", "devices=2x16gb")
+SHARED = {"sequence_parallel": False, "context_parallel": 1}
 TIMES = ("capture_s", "partition_s")
 
 
@@ -47,20 +48,29 @@ def _costs(config: Config) -> dict[str, float]:
 
 def _everything(base: Config) -> Iterator[Config]:
     """Yield all combinations, made without the command's own space."""
-    for tensor, data, zero, schedule, count, mode in product(
-        (1, 2), (1, 2), (0, 1, 3), ("none", "1f1b"), (1, 4), ("single", "pipeline")
-    ):
+    degrees = product((1, 2), (False, True), (1, 2), (1, 2))
+    steps = product((0, 1, 3), ("none", "1f1b"), (1, 4), ("single", "pipeline"))
+    for (tensor, sequence, data, context), (zero, schedule, count, mode) in product(degrees, steps):
+        if tensor * data * context > 2:
+            continue
         options = {"schedule": schedule, "microbatches": count} if mode == "pipeline" else {}
         yield replace(
             base,
             model=replace(base.model, batch_size=data),
             tensor_parallel=tensor,
+            sequence_parallel=sequence,
             data_parallel=data,
+            context_parallel=context,
             zero=zero,
             schedule=ScheduleConfig(schedule),
             microbatches=count,
             mode=ModeConfig(mode, options),
         )
+
+
+def _first_shared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first that splits what lies between layers, and the first that cuts sequences."""
+    return [next(row for row in rows if row[name] > n) for name, n in SHARED.items()]
 
 
 def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
@@ -70,6 +80,7 @@ def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
         "schedule": "none,1f1b",
         "microbatches": "1,4",
         "zero": "0,1,3",
+        "context_parallel": "1,2",
     }
     small = [f"recommend.space.{name}=[{values}]" for name, values in space.items()]
     done = _recommended(folder, *TRAINING, *small, "recommend.rows=3")
@@ -84,7 +95,7 @@ def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
     assert speeds == sorted(speeds, reverse=True)
     # What was left out by a bound is below it, and not among the best.
     assert document["bounded"]
-    for row in document["bounded"][:4]:
+    for row in [*document["bounded"][:2], *_first_shared(document["bounded"])]:
         assert (
             _costs(read(*_overrides(row["command"])))["examples_per_s"]
             <= row["bound_examples_per_s"]
