@@ -25,7 +25,8 @@ from fxpart.core.topology import uniform_topology
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.tables import LatencySource
 from runner.experiment.experiment import problem_of
-from runner.experiment.subject import model_spec, shared_subject
+from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import shared_subject
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
 _LEAST_GAIN = 1e-4

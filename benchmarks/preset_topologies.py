@@ -24,7 +24,8 @@ from fxpart.errors import InfeasibleError
 from fxpart.placement import Place, make_mode
 from fxpart.placement.mtkahypar import is_installed
 from runner.experiment.experiment import problem_of
-from runner.experiment.subject import model_spec, shared_subject
+from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import shared_subject
 from runner.experiment.topology import build_topology
 from runner.experiment.user_mode import chosen_mode
 

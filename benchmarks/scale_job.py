@@ -28,7 +28,7 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError
 from fxpart.placement import Place, make_mode, size_based
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.experiment.topology import build_topology
 
 __all__ = ["MAKERS"]

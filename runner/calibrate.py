@@ -155,8 +155,9 @@ def _config(preset: str, overrides: "Sequence[str]") -> "Config":
 
 def _sample(config: "Config") -> "tuple[OpGraph, OperatorProfile]":
     from fxpart.cost.profile import OperatorProfile
+    from runner.experiment.model_spec import model_spec
     from runner.experiment.operator_times import operator_times
-    from runner.experiment.subject import model_spec, subject_of
+    from runner.experiment.subject import subject_of
     from runner.output.terminal import progress
 
     spec = model_spec(config)

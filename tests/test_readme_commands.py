@@ -19,7 +19,7 @@ from runner.config import read as config
 from runner.config.paths import conf_dir
 from runner.config.sections import RECOMMEND
 from runner.experiment.check import check
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.experiment.topology import build_topology
 from tests.runner.composed import read
 

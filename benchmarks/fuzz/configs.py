@@ -24,8 +24,8 @@ from runner.cli.ending import USER_ERROR
 from runner.config.tags import config_document, config_from_document
 from runner.experiment.check import check
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.output.terminal import without_progress
 from runner.plans.request import Space
 

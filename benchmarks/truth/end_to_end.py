@@ -34,7 +34,7 @@ from fxpart.errors import FxpartError
 from runner.config.paths import conf_dir
 from runner.config.sections import Config, LinkConfig
 from runner.experiment.experiment import plan
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 
 __all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
 

@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 from benchmarks.composed import composed
 from runner.config.paths import conf_dir
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 
 __all__ = ["latency_of_alike_layers_s", "planned_run"]
 

@@ -7,6 +7,7 @@ from fxpart.errors import SpecError
 from runner.config.sections import RECOMMEND, Config
 from runner.experiment.carry_out import check_execute
 from runner.experiment.mesh import check_mesh
+from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import check_objective
 from runner.experiment.offload import check_offload
 from runner.experiment.operator_times import check_latency
@@ -15,7 +16,7 @@ from runner.experiment.rates import check_prices
 from runner.experiment.replicas import check_replicas
 from runner.experiment.runtime import check_runtime
 from runner.experiment.serving import check_serving
-from runner.experiment.subject import model_spec, symbols_of
+from runner.experiment.subject import symbols_of
 from runner.experiment.tensor_split import check_split
 from runner.experiment.topology import build_topology
 from runner.experiment.training import check_training

@@ -23,6 +23,7 @@ from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
 from runner.experiment.fitting_plan import fitting_plan
 from runner.experiment.generation import generation
+from runner.experiment.model_spec import model_spec
 from runner.experiment.operator_times import operator_times, roofline_note, source_note
 from runner.experiment.pipeline_schedule import scheduled
 from runner.experiment.rates import price_per_hour
@@ -31,7 +32,7 @@ from runner.experiment.replicas import Replicas
 from runner.experiment.result import Result
 from runner.experiment.runtime import as_kernels
 from runner.experiment.serving_table import check_table, serving_table
-from runner.experiment.subject import Subject, graph_to_place, model_spec, shared_subject
+from runner.experiment.subject import Subject, graph_to_place, shared_subject
 from runner.experiment.subject_line import subject_line
 from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
 from runner.experiment.topology import rounding_bytes

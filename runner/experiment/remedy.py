@@ -7,7 +7,8 @@ from typing import NamedTuple
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from runner.config.sections import Config, ModeConfig
 from runner.experiment.mesh import GATHERING, replica_count
-from runner.experiment.subject import is_captured, model_spec
+from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import is_captured
 from runner.experiment.training import is_training
 from runner.output.terminal import progress
 

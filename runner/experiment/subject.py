@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from fxpart.capture.captured import (
     graph_path,
     symbols_named,
 )
-from fxpart.capture.models.spec import ModelSpec, timm_spec
-from fxpart.core.data_parallel import share_of_batch
+from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import IntArray, OpGraph, without_python
 from fxpart.core.optimizer import with_optimizer
@@ -31,7 +30,7 @@ from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
-from fxpart.errors import CaptureError, SpecError, nearest_names
+from fxpart.errors import CaptureError, SpecError
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
@@ -42,11 +41,10 @@ from runner.experiment.mesh import (
     weight_replicas,
 )
 from runner.experiment.objective import published_graph
-from runner.experiment.serving import generated_len, generates, in_few_bits, is_serving
+from runner.experiment.serving import generates, in_few_bits
 from runner.experiment.serving_steps import ServingSteps, serving_steps
 from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import (
-    finetunes,
     is_megatron,
     is_training,
     optimizer_of,
@@ -67,14 +65,12 @@ __all__ = [
     "Subject",
     "graph_to_place",
     "is_captured",
-    "model_spec",
     "placed_graph",
     "shared_subject",
     "subject_of",
     "symbols_of",
 ]
 
-_LIBRARIES = ("transformers", "timm")
 MOST_KEPT = 4
 """Graphs of each sort that are kept in memory."""
 
@@ -106,58 +102,6 @@ class Subject:
     """Over how many replicas each of these is summed; None for all."""
     steps: ServingSteps | None = None
     """Of a generation, both steps at any size; `captured` is the last decode."""
-
-
-def model_spec(config: Config) -> ModelSpec:
-    """Return `config.model` as the library takes it; its batch is that of a replica."""
-    model = config.model
-    made: dict[str, Any] = {
-        "architecture": model.architecture,
-        "config": dict(model.config),
-        "factory": model.factory,
-        "factory_args": dict(model.factory_args),
-    }
-    if model.library not in _LIBRARIES:
-        near = nearest_names(model.library, _LIBRARIES)
-        raise SpecError(f"model.library={model.library} is not known; {near}")
-    if model.library == "timm" and model.architecture is not None:
-        made = timm_spec(model.architecture, dict(model.config))
-    return ModelSpec(
-        name=model.name,
-        **made,
-        batch_size=share_of_batch(model.batch_size, config.data_parallel),
-        seq_len=model.seq_len,
-        step=_step(config),
-        cache_len=_cache_len(config),
-        dtype=model.dtype,
-        tensor_parallel=config.tensor_parallel,
-        sequence_parallel=config.sequence_parallel,
-        expert_parallel=config.expert_parallel,
-        expert_imbalance=config.expert_imbalance,
-        context_parallel=config.context_parallel,
-        engine=config.engine,
-        loss=model.loss if is_training(config) else None,
-        lora=_lora(config),
-        depends_on=tuple(model.depends_on),
-    )
-
-
-def _lora(config: Config) -> dict[str, object]:
-    if not (finetunes(config) and is_training(config)):
-        return {}
-    return {name: value for name, value in asdict(config.finetune).items() if name != "name"}
-
-
-def _step(config: Config) -> str | None:
-    if generates(config):
-        return "decode"
-    return config.phase.name if is_serving(config) else None
-
-
-def _cache_len(config: Config) -> int | None:
-    if generates(config):
-        return generated_len(config)
-    return config.context_len if is_serving(config) else None
 
 
 _kept: OrderedDict[str, Subject] = OrderedDict()

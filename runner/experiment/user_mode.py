@@ -8,7 +8,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError, one_line
 from fxpart.placement import Place, make_mode
 from runner.config.sections import Config
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 
 __all__ = ["SETTING", "chosen_mode"]
 

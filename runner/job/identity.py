@@ -31,8 +31,8 @@ from runner.config.sections import (
     TrackingConfig,
 )
 from runner.experiment.mesh import replica_count
+from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
-from runner.experiment.subject import model_spec
 from runner.experiment.user_mode import SETTING
 
 __all__ = [

@@ -27,6 +27,7 @@ from runner.experiment.headline import INFEASIBLE, device_columns, headline, mem
 from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.mesh import replica_count
+from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import objective_line
 from runner.experiment.offload import carried_by, offload_line
 from runner.experiment.pipeline_schedule import schedule_line
@@ -34,7 +35,7 @@ from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.result import Result
 from runner.experiment.runtime import host_line
-from runner.experiment.subject import is_captured, model_spec
+from runner.experiment.subject import is_captured
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, whole_line
 from runner.experiment.zero import zero_line

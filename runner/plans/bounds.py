@@ -11,7 +11,8 @@ from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.infeasible import describe_devices, whole_model_bytes
 from runner.config.sections import Config
 from runner.experiment.experiment import problem_of
-from runner.experiment.subject import Subject, model_spec
+from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import Subject
 from runner.plans.space import Plan
 
 __all__ = ["Bounds", "bounds_of", "least_step_s", "refuse_too_large"]

@@ -7,8 +7,8 @@ from fxpart.errors import FxpartError, InfeasibleError
 from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
 from runner.experiment.serving import generates
-from runner.experiment.subject import model_spec
 from runner.output.terminal import counted
 from runner.output.units import GIB
 from runner.plans.limits import limit_of, time_shares

@@ -14,9 +14,10 @@ from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, Spe
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.check import check
+from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
-from runner.experiment.subject import model_spec, shared_subject, symbols_of
+from runner.experiment.subject import shared_subject, symbols_of
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress

@@ -18,7 +18,7 @@ from fxpart.support.digest import stable_digest
 from runner.cli.composing import composing
 from runner.config.read import read_config
 from runner.config.sections import Config
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.job.identity import Choices, config_key, deciding, inputs_key, without_elsewhere
 from runner.sweep.axes import Axis
 from runner.sweep.merged_files import FilePart, MergedFiles, file_part

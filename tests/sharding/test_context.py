@@ -14,7 +14,7 @@ from fxpart.sharding.context import positions_of
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import check_mesh
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.output.units import GIB
 from tests.runner.composed import TINY_LLAMA, read
 from tests.sharding.test_local_module import llama

@@ -19,7 +19,7 @@ from fxpart.errors import NotApplicableError
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import check_mesh
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from tests.runner.composed import read
 from tests.sharding.test_local_module import llama
 from tests.sketch import devices

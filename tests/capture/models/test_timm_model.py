@@ -6,7 +6,7 @@ import torch
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec, timm_spec
 from fxpart.errors import SpecError
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from tests.runner.composed import read
 
 

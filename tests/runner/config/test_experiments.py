@@ -15,7 +15,7 @@ from runner.config import read as config
 from runner.config.choices import experiments_text, questions
 from runner.config.paths import conf_dir
 from runner.experiment.check import check_all
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.sweep.axes import Axis, read_axes
 from runner.sweep.composition import Composed, SweepLoad, compose_grid
 from tests.runner.command import OWN

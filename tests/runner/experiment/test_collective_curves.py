@@ -6,9 +6,9 @@ import pytest
 from fxpart.cost.collective_times import collective_bytes, collective_kinds
 from fxpart.cost.collectives import CollectiveCurve
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.operator_times import ring_curves
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.experiment.topology import build_topology
 from tests.runner.composed import TINY_LLAMA, read
 

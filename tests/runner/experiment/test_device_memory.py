@@ -22,7 +22,7 @@ from runner.experiment.device_memory import (
     with_less_memory,
 )
 from runner.experiment.experiment import plan
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.experiment.topology import build_topology
 from tests.runner.command import OWN
 from tests.runner.composed import read

@@ -10,8 +10,8 @@ from fxpart.core.few_bits import WeightFormat
 from fxpart.errors import FxpartError
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from tests.runner.composed import read
 
 _SMALL = {

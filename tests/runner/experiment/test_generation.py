@@ -15,10 +15,10 @@ from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
 from runner.experiment.runtime import _kept_kernels
 from runner.experiment.serving_steps import serving_steps
-from runner.experiment.subject import model_spec
 from runner.job.serving_files import write_serving_files
 from tests.runner.composed import read
 

@@ -10,8 +10,8 @@ from runner.experiment.experiment import plan
 from runner.experiment.generation import Generation, generation_metrics
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_metrics
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.experiment.tensor_split import TensorSplit, split_metrics
 from runner.experiment.zero import zero_metrics
 from runner.output.metrics import DEVICE_METRICS, METRICS

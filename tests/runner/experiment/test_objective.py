@@ -9,9 +9,9 @@ from fxpart.errors import SpecError
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline, memory_series
+from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import objective_line, progress_text
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.output.metrics import SERIES
 from tests.placement.workloads import document, largest_load_s, sample_s
 from tests.runner.command import OWN

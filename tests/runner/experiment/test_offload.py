@@ -9,9 +9,9 @@ from fxpart.errors import FxpartError
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
 from runner.experiment.offload import configured_tiers, offload_line
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.job.files import write_plan
 from runner.job.identity import Choices, JobIdentity, inputs_key
 from tests.runner.command import OWN

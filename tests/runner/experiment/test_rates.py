@@ -8,8 +8,8 @@ from fxpart.errors import SpecError
 from runner.experiment.check import check
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour, rate_line
-from runner.experiment.subject import model_spec
 from tests.runner.composed import read
 
 _SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 32}

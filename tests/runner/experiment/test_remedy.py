@@ -8,8 +8,8 @@ import pytest
 from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.remedy import changes, with_remedy
-from runner.experiment.subject import model_spec
 from tests.runner.composed import read
 
 STEP = ("mode=pipeline", "phase=training", "schedule=gpipe", "microbatches=8")

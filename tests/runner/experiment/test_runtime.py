@@ -7,8 +7,8 @@ from fxpart.core.fusion import blocks_of, kernel_count
 from fxpart.errors import FxpartError, SpecError
 from runner.experiment.check import check
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.runtime import host_launch_s, host_line
-from runner.experiment.subject import model_spec
 from runner.experiment.subject_line import is_mean_of_outputs
 from runner.experiment.whole_modules import carrier_line
 from tests.runner.composed import read

@@ -6,8 +6,8 @@ import pytest
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.serving import check_serving
-from runner.experiment.subject import model_spec
 from tests.runner.composed import TINY_LLAMA, read
 
 

@@ -13,7 +13,8 @@ from fxpart.core.reserve import rounded
 from fxpart.errors import FxpartError, SpecError
 from runner.config.sections import Config
 from runner.experiment import subject as module_under_test
-from runner.experiment.subject import Subject, model_spec, placed_graph, shared_subject
+from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import Subject, placed_graph, shared_subject
 from tests.runner.command import OWN
 from tests.runner.composed import read
 

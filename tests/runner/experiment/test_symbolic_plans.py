@@ -8,9 +8,9 @@ from fxpart.errors import CaptureError
 from runner.experiment.batch_report import batch_line
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
 from runner.experiment.replicas import replicas_line
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.job.batch_files import sweep_columns
 from runner.output.units import format_size
 from tests.runner.composed import read

@@ -10,8 +10,8 @@ from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.check import check
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.experiment.tensor_split import check_split, dealt_out, split_line
 from runner.experiment.training import check_training, optimizer_of
 from runner.experiment.zero import check_zero, zero_line

@@ -4,7 +4,7 @@ import pytest
 
 from fxpart.errors import SpecError
 from runner.experiment.experiment import plan
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.experiment.training import check_training, optimizer_of, step_options
 from tests.runner.composed import read
 

@@ -10,8 +10,8 @@ from fxpart.core.topology import Link
 from fxpart.placement import make_mode
 from fxpart.placement.search.refine import latency_of
 from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
-from runner.experiment.subject import model_spec
 from runner.experiment.whole_modules import (
     carrier_line,
     whole_line,

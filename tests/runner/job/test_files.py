@@ -13,7 +13,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.errors import CacheError, SpecError
 from fxpart.plan_export import split_points
 from runner.config.sections import Config, LatencyConfig, ModeConfig, ModelConfig
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.job.files import (
     INPUTS_TAG,
     InputFile,

@@ -10,7 +10,7 @@ import pytest
 from fxpart.errors import NotApplicableError
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.plans.bounds import least_step_s
 from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.request import Request, Space

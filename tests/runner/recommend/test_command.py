@@ -15,7 +15,7 @@ from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from tests.runner.command import Done, run, tracked_runs
 from tests.runner.composed import TINY_LLAMA, read
 

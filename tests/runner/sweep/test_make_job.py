@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fxpart.errors import SpecError
-from runner.experiment.subject import model_spec
+from runner.experiment.model_spec import model_spec
 from runner.job.identity import Choices, config_key, inputs_key
 from runner.sweep.composition import Composed, make_job
 from runner.sweep.parent_run import command_line
