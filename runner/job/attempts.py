@@ -2,9 +2,9 @@
 
 What holds when a run or a sweep is killed at any time and started again, or runs beside others, are
 the six rules of docs/design.md, "A kill costs what was under way". Here are the second and third:
-whoever finds a run that the store calls RUNNING, and whose lock is free, takes the lock, sends what
-is kept on disk (the run may have ended while the store was gone) and, if it came to no result,
-marks it as KILLED, ``kind=cut_off``, in the table of no sweep.
+whoever finds a run that the store calls RUNNING, and whose lock is free, sends what is kept on disk
+(the run may have ended while the store was gone) and, if it came to no result, marks it as KILLED,
+``kind=cut_off``, in the table of no sweep.
 """
 
 import secrets
@@ -15,7 +15,6 @@ from pathlib import Path
 from fxpart.errors import CacheError
 from runner.errors import TrackingError
 from runner.job.locks import LOCKS_TAG, Locks
-from runner.output.text_files import write_text
 from runner.tracking.tracker import LoggedRun, Tracker
 from runner.tracking.unsent import send_unsent
 
@@ -62,12 +61,10 @@ def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[Log
     ]
 
 
-# Single runs have no sweep that would look for them. Each leaves a mark while it is at work, and
-# the next command in its folder finds the marks whose locks are free.
+# Single runs have no sweep that would look for them: the next command in their folder does.
 
-_TAG = "alone"
-_MARKS = Path("outputs") / ".alone"
-"""A file for each run at work: it holds where the run is logged, and its name is the run's tag."""
+_ALONE, _LOCK_TAG = "alone", "lock"
+"""Tags of a single run: the locks of its folder, and the key of the one that it holds."""
 
 
 @contextmanager
@@ -82,30 +79,14 @@ def at_work_alone(tracker: Tracker, root: Path) -> Iterator[Mapping[str, str]]:
         return
     with suppress(TrackingError):  # the next command tries again
         mark_cut_off_alone(tracker, root)
-    name = secrets.token_hex(8)
     try:
         locks = Locks(root)
     except CacheError:
         yield {}
         return
-    # Before the mark: a mark without its lock is that of a run that is dead.
-    with locks.held(_lock(name)), _marked(root / _MARKS / name, _text(tracker, locks)) as is_marked:
-        yield {_TAG: name} if is_marked else {}
-
-
-@contextmanager
-def _marked(mark: Path, text: str) -> Iterator[bool]:
-    """Have a file say `text` in here; yield whether it could be written."""
-    try:
-        write_text(mark, text)
-    except CacheError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        with suppress(OSError):
-            mark.unlink()
+    key = f"alone {secrets.token_hex(8)}"
+    with locks.held(key):
+        yield {_ALONE: locks.name, _LOCK_TAG: key}
 
 
 def mark_cut_off_alone(tracker: Tracker, root: Path) -> None:
@@ -113,47 +94,17 @@ def mark_cut_off_alone(tracker: Tracker, root: Path) -> None:
 
     None where the file system cannot tell. Raises `TrackingError`.
     """
-    dead = _dead_marks(tracker, root)
-    if not dead:
-        return
-    for run in tracker.unfinished(_TAG, [mark.name for mark in dead]):
-        if run.status == "RUNNING":
-            tracker.mark_cut_off(run.run_id, _CUT_OFF)
-    for mark in dead:
-        with suppress(OSError):
-            mark.unlink()
-
-
-def _dead_marks(tracker: Tracker, root: Path) -> list[Path]:
-    """Return the marks of runs in the tracker whose process is gone."""
-    # A name with a dot is of a file that is being written.
-    marks = sorted(path for path in (root / _MARKS).glob("*") if not path.name.startswith("."))
-    if not marks:
-        return []
     try:
         locks = Locks(root)
     except CacheError:
-        return []
+        return
     if not locks.are_supported:
-        return []
-    text = _text(tracker, locks)
-    return [
-        mark
-        for mark in marks
-        if _read(mark) == text and not locks.is_held_elsewhere(_lock(mark.name))
-    ]
-
-
-def _text(tracker: Tracker, locks: Locks) -> str:
-    return "\n".join((*tracker.place, locks.name))
-
-
-def _read(mark: Path) -> str | None:
-    try:
-        return mark.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # its run has ended since, or it is damaged
-        return None
-
-
-def _lock(name: str) -> str:
-    return f"alone {name}"
+        return
+    running = tracker.runs({_ALONE: locks.name}, status="RUNNING")
+    dead = [run for run in running if not locks.is_held_elsewhere(run.tags.get(_LOCK_TAG, ""))]
+    if dead:
+        send_unsent(root / "outputs", tracker)
+    for run in dead:
+        # Asked again: it may have ended since, or have been sent just now.
+        if tracker.run(run.run_id).status == "RUNNING":
+            tracker.mark_cut_off(run.run_id, _CUT_OFF)

@@ -20,6 +20,7 @@ from fxpart.support.json_file import read_document
 from runner.output.text_files import write_json, write_text
 
 __all__ = [
+    "SETTLED",
     "Status",
     "device_rows",
     "read_result",
@@ -33,6 +34,8 @@ RESULT = "fxpart.result"
 VERSION = 1
 
 Status = Literal["finished", "infeasible", "not_applicable", "failed"]
+SETTLED: tuple[Status, ...] = ("finished", "infeasible", "not_applicable")
+"""How a job ends that would end so again."""
 
 
 def write_assignment(
@@ -78,57 +81,30 @@ def schedule_document(result: ScheduleResult) -> dict[str, object]:
     }
 
 
+_EMPTY: Mapping[str, object] = {
+    "metrics": {},  # by name
+    "devices": [],  # see `device_rows`
+    "peaks": [],  # where each device that computes is fullest, and what it holds there
+    "device_memory": [],  # what each device needs, part by part
+    "schedule": None,
+    "measured": None,  # of a plan that was carried out
+    "error": None,  # why there is no result, or why a finished run could not be recorded
+    "sweep": None,  # the id of the sweep that ran it
+    "key": None,  # of the job, by which a sweep recognises it
+}
+"""What `result.json` has in place of a part that is not given."""
+
+
 def write_result(
-    path: Path,
-    *,
-    status: Status,
-    config: Mapping[str, object],
-    metrics: Mapping[str, float] | None = None,
-    devices: Sequence[Mapping[str, object]] = (),
-    peaks: Sequence[Mapping[str, object]] = (),
-    device_memory: Sequence[Mapping[str, object]] = (),
-    schedule: Mapping[str, object] | None = None,
-    measured: Mapping[str, object] | None = None,
-    error: str | None = None,
-    sweep_id: str | None = None,
-    key: str | None = None,
+    path: Path, *, status: Status, config: Mapping[str, object], **parts: object
 ) -> None:
-    """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
+    """Write `result.json`; `config` is what was run, `parts` are any of those in `_EMPTY`.
 
-    Args:
-        path: of the file.
-        status: how the run ended.
-        config: what was run.
-        metrics: by name.
-        devices: a row for each, see `device_rows`.
-        peaks: where each device that computes is fullest, and what it holds there.
-        device_memory: what each device needs, part by part.
-        schedule: of a run that simulated one.
-        measured: of a plan that was carried out.
-        error: why there is no result, or why a finished run could not be recorded.
-        sweep_id: of the sweep that ran it.
-        key: identity of the job, by which a sweep recognises it.
-
-    Raises:
-        CacheError: when the place cannot be written.
-
+    Raises `CacheError` when the place cannot be written.
     """
-    document = {
-        "schema": RESULT,
-        "version": VERSION,
-        "status": status,
-        "metrics": metrics or {},
-        "devices": devices,
-        "peaks": peaks,
-        "device_memory": device_memory,
-        "schedule": schedule,
-        "measured": measured,
-        "config": config,
-        "error": error,
-        "sweep": sweep_id,
-        "key": key,
-    }
-    write_json(path, document)
+    assert parts.keys() <= _EMPTY.keys(), "no other part is read"
+    named = {"schema": RESULT, "version": VERSION, "status": status, "config": config}
+    write_json(path, {**_EMPTY, **parts, **named})
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> None:

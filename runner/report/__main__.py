@@ -14,8 +14,7 @@ from runner.report.sweep_data import LATEST, SweepData
 
 if TYPE_CHECKING:
     from runner.config.sections import TrackingConfig
-    from runner.report.from_store import RunSource
-    from runner.tracking.tracker import LoggedRun
+    from runner.tracking.tracker import LoggedRun, Tracker
 
 __all__ = ["Request", "main", "parsed"]
 
@@ -141,7 +140,7 @@ def _report(request: Request) -> int:
 
 def _compare(
     request: Request,
-    source: "RunSource",
+    source: "Tracker",
     config: "TrackingConfig",
     before: "LoggedRun",
     after: "LoggedRun",

@@ -3,17 +3,15 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.tags import config_text
+from runner.output.result_files import SETTLED
 from runner.report.sweep_data import LATEST, SweepData, SweepRow
-
-if TYPE_CHECKING:
-    from runner.tracking.tracker import LoggedRun
+from runner.tracking.tracker import LoggedRun, Tracker, swept_keys
 
 __all__ = [
-    "RunSource",
     "all_runs",
     "chosen_sweep",
     "config_value",
@@ -31,22 +29,12 @@ _STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
 """Of runs that do not say their outcome; others are under way."""
 
 
-class RunSource(Protocol):
-    """What runs are read from."""
-
-    def runs(self, tags: Mapping[str, str]) -> "list[LoggedRun]":
-        """Return the runs that have all these tags with these values, the oldest first."""
-
-    def runs_of_sweep(self, sweep_id: str) -> "list[LoggedRun]":
-        """Return the runs that belong to a sweep, the oldest first."""
-
-
-def sweeps_of(source: RunSource) -> "list[LoggedRun]":
+def sweeps_of(source: Tracker) -> list[LoggedRun]:
     """Return the parent runs of an experiment's sweeps, the newest first."""
     return source.runs({"kind": "sweep"})[::-1]
 
 
-def chosen_sweep(sweeps: "Sequence[LoggedRun]", identifier: str, experiment: str) -> "LoggedRun":
+def chosen_sweep(sweeps: Sequence[LoggedRun], identifier: str, experiment: str) -> LoggedRun:
     """Return the sweep that `identifier` means: ``latest``, a run's id, or how only one id begins.
 
     Raises `SpecError` when there is none, or more than one.
@@ -72,12 +60,12 @@ def chosen_sweep(sweeps: "Sequence[LoggedRun]", identifier: str, experiment: str
     )
 
 
-def all_runs(source: RunSource, sweeps: "Sequence[LoggedRun]", experiment: str) -> SweepData:
+def all_runs(source: Tracker, sweeps: Sequence[LoggedRun], experiment: str) -> SweepData:
     """Return all jobs of an experiment as one sweep. Raises `SpecError` when there are none."""
     runs = source.runs({"kind": "run"})
     if not runs:
         raise SpecError(f"experiment {experiment!r} has no runs; run something in it first")
-    swept = dict.fromkeys(key for sweep in reversed(sweeps) for key in _swept_keys(sweep))
+    swept = dict.fromkeys(key for sweep in reversed(sweeps) for key in swept_keys(sweep.tags))
     roots = [Path(folder) for sweep in sweeps if (folder := sweep.tags.get("folder"))]
     return _sweep_from_runs(
         runs,
@@ -88,11 +76,10 @@ def all_runs(source: RunSource, sweeps: "Sequence[LoggedRun]", experiment: str) 
     )
 
 
-def sweep_from_store(source: RunSource, parent: "LoggedRun", also: Iterable[str] = ()) -> SweepData:
+def sweep_from_store(source: Tracker, parent: LoggedRun, also: Iterable[str] = ()) -> SweepData:
     """Return the sweep of `parent` with all runs that belong to it, each job once.
 
-    `source` is a tracker, or the runs of a store that is only read. `also` are keys that each job
-    is to say the value of, beside the swept ones.
+    `also` are keys that each job is to say the value of, beside the swept ones.
 
     Raises `TrackingError` when the store fails.
     """
@@ -101,7 +88,7 @@ def sweep_from_store(source: RunSource, parent: "LoggedRun", also: Iterable[str]
         runs,
         title=parent.name,
         question=parent.tags.get("question", ""),
-        swept=_swept_keys(parent),
+        swept=swept_keys(parent.tags),
         started_ms=parent.start_ms,
         command=parent.tags.get("command"),
         folders=job_folders(_roots(runs, [parent, *source.runs({"kind": "sweep"})])),
@@ -109,14 +96,14 @@ def sweep_from_store(source: RunSource, parent: "LoggedRun", also: Iterable[str]
     )
 
 
-def sweep_keys(source: RunSource, parents: "Sequence[LoggedRun]") -> tuple[str, ...]:
+def sweep_keys(source: Tracker, parents: Sequence[LoggedRun]) -> tuple[str, ...]:
     """Return the settings that the sweeps of `parents` swept, and those of their jobs."""
-    swept = [key for parent in parents for key in _swept_keys(parent)]
+    swept = [key for parent in parents for key in swept_keys(parent.tags)]
     runs = [run for parent in parents for run in _jobs_of(source, parent)]
     return tuple(dict.fromkeys((*swept, *(key for run in runs for key in run.params))))
 
 
-def _jobs_of(source: RunSource, parent: "LoggedRun") -> "list[LoggedRun]":
+def _jobs_of(source: Tracker, parent: LoggedRun) -> list[LoggedRun]:
     """Return the runs of the jobs of the sweep of `parent`, the oldest first."""
     sweep = parent.tags.get("sweep_id")
     runs = (
@@ -125,7 +112,7 @@ def _jobs_of(source: RunSource, parent: "LoggedRun") -> "list[LoggedRun]":
     return [run for run in runs if run.tags.get("kind") == "run"]
 
 
-def _roots(runs: "Sequence[LoggedRun]", sweeps: "Sequence[LoggedRun]") -> list[Path]:
+def _roots(runs: Sequence[LoggedRun], sweeps: Sequence[LoggedRun]) -> list[Path]:
     """Return the folders of the sweeps that have run one of `runs`, and of the first of `sweeps`.
 
     A job that another sweep has settled lies in the folder of that one.
@@ -156,7 +143,7 @@ def job_folders(roots: Iterable[Path]) -> dict[str, str]:
 
 
 def _sweep_from_runs(
-    runs: "Iterable[LoggedRun]",
+    runs: Iterable[LoggedRun],
     *,
     title: str,
     question: str = "",
@@ -181,24 +168,15 @@ def _sweep_from_runs(
     return SweepData(title, question, swept, rows, started_ms, command)
 
 
-def _swept_keys(parent: "LoggedRun") -> tuple[str, ...]:
-    """Return the keys that the sweep of `parent` gives several values, in order."""
-    try:
-        keys = json.loads(parent.tags.get("swept", "[]"))
-    except ValueError:
-        return ()
-    return tuple(str(key) for key in keys) if isinstance(keys, list) else ()
+def _settled(run: LoggedRun) -> bool:
+    return _status(run) in SETTLED
 
 
-def _settled(run: "LoggedRun") -> bool:
-    return _status(run) in ("finished", "infeasible", "not_applicable")
-
-
-def _status(run: "LoggedRun") -> str:
+def _status(run: LoggedRun) -> str:
     return run.tags.get("outcome") or _STATUSES.get(run.status, "running")
 
 
-def _row(run: "LoggedRun", wanted: Sequence[str], folders: Mapping[str, str]) -> SweepRow:
+def _row(run: LoggedRun, wanted: Sequence[str], folders: Mapping[str, str]) -> SweepRow:
     missing = [key for key in wanted if key not in run.params]
     config = _config(run.tags) if missing else {}
     # What is none is no parameter: `schedule` of a run without one.

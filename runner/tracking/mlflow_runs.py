@@ -6,6 +6,7 @@ finds.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_store import has_content, reach, refusals, sqlite_path, store_uri
 from runner.tracking.mlflow_values import tag_texts
-from runner.tracking.tracker import LoggedRun
+from runner.tracking.tracker import LoggedRun, Tracker
 from runner.tracking.unsent import OUTCOME
 
 if TYPE_CHECKING:
@@ -40,26 +41,41 @@ _READ_PER_VALUE = 4
 """For each of more values so many runs are read, before they too are searched for one by one."""
 
 
-class MlflowRuns:
-    """The runs of one experiment. Methods raise MLflow's own errors, or `TrackingError`."""
+class MlflowRuns(Tracker):
+    """The runs of one experiment: found, and marked where they have no result."""
 
-    def __init__(self, store: Store) -> None:
-        self._store, self._client = store, store.client
+    def __init__(self, store: Store | None) -> None:
+        """Read from `store`; None for a tracker that opens it when it is first asked."""
+        self._opened = store
 
-    def run(self, run_id: str) -> LoggedRun | None:
-        """Return the run of that id, None when there is none."""
-        stored = _stored_run(self._client, run_id)
-        return _logged_run(stored) if stored else None
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        """Yield the store. Raises `TrackingError` for its failures in the block."""
+        assert self._opened is not None, "who opens it later overrides this"
+        with refusals(self._opened.uri):
+            yield self._opened
 
-    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
-        """Return the runs that have all these tags with these values, the oldest first."""
-        runs = self._search(_condition(tags))
-        return _oldest_first(run for run in runs if tags.items() <= run.tags.items())
+    def run(self, run_id: str) -> LoggedRun:
+        """Return one run. Raises `SpecError` when there is none of that id."""
+        with self._store() as store:
+            stored = _stored_run(store.client, run_id)
+        if stored is None:
+            raise unknown_run(run_id, store.uri)
+        return _logged_run(stored)
+
+    def runs(self, tags: Mapping[str, str], status: str | None = None) -> list[LoggedRun]:
+        """Return the runs with these tags, of that `status` if one is given, the oldest first."""
+        of_status = f"attributes.status = '{status}'" if status else ""
+        condition = " and ".join(filter(None, [_condition(tags), of_status]))
+        with self._store() as store:
+            runs = _search(store, condition)
+            return _oldest_first(run for run in runs if tags.items() <= run.tags.items())
 
     def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
         """Return the runs that belong to a sweep, those of others too, the oldest first."""
         condition = f"tags.kind = 'run' and tags.{SWEEPS} LIKE '% {sweep_id} %'"
-        return _oldest_first(self._search(condition))
+        with self._store() as store:
+            return _oldest_first(_search(store, condition))
 
     def settled(
         self,
@@ -72,9 +88,10 @@ class MlflowRuns:
         One whose process died between its last value and its end is ended here.
         """
         narrowed = [_condition({OUTCOME: outcome}) for outcome in _SETTLED]
-        results = [run for run in self._having(tag, values, narrowed) if _is_settled(run)]
-        newest = {run.tags[tag]: run for run in results if stands(run)}
-        self._end(newest.values())
+        with self._store() as store:
+            results = [run for run in _having(store, tag, values, narrowed) if _is_settled(run)]
+            newest = {run.tags[tag]: run for run in results if stands(run)}
+            _end(store.client, newest.values())
         return newest
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
@@ -82,42 +99,26 @@ class MlflowRuns:
 
         A result whose process died before the run's end is ended here.
         """
-        runs = self._having(tag, values, ["attributes.status != 'FINISHED'"])
-        self._end(run for run in runs if _is_settled(run))
+        with self._store() as store:
+            runs = _having(store, tag, values, ["attributes.status != 'FINISHED'"])
+            _end(store.client, (run for run in runs if _is_settled(run)))
         return [run for run in runs if not _is_settled(run)]
-
-    def _end(self, settled: Iterable[LoggedRun]) -> None:
-        """End those runs with a result that are still under way."""
-        for run in settled:
-            if run.status in _ONGOING:
-                self._client.set_terminated(run.run_id, _SETTLED[run.tags[OUTCOME]])
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
         """Mark a run whose process died; done again after a kill half-way, it completes the mark.
 
         The kind, by which such runs are found, changes last.
         """
-        self._leave_sweep(run_id, "cut_off_from", {"error": reason})
-        self._client.set_terminated(run_id, "KILLED")
-        self._tag(run_id, {OUTCOME: "cut_off", "kind": "cut_off"})
+        with self._store() as store:
+            _leave_sweep(store.client, run_id, "cut_off_from", {"error": reason})
+            store.client.set_terminated(run_id, "KILLED")
+            _tag(store.client, run_id, {OUTCOME: "cut_off", "kind": "cut_off"})
 
     def supersede(self, run_id: str) -> None:
         """Take a failed run out of its sweep; its status and its error stay."""
-        self._leave_sweep(run_id, "superseded_in", {})
-        self._tag(run_id, {"kind": "superseded"})
-
-    def _leave_sweep(self, run_id: str, was_in: str, tags: Mapping[str, str]) -> None:
-        """Keep the parent's id under another name, so that no table of its runs counts it."""
-        parent = self._client.get_run(run_id).data.tags.get(PARENT)
-        self._tag(run_id, {**tags, **({was_in: parent} if parent else {})})
-        if parent:
-            self._client.delete_tag(run_id, PARENT)
-
-    def _tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        texts = tag_texts(tags)
-        self._client.log_batch(run_id, tags=[RunTag(key, text) for key, text in texts.items()])
+        with self._store() as store:
+            _leave_sweep(store.client, run_id, "superseded_in", {})
+            _tag(store.client, run_id, {"kind": "superseded"})
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Add a sweep to the tag of each run that lacks it.
@@ -125,56 +126,81 @@ class MlflowRuns:
         Of two sweeps that join a run at once, both are kept in a SQLite file. Elsewhere one may
         lose the run from its tables, until it is started again.
         """
-        for run_id in run_ids:
-            with self._store.writing():
-                sweeps = self._client.get_run(run_id).data.tags.get(SWEEPS, "").split()
-                if sweep_id not in sweeps and len(" ".join(sweeps)) + 2 < _SWEEPS_CHARS:
-                    self._client.set_tag(run_id, SWEEPS, f" {' '.join([*sweeps, sweep_id])} ")
+        with self._store() as store:
+            for run_id in run_ids:
+                with store.writing():
+                    sweeps = store.client.get_run(run_id).data.tags.get(SWEEPS, "").split()
+                    if sweep_id not in sweeps and len(" ".join(sweeps)) + 2 < _SWEEPS_CHARS:
+                        store.client.set_tag(run_id, SWEEPS, f" {' '.join([*sweeps, sweep_id])} ")
 
-    def _having(
-        self, tag: str, values: Collection[str], narrowed: Sequence[str]
-    ) -> list[LoggedRun]:
-        """Return the runs, no sweeps, whose `tag` has one of `values`, the oldest first.
 
-        Of those that meet none of the conditions `narrowed`, some or all may be left out.
-        """
-        wanted = dict.fromkeys(values)
-        runs = self._read_through(narrowed, len(wanted)) if len(wanted) > _FEW else None
-        if runs is None:
-            runs = [
-                run
-                for value in wanted
-                for run in self._search(_condition({"kind": "run", tag: value}))
-            ]
-        return _oldest_first(run for run in runs if run.tags.get(tag) in wanted)
+def _end(client: "MlflowClient", settled: Iterable[LoggedRun]) -> None:
+    """End those runs with a result that are still under way."""
+    for run in settled:
+        if run.status in _ONGOING:
+            client.set_terminated(run.run_id, _SETTLED[run.tags[OUTCOME]])
 
-    def _read_through(self, conditions: Sequence[str], values: int) -> list[LoggedRun] | None:
-        """Return all runs, no sweeps, that meet one of the conditions; None for too many."""
-        most = _READ_PER_VALUE * values
-        runs: list[LoggedRun] = []
-        for condition in conditions:
-            rest = most + 1 - len(runs)
-            runs += islice(self._search(f"tags.kind = 'run' and {condition}", rest), rest)
-            if len(runs) > most:
-                return None
-        return runs
 
-    def _search(self, condition: str, most: int = _PAGE) -> Iterator[LoggedRun]:
-        """Yield the active runs that meet `condition`, the oldest first; `most` in one request."""
-        token: str | None = None
-        while True:
-            with refusals(self._store.uri):
-                page: Any = self._client.search_runs(
-                    [self._store.experiment_id],
-                    condition,
-                    max_results=min(most, _PAGE),
-                    order_by=["attributes.start_time ASC"],
-                    page_token=token,
-                )
-            yield from map(_logged_run, page)
-            token = page.token
-            if not token:
-                return
+def _leave_sweep(client: "MlflowClient", run_id: str, was_in: str, tags: Mapping[str, str]) -> None:
+    """Keep the parent's id under another name, so that no table of its runs counts it."""
+    parent = client.get_run(run_id).data.tags.get(PARENT)
+    _tag(client, run_id, {**tags, **({was_in: parent} if parent else {})})
+    if parent:
+        client.delete_tag(run_id, PARENT)
+
+
+def _tag(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) -> None:
+    from mlflow.entities import RunTag
+
+    texts = tag_texts(tags)
+    client.log_batch(run_id, tags=[RunTag(key, text) for key, text in texts.items()])
+
+
+# Searches.
+
+
+def _having(
+    store: Store, tag: str, values: Collection[str], narrowed: Sequence[str]
+) -> list[LoggedRun]:
+    """Return the runs, no sweeps, whose `tag` has one of `values`, the oldest first.
+
+    Of those that meet none of the conditions `narrowed`, some or all may be left out.
+    """
+    wanted = dict.fromkeys(values)
+    runs = _read_through(store, narrowed, len(wanted)) if len(wanted) > _FEW else None
+    if runs is None:
+        conditions = [_condition({"kind": "run", tag: value}) for value in wanted]
+        runs = [run for condition in conditions for run in _search(store, condition)]
+    return _oldest_first(run for run in runs if run.tags.get(tag) in wanted)
+
+
+def _read_through(store: Store, conditions: Sequence[str], values: int) -> list[LoggedRun] | None:
+    """Return all runs, no sweeps, that meet one of the conditions; None for too many."""
+    most = _READ_PER_VALUE * values
+    runs: list[LoggedRun] = []
+    for condition in conditions:
+        rest = most + 1 - len(runs)
+        runs += islice(_search(store, f"tags.kind = 'run' and {condition}", rest), rest)
+        if len(runs) > most:
+            return None
+    return runs
+
+
+def _search(store: Store, condition: str, most: int = _PAGE) -> Iterator[LoggedRun]:
+    """Yield the active runs that meet `condition`, the oldest first; `most` in one request."""
+    token: str | None = None
+    while True:
+        page: Any = store.client.search_runs(
+            [store.experiment_id],
+            condition,
+            max_results=min(most, _PAGE),
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        yield from map(_logged_run, page)
+        token = page.token
+        if not token:
+            return
 
 
 def _stored_run(client: "MlflowClient", run_id: str) -> "Run | None":

@@ -1,9 +1,8 @@
 """The tracker that keeps runs in MLflow. Importing this module is cheap, opening a store is not."""
 
 import logging
-import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from runner.config.paths import shown_path
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store, open_store
-from runner.tracking.mlflow_runs import PARENT, MlflowRuns, unknown_run
-from runner.tracking.mlflow_store import StoreError, refusals, sqlite_path, store_uri
+from runner.tracking.mlflow_runs import PARENT, MlflowRuns
+from runner.tracking.mlflow_store import StoreError, refusals, store_uri
 from runner.tracking.mlflow_view import page_of, write_view
 from runner.tracking.mlflow_write import (
     fill_and_close,
@@ -24,17 +23,17 @@ from runner.tracking.mlflow_write import (
     read_file,
     write_some,
 )
-from runner.tracking.tracker import ComparisonPage, LoggedRun, RunLog, RunStatus, UnsentRun
+from runner.tracking.tracker import ComparisonPage, RunLog, RunStatus, UnsentRun
 from runner.tracking.unsent import OpenRun, now_ms, send_command, write_unsent
 
-__all__ = ["MlflowTracker", "shared_tracker"]
+__all__ = ["MlflowTracker"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 30.0
 """For so long a store that failed is not tried again: a thousand jobs must not each wait for it."""
 
 
-class MlflowTracker:
+class MlflowTracker(MlflowRuns):
     """Keeps runs in one experiment of an MLflow store; see `Tracker` for what each method does."""
 
     def __init__(self, config: TrackingConfig, root: Path, *, must_answer: bool = True) -> None:
@@ -42,10 +41,10 @@ class MlflowTracker:
 
         Raises `TrackingError` for a store that does not work, unless it need not answer.
         """
+        super().__init__(None)
         self._config, self._root = config, root
         self.uri = store_uri(config, root)
         """Of the store, with its password."""
-        self._opened: Store | None = None
         self._failed: StoreError | None = None
         self._retry_s = 0.0
         try:
@@ -75,11 +74,6 @@ class MlflowTracker:
                 self._failed, self._retry_s = error, time.monotonic() + _PAUSE_S
             raise
         self._failed = None
-
-    @contextmanager
-    def _runs(self) -> Iterator[MlflowRuns]:
-        with self._store() as store:
-            yield MlflowRuns(store)
 
     @contextmanager
     def start(
@@ -161,58 +155,10 @@ class MlflowTracker:
         with self._store() as store:
             store.client.set_terminated(parent_run_id, status)
 
-    def run(self, run_id: str) -> LoggedRun:
-        """Return one run. Raises `SpecError` when there is none of that id."""
-        with self._runs() as runs:
-            run = runs.run(run_id)
-        if run is None:
-            raise unknown_run(run_id, self.uri)
-        return run
-
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
         """Return the content of a run's file, None when the run has no file at `path`."""
         with self._store() as store:
             return read_file(store.client, run_id, path)
-
-    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
-        """Return the runs that have all these tags with these values, the oldest first."""
-        with self._runs() as runs:
-            return runs.runs(tags)
-
-    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
-        """Return the runs that belong to a sweep, those of others too, the oldest first."""
-        with self._runs() as runs:
-            return runs.runs_of_sweep(sweep_id)
-
-    def settled(
-        self,
-        tag: str,
-        values: Collection[str],
-        stands: Callable[[LoggedRun], bool] = lambda _run: True,
-    ) -> dict[str, LoggedRun]:
-        """Return, by value of `tag`, the newest result that `stands`; see `Tracker.settled`."""
-        with self._runs() as runs:
-            return runs.settled(tag, values, stands)
-
-    def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that have no result, the oldest first."""
-        with self._runs() as runs:
-            return runs.unfinished(tag, values)
-
-    def mark_cut_off(self, run_id: str, reason: str) -> None:
-        """Mark a run whose process died: KILLED, and no longer of its sweep."""
-        with self._runs() as runs:
-            runs.mark_cut_off(run_id, reason)
-
-    def supersede(self, run_id: str) -> None:
-        """Take a failed run, whose job is run again, out of its sweep; its error stays."""
-        with self._runs() as runs:
-            runs.supersede(run_id)
-
-    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
-        """Note that these runs belong to a sweep too."""
-        with self._runs() as runs:
-            runs.join_sweep(run_ids, sweep_id)
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
         """Write the view and return its address; without the view the address still opens."""
@@ -229,30 +175,9 @@ class MlflowTracker:
 def _keep(run: OpenRun, ended: UnsentRun, folder: Path, root: Path, failed: TrackingError) -> None:
     what = failed.what if isinstance(failed, StoreError) else str(failed)
     try:
-        run.unsent = write_unsent(folder, ended)
+        path = write_unsent(folder, ended)
         command = send_command(ended.uri, root)
-        kept = f"the run is kept in {shown_path(run.unsent)}; send it with `{command}`"
+        kept = f"the run is kept in {shown_path(path)}; send it with `{command}`"
         run.problem = f"{what}; {kept}"
     except CacheError as unwritten:
         run.problem = f"{what}; {unwritten}"
-
-
-_trackers: dict[tuple[object, ...], MlflowTracker] = {}
-"""Of this process, by where they keep runs: opening a store takes as long as logging a run."""
-
-
-def shared_tracker(config: TrackingConfig, root: Path, *, must_answer: bool) -> MlflowTracker:
-    """Return the tracker of this process for that store and experiment; see `open_tracker`."""
-    uri = store_uri(config, root)
-    tracker = _trackers.get(_key(config, uri))
-    if tracker is None:
-        tracker = MlflowTracker(config, root, must_answer=must_answer)
-        _trackers[_key(config, uri)] = tracker  # of a file that may have been made meanwhile
-    return tracker
-
-
-def _key(config: TrackingConfig, uri: str) -> tuple[object, ...]:
-    """Return what a tracker is shared by: a file that was replaced is another store."""
-    database = sqlite_path(uri)
-    file = database.stat().st_ino if database and database.exists() else None
-    return os.getpid(), uri, config.experiment, file

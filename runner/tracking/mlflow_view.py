@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.passwords import password_to_fill_in, without_password
 from runner.output.metrics import BY_NAME, page_columns
 from runner.tracking.mlflow_store import sqlite_path
-from runner.tracking.tracker import ComparisonPage
+from runner.tracking.tracker import ComparisonPage, swept_keys
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -245,7 +245,7 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
         parent = client.get_run(parent_run_id)
         parent_tags: dict[str, str] = parent.data.tags
         title, sweep_id = parent.info.run_name or parent_run_id, parent_tags.get("sweep_id")
-        swept = _swept(parent_tags)
+        swept = swept_keys(parent_tags)
         _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id), swept)
         view = comparison_view(parent_run_id, title, parent.info.start_time, sweep_id, swept)
     else:
@@ -254,13 +254,6 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
     tags: dict[str, Any] = client.get_experiment(experiment_id).tags
     if tags.get(key) != view:
         client.set_experiment_tag(experiment_id, key, view)
-
-
-def _swept(tags: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return tuple(json.loads(tags.get("swept", "[]")))
-    except ValueError:  # a tag that was cut off for its length
-        return ()
 
 
 def _color_runs(

@@ -1,11 +1,13 @@
-"""The protocol of a tracker, and the records that pass through it. No MLflow here."""
+"""Trackers: what each does, the one that keeps nothing, and the records of runs. No MLflow here."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
+from fxpart.errors import SpecError
 from runner.output.terminal import show
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Tracker",
     "UnsentRun",
     "announce_page",
+    "swept_keys",
 ]
 
 Series = Sequence[tuple[int, float]]
@@ -74,20 +77,23 @@ class LoggedRun:
         return tuple(self.tags.get("sweeps", "").split())
 
 
-class RunLog(Protocol):
-    """One run that is under way."""
+def swept_keys(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that a sweep gives several values, by the tags of its run, in order."""
+    try:
+        keys = json.loads(tags.get("swept", "[]"))
+    except ValueError:  # a tag that was cut off for its length
+        return ()
+    return tuple(str(key) for key in keys) if isinstance(keys, list) else ()
 
-    @property
-    def run_id(self) -> str | None:
-        """The store's id of the run; None when nothing is tracked, or the store is gone."""
 
-    @property
-    def unsent(self) -> Path | None:
-        """The file that keeps the run until the store is back, once the run is closed."""
+class RunLog:
+    """One run that is under way; this one is of a tracker that keeps nothing."""
 
-    @property
-    def problem(self) -> str | None:
-        """Why the run is in that file and how to send it, in one line; None if it was sent."""
+    run_id: str | None = None
+    """The store's id of the run; None when nothing is tracked, or the store is gone."""
+    problem: str | None = None
+    """Why a run that is closed is not in the store, which file keeps it and how to send that, in
+    one line; None if it is there."""
 
     def log(
         self,
@@ -139,13 +145,18 @@ class UnsentRun:
         return self.uri, self.experiment
 
 
-class Tracker(Protocol):
-    """Keeps runs. All methods raise `TrackingError` when the store fails."""
+class Tracker:
+    """Keeps runs; this one keeps none, as ``tracking=none`` asks.
+
+    Methods of trackers that keep them raise `TrackingError` when the store fails.
+    """
 
     @property
     def place(self) -> tuple[str, str]:
-        """The store, without its password, and the experiment."""
+        """The store, without its password, and the experiment; empty where nothing is kept."""
+        return "", ""
 
+    @contextmanager
     def start(
         self,
         run_name: str,
@@ -153,8 +164,8 @@ class Tracker(Protocol):
         tags: Mapping[str, str] | None = None,
         parent_run_id: str | None = None,
         folder: Path | None = None,
-    ) -> AbstractContextManager[RunLog]:
-        """Return a context in which the run is open; it gets the tag ``outcome`` at its end.
+    ) -> Iterator[RunLog]:
+        """Open a run for the block; it gets the tag ``outcome`` at its end.
 
         An exception marks the run FAILED (an interrupt: KILLED) with the tag ``error``, and is
         raised again. An error also logs ``feasible`` 0, so that comparisons show the run.
@@ -162,9 +173,11 @@ class Tracker(Protocol):
         With a `folder`, a store that fails raises nothing: the run is kept there, and
         `RunLog.problem` says so once the run is closed.
         """
+        yield RunLog()
 
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
-        """Open the parent run of a sweep and return its id."""
+        """Open the parent run of a sweep and return its id; None where nothing is kept."""
+        return None
 
     def reopen_sweep(self, run_id: str) -> None:
         """Mark a parent run as running again."""
@@ -184,15 +197,24 @@ class Tracker(Protocol):
 
     def run(self, run_id: str) -> LoggedRun:
         """Return one run. Raises `SpecError` when there is none of that id."""
+        raise SpecError(
+            f"there is no run {run_id!r}: tracking=none keeps none; use tracking=mlflow"
+        )
 
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
         """Return the content of a run's file, None when the run has no file at `path`."""
+        return None
 
-    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
-        """Return the runs that have all these tags with these values, the oldest first."""
+    def runs(self, tags: Mapping[str, str], status: str | None = None) -> list[LoggedRun]:
+        """Return the runs with all these tags, of that `status` if one is given, the oldest first.
+
+        Each tag has the value that is given.
+        """
+        return []
 
     def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
         """Return the runs that belong to a sweep, those of others too, the oldest first."""
+        return []
 
     def settled(
         self,
@@ -201,9 +223,11 @@ class Tracker(Protocol):
         stands: Callable[[LoggedRun], bool] = lambda _run: True,
     ) -> dict[str, LoggedRun]:
         """Return, by value of `tag`, the newest run whose outcome is final, and that `stands`."""
+        return {}
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
         """Return the runs with one of these values that have no result, the oldest first."""
+        return []
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
         """Mark a run whose process died: KILLED, and no longer of its sweep."""
@@ -219,3 +243,4 @@ class Tracker(Protocol):
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
         """Prepare the page that compares one sweep's runs, or all runs; return its address."""
+        return None

@@ -22,7 +22,7 @@ from runner.config.sections import TrackingConfig
 from runner.output.text_files import write_json
 from runner.tracking.mlflow_store import store_uri
 from runner.tracking.mlflow_values import finite_metrics, param_texts, thin
-from runner.tracking.tracker import Columns, RunStatus, Series, Tracker, UnsentRun
+from runner.tracking.tracker import Columns, RunLog, RunStatus, Series, Tracker, UnsentRun
 
 __all__ = [
     "OUTCOME",
@@ -43,8 +43,8 @@ OUTCOME, RECORD = "outcome", "record_id"
 _FEASIBLE = "feasible"
 
 
-class OpenRun:
-    """Collects what belongs to one run. It is a `RunLog`."""
+class OpenRun(RunLog):
+    """Collects what belongs to one run."""
 
     def __init__(
         self,
@@ -58,9 +58,6 @@ class OpenRun:
         self.params = param_texts(params)
         self.tags = {**tags, RECORD: self.record_id}
         self.start_ms = now_ms()
-        self.run_id: str | None = None
-        self.unsent: Path | None = None
-        self.problem: str | None = None
         self._artifacts: Path | None = None
         self._uri, self._experiment = place
         self._metrics: dict[str, float] = {}

@@ -111,10 +111,10 @@ def test_a_run_that_ended_while_the_store_was_gone_is_a_result(
         with _begun(tracker, locks) as run:
             store.execute("BEGIN IMMEDIATE")
         store.execute("ROLLBACK")
-    assert run.unsent
-    assert run.unsent.is_file()
+    unsent = folder / "outputs" / "unsent.json"
+    assert unsent.is_file()
     with locks.held("abc"):
         set_aside_held(tracker, "abc", locks, folder, "mine")
-    assert not run.unsent.exists()
+    assert not unsent.exists()
     assert _tags(tracker, run)["kind"] == "run"
     assert set(tracker.settled("config_key", ["abc"])) == {"abc"}

@@ -167,8 +167,8 @@ def test_a_mark_that_was_cut_off_itself_is_completed(
 ) -> None:
     run_id = _running(tracker, client, word)
     with (
-        patch.object(client, "set_terminated", side_effect=InterruptedError),
-        pytest.raises(InterruptedError),
+        patch.object(client, "set_terminated", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
     ):
         runs.mark_cut_off(run_id, "the process died")
     assert [run.run_id for run in runs.unfinished("config_key", [word])] == [run_id]

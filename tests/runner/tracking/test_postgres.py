@@ -83,9 +83,8 @@ def _keep_and_send(tracker: MlflowTracker, client: MlflowClient, root: Path) -> 
     _let_in(tracker.uri, "true")
     assert run.problem is not None
     assert "not currently accepting connections; the run is kept in" in run.problem
-    assert run.unsent is not None
-    assert read_unsent(run.unsent).run_id == run.run_id
-    assert PASSWORD.split()[1] not in run.unsent.read_text()
+    assert read_unsent(job / "unsent.json").run_id == run.run_id
+    assert PASSWORD.split()[1] not in (job / "unsent.json").read_text()
     assert send_unsent(root, MlflowTracker(TrackingConfig(uri=tracker.uri), root)) == 1
     assert client.get_run(str(run.run_id)).data.metrics == {"latency_ms": 1.5}
     place = root / "outputs" / "mlartifacts"

@@ -15,7 +15,8 @@ from fxpart.errors import InfeasibleError, SpecError
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.open_tracker import NoTracker, open_tracker
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import Tracker
 from tests.runner.tracked import PARAMS, experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -45,7 +46,7 @@ def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no run 'a': tracking=none keeps none"):
         tracker.run("a")
     assert list(tmp_path.iterdir()) == []
-    assert isinstance(tracker, NoTracker)
+    assert type(tracker) is Tracker
 
 
 def test_a_run_is_read_back_as_logged(

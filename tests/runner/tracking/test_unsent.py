@@ -20,8 +20,8 @@ from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking import mlflow_tracker
 from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.open_tracker import NoTracker, open_tracker
-from runner.tracking.tracker import UnsentRun
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import Tracker, UnsentRun
 from runner.tracking.unsent import (
     read_unsent,
     send_file,
@@ -170,7 +170,7 @@ def test_a_store_that_goes_away_costs_no_result(root: Path, tracker: MlflowTrack
         ):
             raise InfeasibleError("too small")
     assert (run.run_id, next_run.run_id) == (None, None)
-    assert (run.unsent, next_run.unsent) == (job / "unsent.json", after / "unsent.json")
+    assert unsent_files(root) == [after / "unsent.json", job / "unsent.json"]
     assert run.problem == (
         f"tracking at sqlite:///{root}/outputs/mlflow.db failed: database is locked;"
         " the run is kept in outputs/job/unsent.json; send it with `python -m runner.send`"
@@ -184,7 +184,7 @@ def test_a_store_that_goes_away_costs_no_result(root: Path, tracker: MlflowTrack
 
 def _send_what_is_left(root: Path) -> None:
     again = MlflowTracker(TrackingConfig(), root)
-    assert send_unsent(root / "outputs", NoTracker()) == 0
+    assert send_unsent(root / "outputs", Tracker()) == 0
     assert send_unsent(root / "outputs", again) == 2
     assert send_unsent(root / "outputs", again) == 0
     assert sorted(_kept(root)) == [
@@ -206,8 +206,7 @@ def test_a_run_that_was_made_before_the_store_went_away_is_completed(
         run.log(metrics={"latency_ms": 2.5})
         known = run.run_id
         locked.enter_context(_locked(root))
-    assert run.unsent is not None
-    assert read_unsent(run.unsent).run_id == known
+    assert read_unsent(job / "unsent.json").run_id == known
     assert _kept(root) == [("lost", "RUNNING", {})]
     assert send_unsent(root / "outputs", MlflowTracker(TrackingConfig(), root)) == 1
     assert _kept(root) == [("lost", "FINISHED", {"latency_ms": 2.5})]
@@ -235,7 +234,7 @@ def test_a_store_that_comes_back_is_used_after_a_pause(
             assert run.run_id is None
             run.log(metrics={"latency_ms": 2.5})
             stack.close()
-    assert (run.problem, run.unsent) == (None, None)
+    assert (run.problem, unsent_files(root)) == (None, [])
     assert run.run_id is not None
     assert tracker.run(run.run_id).params == {"mode": "single"}
     assert _kept(root) == [("back", "FINISHED", {"latency_ms": 2.5})]
@@ -256,7 +255,7 @@ def test_a_disk_that_is_full_as_well_is_said(root: Path, tracker: MlflowTracker)
     (root / "file").write_text("where the folder should be")
     with _locked(root), tracker.start("lost", {}, folder=root / "file") as run:
         pass
-    assert run.unsent is None
+    assert unsent_files(root) == []
     assert run.problem is not None
     assert "locked; cannot write" in run.problem
 
@@ -266,9 +265,9 @@ def test_a_job_of_a_sweep_starts_without_its_store(root: Path) -> None:
     with pytest.raises(TrackingError):
         open_tracker(TrackingConfig(), root)
     tracker = open_tracker(TrackingConfig(), root, must_answer=False)
-    with tracker.start("job", {}, folder=root / "outputs" / "job") as run:
+    with tracker.start("job", {}, folder=root / "outputs" / "job"):
         pass
-    assert run.unsent is not None
+    assert unsent_files(root) == [root / "outputs" / "job" / "unsent.json"]
     assert tracker.comparison_page() is None
 
 
