@@ -30,22 +30,10 @@ def _compose_and_run() -> int:
     sys.path.append(str(plugins_dir()))
     import hydra
 
-    from fxpart.support.host import installed_version
-    from runner.cli.arguments import hydra_arguments
     from runner.cli.composing import composing, show_package, work_begins
     from runner.cli.ending import exit_code
-    from runner.config import choices
-    from runner.config.read import register
-    from runner.sweep.launchers.work import prefer_own_launchers
 
-    register()
-    choices.register()
-    _warn_of_unread_choices()
-    prefer_own_launchers()
-    sys.argv[1:] = arguments = choices.quoted_overrides(hydra_arguments(sys.argv[1:]))
-    if "--version" in arguments:
-        sys.stdout.write(f"fxpart {installed_version('fxpart')}\n")
-        sys.stdout.flush()  # before what Hydra prints of itself
+    sys.argv[1:] = arguments = _hydra_arguments()
     if _is_plain_help(arguments):
         _print_help(arguments[1:])
         return 0
@@ -71,6 +59,25 @@ def _compose_and_run() -> int:
             job()
     swept = exit_code()
     return swept if swept is not None else max(codes, default=0)
+
+
+def _hydra_arguments() -> list[str]:
+    """Tell Hydra of our configuration, print what is printed first; return what Hydra is given."""
+    from fxpart.support.host import installed_version
+    from runner.cli.arguments import hydra_arguments
+    from runner.config import choices
+    from runner.config.read import register
+    from runner.sweep.launchers.work import prefer_own_launchers
+
+    register()
+    choices.register()
+    _warn_of_unread_choices()
+    prefer_own_launchers()
+    arguments = choices.quoted_overrides(hydra_arguments(sys.argv[1:]))
+    if "--version" in arguments:
+        sys.stdout.write(f"fxpart {installed_version('fxpart')}\n")
+        sys.stdout.flush()  # before what Hydra prints of itself
+    return arguments
 
 
 def _is_plain_help(arguments: list[str]) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fxpart.errors import FxpartError, nearest_names
 from runner.config.passwords import without_password
 from runner.config.paths import conf_dir, shown_path, user_conf_dir
+from runner.errors import message_of
 
 if TYPE_CHECKING:
     from omegaconf.errors import OmegaConfBaseException
@@ -37,7 +38,7 @@ def explain(error: BaseException) -> str | None:
     chain = list(_with_causes(error))
     ours = next((link for link in chain if isinstance(link, FxpartError)), None)
     if ours is not None:
-        return " ".join(str(ours).split())
+        return message_of(ours)
     if not any(map(_is_hydras, chain)):
         return None
     line = _of_override(chain) or _of_file(chain) or _of_setting(chain) or _own_words(chain)
@@ -261,11 +262,11 @@ def _own_words(chain: Sequence[BaseException]) -> str:
     lines = [line.strip().rstrip(";.:,") for line in _messages(chain).splitlines()]
     # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.
     kept = [line for line in lines if line and "$VALUE" not in line and not _NOISE.match(line)]
-    said = without_password("; ".join(dict.fromkeys(kept))) or "Hydra refuses this"
+    message = without_password("; ".join(dict.fromkeys(kept))) or "Hydra refuses this"
     if not kept or not all(map(_is_worded, chain)):
-        said += "; HYDRA_FULL_ERROR=1 shows where"
+        message += "; HYDRA_FULL_ERROR=1 shows where"
     where = _file_named(chain)
-    return where + re.sub(r"^In '?[^:]*: ", "", said) if where else said
+    return where + re.sub(r"^In '?[^:]*: ", "", message) if where else message
 
 
 def _is_worded(error: BaseException) -> bool:

@@ -3,10 +3,9 @@
 `register` gives the shape to Hydra; `read_config` makes a `Config` of a composed configuration.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
-from typing import Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -14,8 +13,11 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.published import with_published_devices
-from runner.config.sections import Config, ModeConfig, Schema, TrackingConfig
+from runner.config.sections import Config, ModeConfig, Schema, TrackingConfig, sections_in
 from runner.config.wrong_values import refused_by_omegaconf, typed_key
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["read_config", "read_tracking", "register"]
 
@@ -62,7 +64,7 @@ def read_config(composed: DictConfig) -> Config:
     if not isinstance(name, str):
         raise SpecError(f"mode.name must be a mode's name, got {name!r}; such as mode=kl_based")
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
-    _refuse_unknown(values, [section.name for section in fields(Config)], "")
+    _refuse_unknown(values, "")
     config = Config(**sections, mode=ModeConfig(name, options))
     return with_published_devices(config) if config.model.path is not None else config
 
@@ -81,37 +83,31 @@ def read_tracking(section: DictConfig) -> TrackingConfig:
     if not isinstance(values, TrackingConfig):
         raise SpecError("the configuration has no schema; list `schema` first in its defaults")
     _refuse_text(values, "tracking.")
-    _refuse_unknown(values, [section.name for section in fields(TrackingConfig)], "tracking.")
+    _refuse_unknown(values, "tracking.")
     return values
 
 
-def _refuse_unknown(section: object, known: Sequence[str], path: str) -> None:
+def _refuse_unknown(section: "DataclassInstance", path: str) -> None:
     """Refuse keys that a ``+`` on the command line has added, in `section` and all inside it."""
-    for key, value in vars(section).items():
-        if key not in known:
-            raise SpecError(f"{path}{key} does not exist; {nearest_names(key, known)}")
-        for index, inner in enumerate(value if isinstance(value, list) else [value]):
-            if is_dataclass(inner):
-                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
-                _refuse_unknown(inner, [f.name for f in fields(inner)], where)
+    for inner, prefix in sections_in(section, path):
+        known = [field.name for field in fields(inner)]
+        for key in vars(inner):
+            if key not in known:
+                raise SpecError(f"{prefix}{key} does not exist; {nearest_names(key, known)}")
 
 
-def _refuse_text(section: object, path: str) -> None:
+def _refuse_text(section: "DataclassInstance", path: str) -> None:
     """Refuse what is no list or mapping where one is needed, in `section` and all inside it.
 
     OmegaConf takes the text that an interpolation such as ``${now:%Y}`` makes for either.
     """
-    section_type: Any = type(section)
-    kinds = _container_kinds(section_type)
-    for key, value in vars(section).items():
-        kind = kinds.get(key)
-        if kind is not None and not isinstance(value, kind):
-            word = "list" if kind is list else "mapping"
-            raise SpecError(f"{path}{key} must be a {word}, got {value!r}")
-        for index, inner in enumerate(value if isinstance(value, list) else [value]):
-            if is_dataclass(inner):
-                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
-                _refuse_text(inner, where)
+    for inner, prefix in sections_in(section, path):
+        inner_type: Any = type(inner)
+        for key, kind in _container_kinds(inner_type).items():
+            value = getattr(inner, key)
+            if not isinstance(value, kind):
+                word = "list" if kind is list else "mapping"
+                raise SpecError(f"{prefix}{key} must be a {word}, got {value!r}")
 
 
 @cache

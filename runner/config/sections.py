@@ -3,10 +3,14 @@
 Hydra checks every file and override against these types.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "RECOMMEND",
@@ -32,6 +36,7 @@ __all__ = [
     "TierConfig",
     "TrackingConfig",
     "WeightsConfig",
+    "sections_in",
 ]
 
 
@@ -450,3 +455,14 @@ class Config(_Sections):
     """Everything that a run is made of."""
 
     mode: ModeConfig = field(default_factory=lambda: ModeConfig("", {}))
+
+
+def sections_in(section: "DataclassInstance", path: str = "") -> Iterator[tuple[Any, str]]:
+    """Yield a section and all inside it, each with how its keys begin: ``devices.pools.0.``."""
+    yield section, path
+    for key, value in vars(section).items():
+        inside = enumerate(value) if isinstance(value, list) else [("", value)]
+        for index, inner in inside:
+            if is_dataclass(inner) and not isinstance(inner, type):
+                at = f"{key}.{index}" if isinstance(value, list) else key
+                yield from sections_in(inner, f"{path}{at}.")

@@ -19,6 +19,7 @@ from fxpart.errors import SpecError, show_bytes
 from fxpart.support.host import available_cores, host_memory_bytes
 from fxpart.support.regular_file import regular_status
 from runner.config.paths import conf_dir, user_conf_dir
+from runner.errors import message_of
 
 __all__ = [
     "TIER_FOLDER",
@@ -36,6 +37,9 @@ TIER_FOLDER = "tier"
 _CLASS_BYTES = 2**30
 """A card sold as 16 GB holds up to 16 GiB: 16gib is of the same class as 16gb."""
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
+_IF_GIVEN = ("stands_for_gb", "multiprocessors", "price_per_hour")
+_OR_ZERO = ("host_launch_s", "power_w")
+"""Other numbers of an accelerator's file; these may be 0."""
 
 
 def accelerator_files() -> dict[str, Path]:
@@ -67,8 +71,7 @@ def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
         table = OmegaConf.to_container(OmegaConf.load(path))
     # ValueError is of text that is not UTF-8.
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise SpecError(f"accelerator file {path} cannot be read: {reason}") from error
+        raise SpecError(f"accelerator file {path} cannot be read: {message_of(error)}") from error
     values = table if isinstance(table, dict) else {}
     missing = [key for key in _NEEDED if key not in values]
     if missing:
@@ -103,16 +106,8 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
             )
     numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
     numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
-    if entry.get("stands_for_gb") is not None:
-        numbers["stands_for_gb"] = entry["stands_for_gb"]
-    if "multiprocessors" in entry:
-        numbers["multiprocessors"] = entry["multiprocessors"]
-    if entry.get("host_launch_s"):
-        numbers["host_launch_s"] = entry["host_launch_s"]
-    if entry.get("power_w"):
-        numbers["power_w"] = entry["power_w"]
-    if entry.get("price_per_hour") is not None:
-        numbers["price_per_hour"] = entry["price_per_hour"]
+    numbers |= {key: entry[key] for key in _IF_GIVEN if entry.get(key) is not None}
+    numbers |= {key: entry[key] for key in _OR_ZERO if entry.get(key)}
     for key, number in numbers.items():
         # True is an int to Python.
         plain = isinstance(number, int | float) and not isinstance(number, bool)
@@ -174,7 +169,7 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "flops_per_s": {dtype: rate * cores for dtype, rate in entry["flops_per_s"].items()},
         "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"] * cores,
         "on_host": entry.get("on_host", False),
-        "multiprocessors": entry.get("multiprocessors", 100),
+        "multiprocessors": entry.get("multiprocessors") or 100,
         "curves": entry.get("curves", ""),
         "host_launch_s": entry.get("host_launch_s", 0.0),
         "power_w": float(entry.get("power_w") or 0.0),

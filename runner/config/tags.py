@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from omegaconf import MISSING as NEEDED
 
 from fxpart.errors import SpecError, nearest_names
-from runner.config.sections import Config
+from runner.config.sections import Config, sections_in
 
 __all__ = [
     "PIECE_LENGTH",
@@ -51,19 +51,17 @@ def config_from_document(document: Mapping[str, object]) -> Config:
     except (TypeError, ValueError) as error:
         raise _damaged(f"one of its {_PAIRS} is none: {error}") from error
     config = _section(Config, values, "")
-    _refuse_missing(config, "")
+    _refuse_missing(config)
     return config
 
 
-def _refuse_missing(section: object, path: str) -> None:
-    """Refuse a number that has no default, here or in a section inside."""
-    hints = get_type_hints(type(section))
-    for key, value in vars(section).items():
-        items = value if isinstance(value, list) else [value]
-        if hints[key] is not str and isinstance(value, str) and value == NEEDED:
-            raise _damaged(f"{path}{key} is missing")
-        for item in filter(is_dataclass, items):
-            _refuse_missing(item, f"{path}{key}.")
+def _refuse_missing(config: Config) -> None:
+    """Refuse a number that has no default, in any section."""
+    for section, path in sections_in(config):
+        hints = get_type_hints(type(section))
+        for key, value in vars(section).items():
+            if hints[key] is not str and isinstance(value, str) and value == NEEDED:
+                raise _damaged(f"{path}{key} is missing")
 
 
 def config_tags(config: Config) -> dict[str, str]:

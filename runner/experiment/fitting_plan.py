@@ -75,7 +75,7 @@ def fitting_plan(
     take depends on the plan: where that does not fit, the mode is asked again with that much less.
 
     Raises:
-        InfeasibleError: when no plan is candidate that fits.
+        InfeasibleError: when no plan is found that fits.
 
     """
     searched, failed = problem, None
@@ -90,7 +90,7 @@ def fitting_plan(
             if failed is None:
                 raise
             raise does_not_fit(failed.device_memory) from error
-        # Of all tries together: the first plan's search is part of how the last was candidate.
+        # Of all tries together: the first plan's search is part of how the last was found.
         curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
         searched_s += time.perf_counter() - begin
         costed = in_tiers.problem if in_tiers else problem

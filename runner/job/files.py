@@ -299,7 +299,7 @@ def write_finished(
         schedule=schedule_document(result.schedule) if result.schedule else None,
         measured=asdict(result.measured) if result.measured else None,
         error=error,
-        sweep_id=identity.sweep.sweep if identity.sweep else None,
+        sweep=identity.sweep.sweep if identity.sweep else None,
         key=key,
     )
 
@@ -317,7 +317,7 @@ def write_unfinished(
         config=_described(config, identity),
         metrics=INFEASIBLE if status == "infeasible" else {},
         error=error,
-        sweep_id=identity.sweep.sweep if identity.sweep else None,
+        sweep=identity.sweep.sweep if identity.sweep else None,
         key=key,
     )
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fxpart
 from fxpart.capture.models.factory_source import factory_digest
@@ -34,6 +35,9 @@ from runner.experiment.mesh import replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.user_mode import SETTING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "ALIKE_IN_ALL_JOBS",
@@ -223,7 +227,6 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
 
     `model` is the `ModelSpec.key` of the configuration's model: of a factory it knows the sources.
     """
-    rooms = (*_DECIDING, *(_MEASURING if _measured_devices(config) else ()))
     parts = {
         "model": model,
         "level": config.capture.level,
@@ -234,17 +237,13 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "objective": config.objective,
         "phase": config.phase.name,
         "runtime": asdict(config.runtime),
-        "weights": {k: v for k, v in asdict(config.weights).items() if k not in ("name", "source")}
-        if config.weights.name != "none"
-        else {},
+        "weights": _numbers(config.weights) if config.weights.name != "none" else {},
         "kv_cache": config.kv_cache,
-        "offload": {k: v for k, v in asdict(config.offload).items() if k not in ("name", "source")}
-        if config.devices.tiers
-        else {},
+        "offload": _numbers(config.offload) if config.devices.tiers else {},
         "lengths": [config.prompt_len, config.output_len],
         "price": price_per_hour(config),
         "training": _training_numbers(config),
-        "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
+        "reserve": _numbers(config.reserve),
         "data_parallel": config.data_parallel,
         "all_reduce": asdict(config.all_reduce) if _has_sums(config) else {},
         "tensor_parallel": config.tensor_parallel,
@@ -259,12 +258,25 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "microbatches": config.microbatches,
         "execute": _execute_numbers(config.execute),
         "mode": _mode_numbers(config.mode),
+        **_code(config),
+    }
+    return stable_digest(parts)
+
+
+def _code(config: Config) -> dict[str, object]:
+    """Return the versions and the digests of the code that the result goes through."""
+    rooms = (*_DECIDING, *(_MEASURING if _measured_devices(config) else ()))
+    return {
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
         "code": {room: code_digest(_FXPART / room) for room in rooms},
         "runner": code_digest(_EXPERIMENT),
         **({"plans": code_digest(_PLANS)} if config.mode.name == RECOMMEND else {}),
     }
-    return stable_digest(parts)
+
+
+def _numbers(section: "DataclassInstance") -> dict[str, object]:
+    """Return a section without what it is called and where its numbers come from."""
+    return {key: v for key, v in asdict(section).items() if key not in ("name", "source")}
 
 
 def _has_sums(config: Config) -> bool:
@@ -304,18 +316,13 @@ def _training_numbers(config: Config) -> dict[str, object]:
 
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
-    pools = [asdict(pool) for pool in devices.pools]
-    tiers = [
-        {k: v for k, v in asdict(tier).items() if k not in ("name", "source")}
-        for tier in devices.tiers
-    ]
     return {
-        "pools": [{k: v for k, v in pool.items() if k not in ("name", "source")} for pool in pools],
+        "pools": [_numbers(pool) for pool in devices.pools],
         "nodes": devices.nodes,
         "between_nodes": devices.between_nodes and _link_numbers(devices.between_nodes),
         "pairs": [{"devices": pair.devices, **_link_numbers(pair)} for pair in devices.pairs],
         "saturate_host": devices.saturate_host,
-        **({"tiers": tiers} if tiers else {}),
+        **({"tiers": [_numbers(tier) for tier in devices.tiers]} if devices.tiers else {}),
     }
 
 

@@ -17,7 +17,7 @@ from fxpart.errors import (
 )
 from runner.config.paths import shown_path
 from runner.config.sections import RECOMMEND, Config
-from runner.errors import TrackingError
+from runner.errors import TrackingError, message_of
 from runner.experiment.batch_report import batch_line
 from runner.experiment.carry_out import STAGES_FOLDER
 from runner.experiment.device_memory import memory_line
@@ -368,7 +368,7 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
         return _failed(config, identity, error, so_far)
     with suppress(OSError):  # it is not empty, or not there
         identity.folder.rmdir()
-    message = " ".join(str(error).split())
+    message = message_of(error)
     return Outcome("failed", f"{message}; {so_far.problem}" if so_far.problem else message)
 
 
@@ -382,7 +382,7 @@ def _failed(
     status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
     if isinstance(error, NotApplicableError) and identity.sweep:  # alone it is a mistake
         status = "not_applicable"
-    message, folder = " ".join(str(error).split()), identity.folder
+    message, folder = message_of(error), identity.folder
     try:
         if not isinstance(error, FxpartError):
             message = f"{one_line(error)}; traceback in {shown_path(folder / TRACEBACK_FILE)}"

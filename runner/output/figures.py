@@ -40,14 +40,13 @@ def write_figures(
     assignment: Assignment,
     evaluation: Evaluation,
     subject: str = "",
-) -> tuple[Path, Path]:
-    """Write `memory.svg` and `partition_graph.svg` into `folder`; return their paths.
+) -> None:
+    """Write `memory.svg` and `partition_graph.svg` into `folder`.
 
     `subject` is their first line. The same run gives the same bytes.
 
     Raises `CacheError` when the folder cannot be written.
     """
-    memory, partitions = folder / "memory.svg", folder / "partition_graph.svg"
-    write_text(memory, memory_svg(graph, assignment, evaluation, subject))
-    write_text(partitions, partition_graph_svg(graph, assignment, evaluation, subject))
-    return memory, partitions
+    write_text(folder / "memory.svg", memory_svg(graph, assignment, evaluation, subject))
+    partitions = partition_graph_svg(graph, assignment, evaluation, subject)
+    write_text(folder / "partition_graph.svg", partitions)

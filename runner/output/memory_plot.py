@@ -83,10 +83,7 @@ def memory_svg(
     _draw_legend(drawing, list(layers.values()))
     left = LEFT + BAR + BETWEEN
     drawing.text(LEFT, TOP - 26, f"the device, {unit.name}", size=TEXT, fill=LIGHT.muted)
-    stays = (
-        "weights and caches" if any(use.cache_bytes for use in used) else "weights and their state"
-    )
-    words = f"beside {stays}, over time, {alive_unit.name}"
+    words = f"beside {_what_stays(used)}, over time, {alive_unit.name}"
     drawing.text(left, TOP - 26, words, size=TEXT, fill=LIGHT.muted)
     y = TOP
     for use, top in zip(used, tops, strict=True):
@@ -106,6 +103,11 @@ def memory_svg(
     axis_across(drawing, below, ticks=() if evaluation.latency_s else (0.0,))
     drawing.text(left + WIDTH, bottom + 38, f"time in {times.name}", anchor="end")
     return drawing.svg(left + WIDTH + RIGHT, bottom + BOTTOM)
+
+
+def _what_stays(used: list[DeviceUse]) -> str:
+    has_cache = any(use.cache_bytes for use in used)
+    return "weights and caches" if has_cache else "weights and their state"
 
 
 def _resident_bytes(use: DeviceUse) -> int:

@@ -289,11 +289,6 @@ def _draw_stretches(
             shown[device], turn[device] = partition, turn[device] + 1
         begin, wide = stretch.begin_s * px_per_s, (stretch.end_s - stretch.begin_s) * px_per_s
         modules = ", ".join(summary.modules[partition])
-        tip = (
-            f"P{partition}: {modules}; {counted(int(summary.operators[partition]), 'operator')},"
-            f" {format_size(int(summary.weight_bytes[partition]))},"
-            f" {format_s(float(summary.time_s[partition]))}"
-        )
         y = OVERVIEW_TOP + row_of[device] * height + 4
         drawing.rect(
             x0 + begin,
@@ -302,7 +297,7 @@ def _draw_stretches(
             height - 8,
             fill=colour_of(device),
             opacity=0.9 if turn[device] % 2 else 0.55,
-            tip=tip if len(stretches) <= MOST_TIPS else "",
+            tip=_partition_tip(summary, partition) if len(stretches) <= MOST_TIPS else "",
         )
         if wide > text_width(modules, 10) + 6 and height > 20:
             middle = x0 + begin + wide / 2
@@ -312,6 +307,15 @@ def _draw_stretches(
     panel = Panel(x0, bottom, LANES_WIDTH, 4.0, across, Scale(0.0, 1.0))
     axis_across(drawing, panel, ticks=() if evaluation.latency_s else (0.0,))
     drawing.text(x0 - 8, bottom + 20, f"time in {times.name}", size=11, anchor="end")
+
+
+def _partition_tip(summary: PartitionSummary, partition: int) -> str:
+    modules = ", ".join(summary.modules[partition])
+    return (
+        f"P{partition}: {modules}; {counted(int(summary.operators[partition]), 'operator')},"
+        f" {format_size(int(summary.weight_bytes[partition]))},"
+        f" {format_s(float(summary.time_s[partition]))}"
+    )
 
 
 def _stretches(

@@ -18,6 +18,7 @@ from fxpart.support.digest import stable_digest
 from runner.cli.composing import composing
 from runner.config.read import read_config
 from runner.config.sections import Config
+from runner.errors import message_of
 from runner.experiment.model_spec import model_spec
 from runner.job.identity import Choices, config_key, deciding, inputs_key, without_elsewhere
 from runner.sweep.axes import Axis
@@ -263,7 +264,7 @@ def compose_one(load: Load, overrides: Sequence[str]) -> Composed:
     try:
         config = read_config(composed)
     except SpecError as wrong:
-        error = " ".join(str(wrong).split())
+        error = message_of(wrong)
     return Composed(tuple(overrides), config, Choices.of(chosen, config), error)
 
 
@@ -292,7 +293,7 @@ def make_job(index: int, composed: Composed) -> Job:
             inputs = inputs_key(config, model_spec(config).key())
             key = config_key(config, inputs)
         except SpecError as wrong:
-            config, error = None, " ".join(str(wrong).split())
+            config, error = None, message_of(wrong)
     if not key:
         key = stable_digest({"overrides": deciding(composed.overrides), "error": error})[:16]
     # A job's overrides go into files and messages, and its tracking may hold a password.

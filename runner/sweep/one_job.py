@@ -14,7 +14,7 @@ from runner.job.attempts import set_aside_held
 from runner.job.identity import JobIdentity, SweepIds
 from runner.job.job import RESULT_FILE, TRACEBACK_FILE, keep_failure, run_job
 from runner.job.locks import Locks
-from runner.output.result_files import read_result
+from runner.output.result_files import SETTLED, read_result
 from runner.sweep.swept_job import Job, JobEnd
 from runner.tracking.tracker import LoggedRun, Tracker
 
@@ -107,8 +107,6 @@ def remove_earlier_end(folder: Path) -> None:
 
 # Earlier results: in the store, or in the files of a sweep that is kept in no store.
 
-_SETTLED = ("finished", "infeasible", "not_applicable")
-
 
 def ends_in_store(
     tracker: Tracker, keys: Collection[str], sweep: str, *, resume: bool
@@ -144,7 +142,7 @@ def ends_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping[st
             continue  # half a file is no result: the job is run again
         key = result.get("key")
         is_ours = key in keys and result.get("sweep") == sweep
-        if is_ours and result["status"] in _SETTLED:
+        if is_ours and result["status"] in SETTLED:
             ends[str(key)] = replace(_end_of_result(result), known=True)
     return ends
 

@@ -13,7 +13,7 @@ from runner.errors import TrackingError
 from runner.job.identity import override_values, without_elsewhere
 from runner.job.job import RESULT_FILE, TRACEBACK_FILE
 from runner.job.record import run_name
-from runner.output.result_files import read_result
+from runner.output.result_files import SETTLED, read_result
 from runner.output.terminal import counted, show
 from runner.sweep.session import Session, job_folder
 from runner.tracking.tracker import announce_page
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["sum_up"]
 
 REPORT_FILE = "report.html"
-_WELL = ("finished", "infeasible", "not_applicable")
-"""How a job may end that is not mended by another start."""
 _SHOWN = 20
 """Rows of the table in the terminal; the report has all."""
 
@@ -53,7 +51,7 @@ def sum_up(session: Session) -> None:
     for problem in dict.fromkeys([*bugs, *problems]):
         sys.stderr.write(f"error: {problem}\n")
     finished = [end for end in ends if end.status == "finished"]
-    is_well = all(end.status in _WELL for end in ends)
+    is_well = all(end.status in SETTLED for end in ends)
     unrecorded = any(end.error for end in finished)
     well = finished and is_well and not unrecorded and not problems
     remember(0 if well else USER_ERROR)

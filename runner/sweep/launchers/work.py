@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import FxpartError, SpecError, one_line
+from runner.errors import message_of
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -158,9 +159,12 @@ def failed(ticket: Ticket, error: BaseException) -> "JobReturn":
     """Return how a job ended that raised `error`, which is kept in words: not all can travel."""
     from hydra.core.utils import JobReturn, JobStatus
 
-    is_ours = isinstance(error, FxpartError)
-    kept = LostJobError(" ".join(str(error).split()) if is_ours else one_line(error))
-    return JobReturn(overrides=list(ticket.overrides), status=JobStatus.FAILED, _return_value=kept)
+    reason = message_of(error) if isinstance(error, FxpartError) else one_line(error)
+    return JobReturn(
+        overrides=list(ticket.overrides),
+        status=JobStatus.FAILED,
+        _return_value=LostJobError(reason),
+    )
 
 
 def why(ends: Sequence["JobReturn"]) -> str | None:

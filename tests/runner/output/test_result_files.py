@@ -47,7 +47,7 @@ def test_result_holds_metrics_and_devices(tmp_path: Path) -> None:
         config={"mode": "single"},
         metrics={"latency_ms": 15e3, "feasible": 1.0},
         devices=device_rows(evaluation),
-        sweep_id="ab12",
+        sweep="ab12",
     )
     result = read_result(path)
     assert (result["schema"], result["version"]) == ("fxpart.result", 1)
