@@ -5,7 +5,7 @@
 The steps are planned by the command's own functions: a Llama of transformers at the size of a case,
 ``engine=megatron``, one sequence a microbatch. What is counted is what torch's allocator hands out:
 tensors, the gradients that Transformer Engine keeps, and cuBLAS's workspaces. Nothing is fitted.
-Left out, by name, are cases with experts or several chunks on a device.
+Left out, by name, are cases of models whose sizes do not stand here.
 """
 
 import hashlib
@@ -52,10 +52,19 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
         "model.config.first_k_dense_replace=1",
     ),
     "deepseekv3": ("model.config.first_k_dense_replace=1",),
+    "mixtral-8x7b": (),
+    "mixtral-8x22b": (
+        "model.config.hidden_size=6144",
+        "model.config.intermediate_size=16384",
+        "model.config.num_attention_heads=48",
+        "model.config.vocab_size=32768",
+    ),
 }
-"""What the published configuration of a model changes of that of Llama-3-70B or DeepSeek-V3.
+"""What the published configuration of a model changes of that of its preset.
 
-Of four layers one is taken to be dense, as the first of DeepSeek-V2 is."""
+Of four layers of a DeepSeek one is taken to be dense, as the first of DeepSeek-V2 is."""
+_PRESETS = {"llama3": "llama3_70b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_v3"}
+"""By how the name of a model begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +111,7 @@ class Case:
     @property
     def left_out(self) -> str:
         """Return why no plan is made of it, empty where one is."""
-        if self.model not in _SIZES:
-            return f"{self.model}, experts"
-        return "several chunks a device" if self.chunks > 1 else ""
+        return "" if self.model in _SIZES else f"no sizes of {self.model}"
 
     def _of(self, degree: str) -> int:
         return self.degrees.get(degree, 1)
@@ -112,8 +119,10 @@ class Case:
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides of the command that plan it."""
         data = self.data_parallel
+        preset = next(p for begin, p in _PRESETS.items() if self.model.startswith(begin))
+        in_chunks = ("schedule=interleaved", f"mode.interleave={self.chunks}")
         return (
-            f"model={'deepseek_v3' if self.model.startswith('deepseek') else 'llama3_70b'}",
+            f"model={preset}",
             *_SIZES[self.model],
             f"model.config.num_hidden_layers={self.layers}",
             f"model.seq_len={self.sequence}",
@@ -128,6 +137,7 @@ class Case:
                 context=self._of("cp"),
                 experts=self._of("ep"),
             ),
+            *(in_chunks if self.chunks > 1 else ()),
         )
 
 
@@ -150,7 +160,7 @@ def _case(point: Mapping[str, object]) -> Case:
     ranks = sorted(by_rank, key=int)
     return Case(
         name=name,
-        model=str(point["model"]),
+        model=str(point["model"]).replace("_", "-"),
         layers=int(str(point["layer_num"])),
         microbatches=int(str(point["mbc"])),
         sequence=int(sequence[1]) if sequence else _SEQUENCE,

@@ -9,7 +9,7 @@ from fxpart.placement.accelerate import AccelerateOptions, accelerate
 from fxpart.placement.aot_based import AotBasedOptions, aot_based
 from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.custom import CustomOptions, custom
-from fxpart.placement.equal_layers import equal_layers
+from fxpart.placement.equal_layers import EqualLayersOptions, equal_layers
 from fxpart.placement.kl_based import kl_based
 from fxpart.placement.mtkahypar import MtkahyparOptions, mtkahypar
 from fxpart.placement.optimal.mode import OptimalOptions, optimal
@@ -25,6 +25,7 @@ __all__ = [
     "AccelerateOptions",
     "AotBasedOptions",
     "CustomOptions",
+    "EqualLayersOptions",
     "MtkahyparOptions",
     "NoOptions",
     "OptimalOptions",
@@ -52,7 +53,7 @@ Place = Callable[[Problem], Assignment]
 MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "single": (NoOptions, single),
     "size_based": (NoOptions, size_based),
-    "equal_layers": (NoOptions, equal_layers),
+    "equal_layers": (EqualLayersOptions, equal_layers),
     "accelerate": (AccelerateOptions, accelerate),
     "mtkahypar": (MtkahyparOptions, mtkahypar),
     "sparse_nn": (NoOptions, sparse_nn),

@@ -1,5 +1,7 @@
 """`equal_layers`: as many of a model's numbered layers on each device, as people cut by hand."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fxpart.core.assignment import Assignment
@@ -8,32 +10,61 @@ from fxpart.core.module_paths import block_of
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
-from fxpart.placement.options import NoOptions
+from fxpart.errors import NotApplicableError, SpecError
+from fxpart.placement.aot_based import refuse_overfull
 from fxpart.placement.size_based import size_based
 
-__all__ = ["equal_layers"]
+__all__ = ["EqualLayersOptions", "equal_layers"]
 
 
-def equal_layers(problem: Problem, _: NoOptions | None = None) -> Assignment:
+@dataclass(frozen=True)
+class EqualLayersOptions:
+    """How many stages of equal layers a device has."""
+
+    interleave: int = 1
+    """Stages on each device: with c, stages 0, D, 2 D, ... of c D are on device 0, as the virtual
+    stages of Megatron-LM are."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if self.interleave < 1:
+            raise SpecError(f"mode.interleave must be at least 1, got {self.interleave}")
+
+
+def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) -> Assignment:
     """Return equal numbers of layers on all devices, in the order of both.
+
+    With ``interleave`` there are as many times more stages, which go round the devices.
 
     Layers are the modules of the longest of the outermost numbered lists, such as
     ``model.layers.0`` and so on; of a model without such a list, its operators. What comes before
     the first layer is on the first device, what comes after the last on the last. Times and sizes
-    are not looked at; where the layers do not fit so, what is returned is that of `size_based`.
+    are not looked at; where one stage on each device does not fit, what is returned is that of
+    `size_based`.
 
     Raises:
-        InfeasibleError: when `size_based` finds no placement either.
+        NotApplicableError: for fewer layers than stages on all devices, where a device has several.
+        InfeasibleError: when `size_based` finds no placement either, or when several stages on each
+            device do not fit.
 
     """
+    each = (options or EqualLayersOptions()).interleave
     graph, devices = problem.graph, problem.topology.n_devices
     layer_of, count = _layers(graph)
-    of_layer = np.arange(count) * devices // count
+    if each > 1 and count < each * devices:
+        raise NotApplicableError(
+            f"mode.interleave={each} on {devices} devices makes {each * devices} stages, the model"
+            f" has {count} layers; take fewer stages on each"
+        )
+    of_layer = np.arange(count) * (each * devices) // count % devices
     placed = of_layer[layer_of][graph.forward_of]
     device_of = np.asarray(placed[graph.group], dtype=np.int64)
-    if (peak_bytes(problem.memory, device_of, devices) > problem.topology.memory_bytes).any():
+    cut = partition_by_device(graph, device_of)
+    if each > 1:
+        refuse_overfull(problem, cut, "equal_layers")
+    elif (peak_bytes(problem.memory, device_of, devices) > problem.topology.memory_bytes).any():
         return size_based(problem)
-    return partition_by_device(graph, device_of)
+    return cut
 
 
 def _layers(graph: OpGraph) -> tuple[IntArray, int]:

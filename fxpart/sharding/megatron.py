@@ -71,7 +71,8 @@ def _mean_loss(
     rank: int,
     logits: Tensor,
     labels: Tensor,
-    **_: Any,  # noqa: ANN401
+    *_: Any,  # noqa: ANN401 - the size of the vocabulary, which classes give by place or by name
+    **__: Any,  # noqa: ANN401
 ) -> Tensor:
     targets = torch.nn.functional.pad(labels, (0, 1), value=-1)[:, 1:]
     losses = vocabulary_losses(logits, targets, group, rank)

@@ -24,12 +24,13 @@ def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
     points = [
         _point("llama3_70b_l6_tp2_pp2_dp2_mbc4_seq8192_cef", "tp2pp2"),
         _point("mixtral", "tp1ep8pp1", model="mixtral_8x7b"),
+        _point("qwen3", "tp1ep8pp1", model="qwen3"),
         _point("llama3_405b", "tp2cp4pp1", model="llama3-405b"),
         _point("deepseekv2_ep4_pp2_dp4", "tp1ep4pp2", model="deepseekv2"),
         _point("llama3_8b", "tp1pp2", model="llama3-8b", vp_size=2),
     ]
     (tmp_path / FILE).write_text(json.dumps(points))
-    first, mixture, longer, experts, chunks = cases(tmp_path)
+    first, mixture, other, longer, experts, chunks = cases(tmp_path)
     assert first.left_out == ""
     assert first.allocated_mib == (102.0, 110.0)  # by rank, not by text
     config = read_config(composed(*first.overrides()))
@@ -38,8 +39,12 @@ def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
     assert (config.model.seq_len, config.model.batch_size, config.microbatches) == (8192, 2, 4)
     assert config.model.config["num_hidden_layers"] == 6
     assert sum(pool.count for pool in config.devices.pools) == 8
-    assert mixture.left_out == "mixtral_8x7b, experts"
-    assert chunks.left_out == "several chunks a device"
+    assert other.left_out == "no sizes of qwen3"
+    config = read_config(composed(*mixture.overrides()))
+    assert config.model.architecture == "MixtralForCausalLM"
+    assert (config.expert_parallel, config.data_parallel) == (8, 8)
+    config = read_config(composed(*chunks.overrides()))
+    assert (config.schedule.name, config.mode.options["interleave"]) == ("interleaved", 2)
     config = read_config(composed(*longer.overrides()))
     assert (config.tensor_parallel, config.context_parallel) == (2, 4)
     assert (config.data_parallel, config.zero) == (1, 1)

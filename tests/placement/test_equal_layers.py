@@ -1,6 +1,9 @@
 """`mode=equal_layers`: layers in order, as many on each device."""
 
+import pytest
+
 from fxpart.core.topology import Link
+from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.placement import make_mode
 from tests.sketch import Sketch, devices, problem, random_graph
 
@@ -33,3 +36,15 @@ def test_where_equal_numbers_do_not_fit_devices_are_filled() -> None:
     this = problem(graph, devices(25, 1000, link=Link(1.0)))
     placed, filled = make_mode("equal_layers")(this), make_mode("size_based")(this)
     assert placed.device_of.tolist() == filled.device_of.tolist()
+
+
+def test_several_stages_on_each_device_go_round_the_devices() -> None:
+    graph = _stack(5).graph()
+    mode = make_mode("equal_layers", {"interleave": 2})
+    placed = mode(problem(graph, devices(1000, 1000, link=Link(1.0))))
+    # Four stages of 2, 1, 1 and 1 layers, of two operators each.
+    assert placed.device_of.tolist() == [0, *[0] * 4, *[1] * 2, *[0] * 2, *[1] * 2, 1]
+    with pytest.raises(NotApplicableError, match="makes 6 stages, the model has 5 layers"):
+        make_mode("equal_layers", {"interleave": 3})(problem(graph, devices(1000, 1000)))
+    with pytest.raises(InfeasibleError, match="equal_layers: device 0"):
+        mode(problem(graph, devices(25, 1000, link=Link(1.0))))
