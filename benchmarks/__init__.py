@@ -1,1 +1,1 @@
-"""Every figure that the README quotes, each printed by one command. Never part of the tests."""
+"""Every figure that the docs quote, each printed by one command. Never part of the tests."""

@@ -1,4 +1,4 @@
-"""`leaving`: a plan in the words of other tools, so that they can carry it out."""
+"""A plan in the words of other tools, so that they can carry it out."""
 
 from fxpart.plan_export.carriers import Carriers, carriers
 from fxpart.plan_export.device_map import DeviceMap, device_map

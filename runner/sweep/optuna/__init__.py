@@ -1,1 +1,1 @@
-"""The search with Optuna."""
+"""Search with Optuna: the next jobs are proposed from the results so far."""
