@@ -19,6 +19,7 @@ from benchmarks.truth import (
     collectives_ring,
     end_to_end,
     finetune_memory,
+    flexgen,
     gpt_fast,
     gpt_fast_products,
     kernel_attention,
@@ -31,6 +32,7 @@ from benchmarks.truth import (
     published_steps,
     served_tokens,
     timm_memory,
+    vllm_cache,
     vtrain,
 )
 from benchmarks.truth.picture import picture
@@ -66,6 +68,7 @@ SETS: tuple[TruthSet, ...] = (
     timm_memory,
     end_to_end,
     finetune_memory,
+    flexgen,
     gpt_fast,
     gpt_fast_products,
     megatron_b200,
@@ -73,6 +76,7 @@ SETS: tuple[TruthSet, ...] = (
     offload,
     published_steps,
     served_tokens,
+    vllm_cache,
     vtrain,
 )
 

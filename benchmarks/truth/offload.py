@@ -44,7 +44,7 @@ SOURCE = (
 
 _TABLE = "huggingface/accelerate"
 _PUBLISHERS = (_TABLE, "FlexLLMGen")
-_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "GPT-J-6B": ("GPTJForCausalLM", {}),
     "GPT-NeoX-20B": ("GPTNeoXForCausalLM", {}),
     "OPT-6.7B": (
@@ -87,7 +87,7 @@ _TITAN = DeviceSpec(
     flops_per_s={"float32": 16.3e12, "float16": 65.2e12},  # fp16 with float32 accumulation
     memory_bandwidth_bytes_per_s=672e9,
 )  # NVIDIA Titan RTX, specifications
-_T4 = DeviceSpec(
+T4 = DeviceSpec(
     "t4",
     memory_bytes=16 * 10**9,
     flops_per_s={"float32": 8.1e12, "float16": 65e12},
@@ -96,15 +96,15 @@ _T4 = DeviceSpec(
 _FREE_MIB = {0: 23_000, 1: 23_000, "cpu": 27_000}
 """What accelerate found free of 24,217 MiB of each device and of 32 GB: fitted to the split of the
 rows that are shown (it takes whole layers, so that 22,700 to 23,200 and 26,200 to 27,900 do)."""
-_PCIE3 = Link(15.75e9, 10e-6)
+PCIE3 = Link(15.75e9, 10e-6)
 _PAGEABLE = 0.3
 """Share of a link that copies from pageable memory reach, as in conf/offload: fitted to the two
 rows that are shown with a time and copies."""
 _DISK_BYTES_PER_S = 3.5e9
 """Of a solid-state disk on PCI Express 3.0 x4, as rated; which one it was is not said."""
-_ROOFLINE = LatencyModel(compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=5e-6)
+ROOFLINE = LatencyModel(compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=5e-6)
 _CONTEXT_BYTES = 2**29  # conf/reserve
-_LAUNCH_S = 25e-6  # conf/accelerator: eager models
+LAUNCH_S = 25e-6  # conf/accelerator: eager models
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -133,8 +133,8 @@ def rows(data: Path) -> Iterator[Row]:
 def _left_out(point: Mapping[str, Any]) -> str:
     """Return why no row is made of a published one, empty where one is."""
     if _TABLE not in point["source"] and "HF Accelerate" not in point["parallel"]:
-        return "FlexGen keeps the cache in the host's memory"
-    if point["model"] not in _MODELS:
+        return "in the set flexgen"
+    if point["model"] not in MODELS:
         return "no configuration of the model stands here"
     return "" if point["dtype"] in _DTYPES else "no such numbers stand here"
 
@@ -194,12 +194,12 @@ def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation
     homes = np.array([place if isinstance(place, int) else 0 for place in places], dtype=np.int64)
     device_of = homes[graph.group]
     unit_of, modules = _units(graph, entries)
-    topology = uniform_topology((_TITAN, _TITAN), _PCIE3)
-    problem = _problem(graph, replace(topology, host_launch_s=_LAUNCH_S))
+    topology = uniform_topology((_TITAN, _TITAN), PCIE3)
+    problem = _problem(graph, replace(topology, host_launch_s=LAUNCH_S))
     sources = [Source(share, from_disk=entries[module] == "disk") for module in modules]
     streams = Streams(
-        np.full(2, _PCIE3.bytes_per_s),
-        np.full(2, _PCIE3.latency_s),
+        np.full(2, PCIE3.bytes_per_s),
+        np.full(2, PCIE3.latency_s),
         overlap=False,
         disk_bytes_per_s=_DISK_BYTES_PER_S,
     )
@@ -217,7 +217,7 @@ def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation
 
 
 def _spec(model: str, dtype: str, *, batch: int, length: int) -> ModelSpec:
-    architecture, config = _MODELS[model]
+    architecture, config = MODELS[model]
     return ModelSpec(
         name=model,
         architecture=architecture,
@@ -229,7 +229,7 @@ def _spec(model: str, dtype: str, *, batch: int, length: int) -> ModelSpec:
 
 
 def _problem(graph: OpGraph, topology: Topology) -> Problem:
-    return make_problem(graph, topology, _ROOFLINE)
+    return make_problem(graph, topology, ROOFLINE)
 
 
 def _accelerate_map(spec: ModelSpec) -> dict[str, int | str]:
@@ -273,7 +273,7 @@ def _units(graph: OpGraph, entries: Mapping[str, int | str]) -> tuple[Any, list[
 def _generated_per_s(point: Mapping[str, Any], share: float = _PAGEABLE) -> float:
     """Return the tokens per second of prompt and output together, by our own plan of streams."""
     prompt, output = (int(word) for word in point["seq"].split() if word.isdigit())
-    batch, (_, config) = point["batch"], _MODELS[point["model"]]
+    batch, (_, config) = point["batch"], MODELS[point["model"]]
     layers, width = config["num_hidden_layers"], config["hidden_size"]
     cache_bytes = 2 * 2 * layers * width * batch * (prompt + output)  # keys, values; 2 bytes each
     seconds = [
@@ -287,8 +287,8 @@ def _generated_per_s(point: Mapping[str, Any], share: float = _PAGEABLE) -> floa
 
 def _streamed_s(spec: ModelSpec, cache_bytes: int, share: float) -> float:
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
-    device = replace(_T4, memory_bytes=_T4.memory_bytes - cache_bytes - _CONTEXT_BYTES)
-    topology = replace(uniform_topology((device,), _PCIE3), host_launch_s=_LAUNCH_S)
+    device = replace(T4, memory_bytes=T4.memory_bytes - cache_bytes - _CONTEXT_BYTES)
+    topology = replace(uniform_topology((device,), PCIE3), host_launch_s=LAUNCH_S)
     options = OffloadOptions(
         "accelerate", overlap=False, on_host=False, pageable_share=share
     )  # conf/offload/accelerate.yaml
@@ -298,7 +298,7 @@ def _streamed_s(spec: ModelSpec, cache_bytes: int, share: float) -> float:
             Tier("host", "host", 208 * 10**9), Tier("disk", "disk", 1500 * 10**9, _DISK_BYTES_PER_S)
         ),
         options,
-        link=(_PCIE3.bytes_per_s, _PCIE3.latency_s),
+        link=(PCIE3.bytes_per_s, PCIE3.latency_s),
         host_times=None,
         place=size_based,
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from accelerate.utils import compute_module_sizes
 
-from benchmarks.truth import offload
+from benchmarks.truth import flexgen, offload, vllm_cache
 from fxpart.capture.models.build import build_model
+from fxpart.core.topology import Link
 
 TINY = {
     "hidden_size": 256,
@@ -67,7 +68,7 @@ def test_a_fitted_time_asks_for_the_share_that_explains_it(
 def test_memory_is_that_of_the_modules_in_accelerates_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offload, "_MODELS", {"tiny": ("OPTForCausalLM", TINY)})
+    monkeypatch.setattr(offload, "MODELS", {"tiny": ("OPTForCausalLM", TINY)})
     # A layer has 3 MiB, and room for one is kept on the first device and on the CPU.
     monkeypatch.setattr(offload, "_FREE_MIB", {0: 9, 1: 4, "cpu": 7})
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -90,3 +91,41 @@ def test_memory_is_that_of_the_modules_in_accelerates_map(
         predicted = found[f"tiny fp32 memory of {place}"].predicted
         assert predicted == pytest.approx(size / 2**20 / 1000, rel=0.01)
     assert {row.unit for row in found.values()} == {"1000 MiB", "s", "tokens/s"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flexgen_copies_weights_once_for_its_batches_and_each_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(flexgen, "MODELS", {"tiny": ("OPTForCausalLM", TINY)})
+    monkeypatch.setattr(flexgen, "_POLICIES", {("tiny", 8): flexgen.Policy(2, 0.4)})
+    # So slow that nothing but copies takes time.
+    monkeypatch.setattr(flexgen, "PCIE3", Link(1e4, 0.0))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = {**RUN, "parallel": "FlexGen CPU", "batch": 8}
+    (tmp_path / "measured.json").write_text(json.dumps([run, {**run, "batch": 9}, RUN]))
+    (row,) = flexgen.rows(tmp_path)
+    assert "tiny FlexGen CPU 9, 8 in + 4 out, is left out: its policy is not known" in (
+        capsys.readouterr().out
+    )
+    # Of five layers three are copied: 12 matrices of 256 x 256, 9 biases and 4 vectors of norms;
+    # and the positions.
+    width, texts = 256, 8
+    weights = 2 * (3 * (12 * width * width + (9 + 4) * width) + 2050 * width)
+    cached = 5 * 2 * 2 * width * texts * (8 + 4 // 2 - 1)  # but for the token that is written
+    rate = 0.8 * 1e4
+    prompt_s, token_s = weights / rate, (weights + cached) / rate
+    assert row.predicted == pytest.approx(8 * 4 / (prompt_s + 3 * token_s), rel=0.02)
+
+
+def test_a_profile_run_of_vllm_takes_what_its_logs_say() -> None:
+    # "PyTorch activation peak memory takes 1.19GiB": Llama-3.1-8B, 256 texts, after 2,048 tokens.
+    peak = vllm_cache.sampler_bytes(256, 128_256) + 2 * 2048 * 4096
+    assert peak / 2**30 == pytest.approx(1.19, rel=0.02)
+    tokens = vllm_cache.cached_tokens(weight_bytes=16 * 10**9, pass_bytes=0, token_bytes=2**17)
+    budget = 0.9 * 25_250_627_584 - 16 * 10**9 - peak - 2 * 131_072 * 128 - 2**26
+    assert tokens == budget // (16 * 2**17) * 16
+    less = vllm_cache.cached_tokens(
+        weight_bytes=16 * 10**9, pass_bytes=2 * 10**9, token_bytes=2**17
+    )
+    assert less == (budget + peak - 2 * 10**9) // (16 * 2**17) * 16

@@ -1,0 +1,137 @@
+"""FlexGen's generations of OPT on a T4: weights and cache in the host's memory and on a disk.
+
+    python -m benchmarks.truth --data FOLDER --set flexgen
+
+A row is a prompt pass and decodes against the mean context, both with streamed weights and caches
+(`offload.cache=all`). FlexGen runs several batches on a block before it copies the next one: so
+many times a step that copies that share of the weights, from that share of the host and the disk.
+Its policies are those of its benchmark (bench_suite.py of FMInference/FlexLLMGen): of OPT-30B a
+fifth of the weights stays on the device, three batches of 48; of OPT-175B none, eight of 32. It
+computes attention over the cache on the CPU, which is not modelled: the cache is copied instead.
+
+OPT is GPT-2's class with its sizes, since OPT's own has no graph with a cache here. The disk reads
+2 GB/s, as FlexGen's paper has it (arXiv 2303.06865, section 6), and is taken to write as fast.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.truth.measured import count_left_out, published
+from benchmarks.truth.offload import LAUNCH_S, MODELS, PCIE3, ROOFLINE, T4
+from benchmarks.truth.row import Row
+from fxpart.capture.captured import captured_graph
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.tiers import OffloadOptions, Tier, Tiers
+from fxpart.core.topology import uniform_topology
+from fxpart.cost.problem import make_problem
+from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.plan import finished
+from fxpart.placement.offload.units import RESIDENT, STREAMED
+from fxpart.placement.offload.ways import stream_order
+from fxpart.placement.size_based import size_based
+
+__all__ = ["NAME", "SOURCE", "Policy", "generated_per_s", "rows"]
+
+NAME = "flexgen"
+SOURCE = "FMInference/FlexLLMGen README.md@004ffef (Apache-2.0), FlexGen on a T4"
+
+_HOST_BYTES, _DISK_BYTES = 208 * 10**9, 1500 * 10**9
+_DISK_BYTES_PER_S = 2e9
+_PINNED_SHARE = 0.8  # conf/offload/prefetch.yaml
+_ROOM_BYTES = 2**50
+"""Devices are not what limits a policy that is given."""
+
+
+class Policy(NamedTuple):
+    """How FlexGen runs a model."""
+
+    batches: int
+    """That pass a block before the next one."""
+    resident: float
+    """Share of the weights that stays on the device."""
+
+
+_POLICIES = {("OPT-30B", 144): Policy(3, 0.2), ("OPT-175B", 256): Policy(8, 0.0)}
+"""By model and texts at once; prompts of 512 tokens and 32 more."""
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each of FlexGen's rates whose policy is known. Nothing is fitted to any.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    left_out: Counter[str] = Counter()
+    for point in published(data, "FlexLLMGen"):
+        label = f"{point['model']} {point['parallel']} {point['batch']}"
+        if "FlexGen" not in point["parallel"]:
+            continue  # in the set `offload`
+        policy = _POLICIES.get((point["model"], point["batch"]))
+        if policy is None or "compress" in point["parallel"]:
+            print(f"{label}, {point['seq']}, is left out: its policy is not known")
+            left_out["policy"] += 1
+            continue
+        rate = generated_per_s(point, policy)
+        yield Row(label, rate, point["value"], "tokens/s", held_out=True)
+    count_left_out(left_out)
+
+
+def generated_per_s(point: Mapping[str, Any], policy: Policy) -> float:
+    """Return the tokens per second of prompts and outputs together."""
+    prompt, output = (int(word) for word in point["seq"].split() if word.isdigit())
+    texts = point["batch"] // policy.batches
+    sizes = {"prefill": (prompt, prompt), "decode": (1, prompt + output // 2)}
+    prompt_s, decode_s = (
+        policy.batches * _step_s(_spec(point["model"], step, texts, *lengths), policy)
+        for step, lengths in sizes.items()
+    )
+    return float(point["batch"] * output / (prompt_s + (output - 1) * decode_s))
+
+
+def _spec(model: str, step: str, texts: int, length: int, cache_len: int) -> ModelSpec:
+    _, opt = MODELS[model]
+    return ModelSpec(
+        name=model,
+        architecture="GPT2LMHeadModel",
+        config={
+            "vocab_size": 50272,
+            "n_positions": 2050,
+            "n_embd": opt["hidden_size"],
+            "n_inner": opt["ffn_dim"],
+            "n_layer": opt["num_hidden_layers"],
+            "n_head": opt["num_attention_heads"],
+            "activation_function": "relu",
+        },
+        batch_size=texts,
+        seq_len=length,
+        dtype="float16",
+        step=step,
+        cache_len=cache_len,
+    )
+
+
+def _step_s(spec: ModelSpec, policy: Policy) -> float:
+    """Return the time of one of the batches, which copies its share of the weights."""
+    graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
+    graph = replace(graph, weight_bytes=graph.weight_bytes // policy.batches)
+    device = replace(T4, memory_bytes=_ROOM_BYTES)
+    topology = replace(uniform_topology((device,), PCIE3), host_launch_s=LAUNCH_S)
+    host = Tier("host", "host", _HOST_BYTES // policy.batches)
+    disk = Tier("disk", "disk", _DISK_BYTES // policy.batches, _DISK_BYTES_PER_S)
+    options = OffloadOptions("prefetch", on_host=False, pinned_share=_PINNED_SHARE, cache="all")
+    task = make_problem(graph, topology, ROOFLINE)
+    link = (PCIE3.bytes_per_s, PCIE3.latency_s)
+    machine = Machine(task, Tiers(host, disk), options, link, None)
+    machine = replace(machine, cached=np.ones(len(machine.units), dtype=np.bool_))
+    ways, left = np.full(len(machine.units), RESIDENT, dtype=np.int64), float(machine.sizes.sum())
+    left *= 1 - policy.resident
+    for unit in stream_order(machine):
+        if left >= machine.sizes[unit] / 2:
+            ways[unit], left = STREAMED, left - machine.sizes[unit]
+    return finished(machine, ways, size_based).evaluation.latency_s

@@ -1,0 +1,76 @@
+"""Tokens that vLLM caches beside Llama-3.1-8B on an RTX 4090, as LLMServingSim's run logged it.
+
+    python -m benchmarks.truth --data FOLDER --set vllm_cache
+
+vLLM takes `gpu_memory_utilization` of the card, less the weights, with its table of the rotary
+embedding, and what a profile run takes at its peak: a pass over `max_num_batched_tokens`, and then
+its sampler for `max_num_seqs` texts (vllm/v1/worker/gpu_worker.py and gpu_model_runner.py). That
+sorts the scores of all of them (`apply_top_k_top_p` by PyTorch), which is the peak: with what the
+pass leaves 1.18 GiB, where vLLM's own logs of this model and as many texts have 1.19. CUDA graphs
+are not subtracted before v0.20 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS), nor is the context,
+which is there before vLLM first looks. The run's settings, and the memory of the card, are in its
+meta.json (casys-kaist/LLMServingSim, bench/results). Nothing is fitted to the row.
+
+Whether v0.19's sampler sorts was not looked up: with the kernel of later versions, which masks in
+place, the peak would be 0.45 GiB, and 46,400 tokens predicted.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.truth.planned_run import planned_run
+from benchmarks.truth.row import Row
+
+__all__ = ["NAME", "SOURCE", "cached_tokens", "rows", "sampler_bytes"]
+
+NAME = "vllm_cache"
+SOURCE = "casys-kaist/LLMServingSim docs/docs/validation.md@5daddb2, vLLM 0.19.0 on an RTX 4090"
+
+_CARD_BYTES = 25_250_627_584
+_UTILIZATION = 0.9
+_BATCHED_TOKENS, _TEXTS = 2048, 256
+_BLOCK_TOKENS = 16
+_MEASURED_TOKENS = 41_408
+_WIDTH, _VOCABULARY, _HEAD, _POSITIONS = 4096, 128_256, 128, 131_072
+"""Of Llama-3.1-8B."""
+_WORKSPACE_BYTES = 67_108_864
+"""Of cuBLAS, as in conf/reserve/cuda.yaml."""
+
+
+def rows(_: Path) -> Iterator[Row]:
+    """Yield the one row."""
+    result = planned_run(
+        (
+            "model=llama3_1_8b",
+            "phase=prefill",
+            f"model.seq_len={_BATCHED_TOKENS}",
+            "runtime=compiled",
+            "devices=1x80gb",
+            "mode=single",
+        )
+    )
+    (use,) = result.evaluation.devices
+    tokens = cached_tokens(
+        weight_bytes=use.weight_bytes,
+        pass_bytes=use.peak_bytes - use.weight_bytes - use.cache_bytes,
+        token_bytes=use.cache_bytes // _BATCHED_TOKENS,
+    )
+    yield Row("Llama-3.1-8B bf16", tokens, _MEASURED_TOKENS, "tokens", held_out=True)
+
+
+def cached_tokens(*, weight_bytes: int, pass_bytes: int, token_bytes: int) -> int:
+    """Return how many tokens fit, in whole blocks; `pass_bytes` is the peak of a pass's tensors."""
+    hidden = 2 * _BATCHED_TOKENS * _WIDTH
+    peak = max(pass_bytes, hidden + sampler_bytes(_TEXTS, _VOCABULARY))
+    table = 2 * _POSITIONS * _HEAD
+    room = _UTILIZATION * _CARD_BYTES - weight_bytes - table - peak - _WORKSPACE_BYTES
+    return int(room / token_bytes) // _BLOCK_TOKENS * _BLOCK_TOKENS
+
+
+def sampler_bytes(texts: int, vocabulary: int) -> int:
+    """Return what sorting the scores of so many texts takes.
+
+    Scores in 16 bits, their copy in float32, that sorted with positions in 64 bits; and of CUB's
+    segmented sort the positions to sort and a second buffer of both (ATen/native/cuda/Sort.cu).
+    """
+    return texts * vocabulary * (2 + 4 + (4 + 8) + 8 + (4 + 8))
