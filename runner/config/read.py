@@ -3,8 +3,9 @@
 `register` gives the shape to Hydra; `read_config` makes a `Config` of a composed configuration.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -12,8 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError, nearest_names
-from runner.config.published import with_published_devices
-from runner.config.sections import Config, ModeConfig, Schema, TrackingConfig, sections_in
+from runner.config.sections import (
+    Config,
+    DevicesConfig,
+    LinkConfig,
+    ModeConfig,
+    PoolConfig,
+    Schema,
+    TrackingConfig,
+    sections_in,
+)
 from runner.config.wrong_values import refused_by_omegaconf, typed_key
 
 if TYPE_CHECKING:
@@ -66,7 +75,7 @@ def read_config(composed: DictConfig) -> Config:
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
     _refuse_unknown(values, "")
     config = Config(**sections, mode=ModeConfig(name, options))
-    return with_published_devices(config) if config.model.path is not None else config
+    return _with_published_devices(config) if config.model.path is not None else config
 
 
 def read_tracking(section: DictConfig) -> TrackingConfig:
@@ -115,3 +124,43 @@ def _container_kinds(section: type[Any]) -> dict[str, type]:
     """Return list or dict for those keys of `section` that hold one."""
     kinds = {key: get_origin(hint) for key, hint in get_type_hints(section).items()}
     return {key: kind for key, kind in kinds.items() if kind in (list, dict)}
+
+
+def _with_published_devices(config: Config) -> Config:
+    """Return `config` with the devices and links of the published problem in `config.model.path`.
+
+    Raises:
+        FxpartError: when that is no such problem.
+
+    """
+    from fxpart.capture.models.workload import read_workload
+    from fxpart.core.workload import workload_topology
+
+    path = Path(config.model.path or "")
+    topology = workload_topology(read_workload(path))
+    pools: list[PoolConfig] = []
+    for device in topology.devices:
+        if pools and pools[-1].name == device.name:
+            pools[-1].count += 1
+            continue
+        pools.append(
+            PoolConfig(
+                count=1,
+                name=device.name,
+                memory_bytes=device.memory_bytes,
+                flops_per_s=dict(device.flops_per_s),
+                memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+                on_host=True,  # of whose memory nothing is reserved
+                source=path.name,
+            )
+        )
+    spec = "+".join(f"{pool.count}x{pool.name}" for pool in pools)
+    name = path.stem if config.model.name == "workload" else config.model.name
+    return replace(
+        config,
+        model=replace(config.model, name=name, depends_on=[str(path)]),
+        devices=DevicesConfig(spec=spec, pools=pools),
+        transfer_rate=LinkConfig(name="published", bytes_per_s=float(topology.bytes_per_s[0, -1]))
+        if topology.n_devices > 1
+        else config.transfer_rate,
+    )

@@ -146,8 +146,8 @@ class _Rounding:
 
     def peak_bytes(self, sizes: dict[str, int]) -> tuple[int, ...]:
         graph = rounded(self.symbolic.at(**sizes), self.multiple)
-        held = holding(memory_tables(graph), self.assignment, self.n_devices)
-        return tuple(held.peak_bytes.tolist())
+        holdings = holding(memory_tables(graph), self.assignment, self.n_devices)
+        return tuple(holdings.peak_bytes.tolist())
 
 
 def _largest(

@@ -46,10 +46,11 @@ def device_memory(
     With a schedule, replicas or tensor parallelism, processes exchange tensors; else one process
     runs all devices.
     """
-    held = {use.logical_id: use.peak_bytes for use in evaluation.devices if use.partitions}
+    peak_bytes = {use.logical_id: use.peak_bytes for use in evaluation.devices if use.partitions}
     if schedule:
-        held |= dict(zip(schedule.devices, schedule.peak_bytes, strict=True))
-    return device_needs(config, problem, assignment, held, partners(config, evaluation, schedule))
+        peak_bytes |= dict(zip(schedule.devices, schedule.peak_bytes, strict=True))
+    peers = partners(config, evaluation, schedule)
+    return device_needs(config, problem, assignment, peak_bytes, peers)
 
 
 def device_needs(

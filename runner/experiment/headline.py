@@ -125,8 +125,8 @@ def device_columns(result: Result) -> dict[str, list[object]]:
 def memory_series(result: Result) -> dict[str, list[tuple[int, float]]]:
     """Return GiB held while each operator runs, on its device: by metric, with the operator."""
     points = [
-        (int(op), float(held) / GIB)
+        (int(op), float(held_bytes) / GIB)
         for profile in result.evaluation.memory
-        for op, held in zip(profile.op, profile.held_bytes, strict=True)
+        for op, held_bytes in zip(profile.op, profile.held_bytes, strict=True)
     ]
     return {"memory_gib": sorted(points), **search_series(result.curve)}

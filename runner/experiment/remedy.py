@@ -1,4 +1,4 @@
-"""What would make a model fit: one change at a time, each tried before it is said."""
+"""What would make a model fit: one change at a time, each tried before it is proposed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -48,7 +48,7 @@ def with_remedy(
     """
     tried: list[str] = []
     with progress("trying what would make it fit"):
-        for change in changes(config, said=error.devices_that_fit is not None):
+        for change in changes(config, knows_devices=error.devices_that_fit is not None):
             if change.captures and not (may_capture or _has_graph(change.config)):
                 continue
             try:
@@ -87,10 +87,10 @@ def _quickly(config: Config) -> Config:
     return replace(config, mode=replace(config.mode, name=_FITS_WHERE_IT_DOES, options={}))
 
 
-def changes(config: Config, *, said: bool = False) -> Iterator[Change]:
+def changes(config: Config, *, knows_devices: bool = False) -> Iterator[Change]:
     """Yield what may help, what costs a user least first.
 
-    More devices are left out where the error has `said` how many would do.
+    More devices are left out where the error `knows_devices`: how many would do.
     """
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
@@ -112,7 +112,7 @@ def changes(config: Config, *, said: bool = False) -> Iterator[Change]:
         smaller = replace(config, model=replace(config.model, batch_size=size))
         yield Change(f"model.batch_size={size}", smaller, captures=True)
         size //= 2
-    if not said:
+    if not knows_devices:
         yield from _of_more_devices(config)
 
 

@@ -78,22 +78,22 @@ def whole_modules(
     carried = carriers(graph, assignment)
     if carried.accelerate and not carried.elsewhere:
         return WholeModules("operator", best_s, 0.0, carried)
-    found: WholeModules | None = None
+    best: WholeModules | None = None
     for depth, grouped in _depths(problem):
         try:
             placed = place(replace(problem, graph=grouped))
         except InfeasibleError:
             continue
         carried = carriers(graph, placed)
-        if not carried.accelerate and found is not None:
+        if not carried.accelerate and best is not None:
             break
         latency_s = latency_of(problem, placed.device_of)
-        runs = carried.accelerate and not (found and found.carriers.accelerate)
-        if found is None or runs or latency_s < found.latency_s:
-            found = WholeModules(depth, latency_s, latency_s / best_s - 1.0, carried)
+        runs = carried.accelerate and not (best and best.carriers.accelerate)
+        if best is None or runs or latency_s < best.latency_s:
+            best = WholeModules(depth, latency_s, latency_s / best_s - 1.0, carried)
         if graph.n_ops > LARGE:
             break
-    return found
+    return best
 
 
 def _depths(problem: Problem) -> Iterator[tuple[str, OpGraph]]:
@@ -153,13 +153,13 @@ def _torch_line(
         return ", ".join(["plain PyTorch, all is on one device", *local])
     if engine := backward_engine(config.backward_order):
         return ", ".join([*local, engine])
-    found = carriers(problem.graph, assignment)
+    carried = carriers(problem.graph, assignment)
     one_forward = not is_training(config) and config.schedule.name == "none"
-    tools = [f"accelerate{_elsewhere(found)}"] if found.accelerate and one_forward else []
-    if found.pipelining:
+    tools = [f"accelerate{_elsewhere(carried)}"] if carried.accelerate and one_forward else []
+    if carried.pipelining:
         tools.append("torch pipelining (split_points.json)")
     line = ", ".join([*tools, *local]) or "nothing yet"
-    return line if tools else f"{line}; {_advice(config, problem, found, whole)}"
+    return line if tools else f"{line}; {_advice(config, problem, carried, whole)}"
 
 
 def _sharded_by(config: Config) -> str:
@@ -198,28 +198,28 @@ def _runs_here(config: Config) -> list[str]:
     return [f"execute={way}" + (f" (add {without})" if without else "")]
 
 
-def _elsewhere(found: Carriers) -> str:
-    if not found.elsewhere:
+def _elsewhere(carried: Carriers) -> str:
+    if not carried.elsewhere:
         return " (device_map.json)"
-    elsewhere = counted(found.elsewhere, "operator")
+    elsewhere = counted(carried.elsewhere, "operator")
     return f" (device_map.json; {elsewhere} elsewhere than planned)"
 
 
-def _advice(config: Config, problem: Problem, found: Carriers, whole: WholeModules | None) -> str:
+def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeModules | None) -> str:
     """Return why no tool can carry the plan out, and what to add."""
-    if config.mode.name == "pipeline" and found.inside:
-        reason = f"a stage begins inside {found.inside}"
+    if config.mode.name == "pipeline" and carried.inside:
+        reason = f"a stage begins inside {carried.inside}"
         gain = config.mode.options.get("boundary_gain") or 0.0
         if isinstance(gain, float | int) and gain < _DEARER:
             reason += f"; mode.boundary_gain={_DEARER} may find cuts at modules"
         return reason
     if is_training(config) or config.schedule.name != "none":
         return "torch pipelining runs stages in the model's order; add mode=pipeline"
-    elsewhere = counted(found.elsewhere, "operator")
+    elsewhere = counted(carried.elsewhere, "operator")
     reason = f"accelerate would run {elsewhere} elsewhere than planned"
-    if found.torn:
-        be = "is" if len(found.torn) == 1 else "are"
-        reason = f"{counted(len(found.torn), 'module')} {be} cut through"
+    if carried.torn:
+        be = "is" if len(carried.torn) == 1 else "are"
+        reason = f"{counted(len(carried.torn), 'module')} {be} cut through"
     if whole is not None:
         depth = whole.granularity if whole.carriers.accelerate else ""
         return f"{reason}; add granularity={depth} for accelerate" if depth else reason

@@ -361,7 +361,7 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
 def latency_settings(latency: LatencyConfig) -> dict[str, object]:
     """Return the fields that count for this source."""
     roofline = ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s")
-    own = {
+    read_by = {
         "roofline": roofline,
         "kernels": (*roofline, "curves", "tables"),
         "trace": (*roofline, "file"),
@@ -370,7 +370,7 @@ def latency_settings(latency: LatencyConfig) -> dict[str, object]:
         "calibrated": ("file",) if latency.file else _MEASURED,
     }
     # A source that does not exist is refused later.
-    return {name: getattr(latency, name) for name in own.get(latency.source, ())}
+    return {name: getattr(latency, name) for name in read_by.get(latency.source, ())}
 
 
 def _execute_numbers(execute: ExecuteConfig) -> dict[str, object]:

@@ -71,9 +71,7 @@ def _legend(drawing: Drawing, result: ScheduleResult) -> None:
     x = MARGIN
     kinds = "FB" if result.training else "F"
     for kind in kinds:
-        drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
-        drawing.text(x + 18, 52, WORDS[kind])
-        x += 34 + text_width(WORDS[kind], 12)
+        x = _legend_entry(drawing, x, kind)
     devices, stages = len(result.devices), _stages(result)
     chunks = stages // max(devices, 1)
     x += 12
@@ -86,11 +84,16 @@ def _legend(drawing: Drawing, result: ScheduleResult) -> None:
         drawing.text(x + 4, 52, words)
         x += 20 + text_width(words, 12)
     for kind in [kind for kind, parts in (("S", result.sums), ("U", result.updates)) if parts]:
-        drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
-        drawing.text(x + 18, 52, WORDS[kind])
-        x += 34 + text_width(WORDS[kind], 12)
+        x = _legend_entry(drawing, x, kind)
     if any(_has_number(result, event) for event in result.events):
         drawing.text(x, 52, "the number is the microbatch", fill=LIGHT.muted)
+
+
+def _legend_entry(drawing: Drawing, x: float, kind: str) -> float:
+    """Draw the colour of a kind of work and its name; return where the next entry begins."""
+    drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
+    drawing.text(x + 18, 52, WORDS[kind])
+    return x + 34 + text_width(WORDS[kind], 12)
 
 
 def _label(drawing: Drawing, result: ScheduleResult, row: int) -> None:

@@ -192,8 +192,8 @@ def _memory_events(evaluation: Evaluation) -> list[_Event]:
         start_us, _ = _microseconds(profile.start_s[changes], profile.start_s[changes])
         pid = device + 1
         events += [
-            {"name": "memory_bytes", "ph": "C", "ts": ts, "pid": pid, "args": {"held": held}}
-            for ts, held in zip(start_us, profile.held_bytes[changes].tolist(), strict=True)
+            {"name": "memory_bytes", "ph": "C", "ts": ts, "pid": pid, "args": {"held": held_bytes}}
+            for ts, held_bytes in zip(start_us, profile.held_bytes[changes].tolist(), strict=True)
         ]
     return events
 
