@@ -49,6 +49,12 @@ def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
     assert type(tracker) is Tracker
 
 
+def test_the_tracker_of_mlflow_inherits_nothing_that_keeps_nothing() -> None:
+    public = [name for name in vars(Tracker) if not name.startswith("_")]
+    assert len(public) > 10
+    assert [name for name in public if getattr(MlflowTracker, name) is vars(Tracker)[name]] == []
+
+
 def test_a_run_is_read_back_as_logged(
     tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
 ) -> None:
