@@ -105,7 +105,7 @@ class _Trackers:
         self._uri = uri
         self._opened: dict[tuple[str, str], Tracker | FxpartError] = {}
         self._parents: dict[str, tuple[Tracker, str | None]] = {}
-        """Of the sweeps of the runs, and the locks that tell whether one is under way."""
+        """By sweep: its tracker, and the name of the locks that tell whether it is running."""
 
     def of(self, run: "UnsentRun") -> "Tracker":
         """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""

@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: flags wherever they stand, and one of our own."""
+"""The command line before Hydra reads it: flags in any position, and one of ours."""
 
 import re
 from collections.abc import MutableMapping, Sequence

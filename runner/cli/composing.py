@@ -1,4 +1,4 @@
-"""Hydra at work: what it raises, warns of or prints, made exceptions of its own kind."""
+"""Hydra's composition: what it raises, warns of or prints, turned into Hydra's own exceptions."""
 
 import os
 import sys

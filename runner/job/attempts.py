@@ -1,9 +1,9 @@
 """Attempts without a result: found, marked and repeated, however their process ended.
 
-What holds when a run or a sweep is killed at any time and started again, or runs beside others, are
-the six rules of docs/design.md, "A kill costs what was under way". Here are the second and third:
-whoever finds a run that the store calls RUNNING, and whose lock is free, sends what is kept on disk
-(the run may have ended while the store was gone) and, if it came to no result, marks it as KILLED,
+The six rules of docs/design.md, "A kill costs what was under way", hold when a run or a sweep is
+killed at any time and started again, or runs beside others. Here are the second and third: whoever
+finds a run that the store calls RUNNING, and whose lock is free, sends what is kept on disk (the
+run may have ended while the store was gone) and, if it came to no result, marks it as KILLED,
 ``kind=cut_off``, in the table of no sweep.
 """
 

@@ -109,7 +109,7 @@ def with_file(config: Config, key: str, place: str) -> Config:
 def read_inputs(config: Config) -> tuple[InputFile, ...]:
     """Return the content of the `named_files`; mostly there are none.
 
-    One that cannot be read is left out: the job refuses it, in words of its own.
+    One that cannot be read is left out: the job refuses it with a message of its own.
     """
     files = []
     for key, path in named_files(config).items():
@@ -236,7 +236,7 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
 def write_engine_files(
     folder: Path, config: Config, graph: OpGraph, assignment: Assignment
 ) -> None:
-    """Write what engines start from, each in its own words, as far as they can carry the plan out.
+    """Write what engines start from, in the format of each, as far as they can carry the plan out.
 
     Raises `CacheError` when the place cannot be written.
     """

@@ -331,7 +331,7 @@ def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
     options = dict(mode.options)
     saved = options.get("assignment")
     if mode.name == "aot_based" and isinstance(saved, str):
-        # A file that cannot be read is refused later, in words of its own.
+        # A file that cannot be read is refused later, with its own message.
         with suppress(OSError):
             options["assignment"] = sha256(read_regular(assignment_path(saved))).hexdigest()
     function = options.get("function")
@@ -346,7 +346,7 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
     """Return where the times of operators come from, without names."""
     numbers = latency_settings(latency)
     if latency.file:
-        # A file that cannot be read is refused later, in words of its own.
+        # A file that cannot be read is refused later, with its own message.
         with suppress(OSError):
             numbers["file"] = sha256(read_regular(Path(latency.file))).hexdigest()
     if latency.source == "kernels" and latency.tables:

@@ -213,7 +213,8 @@ def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
 
     Only where the plan is compiled loops for the most part, which leave Python to others. A capture
     imports torch, and changes warnings and streams for all threads; what is measured must have the
-    machine for itself. And only in a file of this machine: a server that is gone is told first.
+    machine for itself. And only in a file of this machine: a server that does not answer is
+    reported before the plan is made.
     """
     from runner.tracking.mlflow_store import sqlite_path, store_uri
 

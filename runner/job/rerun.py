@@ -91,7 +91,7 @@ def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, s
                 f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
             )
     if config.tracking.name != "mlflow":
-        return config.tracking, run_id  # which the tracker refuses in its own words
+        return config.tracking, run_id  # which the tracker refuses
     from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s
 
     run = find_run(config.tracking, identity.root, run_id, _key_of_folder(identity.root / run_id))

@@ -138,9 +138,9 @@ def device_table(evaluation: Evaluation, group: int = 1, *, with_memory: bool = 
     Load is the time that a device computes, also in % of the latency. A name that all devices share
     is in the title, and so is what is reserved of them: free is what is left for tensors. The state
     of an optimizer has a column where there is any. Of many idle devices only the number is shown.
-    A narrow terminal lacks what is said least of all, or follows from the rest. Each row stands for
-    `group` devices alike, and says what one of them holds and does. Without `with_memory`, neither
-    a peak is shown nor what it leaves free: a published problem says what weights take, no more.
+    A narrow terminal lacks the columns that matter least, or follow from others. Each row stands
+    for `group` devices alike, with the numbers of one of them. Without `with_memory`, neither a
+    peak is shown nor what it leaves free: a published problem states the size of weights alone.
     """
     devices = evaluation.devices
     names = {use.name for use in devices}

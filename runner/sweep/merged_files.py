@@ -1,7 +1,7 @@
 """The files that a job chooses, merged as Hydra merges them, but section by section.
 
 A file of a group says its own section alone. Jobs that differ in one choice share all other
-sections, so that each is merged once for each choice of the files that say something about it.
+sections, so that each is merged once for each choice of the files that set any of its keys.
 """
 
 import pickle
@@ -21,17 +21,17 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FilePart:
-    """What one file says, in its package."""
+    """The content of one file, in its package."""
 
     key: tuple[object, ...]
     """The same for the same file in the same place."""
     config: "DictConfig"
     paths: frozenset[_Path]
-    """Of all that it says."""
+    """Of all its keys."""
     references: frozenset[_Path]
     """Of those that refer to something else."""
     is_plain: bool
-    """Whether the file says something of its sections alone: it has no type and no flags."""
+    """Whether the file sets nothing but keys of its sections: it has no type and no flags."""
 
 
 def file_part(key: tuple[object, ...], config: "DictConfig") -> FilePart:

@@ -92,8 +92,8 @@ class Session:
         self._others_begun: int | None = parent.others_begun
         """For `run_placed`.
 
-        None from when it was not known whether a job was missing: another process was at it, or the
-        store did not answer.
+        None from when it was not known whether a job was missing: another process was running it,
+        or the store did not answer.
         """
 
     def run(self, jobs: Sequence[Job]) -> list[JobEnd]:

@@ -78,9 +78,10 @@ def over_ray(
 ) -> Iterator[tuple[int, "JobReturn"]]:
     """Yield each job's number and how it ended, as they end.
 
-    `init` is what ``ray.init`` takes, `remote` the options of a job's task; `say` hears why jobs
-    wait. A cluster that was started here is kept for the next jobs and ends with this process. So
-    may this process with a cluster: Ray ends it when one of its own is killed.
+    `init` is what ``ray.init`` takes, `remote` the options of a job's task; `say` is called with
+    the reason why jobs wait. A cluster that was started here is kept for the next jobs and ends
+    with this process. So may this process with a cluster: Ray ends it when one of its processes is
+    killed.
 
     Raises:
         SpecError: for a cluster that does not answer or can never run a job, options that Ray does

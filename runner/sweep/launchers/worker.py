@@ -25,7 +25,7 @@ __all__ = [
 GRACE_S = 3.0
 """Time for an interrupted job to log that, before its process is killed."""
 _LOOK_S = 1.0
-_HEARD = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _watched: list[int] = []
 """The process with which this one ends, at most one."""
@@ -44,7 +44,7 @@ def work_until_it_ends(leader: int, host: str) -> None:
 def _end_with(leader: int) -> None:
     when_it_ends(leader)
     os.kill(os.getpid(), signal.SIGINT)  # the job says that it was cut off
-    time.sleep(GRACE_S)  # for that; a job in a long call outside Python never hears it
+    time.sleep(GRACE_S)  # for that; a job in a long call outside Python does not see the signal
     os._exit(1)
 
 
@@ -79,30 +79,30 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Get one interrupt or SIGTERM in the block, and no second one, which would cut off the answer.
+    """Handle one interrupt or SIGTERM in the block, and ignore the next, which would cut it short.
 
-    Both raise `KeyboardInterrupt`. Only a process's main thread hears any; elsewhere this changes
-    nothing.
+    Both raise `KeyboardInterrupt`. Only a process's main thread gets signals; elsewhere this
+    changes nothing.
     """
-    heard = False
+    is_interrupted = False
 
-    def hear(_number: int, _frame: object) -> None:
-        nonlocal heard
-        heard = True
-        for number in _HEARD:
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, hear) for number in _HEARD}
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if not heard:  # else the process is about to end, and has nothing more to hear
+        if not is_interrupted:  # else the process is about to end
             for number, handler in before.items():
                 signal.signal(number, handler)
 
