@@ -38,7 +38,7 @@ def test_what_costs_a_user_least_is_tried_first() -> None:
     plain = names("mode=pipeline", "granularity=2", "devices=2x16gb")
     assert plain[:2] == ["granularity=operator", "mode=kl_based"]
     # How many devices would do is in the error of most modes.
-    said = changes(read("mode=kl_based", "devices=2x16gb"), said=True)
+    said = changes(read("mode=kl_based", "devices=2x16gb"), knows_devices=True)
     assert list(said) == []
 
 
