@@ -1,10 +1,11 @@
 """The least latency or largest load of all placements that fit, by branch and bound, best first.
 
 Units are placed one after the other in graph order. What a part of a placement costs at least is a
-simulation in which units without a device are on each device at once, as early as what they read
-can be there, and what all devices have to do together. What it holds at least is the peak of what
-is placed. Of idle devices that are alike only the first is tried. After Land and Doig: An automatic
-method of solving discrete programming problems. Econometrica 28(3), 1960, doi:10.2307/1910129.
+simulation in which units without a device are on each device that has room for them at once, as
+early as what they read can be there, and what all devices have to do together. What it holds at
+least is the peak of what is placed, and what stays of the rest. Of idle devices that are alike only
+the first is tried. After Land and Doig: An automatic method of solving discrete programming
+problems. Econometrica 28(3), 1960, doi:10.2307/1910129.
 """
 
 from typing import NamedTuple
@@ -36,10 +37,12 @@ class Branching(NamedTuple):
     """The unit of each operator; numbered in the order of their first. Shape (n,)."""
     first_op: IntArray
     """The first operator of each unit, and n. Shape (U + 1,)."""
+    unit_s: FloatArray
+    """Times of units, infinite where they do not fit. Shape (U, D)."""
+    stays_bytes: IntArray
+    """What stays on the device of each unit for sure, and no unit before it uses. Shape (U,)."""
     share: FloatArray
     """Of the work of all, that each device does while none is idle; zeros for none. Shape (D,)."""
-    rest_s: FloatArray
-    """What units from each on take of all devices together, by `share`. Shape (U + 1,)."""
 
 
 @inlined
@@ -73,37 +76,61 @@ def _least_bytes(m: MemoryTables, device_of: IntArray) -> MemoryTables:
 
 
 @compiled
-def _may_fit(b: Branching, device_of: IntArray, change: IntArray) -> bool:
-    """Return whether no device holds too much for certain, with -1 for operators not placed."""
+def _free_bytes(b: Branching, device_of: IntArray, change: IntArray, free: IntArray) -> bool:
+    """Fill `free` (D,) with the room left at most; return whether none holds too much for certain.
+
+    Operators that are not placed have -1.
+    """
     least = _least_bytes(b.memory, device_of)
     for device in range(b.room.shape[0]):
-        if peak_on_device(least, device_of, device, change) > b.room[device]:
-            return False
-    return True
+        free[device] = b.room[device] - peak_on_device(least, device_of, device, change)
+    return bool(free.min() >= 0)
+
+
+@compiled
+def _together_s(b: Branching, placed: int, free: IntArray, begun_s: FloatArray) -> float:
+    """Return what devices take together from `begun_s` (D,) on; infinite where room is short.
+
+    With shares that add to 1, what they take for placed units and the others is at most the latest
+    end. `free` (D,) is the room left at most.
+    """
+    units, devices = b.unit_s.shape
+    if free.sum() < b.stays_bytes[placed:].sum():
+        return np.inf
+    together_s = (b.share * begun_s).sum()
+    for unit in range(placed, units):
+        least = np.inf
+        for device in range(devices):
+            seconds = b.unit_s[unit, device]
+            if b.stays_bytes[unit] <= free[device] and seconds < np.inf:
+                least = min(least, b.share[device] * seconds)
+        together_s += least
+    return float(together_s * (1.0 - _ROUNDING))
 
 
 @compiled
 def _least_latency_s(  # noqa: PLR0912 - one loop, compiled whole
-    b: Branching, device_of: IntArray, placed: int, ready_s: FloatArray
+    b: Branching, device_of: IntArray, placed: int, free: IntArray, ready_s: FloatArray
 ) -> float:
     """Return a latency that no placement beats that goes on from this one; its own if it is whole.
 
-    `ready_s` (V, D) is room for when each value can be on each device.
+    `free` (D,) is the room left at most, `ready_s` (V, D) room for when each value can be on each
+    device.
     """
     t = b.costs
     n, devices = t.op_time_s.shape
     frontier = b.first_op[placed]
     free_s, link_free = np.zeros(devices), np.zeros((devices, devices))
-    ends_s = np.empty(devices)
-    longest, together_s = 0.0, b.rest_s[placed]
+    ends_s, begun_s = np.empty(devices), np.full(devices, np.inf)
+    later_s = np.zeros(devices)
+    longest = 0.0
     for op in range(n):
-        if op == frontier:
-            for device in range(devices):
-                together_s += b.share[device] * free_s[device]
         here, least = device_of[op], np.inf
         for device in range(devices):
             ends_s[device] = np.inf
             if here >= 0 and device != here:
+                continue
+            if here < 0 and b.stays_bytes[b.unit_of[op]] > free[device]:
                 continue
             start = max(free_s[device], t.issue_s[op])
             for i in range(t.read_start[op], t.read_start[op + 1]):
@@ -111,10 +138,13 @@ def _least_latency_s(  # noqa: PLR0912 - one loop, compiled whole
                     start = max(start, ready_s[t.reads[i], device])
             ends_s[device] = start + b.possible_s[op, device]
             least = min(least, ends_s[device])
+            if op >= frontier:
+                begun_s[device] = min(begun_s[device], start)
         longest = max(longest, least)
         if here >= 0:
             free_s[here] = ends_s[here]
-            together_s += b.share[here] * t.op_time_s[op, here] if op >= frontier else 0.0
+            if op >= frontier:
+                later_s[here] += t.op_time_s[op, here]
         for value in range(t.made_start[op], t.made_start[op + 1]):
             for target in range(devices):
                 ready_s[value, target] = ends_s[target]
@@ -133,13 +163,15 @@ def _least_latency_s(  # noqa: PLR0912 - one loop, compiled whole
                 target = device_of[t.readers[j]]
                 if target >= 0 and target != here:
                     link_free[here, target] = ready_s[value, target]
-    if frontier == n:
+    if frontier == n or longest == np.inf:
         return float(longest)
-    return float(max(longest, together_s * (1.0 - _ROUNDING)))
+    # A device that runs nothing from here on ends before the last operator does.
+    begun_s = np.minimum(begun_s, longest) + later_s
+    return float(max(longest, _together_s(b, placed, free, begun_s)))
 
 
 @compiled
-def _least_load_s(b: Branching, device_of: IntArray, placed: int) -> float:
+def _least_load_s(b: Branching, device_of: IntArray, placed: int, free: IntArray) -> float:
     """Return a largest load that no placement beats that goes on from this one."""
     t = b.costs
     n, devices = t.op_time_s.shape
@@ -161,10 +193,7 @@ def _least_load_s(b: Branching, device_of: IntArray, placed: int) -> float:
     largest = max(loads.max(), links.max(), t.issue_s[-1])
     if placed == b.first_op.shape[0] - 1:
         return float(largest)
-    together_s = b.rest_s[placed]
-    for device in range(devices):
-        together_s += b.share[device] * loads[device]
-    return float(max(largest, together_s * (1.0 - _ROUNDING)))
+    return float(max(largest, _together_s(b, placed, free, loads)))
 
 
 class _Nodes(NamedTuple):
@@ -241,6 +270,7 @@ def least_of_all(
         np.zeros(most_nodes + devices, dtype=np.int64),
     )
     home, change = np.empty(units, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
+    free = np.empty(devices, dtype=np.int64)
     ready_s = np.zeros((b.costs.producer.shape[0], devices))
     is_tried = np.empty(devices, dtype=np.bool_)
     size, count = 1, 1
@@ -248,7 +278,7 @@ def least_of_all(
         node = _pop(nodes, size)
         size -= 1
         _placed_by(b, nodes, node, home, device_of)
-        if not _may_fit(b, device_of, change):
+        if not _free_bytes(b, device_of, change, free):
             continue
         depth = nodes.depth[node]
         if depth == units:
@@ -261,14 +291,18 @@ def least_of_all(
             is_idle = not (home[:depth] == device).any()
             if is_idle and is_tried[b.kind[device]]:
                 continue
+            if b.stays_bytes[depth] > free[device]:
+                continue
             is_tried[b.kind[device]] |= is_idle
             for op in range(b.first_op[depth], n):
                 if b.unit_of[op] == depth:
                     device_of[op] = device
+            free[device] -= b.stays_bytes[depth]
             if of_load:
-                bound_s = _least_load_s(b, device_of, depth + 1)
+                bound_s = _least_load_s(b, device_of, depth + 1, free)
             else:
-                bound_s = _least_latency_s(b, device_of, depth + 1, ready_s)
+                bound_s = _least_latency_s(b, device_of, depth + 1, free, ready_s)
+            free[device] += b.stays_bytes[depth]
             if bound_s < np.inf:
                 nodes.parent[count], nodes.device[count] = node, device
                 nodes.depth[count] = depth + 1

@@ -14,10 +14,13 @@ from fxpart.cost.problem import Problem
 
 __all__ = ["MOST_UNITS", "LeastPlacement", "are_few", "least_placement"]
 
-MOST_UNITS = 20
-"""Units that are placed by branch and bound, at most: with more it hardly ever ends."""
-_MOST_WORK = 4_000_000
-"""Parts of placements, times operators and the square of devices, that are looked at."""
+MOST_UNITS = 40
+"""Units that are placed by branch and bound, at most: with more it seldom ends."""
+_MOST_WORK, _MOST_NODES = 16_000_000, 100_000
+"""Parts of placements, times operators and the square of devices, that are looked at, 0.15 s of
+CPU, and parts alone, 4 MB."""
+_NODES_A_UNIT = 50
+"""Parts for each unit that must be looked at to be worth it."""
 _MOST_PLACEMENTS = 2_500_000
 """Operators times placements up to which all are looked at: half a second, as of 9 on 4."""
 
@@ -54,14 +57,12 @@ def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
     """
     firsts, unit_of = np.unique(problem.graph.group, return_inverse=True)
     n, devices = problem.costs.op_time_s.shape
-    most = _MOST_WORK // (n * devices * devices)
-    if problem.workload is not None or len(firsts) > MOST_UNITS or not most:
+    most = min(_MOST_WORK // (n * devices * devices), _MOST_NODES)
+    too_many = len(firsts) > MOST_UNITS or most < _NODES_A_UNIT * len(firsts)
+    if problem.workload is not None or too_many:
         return None
-    times, share = possible_s(problem), work_shares(problem.costs.op_time_s)
-    of_unit = np.zeros(len(firsts))
-    if share.any():
-        np.add.at(of_unit, unit_of, (times * share).min(axis=1))
-    rest_s = np.concatenate([np.cumsum(of_unit[::-1])[::-1], [0.0]])
+    times, unit_s = possible_s(problem), np.zeros((len(firsts), devices))
+    np.add.at(unit_s, unit_of, times)
     branching = Branching(
         problem.costs,
         times,
@@ -70,9 +71,30 @@ def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
         device_kinds(problem).astype(np.int64),
         unit_of.astype(np.int64),
         np.concatenate([firsts, [n]]).astype(np.int64),
-        share,
-        rest_s,
+        unit_s,
+        _stays_bytes(problem, unit_of),
+        work_shares(problem.costs.op_time_s),
     )
     device_of = np.full(n, -1, dtype=np.int64)
     bound_s, proven = least_of_all(branching, objective == "throughput", most, device_of)
     return LeastPlacement(float(bound_s), device_of, bool(proven))
+
+
+def _stays_bytes(problem: Problem, unit_of: IntArray) -> IntArray:
+    """Return what stays on the device of each unit that no unit before it uses. Shape (U,).
+
+    The weights and the model's inputs that it is the first to use.
+    """
+    graph, m = problem.graph, problem.memory
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(m.read_start))
+    is_input = m.producer[m.reads] < 0
+    stays = np.zeros(int(unit_of.max()) + 1, dtype=np.int64)
+    for ops, items, item_bytes in (
+        (graph.users, m.uses, m.weight_bytes),
+        (reader[is_input], m.reads[is_input], m.alloc_bytes),
+    ):
+        first = np.full(len(item_bytes), len(stays), dtype=np.int64)
+        np.minimum.at(first, items, unit_of[ops])
+        used = first < len(stays)
+        np.add.at(stays, first[used], item_bytes[used])
+    return stays

@@ -159,8 +159,9 @@ def kick(  # noqa: PLR0917 - compiled: all by position
     return float(latency)
 
 
-LARGE = 16_384
-"""Operators above which one way, from one start, must do: a minute or two for 100,000."""
+LARGE, _COARSE = 16_384, 32
+"""Operators above which one way, from one start, must do: a minute or two for 100,000. Which start
+is seen from moves of modules, of so many operators and more on average."""
 
 USUAL_OPERATORS = 2048
 """About a language model of 7 billion parameters, where the default gain was measured."""
@@ -182,7 +183,8 @@ class SearchOptions:
     min_gain: float = 1e-4
     """Share of the latency that a change, or a partition, must save, in models of up to
     `USUAL_OPERATORS`; in larger ones, where each operator is less of the whole, in proportion less.
-    Smaller gains are noise to the cost model; more of it gives fewer partitions."""
+    Smaller gains are noise to the cost model; more of it gives fewer partitions. Not asked where
+    branch and bound proves the best plan (`fxpart.cost.least_placement`)."""
 
     def __post_init__(self) -> None:
         """Refuse a search that would do nothing."""
@@ -209,16 +211,17 @@ def refine(
     Each start must respect every device's memory, and so does what is returned. From each start,
     modules move first, coarse to fine, then operators. Then chains of moves in windows go on from
     there, and from the start itself too, since neither always ends lower. Above `LARGE` operators
-    they go on from the best end only. Small models are kicked out of their optimum; and in the end
-    partitions that save too little are combined.
+    only the start that is best once large modules have moved goes on. Small models are kicked out
+    of their optimum; and in the end partitions that save too little are combined.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
     working, atomic = working_units(graph, works), atomic_units(graph)
     tables, passes = search_tables(problem, options), options.max_passes
+    levels = (*module_units(graph), working, atomic)
 
-    def moved(device_of: IntArray) -> IntArray:
-        for units in (*module_units(graph), working, atomic):
+    def moved(device_of: IntArray, levels: Iterable[Units]) -> IntArray:
+        for units in levels:
             improve(tables, device_of, units, passes)
         return device_of
 
@@ -230,11 +233,13 @@ def refine(
     def lowest(placed: Iterable[IntArray]) -> IntArray:
         return min(placed, key=lambda device_of: latency_of(problem, device_of))
 
-    coarse = [moved(start.copy()) for start in starts]
     if graph.n_ops > LARGE:
-        best = chained(lowest(coarse))
+        few = sum(_COARSE * len(units[0]) <= graph.n_ops for units in levels)
+        best = lowest([moved(start.copy(), levels[:few]) for start in starts])
+        best = chained(moved(best, levels[few:]))
     else:
-        best = lowest([chained(placed) for placed in [*coarse, *(s.copy() for s in starts)]])
+        ends = [moved(start.copy(), levels) for start in starts]
+        best = lowest([chained(placed) for placed in [*ends, *(s.copy() for s in starts)]])
     if graph.n_ops <= KICKED:
         kick(tables, best, atomic, _KICKS, passes, seed=0)
     combine(graph, tables, best)
