@@ -147,7 +147,7 @@ def test_a_gain_that_makes_no_sense_is_refused() -> None:
 
 
 def test_a_change_that_gains_less_than_asked_is_not_made() -> None:
-    graph = random_graph(1, 30)  # of fewer operators all plans are looked at
+    graph = random_graph(1, 60)  # of fewer operators all plans are looked at
     this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
     greedy = make_mode("kl_based", {"min_gain": 0})(this)
     content = make_mode("kl_based", {"min_gain": 0.9})(this)

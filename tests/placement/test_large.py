@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 
 import fxpart.placement.search.refine
+from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem
 from fxpart.placement import make_mode
-from fxpart.placement.search.refine import SearchOptions, combine, latency_of, search_tables
+from fxpart.placement.search.local_search import SearchTables
+from fxpart.placement.search.refine import (
+    SearchOptions,
+    combine,
+    latency_of,
+    refine,
+    search_tables,
+)
+from fxpart.placement.search.units import Units
 from fxpart.placement.size_based import size_based
 from tests import independent
 from tests.sketch import Sketch, devices, problem, random_graph
@@ -38,6 +47,23 @@ def test_promises_hold_in_larger_graphs(
     latency_s = evaluate(this, placed).latency_s
     assert latency_s == pytest.approx(independent.latency_s(this, device_of))
     assert latency_s <= latency_of(this, size_based(this).device_of)
+
+
+def test_of_a_large_model_one_start_is_searched_finely(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, improve = [], fxpart.placement.search.refine.improve
+
+    def counted(tables: SearchTables, device_of: IntArray, units: Units, passes: int) -> float:
+        searched.append(len(units[0]) - 1)
+        return improve(tables, device_of, units, passes)
+
+    monkeypatch.setattr(fxpart.placement.search.refine, "LARGE", 100)
+    monkeypatch.setattr(fxpart.placement.search.refine, "_COARSE", 4)
+    monkeypatch.setattr(fxpart.placement.search.refine, "improve", counted)
+    this = problem(random_graph(150, 150), devices(9999, 9999))
+    refine(this, [np.zeros(150, dtype=np.int64), np.ones(150, dtype=np.int64)], SearchOptions())
+    # After modules, and after chains; coarse modules from both.
+    assert searched.count(max(searched)) == 2
+    assert searched.count(min(searched)) == 2
 
 
 @pytest.mark.parametrize("min_gain", [0.0, 1e-4, 0.01, 0.05])

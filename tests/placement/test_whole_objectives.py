@@ -133,7 +133,7 @@ def test_no_plan_for_latency_is_taken_for_the_best_of_another_objective() -> Non
         ModelSearch(few, [start]).round()
         assert bool(asked) == (objective in BY_WHOLE)
         asked.clear()
-        steadily(_problem(5, objective, 40), start)
+        steadily(_problem(5, objective, 60), start)
         # Fewer devices are tried where the fastest plan is what is asked.
         assert (len(asked) > 1) == (objective == "latency")
 
