@@ -9,7 +9,7 @@ from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem
 from fxpart.placement import make_mode
-from fxpart.placement.search.local_search import SearchTables
+from fxpart.placement.search.local_search import SearchTables, improve
 from fxpart.placement.search.refine import (
     SearchOptions,
     combine,
@@ -50,7 +50,7 @@ def test_promises_hold_in_larger_graphs(
 
 
 def test_of_a_large_model_one_start_is_searched_finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched, improve = [], fxpart.placement.search.refine.improve
+    searched: list[int] = []
 
     def counted(tables: SearchTables, device_of: IntArray, units: Units, passes: int) -> float:
         searched.append(len(units[0]) - 1)
