@@ -3,7 +3,7 @@
 import inspect
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ DEPTH = 2
 """Layers of each stack."""
 _DEPTH_KEY = re.compile(r"(^|_)(n_layers?|num_layers?|layers|depth|num_blocks|n_block)$")
 _NESTING = 3
+_MOST_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,15 @@ def _judged(architecture: str) -> Outcome:
         outcome = _with_config(architecture, config)
         if outcome.operators:
             return outcome
-    completed = dict(_completed(architecture, outcome.reason))
-    if completed:
-        again = _with_config(architecture, _merged(ways[0], completed))
-        if again.operators:
-            return replace(again, inputs=f"{again.inputs} with {completed}")
+    completed: dict[str, Any] = {}
+    for _ in range(_MOST_TRIES):  # one refusal hides the next
+        more = _merged(completed, dict(_completed(architecture, outcome.reason)))
+        if more == completed:
+            break
+        completed = more
+        outcome = _with_config(architecture, _merged(ways[0], completed))
+        if outcome.operators:
+            return replace(outcome, inputs=f"{outcome.inputs} with {completed}")
     return outcome
 
 
@@ -127,13 +132,20 @@ _USUAL = {
     "num_experts_per_tok": 2,
     "image_token_id": 5,
     "image_token_index": 5,
+    "vocab_size": 1024,
+    "vocabulary_map": {"<image>": 5},
+    "prediction_length": 24,
+    "default_language": "en_XX",
 }
 """Of settings that a configuration leaves out although its model needs them."""
 _USUAL_HEAD = 128
+_OF_AXES = r"Split sizes add up to \d+ but got the tensor's size of (\d+)"
 _REMEDIES = (
     ("`is_decoder=True`", "is_decoder", True),
     ("must be divisible by num_heads", "num_cross_attention_heads", 1),
     ("stride should not be zero", "image_size", 1024),  # of pools of more patches than there are
+    ("ne() received an invalid", "pad_token_id", 1),
+    ("ne() received an invalid", "mask_token_id", 2),
     ("if loss is expected", "return_loss", False),
 )
 """What a refusal says, and what helps where the configuration has such a setting."""
@@ -156,14 +168,11 @@ def _settings(
     reads_head: bool,
     nesting: int,
 ) -> Iterator[tuple[str, Any]]:
-    values = vars(config)
+    keys = {*inspect.signature(type(config)).parameters, *config.attribute_map}
+    values = {key: value for key, value in vars(config).items() if key in keys}
     yield from ((key, usual) for key, usual in _USUAL.items() if key in values and not values[key])
     yield from ((k, usual) for told, k, usual in _REMEDIES if told in reason and k in values)
-    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
-    if type(heads) is int and type(width) is int and not values.get("head_dim"):
-        is_whole = width % heads == 0
-        if "head_dim" in values or (reads_head and not is_whole):
-            yield "head_dim", width // heads if is_whole else _USUAL_HEAD
+    yield from _of_attention(values, reason, reads_head)
     for key in config.sub_configs if nesting else ():
         part = values.get(key)
         is_part = hasattr(part, "sub_configs")
@@ -171,6 +180,25 @@ def _settings(
         if inner:
             is_open = not hasattr(config.sub_configs[key], "attribute_map")
             yield key, {"model_type": part.model_type, **inner} if is_open else inner
+
+
+def _of_attention(
+    values: Mapping[str, Any], reason: str, reads_head: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the size of heads, how many have keys, and how positions are shared among axes."""
+    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+    if type(heads) is not int or type(width) is not int:
+        return
+    if "num_key_value_heads" in values and not values["num_key_value_heads"]:
+        yield "num_key_value_heads", heads
+    is_whole, unsplit = width % heads == 0, re.search(_OF_AXES, reason)
+    if not values.get("head_dim") and ("head_dim" in values or (reads_head and not is_whole)):
+        yield "head_dim", width // heads if is_whole else _USUAL_HEAD
+    elif unsplit and isinstance(values.get("rope_parameters"), dict):
+        pairs = int(unsplit[1])
+        side = 3 * pairs // 8  # of height and of width, as Qwen2-VL: 16, 24 and 24 of 64
+        sections = [pairs - 2 * side, side, side]
+        yield "rope_parameters", values["rope_parameters"] | {"mrope_section": sections}
 
 
 def _merged(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ __all__ = [
     "agreement",
     "check_memory",
     "resident_storages",
+    "restorer",
     "run_local",
     "step_outcome",
     "trained_parameters",
@@ -270,14 +271,14 @@ def _measured(
     def unsplit() -> object:
         return whole(*real.args, **real.kwargs)
 
-    restore = _restorer(real, whole)
+    restore = restorer(real, whole)
     eager = _Work(training, trained_parameters(real.module))
     reference = eager.outcome(lambda: real.module(*real.args, **real.kwargs), keep_results=True)
     peaks = _counted_peaks(
         real, split, assignment, n_devices, work=work, reference=reference, restore=restore
     )
-    step, physical = _step(real, split, assignment, n_devices)
     restore()
+    step, physical = _step(real, split, assignment, n_devices)
     allocated = allocated_peaks(lambda: work.outcome(step), physical)
     restore()
     difference, gradient_difference = agreement(work.outcome(step, keep_results=True), reference)
@@ -303,10 +304,13 @@ def _measured(
     )
 
 
-def _restorer(real: RealModel, whole: fx.GraphModule) -> Callable[[], None]:
-    """Return a function that undoes what runs write into the inputs, such as into a cache."""
+def restorer(real: RealModel, whole: fx.GraphModule) -> Callable[[], None]:
+    """Return a function that undoes what runs write: into inputs, as into a cache, and buffers."""
     inputs = tree_leaves((real.args, real.kwargs))
     written = [inputs[at] for at in mutated_inputs(whole)]
+    # The program shares the module's, but for those that it keeps for itself.
+    buffers = {id(buffer): buffer for part in (real.module, whole) for buffer in part.buffers()}
+    written += buffers.values()
     kept = [tensor.clone() for tensor in written]
 
     def restore() -> None:

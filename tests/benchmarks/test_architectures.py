@@ -24,6 +24,13 @@ def test_one_whose_defaults_make_no_sense_is_given_what_it_leaves_out() -> None:
     assert outcome.inputs == "input_ids[1, 512] with {'head_dim': 128}"
 
 
+def test_what_each_refusal_hides_is_completed_too() -> None:
+    outcome = judge("EsmModel")
+    assert outcome.status == "placed"
+    assert "'vocab_size': 1024" in outcome.inputs
+    assert "'pad_token_id': 1" in outcome.inputs
+
+
 def test_one_of_any_kind_of_data_is_given_a_text() -> None:
     outcome = judge("PerceiverForMaskedLM")
     assert (outcome.status, outcome.inputs) == ("placed", "inputs[1, 512]")

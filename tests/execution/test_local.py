@@ -114,6 +114,25 @@ def test_another_result_is_an_error() -> None:
     assert "\n" not in str(caught.value)
 
 
+class Counting(nn.Module):
+    """Adds what it has seen before to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x)  # type: ignore[operator]
+        return x * self.seen
+
+
+def test_what_a_run_writes_into_buffers_is_not_there_in_the_next() -> None:
+    real = _real(Counting(), torch.arange(4.0))
+    run = run_local(real, grouped(real.graph, np.arange(real.graph.n_ops)), 2, repeats=2)
+    assert run.max_difference == 0.0
+    assert not real.module.get_buffer("seen").any()
+
+
 class Bounded(nn.Module):
     """Refuses tokens that its table has no row for, as it runs."""
 

@@ -83,12 +83,18 @@ _BRANCHES = (
     "the model branches on the values of a tensor, or makes tensors whose size depends on them"
 )
 _READS = "the model reads tensor values while it runs; take its branches from shapes"
+_UNPACKED = "leave out pack_padded_sequence: sequences that are all as long need none"
+_ALL_TOKENS = (
+    "; for a mixture of experts, let each expert compute all tokens, with weights of 0 for those"
+    " that chose others, or as many as it has room for"
+)
 _HINTS = (
     ("data-dependent", _BRANCHES),
     ("DataDependent", _BRANCHES),
     ("SymInt", _BRANCHES),
     ("meta tensor", _READS),
     ("unallocated storage", _READS),
+    ("PackedSequence", _UNPACKED),
     ("expected scalar type", "the model mixes dtypes; set model.dtype=float32"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
@@ -113,9 +119,15 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
         if module.training and off:
             hint += f"; set {' '.join(off)}, or phase.train_mode=false, against what chance decides"
             return _failure(module, error, hint)
+    elif hint == _BRANCHES and _has_experts(module):
+        hint += _ALL_TOKENS
     if hint == _BRANCHES and module.training:
         hint += _CHANCE
     return _failure(module, error, hint)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    return any("expert" in path or "moe" in path.lower() for path, _ in module.named_modules())
 
 
 def _failure(module: nn.Module, error: BaseException, hint: str) -> CaptureError:

@@ -6,14 +6,15 @@ A model is a class of transformers (`fxpart.capture.models.architecture`) or wha
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import wraps
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.export import register_dataclass
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpart.capture.models.adapters import add_adapters
 from fxpart.capture.models.factory_source import (
@@ -236,7 +237,16 @@ def factory_model(
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
         module = _moved(module, device)
         module.eval()
+        module.register_forward_hook(_known_to_torch)
     return module, args, kwargs
+
+
+def _known_to_torch(module: nn.Module, args: object, result: object) -> None:
+    """Let torch take apart the dataclasses that a forward returns, which an export does not."""
+    for leaf in tree_leaves(result):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            register_dataclass(type(leaf))
+            _known_to_torch(module, args, leaf)
 
 
 def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:

@@ -205,6 +205,17 @@ def _pixel_shape(name: str, request: Request) -> Shape:
     return Shape((request.batch_size, *images, *_pixels(request)))
 
 
+def _high_res_shape(name: str, request: Request) -> Shape:
+    """Return the shape of the larger of two images, of a part of the configuration by its name."""
+    config = part_setting(
+        request.model.config, (name.replace("pixel_values", "vision_config"),), ()
+    )
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    if type(size) is not int:
+        raise _unknown(name, request)
+    return Shape((request.batch_size, channels, size, size))
+
+
 def _feature_shape(name: str, request: Request) -> Shape:
     """Return the shape of a spectrogram: bins before frames where convolutions take it so."""
     config = request.model.config
@@ -272,6 +283,7 @@ def _any_shape(name: str, request: Request) -> Shape:
 _RULES = {
     ANY_DATA: _any_shape,
     "inputs_embeds": _embedded_shape,
+    "high_res_pixel_values": _high_res_shape,
     "pixel_values": _pixel_shape,
     "pixel_values_videos": _pixel_shape,
     "prompt_pixel_values": _pixel_shape,

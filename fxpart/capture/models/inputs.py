@@ -42,7 +42,12 @@ _PIECES = (
     "spatial_shapes",
 )
 # What models refuse to run without although it has a default.
-_NEEDED = ("visual_feats", "visual_pos", "image_embeds_position_mask")
+_NEEDED = (
+    "high_res_pixel_values",
+    "image_embeds_position_mask",
+    "visual_feats",
+    "visual_pos",
+)
 _PLACEHOLDERS = (
     "audio_token_id",
     "audio_token_index",

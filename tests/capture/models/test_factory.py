@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.errors import CaptureError, FxpartError, SpecError
 
 SOURCE = """
+from dataclasses import dataclass
 import torch
 from torch import nn
 
@@ -31,6 +33,32 @@ def named(batch_size, dtype, width=4, seq_len=5):
 
 def open_ended(**given):
     return nn.Identity(), (torch.zeros(given["batch_size"], given["depth"]),)
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    parts: list
+
+class Answers(nn.Linear):
+    def forward(self, x):
+        return Output(super().forward(x), [Output(x, [])])
+
+def answers(batch_size, dtype):
+    return Answers(3, 2), (torch.zeros(batch_size, 3),)
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+    def forward(self, x):
+        for expert in self.experts:
+            tokens = x[x[:, 0] > 0]
+            if tokens.shape[0]:
+                x = x + expert(tokens).sum()
+        return x
+
+def mixture(batch_size, dtype):
+    return Mixture(), (torch.zeros(batch_size, 3),)
 
 def must_know_length(batch_size, dtype, seq_len):
     return nn.Identity(), ()
@@ -98,6 +126,17 @@ def test_a_length_that_is_not_set_is_left_to_the_function() -> None:
 def test_a_function_may_take_anything() -> None:
     model = build_model(spec("open_ended", batch_size=2, factory_args={"depth": 7}))
     assert tuple(model.args[0].shape) == (2, 7)
+
+
+def test_a_forward_may_return_dataclasses() -> None:
+    built = build_model(spec("answers"))
+    assert capture_graph(built.module, built.args).n_ops == 1
+
+
+def test_a_mixture_that_branches_on_its_tokens_is_told_how_not_to() -> None:
+    built = build_model(spec("mixture"))
+    with pytest.raises(CaptureError, match="let each expert compute all tokens"):
+        capture_graph(built.module, built.args)
 
 
 @pytest.mark.parametrize(
