@@ -133,7 +133,7 @@ _USUAL = {
     "image_token_id": 5,
     "image_token_index": 5,
     "vocab_size": 1024,
-    "vocabulary_map": {"<image>": 5},
+    "vocabulary_map": {"<image>": 5, "IMGIMGAZ": 6},
     "prediction_length": 24,
     "default_language": "en_XX",
 }
@@ -169,12 +169,12 @@ def _settings(
     nesting: int,
 ) -> Iterator[tuple[str, Any]]:
     keys = {*inspect.signature(type(config)).parameters, *config.attribute_map}
-    values = {key: value for key, value in vars(config).items() if key in keys}
+    values: dict[str, Any] = {key: value for key, value in vars(config).items() if key in keys}
     yield from ((key, usual) for key, usual in _USUAL.items() if key in values and not values[key])
     yield from ((k, usual) for told, k, usual in _REMEDIES if told in reason and k in values)
     yield from _of_attention(values, reason, reads_head)
     for key in config.sub_configs if nesting else ():
-        part = values.get(key)
+        part: Any = values.get(key)
         is_part = hasattr(part, "sub_configs")
         inner = dict(_settings(part, reason, reads_head, nesting - 1)) if is_part else {}
         if inner:

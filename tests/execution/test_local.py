@@ -119,10 +119,10 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("seen", torch.zeros(4))
+        self.seen = nn.Buffer(torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.add_(x)  # type: ignore[operator]
+        self.seen.add_(x)
         return x * self.seen
 
 
