@@ -2,16 +2,25 @@
 
 Each row is a model on a number of processes. With tensor parallelism these run it on torch's own
 `parallelize_module` (a mixture of experts on transformers' styles), a forward and a training step
-without an optimizer; with ZeRO on `fully_shard`, a step with AdamW. Rows have the bytes at the peak
+without an optimizer; with ZeRO on `fully_shard`, a step with AdamW; a GPT-2 in two stages of two
+replicas on torch's pipelining too. Rows have the bytes at the peak
 of the process that has most, and the collectives that an observer counts.
 """
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
 from benchmarks.sharding.group import run_group
+from benchmarks.sharding.pipeline_run import (
+    REPLICAS,
+    STAGES,
+    pipeline_run,
+    predicted_pipeline,
+)
 from benchmarks.sharding.predicted import predicted, predicted_zero
 from benchmarks.sharding.tensor_run import Counted, tensor_run, whole_run
 from benchmarks.sharding.zero_run import zero_run
@@ -80,6 +89,9 @@ def main() -> None:
         for count in given.processes:
             rows += _tensor_rows(name, count, whole) if whole is not None else []
             rows += [_zero_row(name, count, stage) for stage in (2, 3)]
+    if "gpt2" in given.models and STAGES * REPLICAS in given.processes:
+        for stage, schedule in product((2, 3), ("1f1b", "gpipe")):
+            rows += _pipeline_rows(stage, schedule)
     print(table(_HEADINGS, rows))
 
 
@@ -116,6 +128,21 @@ def _zero_row(name: str, count: int, stage: int) -> list[str]:
     error = f"{(forecast.step_bytes / counted - 1) * 100:+.2f}"
     numbers = [str(forecast.step_bytes), str(counted), error, verdict]
     return [name, str(count), f"zero={stage} step", *numbers]
+
+
+def _pipeline_rows(zero: int, schedule: str) -> Iterator[list[str]]:
+    """Yield a row for each stage of the pipeline."""
+    runs = run_group(STAGES * REPLICAS, pipeline_run, zero, schedule)
+    for stage, forecast in enumerate(predicted_pipeline(zero, schedule)):
+        of_stage = runs[REPLICAS * stage :][:REPLICAS]
+        counted = max(run.peak_bytes for run in of_stage)
+        same = all(run.collectives == forecast.collectives for run in of_stage)
+        total = forecast.collectives
+        verdict = f"{total.total()} equal" if same else f"{total} but {of_stage[0].collectives}"
+        error = f"{(forecast.peak_bytes / counted - 1) * 100:+.2f}"
+        part = f"zero={zero} {schedule}, stage {stage}"
+        numbers = [str(forecast.peak_bytes), str(counted), error, verdict]
+        yield ["gpt2", str(STAGES * REPLICAS), part, *numbers]
 
 
 if __name__ == "__main__":

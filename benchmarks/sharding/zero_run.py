@@ -19,7 +19,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.module_paths import block_of
 from fxpart.execution.device import seeded
 
-__all__ = ["zero_run"]
+__all__ = ["resizing", "zero_run"]
 
 
 def zero_run(rank: int, size: int, spec: ModelSpec, stage: int, optimizer: str) -> Counted:
@@ -39,7 +39,7 @@ def zero_run(rank: int, size: int, spec: ModelSpec, stage: int, optimizer: str) 
     gc.collect()
     state = [] if updates is None else list(updates.state.values())
     observer = Observer([list(module.parameters()), list(module.buffers()), inputs, state])
-    with observer, _resizing(observer):
+    with observer, resizing(observer):
         _step(module, inputs, updates)
     weights = sum(t.nbytes for t in local_parts(list(module.parameters())))
     counted = tuple(observer.collectives)
@@ -57,7 +57,7 @@ def _step(
 
 
 @contextmanager
-def _resizing(observer: Observer) -> Iterator[None]:
+def resizing(observer: Observer) -> Iterator[None]:
     """Tell `observer` of storages that FSDP frees and allocates by their size."""
     homes: tuple[Any, ...] = (_fsdp_param, _fsdp_param_group)
     names = "alloc_storage", "free_storage"

@@ -30,6 +30,16 @@ class ShardedStep:
     exposed_s: float
     """By how much the step is longer than without them."""
 
+    def times(self, microbatches: int, step_s: float) -> "ShardedStep":
+        """Return this of a step of `microbatches`, each with collectives of its own."""
+        return ShardedStep(
+            step_s,
+            microbatches * self.collectives,
+            microbatches * self.collective_bytes,
+            microbatches * self.collective_s,
+            microbatches * self.exposed_s,
+        )
+
 
 def sharded_step(
     graph: OpGraph,

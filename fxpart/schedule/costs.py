@@ -1,9 +1,10 @@
 """What one micro-batch costs each stage of a pipeline, and what passes between stages."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxpart.errors import SpecError
+from fxpart.schedule.stage_shards import StageNeeds, StageShards
 
 __all__ = ["PipelineCosts", "StageCost", "StageLink"]
 
@@ -53,15 +54,40 @@ class StageCost:
     reduce_s: float = 0.0
     """Of sums over replicas of its gradients and results, once a step, before the updates of its
     device, which waits for them."""
+    shards: StageShards | None = None
+    """Where replicas share its weights; `weight_bytes` then has their shards instead."""
 
     def __post_init__(self) -> None:
         """Refuse times that are none."""
         for name in ("forward_s", "backward_s", "update_s", "within_s", "reduce_s"):
             _refuse_no_time(f"{name} of a stage on device {self.device}", getattr(self, name))
 
-    def seconds(self, kind: str) -> float:
+    def needs(self, gathered: int) -> StageNeeds:
+        """Return what a forward or backward needs that finds so much `gathered`, 0 at first."""
+        if self.shards is not None:
+            return self.shards.needs[gathered]
+        return StageNeeds(
+            0, self.forward_peak_bytes, self.backward_peak_bytes, self.first_backward_peak_bytes
+        )
+
+    def without_collectives(self) -> "StageCost":
+        """Return the same where collectives of weights and gradients take no time."""
+        if self.shards is None:
+            return self
+        shards = self.shards.without_collectives()
+        reduce_s = self.reduce_s - self.shards.reduce_s + shards.reduce_s
+        return replace(self, shards=shards, reduce_s=max(0.0, reduce_s))
+
+    def after(self, kind: str) -> int:
+        """Return what is gathered after a forward, ``F``, or backward, ``B``."""
+        return self.shards.after(kind) if self.shards is not None else 0
+
+    def seconds(self, kind: str, gathered: int = 0) -> float:
         """Return the time of its forward, `kind` ``F``, waiting included, or backward, ``B``."""
-        return self.forward_s + self.within_s if kind == "F" else self.backward_s
+        needs = self.needs(gathered)
+        if kind == "F":
+            return self.forward_s + self.within_s + needs.forward_wait_s
+        return self.backward_s + needs.backward_wait_s
 
     def computing_s(self, kind: str) -> float:
         """Return the same without the time in which the device waits."""

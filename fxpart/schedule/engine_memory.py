@@ -71,20 +71,24 @@ def _fixed(stage: EngineStage, microbatches: int) -> int:
 
 def _peak(stage: EngineStage, row: Sequence[Action], result: int, *, keeps_sent: bool) -> int:
     """Return the most of the rest; `result` bytes are held beside what the graph says."""
-    live_bytes, peak, backwards, forwards = 0, 0, 0, 0
+    live_bytes, peak, backwards, forwards, gathered = 0, 0, 0, 0, 0
     for kind, _, _ in row:
+        needs = stage.needs(gathered)
+        gathered = stage.shards.after(kind) if stage.shards else 0
+        kept_bytes = live_bytes - needs.gathered_bytes
+        live_bytes += stage.needs(gathered).gathered_bytes - needs.gathered_bytes
         if kind == "F":
             # The results of the forward before are let go of when there are new ones.
             before = result if backwards and forwards == backwards else 0
-            peak = max(peak, live_bytes + before + stage.forward_peak_bytes + result)
+            peak = max(peak, kept_bytes + before + needs.forward_peak_bytes + result)
             live_bytes += stage.held_bytes + result
             forwards += 1
             continue
-        kept_bytes = live_bytes - (stage.held_bytes - stage.sent_bytes)
+        kept_bytes -= stage.held_bytes - stage.sent_bytes
         if backwards:
-            peak = max(peak, kept_bytes + stage.backward_peak_bytes)
+            peak = max(peak, kept_bytes + needs.backward_peak_bytes)
         else:
-            peak = max(peak, kept_bytes + stage.first_backward_peak_bytes)
+            peak = max(peak, kept_bytes + needs.first_backward_peak_bytes)
             live_bytes += stage.gradient_bytes
         live_bytes -= stage.held_bytes + result
         if keeps_sent:
@@ -92,4 +96,7 @@ def _peak(stage: EngineStage, row: Sequence[Action], result: int, *, keeps_sent:
         elif not backwards:
             live_bytes += stage.sent_gradient_bytes
         backwards += 1
+    if stage.shards:
+        kept_bytes = live_bytes - stage.shards.whole_bytes - stage.shards.gradient_bytes
+        peak = max(peak, kept_bytes + stage.shards.reduce_peak_bytes)
     return peak

@@ -10,7 +10,8 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables, freed_after_readers
 from fxpart.schedule.from_assignment import stages_of, tied_parts
-from fxpart.schedule.stage_storages import peak_of_intervals, stage_storages
+from fxpart.schedule.stage_shards import StageNeeds, StageShards, WeightShards, stage_shards
+from fxpart.schedule.stage_storages import Lifetimes, stage_storages
 
 __all__ = [
     "Crossing",
@@ -236,9 +237,21 @@ class EngineStage:
     counted, gradients of weights until they are added to what there is."""
     first_backward_peak_bytes: int
     """The same for the first micro-batch, whose gradients of weights stay."""
+    shards: StageShards | None = None
+    """Where replicas share its weights by FSDP2; `weight_bytes` then has their shards instead."""
+
+    def needs(self, gathered: int) -> StageNeeds:
+        """Return what a forward or backward needs that finds so much `gathered`, 0 at first."""
+        if self.shards is not None:
+            return self.shards.needs[gathered]
+        return StageNeeds(
+            0, self.forward_peak_bytes, self.backward_peak_bytes, self.first_backward_peak_bytes
+        )
 
 
-def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage, ...]:
+def engine_stages(
+    problem: Problem, assignment: Assignment, shards: WeightShards | None = None
+) -> tuple[EngineStage, ...]:
     """Return what the stages of a placement hold, each in a process of its own.
 
     Updates of weights are left out: the engine runs forwards and backwards alone.
@@ -255,17 +268,42 @@ def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage
     # The engine runs the split graph, whose values no variable of the model's Python holds.
     memory = freed_after_readers(problem.memory)
     cut = CutStep(graph, memory, of_engine, passed, parts)
-    return tuple(_stage(cut, stage) for stage in range(len(devices)))
+    stages = []
+    for stage, device in enumerate(devices):
+        made = _engine_storages(cut, stage)
+        ops, n = np.flatnonzero(of_engine == stage), graph.n_ops
+        lives = (_forward(cut, made), *_backwards(cut, made))
+        shared = None
+        if shards is not None:
+            # Times are of no concern here.
+            shared = stage_shards(
+                graph,
+                ops,
+                np.zeros(len(ops)),
+                shards=shards,
+                device=device,
+                copy_bytes_per_s=1.0,
+                lifetimes=lives,
+            )
+        peaks = (lives[0].peak(n), lives[1].peak(n), lives[2].peak(n))
+        stages.append(_stage(cut, stage, made, peaks, shared))
+    return tuple(stages)
 
 
-def _stage(cut: CutStep, stage: int) -> EngineStage:
+def _stage(
+    cut: CutStep,
+    stage: int,
+    made: EngineStorages,
+    peaks: tuple[int, int, int],
+    shards: StageShards | None,
+) -> EngineStage:
     """Return what a stage holds: sums over what it makes, and what lies in buffers."""
-    made = _engine_storages(cut, stage)
     held_bytes = made.bytes_of(made.held) + made.copied_bytes
-    backward_peak_bytes, first_backward_peak_bytes = _backward_peaks(cut, made)
+    forward_peak_bytes, backward_peak_bytes, first_backward_peak_bytes = peaks
     input_bytes, received_bytes, received_gradient_bytes = _buffers(cut, stage)
     return EngineStage(
-        weight_bytes=_weight_bytes(cut, stage),
+        weight_bytes=_weight_bytes(cut, stage)
+        - (shards.whole_bytes - shards.shard_bytes if shards else 0),
         gradient_bytes=made.bytes_of(made.gradient),
         input_bytes=input_bytes,
         received_bytes=received_bytes,
@@ -274,9 +312,10 @@ def _stage(cut: CutStep, stage: int) -> EngineStage:
         sent_bytes=made.bytes_of(made.sent) + made.copied_bytes,
         sent_gradient_bytes=made.bytes_of(made.returned),
         # The copies exist at the end of the forward.
-        forward_peak_bytes=max(_forward_peak(cut, made), held_bytes),
+        forward_peak_bytes=max(forward_peak_bytes, held_bytes),
         backward_peak_bytes=backward_peak_bytes,
         first_backward_peak_bytes=first_backward_peak_bytes,
+        shards=shards,
     )
 
 
@@ -298,22 +337,20 @@ def _buffers(cut: CutStep, stage: int) -> tuple[int, int, int]:
     )
 
 
-def _forward_peak(cut: CutStep, made: EngineStorages) -> int:
-    """Return the most that is alive at once during a forward, copies left out."""
-    graph, of_it = cut.graph, made.early
-    until = np.where(made.held, graph.first_backward - 1, made.last)
-    return peak_of_intervals(made.birth[of_it], until[of_it], made.size[of_it], graph.n_ops)
+def _forward(cut: CutStep, made: EngineStorages) -> Lifetimes:
+    """Return what is alive during a forward, copies left out."""
+    of_it = made.early
+    until = np.where(made.held, cut.graph.first_backward - 1, made.last)
+    return Lifetimes(made.birth[of_it], until[of_it], made.size[of_it])
 
 
-def _backward_peaks(cut: CutStep, made: EngineStorages) -> tuple[int, int]:
-    """Return the most at once during a backward, and during the first, whose gradients stay."""
+def _backwards(cut: CutStep, made: EngineStorages) -> tuple[Lifetimes, Lifetimes]:
+    """Return what is alive during a backward, and during the first, whose gradients stay."""
     n = cut.graph.n_ops
     # What is handed on is counted beside the backward anyway.
     of_it = (made.saved & ~made.sent) | ~made.early
     since = np.maximum(made.birth, cut.graph.first_backward)[of_it]
     until = np.where(made.returned, n - 1, made.last)
     until_first = np.where(made.gradient, n - 1, until)
-    return (
-        peak_of_intervals(since, until[of_it], made.size[of_it], n),
-        peak_of_intervals(since, until_first[of_it], made.size[of_it], n),
-    )
+    size = made.size[of_it]
+    return Lifetimes(since, until[of_it], size), Lifetimes(since, until_first[of_it], size)

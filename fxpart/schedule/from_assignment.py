@@ -10,6 +10,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import launch_s
 from fxpart.errors import NotApplicableError
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
+from fxpart.schedule.stage_shards import WeightShards, stage_shards
 from fxpart.schedule.stage_storages import peak_of_intervals, stage_bytes
 
 __all__ = ["stage_costs", "stages_of", "tied_parts", "update_bytes"]
@@ -79,7 +80,9 @@ def _weights_of_stages(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.boo
 _REMEDY = "place the model with mode=pipeline"
 
 
-def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
+def stage_costs(
+    problem: Problem, assignment: Assignment, shards: WeightShards | None = None
+) -> PipelineCosts:
     """Return what a micro-batch costs each stage of a chain-like placement, and what they send.
 
     The graph is that of one micro-batch. Stages are the partitions in order, such as follow each
@@ -91,6 +94,9 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
     last micro-batch. A value that two stages of one device hold counts for each. Updates of weights
     are no part of a micro-batch's backward: they are run once, at the end of the step.
 
+    With `shards` replicas share weights: of those, what an optimizer keeps for them has the shards
+    too, and updates are of shards.
+
     Raises:
         SpecError: for a placement with replicas, or whose stages do not go over the devices in
             turn, equally many on each; for a graph whose backward does not come last.
@@ -99,7 +105,7 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
     graph = problem.graph
     stage_of, devices = stages_of(graph, assignment)
     return PipelineCosts(
-        tuple(_stages(problem, stage_of, devices)),
+        tuple(_stages(problem, stage_of, devices, shards)),
         tuple(_links(problem, stage_of, devices)),
         graph.first_backward < graph.n_ops,
     )
@@ -151,7 +157,9 @@ def _refuse_other_than_turns(devices: list[int]) -> None:
         )
 
 
-def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageCost]:
+def _stages(
+    problem: Problem, stage_of: IntArray, devices: list[int], shards: WeightShards | None
+) -> list[StageCost]:
     graph, first = problem.graph, problem.graph.first_backward
     times = problem.costs.op_time_s[np.arange(graph.n_ops), np.array(devices)[stage_of]]
     is_forward, is_update = np.arange(graph.n_ops) < first, graph.is_update
@@ -165,33 +173,58 @@ def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[St
         np.maximum(device_s, np.bincount(stage_of, launches_s * those, minlength=len(devices)))
         for device_s, those in ((forward_s, is_forward), (backward_s, ~is_forward))
     )
-    before_updates = np.where(is_update, -1, stage_of)
-    costs = []
-    for stage, device in enumerate(devices):
-        same = [other for other in range(stage + 1) if devices[other] == device]
-        weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
-        before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
-        bytes_of_stage = stage_bytes(problem.memory, before_updates, stage, first)
-        update_peak_bytes, update_kept_bytes = update_bytes(graph, stage_of, stage)
-        costs.append(
-            StageCost(
-                device=device,
-                forward_s=float(forward_s[stage]),
-                backward_s=float(backward_s[stage]),
-                weight_bytes=weights - before,
-                gradient_bytes=bytes_of_stage.gradient,
-                input_bytes=bytes_of_stage.inputs,
-                output_bytes=bytes_of_stage.output,
-                saved_bytes=bytes_of_stage.saved,
-                forward_peak_bytes=bytes_of_stage.forward_peak,
-                backward_peak_bytes=bytes_of_stage.backward_peak,
-                first_backward_peak_bytes=bytes_of_stage.first_backward_peak,
-                update_s=float(update_s[stage]),
-                update_peak_bytes=update_peak_bytes,
-                update_kept_bytes=update_kept_bytes,
-            )
+    seconds = (forward_s.tolist(), backward_s.tolist(), update_s.tolist())
+    return [
+        _stage(problem, (stage_of, devices), stage, of_stage, shards)
+        for stage, of_stage in enumerate(zip(*seconds, strict=True))
+    ]
+
+
+def _stage(
+    problem: Problem,
+    cut: tuple[IntArray, list[int]],
+    stage: int,
+    seconds: tuple[float, float, float],
+    sharding: WeightShards | None,
+) -> StageCost:
+    """Return the costs of a stage that takes `seconds` forward, backward and for updates."""
+    graph, (stage_of, devices) = problem.graph, cut
+    same = [s for s in range(stage + 1) if devices[s] == devices[stage]]
+    weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
+    before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
+    before_updates = np.where(graph.is_update, -1, stage_of)
+    held = stage_bytes(problem.memory, before_updates, stage, graph.first_backward)
+    update_peak_bytes, update_kept_bytes = update_bytes(graph, stage_of, stage)
+    shards = None
+    if sharding is not None:
+        ops = np.flatnonzero(before_updates == stage)
+        shards = stage_shards(
+            graph,
+            ops,
+            problem.costs.op_time_s[ops, devices[stage]],
+            shards=sharding,
+            device=devices[stage],
+            copy_bytes_per_s=problem.topology.devices[devices[stage]].memory_bandwidth_bytes_per_s,
+            lifetimes=(held.forward, held.backward, held.first_backward),
         )
-    return costs
+    return StageCost(
+        device=devices[stage],
+        forward_s=seconds[0],
+        backward_s=seconds[1],
+        weight_bytes=weights - before - (shards.whole_bytes if shards else 0),
+        gradient_bytes=held.gradient,
+        input_bytes=held.inputs,
+        output_bytes=held.output,
+        saved_bytes=held.saved,
+        forward_peak_bytes=held.forward.peak(graph.n_ops),
+        backward_peak_bytes=held.backward.peak(graph.n_ops),
+        first_backward_peak_bytes=held.first_backward.peak(graph.n_ops),
+        update_s=seconds[2],
+        update_peak_bytes=update_peak_bytes,
+        update_kept_bytes=update_kept_bytes,
+        reduce_s=shards.reduce_s if shards else 0.0,
+        shards=shards,
+    )
 
 
 def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageLink]:

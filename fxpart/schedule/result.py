@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fxpart.cost.prefetch import ShardedStep
+
 __all__ = ["ReplicaSum", "ScheduleResult", "StageEvent", "StageTransfer", "StageUpdate"]
 
 
@@ -81,3 +83,5 @@ class ScheduleResult:
     """Of stages whose updates take time, by device in the order of `devices`, then by stage."""
     sums: tuple[ReplicaSum, ...] = ()
     """Of devices whose sums over replicas take time, in the order of `devices`."""
+    shards: ShardedStep | None = None
+    """The collectives of weights that replicas share."""

@@ -9,8 +9,10 @@ its stages; both wait for no other device.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
+from fxpart.cost.prefetch import ShardedStep
 from fxpart.errors import SpecError
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.orders import Action, ordered_actions
@@ -158,20 +160,27 @@ def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatch
         costs[s].weight_bytes + microbatches * costs[s].input_bytes for s in stages
     )
     peak, has_gradient = resident_bytes, set[int]()
+    gathered = dict.fromkeys(stages, 0)
     for kind, _, stage in row:
         cost = costs[stage]
+        needs = cost.needs(gathered[stage])
+        gathered[stage] = cost.after(kind)
+        # What the micro-batch saved is part of the backward's peak, and so is what is gathered.
+        resident_bytes -= needs.gathered_bytes + (cost.saved_bytes if kind == "B" else 0)
         if kind == "F":
-            peak = max(peak, resident_bytes + cost.forward_peak_bytes)
+            peak = max(peak, resident_bytes + needs.forward_peak_bytes)
             resident_bytes += cost.saved_bytes + cost.output_bytes
-            continue
-        # What the micro-batch saved is part of the backward's peak.
-        resident_bytes -= cost.saved_bytes
-        if stage in has_gradient:
-            peak = max(peak, resident_bytes + cost.backward_peak_bytes)
+        elif stage in has_gradient:
+            peak = max(peak, resident_bytes + needs.backward_peak_bytes)
         else:
-            peak = max(peak, resident_bytes + cost.first_backward_peak_bytes)
+            peak = max(peak, resident_bytes + needs.first_backward_peak_bytes)
             resident_bytes += cost.gradient_bytes
             has_gradient.add(stage)
+        resident_bytes += cost.needs(gathered[stage]).gathered_bytes
+    for shards in filter(None, (costs[stage].shards for stage in stages)):
+        resident_bytes -= shards.whole_bytes + shards.gradient_bytes
+        peak = max(peak, resident_bytes + shards.reduce_peak_bytes)
+        resident_bytes += shards.shard_bytes
     for stage in stages:
         peak = max(peak, resident_bytes + costs[stage].update_peak_bytes)
         resident_bytes += costs[stage].update_kept_bytes
@@ -197,11 +206,7 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
     """
     devices, rows = device_rows(name, costs, microbatches)
     stages = costs.stages
-    step = _Step(costs, len(devices), microbatches)
-    step.run(rows)
-    sums, summed_s = _sums(stages, devices, step.free_s)
-    updates = _updates(stages, devices, summed_s)
-    step_s = max(summed_s + [update.finish_s for update in updates])
+    step, sums, updates, step_s = _run(costs, devices, rows, microbatches)
     busy_s = tuple(_busy_s(stages, row) for row in rows)
     return ScheduleResult(
         name=name,
@@ -217,7 +222,48 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
         transfers=tuple(sorted(step.transfers, key=attrgetter("start_s", "source", "target"))),
         updates=updates,
         sums=sums,
+        shards=_sharded(costs, devices, rows, microbatches, step_s),
     )
+
+
+def _run(
+    costs: PipelineCosts,
+    devices: Sequence[int],
+    rows: Sequence[Sequence[Action]],
+    microbatches: int,
+) -> tuple["_Step", tuple[ReplicaSum, ...], tuple[StageUpdate, ...], float]:
+    """Return the step that was run, its sums and updates, and when all has ended."""
+    step = _Step(costs, len(devices), microbatches)
+    step.run(rows)
+    sums, summed_s = _sums(costs.stages, devices, step.free_s)
+    updates = _updates(costs.stages, devices, summed_s)
+    return step, sums, updates, max(summed_s + [update.finish_s for update in updates])
+
+
+def _sharded(
+    costs: PipelineCosts,
+    devices: Sequence[int],
+    rows: Sequence[Sequence[Action]],
+    microbatches: int,
+    step_s: float,
+) -> ShardedStep | None:
+    """Return what collectives of weights and gradients cost; those of the device with most."""
+    if not any(stage.shards for stage in costs.stages):
+        return None
+    bare = replace(costs, stages=tuple(s.without_collectives() for s in costs.stages))
+    alone_s = _run(bare, devices, rows, microbatches)[-1]
+    by_device = []
+    for row in rows:
+        collectives = [
+            collective
+            for stage in dict.fromkeys(action.stage for action in row)
+            if (shards := costs.stages[stage].shards) is not None
+            for collective in shards.collectives(a.kind for a in row if a.stage == stage)
+        ]
+        size = sum(collective.size_bytes for collective in collectives)
+        by_device.append((sum(c.seconds for c in collectives), len(collectives), size))
+    collective_s, count, size = max(by_device)
+    return ShardedStep(step_s, count, size, collective_s, max(0.0, step_s - alone_s))
 
 
 class _Step:
@@ -227,6 +273,7 @@ class _Step:
         self._stages, self._devices = costs.stages, devices
         self._progress = Progress(costs, devices, microbatches)
         self._ready_s = [[0.0] * microbatches for _ in range(2 * len(costs.stages))]
+        self._gathered = [0] * len(costs.stages)
         self.free_s = [0.0] * devices
         """When each device has run its last action so far."""
         self.events: list[StageEvent] = []
@@ -260,7 +307,8 @@ class _Step:
         """Run an action, send what it makes, and return when it is done."""
         kind, microbatch, stage = action
         device = self._stages[stage].device
-        finish_s = start_s + self._stages[stage].seconds(kind)
+        finish_s = start_s + self._stages[stage].seconds(kind, self._gathered[stage])
+        self._gathered[stage] = self._stages[stage].after(kind)
         self.events.append(StageEvent(device, stage, kind, microbatch, start_s, finish_s))
         for follower, link in self._progress.followers(number):
             there_s = self._send(link, microbatch, finish_s) if link else finish_s

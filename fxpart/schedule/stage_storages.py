@@ -1,5 +1,6 @@
 """The storages that one stage of a pipeline holds for a micro-batch, and when."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from fxpart.cost.kernels import RESIDENT
 from fxpart.cost.tables import MemoryTables
 from fxpart.support.compiled import compiled
 
-__all__ = ["StageBytes", "peak_of_intervals", "stage_bytes", "stage_storages"]
+__all__ = ["Lifetimes", "StageBytes", "peak_of_intervals", "stage_bytes", "stage_storages"]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -23,9 +24,39 @@ class StageBytes:
     inputs: int
     output: int
     saved: int
-    forward_peak: int
-    backward_peak: int
-    first_backward_peak: int
+    forward: "Lifetimes"
+    """Of what is alive in a forward."""
+    backward: "Lifetimes"
+    first_backward: "Lifetimes"
+    """The same of the first microbatch, whose gradients stay."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lifetimes:
+    """Storages that live from `birth` through `last`, with their bytes; of equal lengths."""
+
+    birth: IntArray
+    last: IntArray
+    size: IntArray
+
+    @classmethod
+    def of(cls, lives: Sequence[tuple[int, int, int]]) -> "Lifetimes":
+        """Return those of triples of birth, last and size."""
+        columns = np.array(lives, dtype=np.int64).reshape(-1, 3).T
+        return cls(columns[0], columns[1], columns[2])
+
+    def over(self, slots: int) -> "Lifetimes":
+        """Return the same where each operator has `slots` places in time, one before the first."""
+        return Lifetimes(slots * (self.birth + 1), slots * (self.last + 1), self.size)
+
+    def beside(self, others: "Lifetimes") -> "Lifetimes":
+        """Return these and `others`."""
+        both = ((self.birth, others.birth), (self.last, others.last), (self.size, others.size))
+        return Lifetimes(*(np.concatenate(pair) for pair in both))
+
+    def peak(self, n: int) -> int:
+        """Return the most bytes at once, in `n` places in time."""
+        return peak_of_intervals(self.birth, self.last, self.size, n)
 
 
 @compiled
@@ -97,9 +128,9 @@ def stage_bytes(
         inputs=int(inputs),
         output=int(size[is_result & early].sum()),
         saved=int(size[saved].sum()),
-        forward_peak=peak_of_intervals(birth[early], until, size[early], n),
-        backward_peak=peak_of_intervals(since[late], last[late], size[late], n),
-        first_backward_peak=peak_of_intervals(since[late], first_last, size[late], n),
+        forward=Lifetimes(birth[early], until, size[early]),
+        backward=Lifetimes(since[late], last[late], size[late]),
+        first_backward=Lifetimes(since[late], first_last, size[late]),
     )
 
 

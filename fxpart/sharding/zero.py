@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fxpart.core.blocks import Block, blocks_of, share, weights_read
 from fxpart.core.graph import IntArray, OpGraph, csr
-from fxpart.core.module_paths import block_of
 from fxpart.errors import SpecError
 
 __all__ = ["GATHER", "SCATTER", "STAGES", "WAIT", "Sharded", "with_zero"]
@@ -74,10 +74,6 @@ def with_zero(
     return _rebuilt(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas)))
 
 
-def _share(size_bytes: int, replicas: int) -> int:
-    return -(-size_bytes // replicas)
-
-
 def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
     """Return `graph` whose gradients, summed in whole, are updated with in parts: views of them."""
     made = graph.gradient_values
@@ -91,7 +87,7 @@ def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
     old, new = number[: graph.n_values], number[graph.n_values :]
     base = np.concatenate([np.where(graph.value_base >= 0, old[graph.value_base], -1), old[made]])
     sizes = graph.value_bytes[made].tolist()
-    parts = np.array([_share(size, n) for size, n in zip(sizes, sharing.tolist(), strict=True)])
+    parts = np.array([share(size, n) for size, n in zip(sizes, sharing.tolist(), strict=True)])
     names = (*graph.value_names, *(f"{graph.value_names[v]}.part" for v in made.tolist()))
     held = graph.value_held
     if len(held):
@@ -130,30 +126,11 @@ class _Op:
 
     name: str
     target: str
-    block: "_Block"
+    block: Block
     reads: list[int | _Made] = field(default_factory=list)
     makes: list[_Made] = field(default_factory=list)
     moved_bytes: int = 0
     is_backward: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Block:
-    """Weights that are gathered together, and the operators that need them."""
-
-    name: str
-    weights: list[int]
-    gradients: list[int]
-    """Numbers among the gradients of the graph."""
-    first: int
-    """Operator of the forward that it begins with."""
-    last: int
-    first_backward: int
-    last_backward: int
-    forward: dict[int, _Made] = field(default_factory=dict)
-    """Whole weights, in the forward."""
-    backward: dict[int, _Made] = field(default_factory=dict)
-    """The same in the backward."""
 
 
 class _Sharding:
@@ -166,26 +143,30 @@ class _Sharding:
         self.before: dict[int, list[_Op]] = {}
         """Operators that are inserted before one of the graph."""
         self.more_reads: dict[int, list[_Made]] = {}
-        self.weights_read = _weights_read(graph, graph.gradient_weights[sharded])
+        self.weights_read = weights_read(graph, graph.gradient_weights[sharded])
         self.shards: dict[int, _Made] = {}
         """By the number of a gradient."""
-        self.blocks = _blocks(graph, self.weights_read, self.sharded)
+        self.blocks = blocks_of(graph, self.weights_read, self.sharded, range(graph.n_ops))
+        self.whole_forward: dict[str, dict[int, _Made]] = {}
+        """Whole weights in the forward, by block."""
+        self.whole_backward: dict[str, dict[int, _Made]] = {}
+        """The same in the backward."""
         self.block_of_weight = {w: block for block in self.blocks for w in block.weights}
         self._forward()
         self._backward()
         self._scatter()
 
     def share(self, size_bytes: int) -> int:
-        return _share(size_bytes, self.replicas)
+        return share(size_bytes, self.replicas)
 
-    def _whole_bytes(self, block: _Block) -> int:
-        sizes = self.graph.weight_bytes[block.weights].tolist()
+    def _whole_bytes(self, block: Block) -> int:
+        sizes = self.graph.weight_bytes[list(block.weights)].tolist()
         return sum(map(self.share, sizes)) * self.replicas
 
     def _insert(self, position: int, op: _Op) -> None:
         self.before.setdefault(position, []).append(op)
 
-    def _gather(self, block: _Block, position: int, *, again: bool = False) -> _Op:
+    def _gather(self, block: Block, position: int, *, again: bool = False) -> _Op:
         """Insert the all-gather of a block into a buffer."""
         name = f"all_gather{'_again' if again else ''}.{block.name or 'root'}"
         whole = self._whole_bytes(block)
@@ -218,9 +199,10 @@ class _Sharding:
             if previous is not None:
                 gather.reads.append(previous.makes[0])
             previous = gather
-            block.forward = block.backward = self._copy_out(block.first, gather)
+            whole = self._copy_out(block.first, gather)
+            self.whole_forward[block.name] = self.whole_backward[block.name] = whole
             stays = self.stage == _GRADIENTS or not block.name
-            self._keep_until(block.last_backward if stays else block.last, block.forward)
+            self._keep_until(block.last_backward if stays else block.last, whole)
         if previous is not None:
             self._keep_until(self.graph.first_backward - 1, {0: previous.makes[0]})
 
@@ -234,8 +216,8 @@ class _Sharding:
         for index, block in enumerate(again):
             assert gather is not None
             position = block.first_backward
-            block.backward = self._copy_out(position, gather)
-            self._keep_until(block.last_backward, block.backward)
+            whole = self.whole_backward[block.name] = self._copy_out(position, gather)
+            self._keep_until(block.last_backward, whole)
             if index + 1 < len(again):
                 gather = self._gather(again[index + 1], position, again=True)
 
@@ -263,52 +245,6 @@ class _Sharding:
                 self.shards[g] = shard
                 scatter.makes.append(shard)
             self._insert(position, scatter)
-
-
-def _weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
-    """Return which of the weights `sharded` each operator reads, as they are or as a view."""
-    trained = set(sharded.tolist())
-    viewed: dict[int, list[int]] = {}
-    read: list[list[int]] = []
-    starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
-    base, alloc = graph.value_base.tolist(), graph.value_alloc_bytes.tolist()
-    for op in range(graph.n_ops):
-        weights = [w for w in graph.uses_of(op).tolist() if w in trained]
-        for value in graph.reads_of(op).tolist():
-            weights += viewed.get(value, [])
-        weights = list(dict.fromkeys(weights))
-        read.append(weights)
-        for value in range(starts[op], starts[op + 1]):
-            if base[value] >= 0:
-                viewed[value] = viewed.get(base[value], [])
-            elif alloc[value] == 0 and weights:
-                viewed[value] = weights
-    return read
-
-
-def _blocks(graph: OpGraph, weights_read: list[list[int]], sharded: Sequence[int]) -> list[_Block]:
-    """Return the blocks of sharded gradients in the order of the forward, the root first."""
-    n, start = graph.n_ops, graph.first_backward
-    gradients: dict[str, list[int]] = {"": []}
-    for g, weight in zip(sharded, graph.gradient_weights[sharded].tolist(), strict=True):
-        gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
-    ops: dict[str, list[int]] = {name: [] for name in gradients}
-    for op, module in enumerate(graph.modules):
-        names = {block_of(module), *(block_of(graph.weight_names[w]) for w in weights_read[op])}
-        for name in names & gradients.keys():
-            ops[name].append(op)
-    blocks = []
-    for name, numbers in gradients.items():
-        if not numbers:
-            continue
-        weights = list(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
-        forward = [op for op in ops[name] if op < start] if name else [0, start - 1]
-        backward = [op for op in ops[name] if op >= start] if name else [start, n - 1]
-        made = [int(graph.value_producer[graph.gradient_values[g]]) for g in numbers]
-        ends = max(*backward, *made, start)
-        begins = min([*backward, start]) if not name else min([*backward, *made])
-        blocks.append(_Block(name, weights, numbers, forward[0], forward[-1], begins, ends))
-    return sorted(blocks, key=lambda block: (block.first, bool(block.name)))
 
 
 class _Columns:
@@ -350,12 +286,14 @@ class _Columns:
         values: list[int | _Made] = list(graph.reads_of(op).tolist())
         for weight in sharding.weights_read[op]:
             block = sharding.block_of_weight[weight]
-            values.append((block.forward if op < graph.first_backward else block.backward)[weight])
+            forward = op < graph.first_backward
+            whole = sharding.whole_forward if forward else sharding.whole_backward
+            values.append(whole[block.name][weight])
         return self.numbers([*values, *sharding.more_reads.get(op, ())])
 
     def uses(self, op: int | _Op) -> list[int]:
         if isinstance(op, _Op):
-            return op.block.weights if op.target == GATHER else []
+            return list(op.block.weights) if op.target == GATHER else []
         whole = self.sharding.block_of_weight
         return [w for w in self.graph.uses_of(op).tolist() if w not in whole]
 

@@ -38,7 +38,7 @@ from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
 from runner.experiment.topology import rounding_bytes
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import whole_modules
-from runner.experiment.zero import check_shard_devices
+from runner.experiment.zero import check_shard_devices, weight_shards
 from runner.output.terminal import counted, progress
 
 
@@ -72,9 +72,9 @@ def _fitted(config: Config) -> ScheduleResult | None:
     check(config)
     spec = model_spec(config)
     subject = shared_subject(config, spec)
-    problem, _, _ = problem_of(config, subject, spec)
-    place = chosen_mode(config)
-    return scheduled(config, problem, place(problem))
+    problem, _, dealt = problem_of(config, subject, spec)
+    shards = weight_shards(config, problem, dealt.parallel, dealt.curves)
+    return scheduled(config, problem, chosen_mode(config)(problem), shards=shards)
 
 
 def problem_of(

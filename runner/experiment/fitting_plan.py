@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fxpart.core.assignment import Assignment
+from fxpart.cost.all_reduce import AllReduce
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
@@ -28,7 +29,7 @@ from runner.experiment.pipeline_schedule import scheduled
 from runner.experiment.replicas import Replicas, with_sums
 from runner.experiment.subject import Subject
 from runner.experiment.tensor_split import Dealt
-from runner.experiment.zero import Gather, weight_gathers, with_shards
+from runner.experiment.zero import Gather, weight_gathers, weight_shards, with_shards
 from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
@@ -135,9 +136,10 @@ def _costed(
             ranks=subject.partial_ranks,
             curves=dealt.curves,
         )
-    evaluation, shards, gathers = _sharded(config, problem, assignment, evaluation, dealt)
     sums = replicas.cost if replicas else None
-    schedule = scheduled(config, problem, assignment, sums, [g.seconds for g in gathers])
+    evaluation, schedule, shards = _timed(
+        config, problem, assignment, evaluation, dealt=dealt, sums=sums
+    )
     # A published problem has sizes of its own, and devices that are no real ones.
     needs = (
         device_memory(config, problem, assignment, evaluation, schedule)
@@ -152,13 +154,27 @@ def _costed(
     return CostedPlan(placement, problem, evaluation, replicas, schedule, needs, shards, both_steps)
 
 
-def _sharded(
-    config: Config, problem: Problem, assignment: Assignment, evaluation: Evaluation, dealt: Dealt
-) -> tuple[Evaluation, ShardedStep | None, list[Gather]]:
-    """Return `evaluation` with what ZeRO costs, and its gathers of updated weights (of stage 1)."""
-    if not config.zero:
-        return evaluation, None, []
+def _timed(
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    evaluation: Evaluation,
+    *,
+    dealt: Dealt,
+    sums: AllReduce | None,
+) -> tuple[Evaluation, ScheduleResult | None, ShardedStep | None]:
+    """Return the times of a placement with its schedule, and with the collectives of ZeRO.
+
+    `evaluation` is of one input through a replica, `sums` what replicas sum. The weights that
+    stages of a pipeline gather are in the times of the schedule alone.
+    """
     parallel, curves = dealt.parallel, dealt.curves
+    weights = weight_shards(config, problem, parallel, curves)
+    if weights is not None:
+        schedule = scheduled(config, problem, assignment, sums, shards=weights)
+        return evaluation, schedule, schedule.shards if schedule else None
+    if not config.zero:
+        return evaluation, scheduled(config, problem, assignment, sums), None
     gathers: list[Gather] = []
     if config.zero == 1:
         gathers = weight_gathers(
@@ -167,7 +183,17 @@ def _sharded(
     evaluation, shards = with_shards(
         config, problem, evaluation, parallel=parallel, curves=curves, gathers=gathers
     )
-    return evaluation, shards, gathers
+    schedule = scheduled(
+        config,
+        problem,
+        assignment,
+        sums,
+        gathers_s=[gather.seconds for gather in gathers],
+        waits_s=0.0 if gathers else shards.exposed_s,
+    )
+    if schedule and not gathers:
+        shards = shards.times(schedule.microbatches, schedule.step_s)
+    return evaluation, schedule, shards
 
 
 def _placed(config: Config, place: Place, problem: Problem) -> Assignment:

@@ -18,6 +18,7 @@ from fxpart.schedule import (
 )
 from fxpart.schedule.costs import PipelineCosts
 from fxpart.schedule.orders import MOST_ACTIONS
+from fxpart.schedule.stage_shards import WeightShards
 from runner.config.sections import Config
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
@@ -55,13 +56,18 @@ def scheduled(
     problem: Problem,
     assignment: Assignment,
     sums: AllReduce | None = None,
+    *,
     gathers_s: Sequence[float] = (),
+    waits_s: float = 0.0,
+    shards: WeightShards | None = None,
 ) -> ScheduleResult | None:
     """Return the simulated pipeline, or None without a schedule.
 
     `sums` is what replicas sum: gradients and results once a step, when a device has run all;
     values inside the model for each microbatch, in its forward. `gathers_s` is what each device
-    takes to gather the weights that other replicas have updated, after its own updates.
+    takes to gather the weights that other replicas have updated, after its own updates; `waits_s`
+    is what a microbatch waits for weights and gradients where every one gathers and scatters them;
+    `shards` are the weights that stages gather when they need them.
 
     Raises:
         SpecError: for an assignment that is no chain of stages.
@@ -71,11 +77,14 @@ def scheduled(
     name = config.schedule.name
     if name == "none":
         return None
-    costs = stage_costs(problem, assignment)
+    costs = stage_costs(problem, assignment, shards)
     if sums is not None:
         costs = _with_sums(costs, sums)
     if gathers_s:
         costs = _with_gathers(costs, gathers_s)
+    if waits_s:
+        (stage,) = costs.stages
+        costs = replace(costs, stages=(replace(stage, backward_s=stage.backward_s + waits_s),))
     result = simulate_schedule(name, costs, config.microbatches)
     memory_bytes = problem.topology.memory_bytes
     for device, peak in zip(result.devices, result.peak_bytes, strict=True):
@@ -90,7 +99,8 @@ def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
     stages = list(costs.stages)
     for device in dict.fromkeys(stage.device for stage in stages):
         first = next(i for i, stage in enumerate(stages) if stage.device == device)
-        stages[first] = replace(stages[first], within_s=within_s[device], reduce_s=reduce_s[device])
+        added_s = stages[first].reduce_s + reduce_s[device]
+        stages[first] = replace(stages[first], within_s=within_s[device], reduce_s=added_s)
     return replace(costs, stages=tuple(stages))
 
 
@@ -120,7 +130,8 @@ def _does_not_fit(
 def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
     """Return what the device holds most of: weights, activations in flight, and inputs."""
     stages = [(i, stage) for i, stage in enumerate(costs.stages) if stage.device == device]
-    weights = sum(stage.weight_bytes for _, stage in stages)
+    gathered = sum(stage.shards.whole_bytes for _, stage in stages if stage.shards)
+    weights = sum(stage.weight_bytes for _, stage in stages) + gathered
     kept = sum(stage.input_bytes + stage.output_bytes for _, stage in stages)
     saved = sum(stage.saved_bytes for _, stage in stages) if result.training else 0
     rows = ordered_actions(

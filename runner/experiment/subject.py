@@ -50,7 +50,7 @@ from runner.experiment.training import (
     optimizer_of,
     step_options,
 )
-from runner.experiment.zero import sharded_graph
+from runner.experiment.zero import in_stages, sharded_graph, with_weight_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "kv_cache": config.kv_cache,
         "prompt_len": config.prompt_len,  # the spec has what a generation comes to in all
         "data_parallel": config.data_parallel,
-        "zero": config.zero,
+        "zero": [config.zero, config.zero > 0 and in_stages(config)],
         "all_reduce": asdict(config.all_reduce),
     }
     return stable_digest(parts)
@@ -352,7 +352,9 @@ def _as_run(config: Config, graph: OpGraph) -> OpGraph:
     graph = graph if config.runtime.name == "eager" else without_python(graph)
     if is_megatron(config) and config.zero == 0:
         graph, _ = with_main_gradients(graph)
-    return with_optimizer(graph, optimizer_of(config)) if is_training(config) else graph
+    if not is_training(config):
+        return graph
+    return with_weight_shards(config, with_optimizer(graph, optimizer_of(config)))
 
 
 def _captured(config: Config, spec: ModelSpec) -> CapturedGraph:

@@ -7,8 +7,9 @@ import numpy as np
 from fxpart.core.graph import OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
-from runner.experiment.mesh import replica_count
+from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.serving import generates
+from runner.experiment.zero import in_stages
 from runner.output.terminal import counted
 
 __all__ = ["count_parameters", "subject_line"]
@@ -26,6 +27,8 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     against_cache = config.phase.name == "decode" and config.context_len is not None
     length = None if against_cache or generates(config) else model.seq_len
     parameters, dtype = count_parameters(graph)
+    if config.zero >= GATHERING and not in_stages(config) and config.expert_parallel == 1:
+        parameters *= replica_count(config)  # the graph has those of a replica
     parts = [
         model.name,
         f"{_short(parameters)} parameters"

@@ -22,6 +22,7 @@ from runner.experiment.training import (
     is_training,
     left_out_here,
 )
+from runner.experiment.zero import in_stages
 from runner.output.terminal import counted
 from runner.output.units import format_s
 
@@ -171,7 +172,8 @@ def _sharded_by(config: Config) -> str:
     if config.zero == 1:
         engines.append("DistributedDataParallel with ZeroRedundancyOptimizer")
     if config.zero > 1:
-        engines.append("fully_shard on each numbered block and on the model")
+        whole = "each stage of a pipeline" if in_stages(config) else "the model"
+        engines.append(f"fully_shard on each numbered block and on {whole}")
     if config.context_parallel > 1:
         engines.append("context_parallel, which is experimental")
     carriers_of_all = [f"torch's {', '.join(engines)}"] if engines else []

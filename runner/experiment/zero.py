@@ -9,15 +9,18 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.weight_state import with_state
 from fxpart.cost.all_reduce import with_buckets
 from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.prefetch import ShardedStep, sharded_step
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
+from fxpart.schedule.stage_shards import WeightShards
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.sharding.zero import GATHER, SCATTER, STAGES, WAIT, with_zero
 from runner.config.sections import Config
+from runner.experiment.degrees import device_count
 from runner.experiment.mesh import GATHERING, replica_count, weight_replicas
 from runner.experiment.training import is_megatron
 from runner.output.terminal import counted
@@ -26,12 +29,19 @@ from runner.output.units import GIB, format_s, format_size
 __all__ = [
     "check_shard_devices",
     "check_zero",
+    "in_stages",
     "sharded_graph",
     "weight_gathers",
+    "weight_shards",
     "with_shards",
+    "with_weight_shards",
     "zero_line",
     "zero_metrics",
 ]
+
+
+_MOST_GATHERED = 3
+"""Stages on a device whose weights ``_PipelineScheduleRuntime`` of torch 2.13 gathers at once."""
 
 
 class Gather(NamedTuple):
@@ -68,21 +78,68 @@ def check_zero(config: Config) -> None:
             f"zero={stage} is planned for one size, got capture.symbolic="
             f"{config.capture.symbolic}; leave out one of the two"
         )
-    if config.schedule.name != "none" and stage >= GATHERING:
+    if stage >= GATHERING:
+        _check_schedule(config)
+
+
+def _check_schedule(config: Config) -> None:
+    """Refuse schedules whose weights are not planned to be gathered as torch gathers them."""
+    zero, schedule = f"zero={config.zero}", f"schedule={config.schedule.name}"
+    if schedule == "schedule=none":
+        return
+    if not in_stages(config) and config.schedule.name != "1f1b":
         raise NotApplicableError(
-            f"zero={stage} gathers weights for a step without microbatches, got schedule="
-            f"{config.schedule.name}; use zero=1, which goes with it, or leave out the schedule"
+            f"{zero} adds up gradients of microbatches one after the other, got {schedule} on"
+            " replicas of one device; use schedule=1f1b"
         )
+    chunks = config.mode.options.get("interleave", 1)
+    if isinstance(chunks, int) and chunks > _MOST_GATHERED:
+        raise NotApplicableError(
+            f"{zero} is planned for stages whose weights stay gathered, of which torch's schedules"
+            f" have {_MOST_GATHERED} on a device, got mode.interleave={chunks}; use 2 or 3"
+        )
+
+
+def in_stages(config: Config) -> bool:
+    """Return whether a replica has several devices, or several tensor-parallel groups."""
+    return device_count(config) > config.tensor_parallel * replica_count(config)
 
 
 def check_shard_devices(config: Config, parallel: DataParallel) -> None:
-    """Raise `NotApplicableError` for shards of weights in replicas of several devices."""
+    """Raise `NotApplicableError` for shards of weights in replicas of several devices at once."""
     n = parallel.replica.n_devices
-    if config.zero >= GATHERING and n > 1:
+    if config.zero >= GATHERING and n > 1 and config.schedule.name == "none":
         raise NotApplicableError(
-            f"zero={config.zero} is planned for replicas of one device, or of one tensor-parallel"
-            f" group, got {n}; raise data_parallel, or use zero=1"
+            f"zero={config.zero} over replicas of {n} devices is planned of a pipeline over"
+            " microbatches; add mode=pipeline schedule=1f1b microbatches=8, raise data_parallel, or"
+            " use zero=1"
         )
+
+
+def with_weight_shards(config: Config, graph: OpGraph) -> OpGraph:
+    """Return a step with its updates that keeps shards beside gathered weights, if it does."""
+    if config.zero < GATHERING or not in_stages(config):
+        return graph
+    sharded = graph.gradient_weights[_sharded_gradients(config, graph)]
+    shards = -(-graph.weight_bytes[sharded] // replica_count(config))
+    return with_state(graph, sharded, [shards])
+
+
+def weight_shards(
+    config: Config, problem: Problem, parallel: DataParallel, curves: CollectiveCurves | None
+) -> WeightShards | None:
+    """Return what the stages of a pipeline share; None where they share no weights."""
+    if config.zero < GATHERING or not in_stages(config):
+        return None
+    gradients = tuple(_sharded_gradients(config, problem.graph).tolist())
+    reshards = config.zero > GATHERING
+    return WeightShards(parallel.n_replicas, gradients, reshards, parallel.links, curves)
+
+
+def _sharded_gradients(config: Config, graph: OpGraph) -> IntArray:
+    """Return the numbers of the gradients whose weights all replicas share."""
+    replicas = weight_replicas(config, graph)[graph.gradient_weights]
+    return np.flatnonzero(replicas == replica_count(config))
 
 
 def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[OpGraph, IntArray]:
@@ -92,7 +149,9 @@ def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[Op
         partial = value_of[partial]
     elif config.zero < GATHERING and not config.all_reduce.gradient_as_bucket_view:
         graph = with_buckets(graph, partial)
-    sharded = with_zero(graph, config.zero, replica_count(config), weight_replicas(config, graph))
+    # Which stage gathers a weight is known when the graph is placed.
+    stage = min(config.zero, 1) if in_stages(config) else config.zero
+    sharded = with_zero(graph, stage, replica_count(config), weight_replicas(config, graph))
     left = partial
     if config.zero >= GATHERING:
         left = partial[~np.isin(partial, graph.gradient_values)]
@@ -162,14 +221,20 @@ def weight_gathers(
     return gathers
 
 
-def zero_line(stage: int, step: ShardedStep) -> str:
+def zero_line(config: Config, step: ShardedStep) -> str:
     """Return what sharding costs in one line."""
     takes = "takes" if step.collectives == 1 else "take"
-    return (
-        f"stage {stage}: {counted(step.collectives, 'collective')} of"
-        f" {format_size(step.collective_bytes)} {takes} {format_s(step.collective_s)}, of which"
-        f" {format_s(step.exposed_s)} are waited for"
+    costs = (
+        f"stage {config.zero}: {counted(step.collectives, 'collective')} of"
+        f" {format_size(step.collective_bytes)} {takes} {format_s(step.collective_s)}"
     )
+    if config.zero >= GATHERING and in_stages(config):
+        # Of all stages one after the other: what waits for one stage may wait for another too.
+        return (
+            f"{costs} on the busiest device; for those of all the step is"
+            f" {format_s(step.exposed_s)} longer"
+        )
+    return f"{costs}, of which {format_s(step.exposed_s)} are waited for"
 
 
 def zero_metrics(step: ShardedStep) -> dict[str, float]:

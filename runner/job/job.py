@@ -267,7 +267,7 @@ def _show_plan(config: Config, result: Result) -> None:
         title = "tensor:" if result.split.size > 1 else "sharing:"
         show(f"{title:11}{split_line(result.split)}")
     if result.shards:
-        show(f"zero:      {zero_line(config.zero, result.shards)}")
+        show(f"zero:      {zero_line(config, result.shards)}")
     if result.offloaded:
         show(f"tiers:     {offload_line(config, result.offloaded)}")
     if result.replicas:

@@ -49,7 +49,7 @@ _INTERLEAVED = "interleaved"
 _CHUNKS = 2
 """Stages on each device that ``interleaved`` is tried with."""
 _WEIGHTS = 2
-"""The ZeRO stage from which a replica has to be one device, or one tensor-parallel group."""
+"""The ZeRO stage from which replicas of several devices need a schedule."""
 _LONG = 16384
 """Tokens from which sequences are cut: Llama 3 was trained without that at 8,192, and with it at
 131,072 (arXiv:2407.21783, table 4)."""
@@ -302,14 +302,15 @@ def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
     """Yield the plans with the degrees of `degrees`."""
     zeros = [0]
     if settings.trains and degrees.replicas > 1:
-        zeros = [0, 1, 2, 3] if degrees.groups == 1 else [0, 1]
+        # A pipeline that gathers weights again for each forward holds as much at its peak.
+        zeros = [0, 1, 2, 3] if degrees.groups == 1 else [0, 1, 2]
     for mode, schedule, zero, recomputed in product(
         settings.words("mode") or _modes(settings, degrees),
         settings.words("schedule") or (["none", *_TRAINS] if settings.trains else ["none"]),
         settings.numbers("zero") or zeros,
         settings.words("checkpointing") or (["none", "block"] if settings.trains else ["none"]),
     ):
-        if zero >= _WEIGHTS and degrees.groups > 1:
+        if zero >= _WEIGHTS and degrees.groups > 1 and schedule == "none":
             continue
         if schedule != "none" and not _takes_turns(mode, schedule, degrees):
             continue

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def _step(
     return PipelineCosts(tuple(stages), tuple(links), training)
 
 
-def _equal(devices: int, chunks: int = 1, *, training: bool = True, **more: int) -> PipelineCosts:
+def _equal(devices: int, chunks: int = 1, *, training: bool = True, **more: Any) -> PipelineCosts:  # noqa: ANN401
     """Return stages whose forward and backward take a second each."""
     stages = [StageCost(s % devices, 1.0, 1.0, **more) for s in range(devices * chunks)]
     return _step(stages, training=training)

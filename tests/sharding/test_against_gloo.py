@@ -11,6 +11,7 @@ import torch
 from benchmarks.sharding.context_run import context_run, piece
 from benchmarks.sharding.expert_run import expert_run, share_of
 from benchmarks.sharding.group import run_group
+from benchmarks.sharding.pipeline_run import pipeline_run, predicted_pipeline
 from benchmarks.sharding.predicted import predicted, predicted_zero
 from benchmarks.sharding.tensor_run import Counted, tensor_run, whole_run
 from benchmarks.sharding.zero_run import zero_run
@@ -125,6 +126,17 @@ def test_llama_on_two_devices() -> None:
             assert Counter(run.step_collectives) == expected.step_collectives
             # Before its first update; all replicas have the same examples here.
             assert run.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_stages_of_shards_on_four_devices() -> None:
+    # Forwards that find nothing gathered, the root, or all; backwards likewise.
+    forecast = predicted_pipeline(3, "1f1b")
+    runs = run_group(4, pipeline_run, 3, "1f1b")
+    for expected, counted in zip((forecast[0], *forecast, forecast[1]), runs, strict=True):
+        assert counted.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
+        assert counted.collectives == expected.collectives
+    # Each replica's microbatches are its own.
+    assert len({run.losses for run in runs[2:]}) == 2
 
 
 def _check_contexts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:

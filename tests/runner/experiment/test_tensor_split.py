@@ -148,7 +148,9 @@ def test_shards_of_replicas_are_held_and_waited_for(
     assert (sharded["all_reduce_gib"] < plain["all_reduce_gib"]) is (stage > 1)
     assert result.shards is not None
     count = "1 collective of 154.39 KiB takes" if stage == 1 else f"{collectives} collectives of"
-    assert zero_line(stage, result.shards).startswith(f"stage {stage}: {count}")
+    assert zero_line(read(*step, f"zero={stage}"), result.shards).startswith(
+        f"stage {stage}: {count}"
+    )
 
 
 def test_updated_parts_are_gathered_at_the_end_of_a_schedule(
@@ -168,6 +170,49 @@ def test_updated_parts_are_gathered_at_the_end_of_a_schedule(
     saved_bytes = whole.schedule.peak_bytes[0] - parts.schedule.peak_bytes[0]
     # Updates have less to allocate, too.
     assert saved_bytes >= saved_gib * GIB > 0
+
+
+def test_stages_gather_their_weights_once_or_for_each_microbatch(
+    plain_step: tuple[tuple[str, ...], Result],
+) -> None:
+    step, _ = plain_step
+    pipeline = (*step, "devices=4x16gb", "mode=pipeline", "schedule=1f1b", "microbatches=2")
+    kept, again = (_planned(*pipeline, f"zero={stage}") for stage in (2, 3))
+    # The busiest stage gathers its root and its block, and scatters both; if its forwards reshard,
+    # the block again for the next forward or for both backwards.
+    for result, collectives in ((kept, 4), (again, 6)):
+        assert result.shards is not None
+        assert result.schedule is not None
+        assert result.shards.collectives == collectives
+        assert result.schedule.step_s > result.shards.exposed_s > 0
+        # Beside the whole weights of a stage lies this replica's half of each.
+        graph = result.problem.graph
+        shards, _, _, _ = graph.state_tensor_bytes[::-1]
+        assert shards.sum() == pytest.approx(graph.weight_bytes.sum() / 2, rel=0.01)
+        # Nothing but the loss is summed in whole.
+        assert headline(result)["all_reduce_gib"] * GIB < 16
+    assert kept.schedule is not None
+    assert again.schedule is not None
+    assert kept.schedule.step_s < again.schedule.step_s
+
+
+def test_microbatches_on_one_device_scatter_their_gradients_each(
+    plain_step: tuple[tuple[str, ...], Result],
+) -> None:
+    step, _ = plain_step
+    overrides = (*step, "devices=2x16gb", "zero=3")
+    once, more = _planned(*overrides), _planned(*overrides, "schedule=1f1b", "microbatches=3")
+    assert once.shards is not None
+    assert more.shards is not None
+    assert more.schedule is not None
+    assert more.shards.collectives == 3 * once.shards.collectives
+    updates_s = float(once.problem.costs.op_time_s[once.problem.graph.is_update, 0].sum())
+    alone_s = once.shards.latency_s - updates_s
+    # The loss is summed once.
+    assert more.schedule.step_s == pytest.approx(3 * alone_s + updates_s, rel=0.01)
+    # Of whole weights and gradients there is never more than one microbatch needs.
+    shard_bytes = int(once.problem.graph.total_weight_bytes)
+    assert more.schedule.peak_bytes[0] <= once.evaluation.peak_bytes + 2 * shard_bytes
 
 
 def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
@@ -220,8 +265,11 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
 ) -> None:
     step = ("phase=training", "data_parallel=2", "model.batch_size=2", f"zero={stage}")
     no_model = "model.config.hidden_size=-1"  # of which no capture could be made
-    with pytest.raises(NotApplicableError, match=f"zero={stage} is planned for replicas of one"):
+    with pytest.raises(NotApplicableError, match=f"zero={stage} over replicas of 2 devices is"):
         _planned(*step, "devices=4x16gb", no_model)
+
+
+_TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
 
 
 @pytest.mark.parametrize(
@@ -236,8 +284,18 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
             "zero=1 shards the optimizer's state, got optimizer=none; use optimizer=adamw",
         ),
         (
-            ("zero=2", "phase=training", "data_parallel=2", "schedule=gpipe", "microbatches=2"),
-            "got schedule=gpipe; use zero=1, which goes with it",
+            ("zero=2", *_TWO_REPLICAS, "schedule=gpipe", "microbatches=2"),
+            "got schedule=gpipe on replicas of one device; use schedule=1f1b",
+        ),
+        (
+            (
+                "zero=2",
+                *_TWO_REPLICAS,
+                "schedule=interleaved",
+                "+mode.interleave=4",
+                "devices=4x16gb",
+            ),
+            "torch's schedules have 3 on a device, got mode.interleave=4; use 2 or 3",
         ),
     ],
 )

@@ -1,0 +1,171 @@
+"""A GPT-2 really run in stages whose weights replicas share: torch's pipelining on FSDP2.
+
+Four processes are two stages of two replicas each: `PipelineStage` and a schedule of
+torch.distributed.pipelining over stages of transformers' own blocks, `fully_shard` called on each
+block and on the stage.
+"""
+
+import gc
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn.functional import cross_entropy
+
+from benchmarks.sharding.observer import Observer
+from benchmarks.sharding.zero_run import resizing
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.problem import make_problem
+from fxpart.cost.roofline import LatencyModel
+from fxpart.execution.device import seeded
+from fxpart.schedule import engine_peak_bytes, engine_stages, ordered_actions
+from fxpart.schedule.stage_shards import WeightShards
+
+__all__ = ["REPLICAS", "STAGES", "PipelineCounted", "pipeline_run", "predicted_pipeline"]
+
+STAGES, REPLICAS, MICROBATCHES = 2, 2, 4
+_LAYERS, _BATCH, _TOKENS, _VOCABULARY = 4, 2, 32, 256
+_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCounted:
+    """Of one stage: the bytes at its peak, and its collectives by kind and bytes given."""
+
+    peak_bytes: int
+    collectives: Counter[tuple[str, int]]
+    losses: tuple[float, ...] = ()
+
+
+class Part(nn.Module):
+    """Some of the layers of a GPT-2, with what comes before the first and after the last."""
+
+    def __init__(self, layers: range) -> None:
+        """Make the layers of these numbers."""
+        from transformers import GPT2Config
+        from transformers.models.gpt2 import modeling_gpt2
+
+        block: Any = modeling_gpt2.GPT2Block
+        super().__init__()
+        config = GPT2Config(n_embd=64, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        config._attn_implementation = "sdpa"
+        self.wte = nn.Embedding(_VOCABULARY, 64) if layers[0] == 0 else None
+        self.wpe = nn.Embedding(_TOKENS, 64) if layers[0] == 0 else None
+        self.h = nn.ModuleDict({str(i): block(config, layer_idx=i) for i in layers})
+        last = layers[-1] == _LAYERS - 1
+        self.ln_f = nn.LayerNorm(64) if last else None
+        self.lm_head = nn.Linear(64, _VOCABULARY, bias=False) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, or what the next layers take."""
+        if self.wte is not None and self.wpe is not None:
+            x = self.wte(x) + self.wpe(torch.arange(_TOKENS))
+        for block in self.h.values():
+            x = block(x)
+        if self.ln_f is not None and self.lm_head is not None:
+            x = self.lm_head(self.ln_f(x))
+        return x
+
+
+class _WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Part(range(_LAYERS))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return _loss(self.model(ids), labels)
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def pipeline_run(rank: int, size: int, stage: int, schedule: str) -> PipelineCounted:
+    """Return what this process counts of a step with ZeRO `stage`, 2 or 3."""
+    assert size == STAGES * REPLICAS
+    mesh = init_device_mesh("cpu", (STAGES, REPLICAS), mesh_dim_names=("pp", "dp"))
+    place, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    each = _LAYERS // STAGES
+    with seeded(0, _CPU):
+        whole = Part(range(_LAYERS))
+    module = Part(range(place * each, (place + 1) * each))
+    module.load_state_dict({name: whole.state_dict()[name] for name in module.state_dict()})
+    for block in module.h.values():
+        fully_shard(block, mesh=mesh["dp"], reshard_after_forward=stage == 3)
+    fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+    chance = torch.Generator().manual_seed(1)
+    shape = (REPLICAS, MICROBATCHES * _BATCH, _TOKENS)
+    ids = torch.randint(0, _VOCABULARY, shape, generator=chance)[replica].clone()
+    part = PipelineStage(module, place, STAGES, _CPU, group=mesh["pp"].get_group())
+    engine = _SCHEDULES[schedule](part, MICROBATCHES, loss_fn=_loss)
+    _step(engine, place, ids)
+    module.zero_grad(set_to_none=True)
+    gc.collect()
+    observer = Observer([list(module.parameters()), list(module.buffers()), ids, _buffers(part)])
+    with observer, resizing(observer):
+        losses = _step(engine, place, ids)
+    return PipelineCounted(observer.peak_bytes[0], Counter(observer.collectives), losses)
+
+
+def _buffers(part: PipelineStage) -> list[Any]:
+    """Return what a stage receives into, which is there between steps too."""
+    infos = [*part.args_recv_info.values(), *part.grad_recv_info.values()]
+    return [getattr(info, "buffer", None) for of_one in infos for info in of_one]
+
+
+def _step(engine: Any, place: int, ids: Tensor) -> tuple[float, ...]:  # noqa: ANN401
+    losses: list[Tensor] = []
+    given = (ids,) if place == 0 else ()
+    if place == STAGES - 1:
+        engine.step(*given, target=ids, losses=losses, return_outputs=False)
+    else:
+        engine.step(*given, return_outputs=False)
+    return tuple(loss.item() for loss in losses)
+
+
+def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]:
+    """Return what is predicted of each pipeline stage's processes."""
+    with torch.device("meta"):
+        ids = torch.zeros((_BATCH, _TOKENS), dtype=torch.int64)
+        graph = joint_graph(_WithLoss(), (ids, ids))
+    spec = DeviceSpec("large", 2**40, {"float32": 1e12}, 1e12)
+    topology = uniform_topology((spec,) * STAGES, Link(1e9))
+    problem = make_problem(graph, topology, LatencyModel())
+    gradients = tuple(range(len(graph.gradient_values)))
+    shards = WeightShards(REPLICAS, gradients, stage == 3, (Link(1e9),) * STAGES)
+    stages = engine_stages(problem, _cut(graph), shards)
+    peaks = engine_peak_bytes(
+        schedule,
+        stages,
+        MICROBATCHES,
+        training=True,
+        result_bytes=4 * _BATCH * _TOKENS * _VOCABULARY,
+    )
+    rows = ordered_actions(schedule, STAGES, 1, MICROBATCHES, training=True)
+    counted = []
+    for of_stage, peak, row in zip(stages, peaks, rows, strict=True):
+        assert of_stage.shards is not None
+        sent: Counter[tuple[str, int]] = Counter()
+        for kind, size, _ in of_stage.shards.collectives(action.kind for action in row):
+            # An all-gather is given a part of what it makes.
+            sent[kind, size // REPLICAS if kind == "all_gather" else size] += 1
+        counted.append(PipelineCounted(peak, sent))
+    return tuple(counted)
+
+
+def _cut(graph: OpGraph) -> Assignment:
+    """Return the first half of the layers on device 0, the rest on 1."""
+    begin = graph.modules.index(f"model.h.{_LAYERS // STAGES}.ln_1")
+    forward = (np.arange(graph.n_ops) >= begin).astype(np.int64)
+    return partition_by_device(graph, forward[graph.forward_of])

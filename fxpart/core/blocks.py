@@ -1,0 +1,92 @@
+"""Blocks of weights that torch's FSDP2 gathers together, and the operators that need them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.module_paths import block_of
+
+__all__ = ["Block", "blocks_of", "share", "weights_read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Weights that are gathered together, and the operators that need them."""
+
+    name: str
+    """Path of the outermost numbered module; empty for the root, what is in none."""
+    weights: tuple[int, ...]
+    gradients: tuple[int, ...]
+    """Numbers among the gradients of the graph."""
+    first: int
+    """Operator of the forward that it begins with."""
+    last: int
+    first_backward: int
+    last_backward: int
+
+
+def share(size_bytes: int, replicas: int) -> int:
+    """Return the bytes that each of `replicas` has of a tensor."""
+    return -(-size_bytes // replicas)
+
+
+def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
+    """Return which of the weights `sharded` each operator reads, as they are or as a view."""
+    trained = set(sharded.tolist())
+    viewed: dict[int, list[int]] = {}
+    read: list[list[int]] = []
+    starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
+    base, alloc = graph.value_base.tolist(), graph.value_alloc_bytes.tolist()
+    for op in range(graph.n_ops):
+        weights = [w for w in graph.uses_of(op).tolist() if w in trained]
+        for value in graph.reads_of(op).tolist():
+            weights += viewed.get(value, [])
+        weights = list(dict.fromkeys(weights))
+        read.append(weights)
+        for value in range(starts[op], starts[op + 1]):
+            if base[value] >= 0:
+                viewed[value] = viewed.get(base[value], [])
+            elif alloc[value] == 0 and weights:
+                viewed[value] = weights
+    return read
+
+
+def blocks_of(
+    graph: OpGraph, read: Sequence[Sequence[int]], sharded: Sequence[int], ops: Sequence[int]
+) -> list[Block]:
+    """Return the blocks of sharded gradients in the order of the forward, the root first.
+
+    Args:
+        graph: a training step.
+        read: what `weights_read` returns of it.
+        sharded: numbers of the gradients that are sharded.
+        ops: the operators that are looked at, in order, such as those of a stage; the root spans
+            them all.
+
+    """
+    start, looked_at = graph.first_backward, frozenset(ops)
+    gradients: dict[str, list[int]] = {"": []}
+    for g, weight in zip(sharded, graph.gradient_weights[list(sharded)].tolist(), strict=True):
+        gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
+    ops_of: dict[str, list[int]] = {name: [] for name in gradients}
+    for op in ops:
+        names = {block_of(graph.modules[op])}
+        names |= {block_of(graph.weight_names[w]) for w in read[op]}
+        for name in names & gradients.keys():
+            ops_of[name].append(op)
+    ends = {True: [op for op in ops if op < start], False: [op for op in ops if op >= start]}
+    blocks = []
+    for name, numbers in gradients.items():
+        if not numbers:
+            continue
+        weights = tuple(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
+        forward = [op for op in ops_of[name] if op < start] if name else ends[True]
+        backward = [op for op in ops_of[name] if op >= start] if name else ends[False]
+        makers = graph.value_producer[graph.gradient_values[numbers]].tolist()
+        made = [op for op in makers if op in looked_at]
+        last = max(*backward, *made, start)
+        first = min([*backward, start]) if not name else min([*backward, *made])
+        blocks.append(Block(name, weights, tuple(numbers), forward[0], forward[-1], first, last))
+    return sorted(blocks, key=lambda block: (block.first, bool(block.name)))

@@ -1,0 +1,55 @@
+"""Weights that the stages of a pipeline gather: by hand. Against real runs: tests/sharding."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.assignment import Assignment
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.schedule import simulate_schedule, stage_costs
+from fxpart.schedule.stage_shards import WeightShards
+from tests.sketch import problem
+
+WEIGHT_BYTES = 1024
+
+
+@pytest.mark.parametrize("reshards", [False, True])
+def test_two_blocks_on_one_device(reshards: bool) -> None:
+    blocks = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(2)])
+    graph = joint_graph(blocks, (torch.zeros(1, 16),))
+    spec = DeviceSpec("fast", 10**9, {"float32": 1e15}, 1e15)
+    this = problem(graph, uniform_topology((spec,), Link(1.0)))
+    placed = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
+    # Each collective over two replicas sends half of 1024 bytes: 1 s.
+    shards = WeightShards(2, (0, 1), reshards, (Link(512.0),))
+    (stage,) = stage_costs(this, placed, shards).stages
+    (plain,) = stage_costs(this, placed).stages
+    assert stage.shards is not None
+    assert stage.weight_bytes == plain.weight_bytes - 2 * WEIGHT_BYTES
+    from_shards, _, whole = stage.shards.needs
+    assert [needs.gathered_bytes for needs in stage.shards.needs] == [0, 0, 2 * WEIGHT_BYTES]
+    # There is no root: with it gathered, nothing is.
+    assert stage.shards.needs[1] == from_shards
+    # At the end of a forward that frees nothing: both weights, and the buffer of the second.
+    kept = (1 if reshards else 2) * WEIGHT_BYTES + WEIGHT_BYTES
+    assert from_shards.forward_peak_bytes == pytest.approx(kept, abs=plain.forward_peak_bytes)
+    assert whole.backward_peak_bytes == plain.backward_peak_bytes + 2 * WEIGHT_BYTES
+    # Nothing is computed for long, so that both gathers are waited for.
+    copied_s = from_shards.forward_copy_s
+    assert from_shards.forward_wait_s == pytest.approx(2.0 + copied_s, rel=1e-3)
+    assert whole.forward_wait_s == whole.backward_wait_s == 0.0
+    # Scattered in the end: two weights freed, a buffer and two shards made.
+    assert stage.shards.reduce_peak_bytes == 4 * WEIGHT_BYTES
+    assert stage.shards.gradient_bytes == 2 * WEIGHT_BYTES
+    assert stage.reduce_s == pytest.approx(2.0, rel=0.01)
+    # Forwards of 1f1b follow backwards, which leave everything gathered.
+    result = simulate_schedule("1f1b", stage_costs(this, placed, shards), 3)
+    assert result.shards is not None
+    gathers = 2 + (2 * 3 if reshards else 0)
+    assert result.shards.collectives == gathers + 2
+    assert result.shards.collective_bytes == (gathers + 2) * WEIGHT_BYTES
+    assert result.shards.exposed_s == pytest.approx(gathers + 2, rel=0.01)
+    bare = simulate_schedule("1f1b", stage_costs(this, placed), 3)
+    assert result.step_s - bare.step_s >= result.shards.exposed_s
