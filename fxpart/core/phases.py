@@ -52,6 +52,8 @@ class StepOptions:
 
     backward_order: str = "autograd"
     """One of `BACKWARD_ORDERS`."""
+    recomputed: tuple[str, ...] = ()
+    """Paths of the blocks that are checkpointed; none for all of them."""
 
     def __post_init__(self) -> None:
         """Refuse a name that is not in `CHECKPOINTING` or `BACKWARD_ORDERS`."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "BUDGET",
     "RECOMMEND",
     "AllReduceConfig",
     "CaptureConfig",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 
+BUDGET = "budget"
+"""The checkpointing that computes as few blocks again as must be."""
 RECOMMEND = "recommend"
 """The mode that chooses a whole plan, of which the mode that places it is a part."""
 
@@ -396,7 +399,9 @@ class _Sections:
     output_len: int | None = None
     """Of ``phase=generate``: tokens that are generated for each prompt."""
     checkpointing: str = "none"
-    """Of a training step: one of `fxpart.core.phases.CHECKPOINTING`."""
+    """Of a training step: one of `fxpart.core.phases.CHECKPOINTING`, or `BUDGET`."""
+    recomputed_blocks: list[str] = field(default_factory=list)
+    """Paths of the blocks that ``checkpointing`` is of; empty for all."""
     backward_order: str = "autograd"
     """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     data_parallel: int = 1

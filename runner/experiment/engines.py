@@ -58,6 +58,7 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         schedule=config.schedule.name,
         microbatches=config.microbatches,
         checkpointing=config.checkpointing,
+        recomputes_some=bool(config.recomputed_blocks),
         optimizer=optimizer.name,
         implementation=optimizer.implementation,
         same_dtype=not optimizer.master_weights and optimizer.state_dtype in (None, model.dtype),

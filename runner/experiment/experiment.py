@@ -14,10 +14,10 @@ from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
-from fxpart.errors import InfeasibleError
+from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
-from runner.config.sections import Config
+from runner.config.sections import BUDGET, Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
@@ -94,6 +94,10 @@ def problem_of(
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
+    if config.checkpointing == BUDGET:
+        raise NotApplicableError(
+            "checkpointing=budget is decided for one plan; of many take none, block or selective"
+        )
     place = chosen_mode(config)
     check_shard_devices(config, dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):

@@ -150,7 +150,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "capture": asdict(config.capture),
         "phase": asdict(config.phase),
         "optimizer": asdict(config.optimizer),
-        "checkpointing": config.checkpointing,
+        "checkpointing": [config.checkpointing, *config.recomputed_blocks],
         "backward_order": config.backward_order,
         "runtime": asdict(config.runtime),
         "weights": asdict(config.weights),

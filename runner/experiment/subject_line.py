@@ -74,6 +74,8 @@ def _phase(config: Config, graph: OpGraph) -> str:
     tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     again = "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
+    if config.recomputed_blocks:
+        again += f" of {counted(len(config.recomputed_blocks), 'block')}"
     loss = " of the mean of outputs" if is_mean_of_outputs(graph) else ""
     return f"{config.phase.name}{tuned}{loss}{updates}{again}"
 

@@ -3,7 +3,7 @@
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import StepOptions
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
-from runner.config.sections import Config, FinetuneConfig
+from runner.config.sections import BUDGET, Config, FinetuneConfig
 
 __all__ = [
     "backward_engine",
@@ -100,8 +100,10 @@ def step_options(config: Config) -> StepOptions:
 
     """
     fused = config.phase.fused_kernels
+    # What a budget asks for is decided before anything is planned.
     return StepOptions(
-        config.checkpointing,
+        "none" if config.checkpointing == BUDGET else config.checkpointing,
+        recomputed=tuple(config.recomputed_blocks),
         fused_attention=fused,
         fused_dropout=fused,
         backward_order=config.backward_order,
@@ -129,6 +131,11 @@ def check_training(config: Config) -> None:
                 f" phase={config.phase.name}; add phase=training"
             )
         return
+    if config.recomputed_blocks and config.checkpointing not in ("block", "selective"):
+        raise NotApplicableError(
+            f"recomputed_blocks says which blocks checkpointing=block computes again, got"
+            f" checkpointing={config.checkpointing}; use checkpointing=block, or leave it out"
+        )
     if config.execute.name != "none":
         _refuse_what_is_not_run(config)
 

@@ -310,6 +310,7 @@ def _training_numbers(config: Config) -> dict[str, object]:
         "train_mode": config.phase.train_mode,
         "fused_kernels": config.phase.fused_kernels,
         "checkpointing": config.checkpointing,
+        **({"recomputed_blocks": list(blocks)} if (blocks := config.recomputed_blocks) else {}),
         "backward_order": config.backward_order,
         "optimizer": asdict(config.optimizer),
     }

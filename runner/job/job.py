@@ -16,9 +16,10 @@ from fxpart.errors import (
     one_line,
 )
 from runner.config.paths import shown_path
-from runner.config.sections import RECOMMEND, Config
+from runner.config.sections import BUDGET, RECOMMEND, Config
 from runner.errors import TrackingError, message_of
 from runner.experiment.batch_report import batch_line
+from runner.experiment.budget import within_budget
 from runner.experiment.carry_out import STAGES_FOLDER
 from runner.experiment.device_memory import memory_line
 from runner.experiment.experiment import carried_out, plan
@@ -130,7 +131,9 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
     verbose = identity.sweep is None or config.verbose
     try:
         if config.mode.name == RECOMMEND:
-            config, identity = _best_plan(config, identity, verbose=verbose)
+            config, identity = _decided(config, identity, recommended_plan, verbose=verbose)
+        elif config.checkpointing == BUDGET:
+            config, identity = _decided(config, identity, within_budget, verbose=verbose)
     except Exception as error:
         if not is_kept(identity, error):
             raise
@@ -147,12 +150,16 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
     return Outcome("finished", metrics=headline(so_far.result), run_id=run_id)
 
 
-def _best_plan(
-    config: Config, identity: JobIdentity, *, verbose: bool
+def _decided(
+    config: Config,
+    identity: JobIdentity,
+    decide: Callable[[Config], tuple[Config, str]],
+    *,
+    verbose: bool,
 ) -> tuple[Config, JobIdentity]:
-    """Return the best plan that `config` asks for, to be run as any other, with its inputs."""
+    """Return what `decide` makes of `config`, to be run as any other, with its inputs."""
     with nullcontext() if verbose else without_progress():
-        chosen, summary = recommended_plan(config)
+        chosen, summary = decide(config)
     refuse_changed(config, identity)
     if verbose:
         show(f"plan:      {summary}")

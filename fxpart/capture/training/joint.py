@@ -29,7 +29,7 @@ from fxpart.capture.training.step_graph import exported_names_of, step_graph
 from fxpart.capture.training.user_functions import exported_functions
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions
-from fxpart.errors import CaptureError, SpecError
+from fxpart.errors import CaptureError, SpecError, nearest_names
 
 __all__ = [
     "JointCapture",
@@ -81,6 +81,20 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
         )
     order = {name: position for position, (name, _) in enumerate(module.named_modules())}
     return tuple(sorted((path for path in blocks if path in order), key=order.__getitem__))
+
+
+def _checkpointed(module: nn.Module, options: StepOptions) -> tuple[str, ...]:
+    """Return the paths of the blocks that are computed again."""
+    if options.checkpointing == "none":
+        return ()
+    blocks = repeated_blocks(module)
+    for path in options.recomputed:
+        if path not in blocks:
+            raise SpecError(
+                f"recomputed_blocks: {path} is no repeated block of {type(module).__name__};"
+                f" {nearest_names(path, blocks)}"
+            )
+    return tuple(path for path in blocks if not options.recomputed or path in options.recomputed)
 
 
 def _repeated(module: nn.Module) -> dict[str, nn.Module]:
@@ -212,7 +226,7 @@ def joint_programs(
     dynamic_shapes: Any = None,  # noqa: ANN401 - as torch.export takes it
 ) -> JointProgram:
     """Return the step of `joint_capture` without its arrays."""
-    blocks = repeated_blocks(module) if options.checkpointing != "none" else ()
+    blocks = _checkpointed(module, options)
     with user_errors(partial(capture_failure, module)):
         try:
             with quiet(), torch.enable_grad():

@@ -66,6 +66,9 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
             continue
         if plan.training and plan.devices == 1:
             continue
+        if plan.recomputes_some:
+            refusals[engine] = "which layers are computed again is set in code"
+            continue
         try:
             texts[engine] = engine.write(plan)
         except SpecError as error:

@@ -63,6 +63,8 @@ class EnginePlan:
     schedule: str = "none"
     microbatches: int = 1
     checkpointing: str = "none"
+    recomputes_some: bool = False
+    """Whether that is of some of the layers only."""
     optimizer: str = "adamw"
     implementation: str = "foreach"
     """Of the optimizer: ``for_loop``, ``foreach`` or ``fused``."""

@@ -1,0 +1,139 @@
+"""Which blocks of a training step are computed again for their backward, within a budget of memory.
+
+To compute again for the least time what frees enough bytes is a knapsack problem. Blocks are taken
+by time for a byte until the step fits; the same order, its last block in part, is the optimum of
+the linear program, which no choice is below. Dantzig: Discrete-variable extremum problems.
+Operations Research 5(2), 1957, doi:10.1287/opre.5.2.266.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.module_paths import block_of
+
+__all__ = ["BlockCost", "block_costs", "chosen_blocks", "least_again_s"]
+
+_ALIKE = 1.1
+"""Blocks that differ less than by so much in their time for a byte are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """What it takes, and frees, to compute a block again."""
+
+    name: str
+    again_s: float
+    freed_bytes: int
+    """What its forward keeps for the backward, if it is not computed again."""
+
+    @property
+    def s_per_byte(self) -> float:
+        """The time for each byte that is freed."""
+        return self.again_s / self.freed_bytes if self.freed_bytes else float("inf")
+
+
+def block_costs(
+    kept: tuple[OpGraph, FloatArray], again: tuple[OpGraph, FloatArray]
+) -> list[BlockCost]:
+    """Return the costs of the blocks of a step, in the order of the model.
+
+    Args:
+        kept: the step that keeps everything, and the time of each of its operators.
+        again: the step that computes all blocks again, likewise.
+
+    """
+    before_s, after_s = (_seconds(*step) for step in (kept, again))
+    before, after = (_saved_bytes(step[0]) for step in (kept, again))
+    return [
+        BlockCost(name, max(0.0, after_s[name] - seconds), freed)
+        for name, seconds in before_s.items()
+        if name in after_s and (freed := before.get(name, 0) - after.get(name, 0)) > 0
+    ]
+
+
+def _seconds(graph: OpGraph, op_s: FloatArray) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for module, is_update, taken_s in zip(
+        graph.modules, graph.is_update.tolist(), op_s.tolist(), strict=True
+    ):
+        if (name := block_of(module)) and not is_update:
+            seconds[name] = seconds.get(name, 0.0) + taken_s
+    return seconds
+
+
+def _saved_bytes(graph: OpGraph) -> dict[str, int]:
+    """Return the bytes that the forward of each block makes and the backward reads."""
+    root = _roots(graph.value_base)
+    last = np.zeros(graph.n_values, dtype=np.int64)
+    np.maximum.at(last, root[graph.reads], graph.readers)
+    maker = graph.value_producer
+    crosses = (maker >= 0) & (maker < graph.first_backward) & (last >= graph.first_backward)
+    saved: dict[str, int] = {}
+    for value in np.flatnonzero(crosses & (root == np.arange(graph.n_values))).tolist():
+        name = block_of(graph.modules[maker[value]])
+        saved[name] = saved.get(name, 0) + int(graph.value_alloc_bytes[value])
+    return saved
+
+
+def _roots(base: IntArray) -> IntArray:
+    """Return the value in whose storage each lies; bases come before their views."""
+    root = np.arange(len(base))
+    for value in np.flatnonzero(base >= 0).tolist():
+        root[value] = root[base[value]]
+    return root
+
+
+def chosen_blocks(
+    blocks: Sequence[BlockCost], fits: Callable[[Sequence[str]], bool]
+) -> tuple[str, ...]:
+    """Return the blocks to compute again, in the order of the model: few, of least time for a byte.
+
+    Args:
+        blocks: all that can be.
+        fits: whether a step that computes these again fits; it does with all of them.
+
+    """
+    order = [block.name for block in _by_time_per_byte(blocks)]
+    too_few, enough = 0, len(order)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if fits(order[:middle]):
+            enough = middle
+        else:
+            too_few = middle
+    taken = set(order[:enough])
+    return tuple(block.name for block in blocks if block.name in taken)
+
+
+def _by_time_per_byte(blocks: Sequence[BlockCost]) -> list[BlockCost]:
+    """Return the blocks in the order in which they are taken; of nearly equal ones earlier first.
+
+    When the backward begins all is kept, and its first blocks, the model's last, are made again
+    right then: those free the least of the peak.
+    """
+    order: list[BlockCost] = []
+    alike: list[BlockCost] = []
+    position = {block.name: number for number, block in enumerate(blocks)}
+    for block in sorted(blocks, key=lambda block: block.s_per_byte):
+        if alike and block.s_per_byte > _ALIKE * alike[0].s_per_byte:
+            order += sorted(alike, key=lambda block: position[block.name])
+            alike = []
+        alike.append(block)
+    return order + sorted(alike, key=lambda block: position[block.name])
+
+
+def least_again_s(blocks: Sequence[BlockCost], missing_bytes: int) -> float:
+    """Return the time that no choice of blocks that frees `missing_bytes` is below.
+
+    Infinite where all of them do not free as much.
+    """
+    least_s, left = 0.0, missing_bytes
+    for block in sorted(blocks, key=lambda block: block.s_per_byte):
+        if left <= 0:
+            return least_s
+        least_s += block.again_s * min(1.0, left / block.freed_bytes)
+        left -= block.freed_bytes
+    return least_s if left <= 0 else float("inf")

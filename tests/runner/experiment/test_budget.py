@@ -1,0 +1,73 @@
+"""``checkpointing=budget``: against every choice of blocks of a small model."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import InfeasibleError, NotApplicableError
+from runner.config.sections import Config
+from runner.experiment.budget import within_budget
+from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
+from tests.runner.composed import read
+
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 128,
+}
+LAYERS = ("model.layers.0", "model.layers.1")
+
+
+def _config(folder: Path, *overrides: str) -> Config:
+    return read(
+        "model=transformers",
+        "model.architecture=LlamaForCausalLM",
+        *(f"+model.config.{name}={value}" for name, value in LLAMA.items()),
+        "model.batch_size=4",
+        "model.seq_len=64",
+        "phase=training",
+        "mode=single",
+        "reserve=none",
+        "capture.use_cache=true",
+        f"capture.cache_dir={folder}",
+        *overrides,
+    )
+
+
+def _planned(config: Config) -> tuple[int, float]:
+    """Return the bytes at the peak, and the time of the step."""
+    evaluation = plan(config, model_spec(config), advises=False).evaluation
+    return evaluation.peak_bytes, evaluation.latency_s
+
+
+def test_the_fewest_blocks_with_which_a_step_fits(tmp_path: Path) -> None:
+    none = _planned(_config(tmp_path, "devices=1x1gb"))
+    block = "checkpointing=block"
+    known = {
+        chosen: _planned(
+            _config(tmp_path, "devices=1x1gb", block, f"recomputed_blocks={[*chosen]}")
+        )
+        for n in (1, 2)
+        for chosen in combinations(LAYERS, n)
+    }
+    assert known[LAYERS] == _planned(_config(tmp_path, "devices=1x1gb", block))
+    least, most = known[LAYERS][0], none[0]
+    for peak_bytes in (least, (least + most) // 2, most):
+        config = _config(tmp_path, f"devices=1x{peak_bytes / 1e6}mb", "checkpointing=budget")
+        chosen, line = within_budget(config)
+        fitting = {(): none} | known
+        best_s = min(step_s for peak, step_s in fitting.values() if peak <= peak_bytes)
+        found = fitting[tuple(chosen.recomputed_blocks)]
+        assert found[0] <= peak_bytes
+        assert found[1] == pytest.approx(best_s)
+        assert ("gap" in line) is (peak_bytes < most)
+    config = _config(tmp_path, f"devices=1x{(least - 1000) / 1e6}mb", "checkpointing=budget")
+    with pytest.raises(InfeasibleError):
+        within_budget(config)
+    with pytest.raises(NotApplicableError, match="is decided for one plan"):
+        plan(config, model_spec(config))
