@@ -4,8 +4,11 @@ A run compiles what its mode calls, and finds it compiled from then on. Workers 
 would compile the same loops side by side.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 
 import numpy as np
 
@@ -85,15 +88,31 @@ def _three_in_a_row() -> StaticProblem:
 
 
 def precompile() -> None:
-    """Run every mode that searches, and the evaluation, once on two or three operators."""
+    """Run every mode that searches, and the evaluation, once on two or three operators.
+
+    On all cores: a process finds on disk what another has compiled, so those come first that call
+    few of the same loops.
+    """
+    first = (["single"], ["cost_aware"])
+    # A placement that is given runs no loop of its own.
+    others = [[name] for name in installed_modes() if name not in GIVEN and [name] not in first]
+    single, cost_aware, *modes = (partial(run_modes, names) for names in (*first, *others))
+    parts: list[Callable[[], object]] = [single, _static, cost_aware, _symbolic, *modes]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        for submitted in [pool.submit(part) for part in parts]:
+            submitted.result()
+
+
+def _static() -> None:
     static = _three_in_a_row()
     for mode in (static_size_based, static_kl_based, static_cost_aware):
         mode(static)
     sparse_nn(static, np.array([True, False, False]))
-    # A placement that is given runs no loop of its own.
-    problem = run_modes(name for name in installed_modes() if name not in GIVEN)
-    topology = problem.topology
-    placed = make_mode("pipeline")(problem)
+
+
+def _symbolic() -> None:
+    problem = _problem(2, (10**6, 10**6))
+    topology, placed = problem.topology, make_mode("pipeline")(problem)
     stage_costs(problem, placed)
     device_peaks(problem, placed)
     symbolic = _any_batch(problem.graph)

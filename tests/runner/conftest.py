@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Captured graphs, which any test may take from another: that saves seconds."""
-    return tmp_path_factory.mktemp("cache")
+    """Captured graphs, which any test of any worker may take from another: that saves seconds."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("cache")
+    return base.parent / "cache"  # the workers' folders lie side by side
 
 
 @pytest.fixture
