@@ -7,7 +7,6 @@ machines that share the folder.
 import errno
 import fcntl
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -25,12 +24,10 @@ LOCKS_TAG = "locks"
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _OFFSETS = 2**60
-_COUNT_BYTES, _NAME_BYTES = 8, 16
-"""What the file holds: how many jobs were begun, and a random name."""
+_NAME_BYTES = 24
+"""Of the random name that the file holds."""
 _HELD: set[tuple[int, str]] = set()
 """By file, the keys whose locks this process holds."""
-_BEGUN: Counter[int] = Counter()
-"""By file, the jobs that this process has begun."""
 
 
 def sweep_lock(sweep_key: str) -> str:
@@ -95,22 +92,7 @@ class Locks:
     @property
     def name(self) -> str:
         """What tells these locks from those of other folders, on whichever machine."""
-        return os.pread(self._file, _NAME_BYTES, _COUNT_BYTES).hex()
-
-    @property
-    def others_begun(self) -> int:
-        """How many jobs other processes have begun since this one first asked for these locks."""
-        return self._count() - _BEGUN[self._file]
-
-    def count_begun(self) -> None:
-        """Count a job that this process begins, for others to see, while its lock is held."""
-        with self.held("count"):
-            count = self._count() + 1
-            os.pwrite(self._file, count.to_bytes(_COUNT_BYTES, "big"), 0)
-            _BEGUN[self._file] += 1
-
-    def _count(self) -> int:
-        return int.from_bytes(os.pread(self._file, _COUNT_BYTES, 0), "big")
+        return os.pread(self._file, _NAME_BYTES, 0).hex()
 
 
 @cache
@@ -122,7 +104,7 @@ def _opened(path: Path, _process: int) -> int:
             # Whoever is first names the file; it never appears without its name.
             fresh = path.with_name(temporary_name())
             try:
-                fresh.write_bytes(bytes(_COUNT_BYTES) + os.urandom(_NAME_BYTES))
+                fresh.write_bytes(os.urandom(_NAME_BYTES))
                 with suppress(FileExistsError):
                     os.link(fresh, path)
             finally:

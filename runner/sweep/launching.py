@@ -168,7 +168,7 @@ def run_job_file(path: Path, tracking: TrackingConfig) -> str:
     collect_rarely()
     placed = read_placed(path, tracking)
     tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
-    return run_placed(placed, tracker, others_begun=None).status
+    return run_placed(placed, tracker).status
 
 
 def write_placed(path: Path, placed: PlacedJob) -> None:

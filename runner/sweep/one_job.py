@@ -42,25 +42,27 @@ class PlacedJob:
     """Whether a result of another sweep stands for the job's own."""
 
 
-def run_placed(placed: PlacedJob, tracker: Tracker, others_begun: int | None) -> JobEnd:
-    """Wait until no other process is at the job, and run it unless it has a result by then.
-
-    `others_begun` is the count of the `Locks` from before the sweep asked which jobs are missing.
-    If it has changed, another process may have begun this job, and ended it or been killed: then
-    the store is asked again. With None it is asked in any case.
-    """
+def run_placed(placed: PlacedJob, tracker: Tracker) -> JobEnd:
+    """Wait until no other process is at the job, and run it unless it has a result by then."""
     locks, key = Locks(placed.root), placed.job.key
     with locks.held(key):
-        if locks.others_begun != others_begun:
-            try:
-                set_aside_held(tracker, key, locks, placed.root, placed.sweep.sweep)
-                known = ends_in_store(tracker, [key], placed.sweep.sweep, resume=placed.resume)
-            except TrackingError:
-                known = {}  # without the store the result is kept on disk
-            if key in known:
-                return known[key]
-        locks.count_begun()
-        return _run(placed)
+        try:
+            known = _known_by_now(placed, tracker, locks)
+        except TrackingError:
+            known = None  # without the store the result is kept on disk
+        return known or _run(placed)
+
+
+def _known_by_now(placed: PlacedJob, tracker: Tracker, locks: Locks) -> JobEnd | None:
+    """Return the end of a job whose lock is held, None if it has none.
+
+    Another process may have begun it since the sweep did, and ended it or been killed.
+    """
+    key, sweep = placed.job.key, placed.sweep.sweep
+    if not tracker.runs({"kind": "run", "config_key": key}):  # of most jobs, by one search
+        return None
+    set_aside_held(tracker, key, locks, placed.root, sweep)
+    return ends_in_store(tracker, [key], sweep, resume=placed.resume).get(key)
 
 
 def _run(placed: PlacedJob) -> JobEnd:

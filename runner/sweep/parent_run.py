@@ -66,8 +66,6 @@ class ParentRun:
     """Where the folders of the jobs go."""
     resume_hint: str
     """How to resume the sweep if it is interrupted: the end of a sentence, after a semicolon."""
-    others_begun: int
-    """That of the `Locks`, from before the store was asked anything."""
     problems: list[str]
     """What went wrong with the sweep itself."""
 
@@ -90,7 +88,7 @@ def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator
             raise SpecError(
                 f"another process is at this sweep ({spec.title}); wait until it ends, or stop it"
             )
-        parent = _found_or_made(config, spec, tracker, root, locks.others_begun)
+        parent = _found_or_made(config, spec, tracker, root)
         status: RunStatus = "KILLED"
         try:
             yield parent
@@ -104,7 +102,7 @@ def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator
 
 
 def _found_or_made(
-    config: "DictConfig", spec: SweepSpec, tracker: Tracker, root: Path, others_begun: int
+    config: "DictConfig", spec: SweepSpec, tracker: Tracker, root: Path
 ) -> ParentRun:
     earlier = _earlier(spec, tracker, root) if config.resume else None
     folder = _folder(config, earlier)
@@ -120,7 +118,7 @@ def _found_or_made(
         ids = SweepIds(sweep if run_id else spec.key, run_id, spec.swept)
     is_lost = ids.parent_run is None and not _asks_for_folder(config)
     hint = how_to_resume(resumes=bool(config.resume), needs_folder=folder if is_lost else None)
-    return ParentRun(tracker, root, ids, folder, hint, others_begun, [])
+    return ParentRun(tracker, root, ids, folder, hint, [])
 
 
 def _earlier(spec: SweepSpec, tracker: Tracker, root: Path) -> LoggedRun | None:

@@ -89,12 +89,6 @@ class Session:
         self.lost_why: str | None = None
         """Why jobs were lost, where some were."""
         self._locks = Locks(self.root)
-        self._others_begun: int | None = parent.others_begun
-        """For `run_placed`.
-
-        None from when it was not known whether a job was missing: another process was running it,
-        or the store did not answer.
-        """
 
     def run(self, jobs: Sequence[Job]) -> list[JobEnd]:
         """Run those of `jobs` that have no result, and return the end of each, in their order.
@@ -116,9 +110,7 @@ class Session:
         _refuse_shared_folders(placed)
         if str(self.config.hydra.launcher.get("_target_")) == _IN_PROCESS:
             for placed_job in placed:
-                self._end(
-                    placed_job.job.key, run_placed(placed_job, self.tracker, self._others_begun)
-                )
+                self._end(placed_job.job.key, run_placed(placed_job, self.tracker))
         elif placed:
             self._launch(placed)
         return [self.ends[job.key] for job in jobs]
@@ -126,16 +118,13 @@ class Session:
     def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
         """Return the jobs without a result, after setting aside their earlier attempts."""
         keys, sweep = list(jobs), self.parent.ids.sweep
-        # Before the store is asked: what ends between the two is in the store.
-        if any(self._locks.is_held_elsewhere(key) for key in keys):
-            self._others_begun = None
         try:
             set_aside(self.tracker, keys, self._locks, self.root, sweep)
             known = self._known(keys)
         except TrackingError as gone:
             # The store was there when the sweep began; without it the jobs are run.
             self.parent.problems.append(str(gone))
-            self._others_begun, known = None, {}
+            known = {}
         for key, end in known.items():
             self._end(key, end)
         return [job for key, job in jobs.items() if key not in known]
