@@ -17,7 +17,6 @@ __all__ = [
     "latency_of_pieces",
     "piece_latency",
     "refuse_unfit",
-    "sample_bound_s",
     "sample_latency_s",
 ]
 
@@ -59,18 +58,6 @@ def piece_latency(workload: Workload, pieces: IntArray, count: int) -> float:
         rows[u].append(v)
     seconds = latency_of_pieces(*csr(rows), w.accelerator_s, w.core_s, w.move_s, pieces, count)
     return float(seconds)
-
-
-def sample_bound_s(workload: Workload) -> float:
-    """Return a time that no placement takes a sample through in less: the longest path.
-
-    Each operator takes what it does where it is fastest, and nothing is sent.
-    """
-    finish = np.minimum(workload.accelerator_s, workload.core_s)
-    start = np.zeros_like(finish)
-    for source, target in zip(workload.sources.tolist(), workload.targets.tolist(), strict=True):
-        start[target] = max(start[target], start[source] + finish[source])
-    return float((start + finish).max())
 
 
 @compiled

@@ -11,13 +11,13 @@ from fxpart.cost.blocking import (
     device_loads_s,
     piece_latency,
     refuse_unfit,
-    sample_bound_s,
     sample_latency_s,
 )
 from fxpart.cost.bounds import best_bounds, critical_path_s, load_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
 from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
+from fxpart.cost.piece_bound import sample_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import SpecError

@@ -11,6 +11,7 @@ import pytest
 from fxpart.core.topology import Link
 from fxpart.cost.blocking import device_loads_s, sample_latency_s
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.piece_bound import sample_bound_s
 from fxpart.errors import CycleError, InfeasibleError, SpecError
 from fxpart.placement import OptimalOptions, make_mode, optimal
 from fxpart.placement.optimal.mode import WATCHER, Progress
@@ -60,6 +61,27 @@ def test_it_finds_what_brute_force_does(tmp_path: Path, seed: int, objective: st
     assert value == pytest.approx(least, rel=1e-9)
     bound = evaluation.lower_bound_s if objective == "latency" else evaluation.load_bound_s
     assert 0 < bound <= least * (1 + 1e-9)
+
+
+def test_the_bound_of_a_sample_holds_and_knows_pieces_and_memory(tmp_path: Path) -> None:
+    higher = 0
+    for seed in range(16):
+        content = document(seed, accelerators=1 + seed // 2 % 2) | {"maxSizePerFPGA": 3.0 + seed}
+        is_row = seed % 4 == 0
+        if is_row:
+            pairs = itertools.pairwise(node["id"] for node in content["nodes"])
+            content["edges"] = [
+                {"sourceId": u, "destId": v, "cost": float(3 * u % 5)} for u, v in pairs
+            ]
+        workload = workload_at(tmp_path, content, 1)
+        least = min(sample_s(workload, p) for p in placements(workload) if fits(workload, p))
+        bound = sample_bound_s(workload)
+        assert bound <= least * (1 + 1e-9)
+        # Of a row, the path is all there is.
+        assert not is_row or bound == pytest.approx(least, rel=1e-9)
+        roomy = replace(workload, memory_bytes=10**9, move_s=np.zeros(workload.n_ops))
+        higher += bound > sample_bound_s(roomy) * (1 + 1e-9)
+    assert higher >= 6
 
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])

@@ -11,8 +11,8 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.workload import Workload
-from fxpart.cost.blocking import sample_bound_s
 from fxpart.cost.bounds import load_bound_s
+from fxpart.cost.piece_bound import sample_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from fxpart.placement.mtkahypar import MtkahyparOptions, is_installed, parts_of
@@ -92,7 +92,7 @@ def begun(
     """Return a search that has its starts, what returns its best placement (n,), and a bound."""
     if problem.objective == "latency":
         pieces = PieceSearch(workload, seed)
-        longest = KnownBound(sample_bound_s(workload), "longest path")
+        longest = KnownBound(sample_bound_s(workload), "pieces of a path")
         return pieces, lambda: _devices(workload, pieces.elite[0]), longest
     tables, unit_of = unit_tables(workload)
     loads = LoadSearch(tables, seed)
