@@ -66,6 +66,9 @@ class OffloadOptions:
     optimizer: str = "auto"
     """Of which weights the optimizer's state lies in the host's memory, where they are then
     updated, one of `AMOUNTS`."""
+    activations: str = "auto"
+    """Whether what the blocks of a training step save for the backward goes there too: ``auto``
+    where states do not make room, one of `AMOUNTS`."""
 
     def __post_init__(self) -> None:
         """Refuse rates that never deliver."""
@@ -80,7 +83,7 @@ class OffloadOptions:
             raise SpecError(f"offload.pinned_bytes={self.pinned_bytes} must be at least 0, or null")
         if not 0 <= self.copy_latency_s < 1:
             raise SpecError(f"offload.copy_latency_s={self.copy_latency_s} must be from 0 to 1")
-        for name in ("cache", "optimizer"):
+        for name in ("cache", "optimizer", "activations"):
             if (amount := getattr(self, name)) not in AMOUNTS:
                 near = nearest_names(amount, AMOUNTS)
                 raise SpecError(f"offload.{name}={amount} does not exist; {near}")

@@ -167,6 +167,7 @@ class OffloadConfig:
     copy_latency_s: float = 0.0
     cache: str = "auto"
     optimizer: str = "auto"
+    activations: str = "auto"
     source: str = ""
     """Where the numbers come from."""
 

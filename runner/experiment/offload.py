@@ -106,8 +106,8 @@ def check_offload(config: Config) -> None:
     for other in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
             f"tier {tiers.host.name} holds weights and caches of a pass or a step of serving, or"
-            f" optimizer states of a training step, on one machine at one size; leave out {other}"
-            " or the tier"
+            " optimizer states and activations of a training step, on one machine at one size;"
+            f" leave out {other} or the tier"
         )
 
 
@@ -116,6 +116,7 @@ def _check_amounts(config: Config, options: OffloadOptions) -> None:
     wrong = {
         "cache": ("a step with a cache", "phase=decode", is_serving(config)),
         "optimizer": ("a training step", "phase=training", is_training(config)),
+        "activations": ("a training step", "phase=training", is_training(config)),
     }
     for name, (step, phase, is_so) in wrong.items():
         if getattr(options, name) == "all" and not is_so:
@@ -152,9 +153,10 @@ def placed(
     """
     tiers = configured_tiers(config)
     options = _options(config)
-    if tiers is None or (is_training(config) and options.optimizer == "none"):
+    on_host = options.optimizer, options.activations
+    if tiers is None or (is_training(config) and set(on_host) == {"none"}):
         return place(problem), None
-    is_forced = "all" in (options.cache, options.optimizer)
+    is_forced = "all" in (options.cache, *on_host)
     if not is_forced and place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
         # A mode that keeps modules together, or to one device, may still find no room.
         with suppress(InfeasibleError):
@@ -203,6 +205,8 @@ def offload_line(config: Config, found: Offloaded) -> str:
         units = zip(found.units, found.cache_bytes.tolist(), strict=True)
         names = _names([unit.path for unit, size in units if size])
         parts.append(f"caches {format_size(cached)} of {names}")
+    if found.trains and (saved := found.stored_bytes()):
+        parts.append(f"activations {format_size(saved)} of {_blocks(found)}")
     if found.copies or found.pushes:
         parts.append(f"{format_s(found.waited_s)} waited for copies")
     if disk := found.stored_bytes(disk=True):
@@ -215,6 +219,11 @@ def offload_line(config: Config, found: Offloaded) -> str:
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
         parts.append(f"none on the host, since latency={source} has no times of it")
     return ", ".join(parts)
+
+
+def _blocks(found: Offloaded) -> str:
+    units = zip(found.units, found.tier_bytes.tolist(), strict=True)
+    return _names([unit.path for unit, size in units if size])
 
 
 def _names(paths: list[str]) -> str:
@@ -276,6 +285,7 @@ def offload_document(found: Offloaded) -> dict[str, object]:
                 "from": "disk" if copy.source.from_disk else "host",
             }
             for copy in found.copies
+            if copy.size_bytes
         ],
         "pushes": [
             {"device": push.device, "bytes": push.size_bytes, "to_host": push.to_host}

@@ -425,5 +425,43 @@ def test_as_few_states_as_must_go_to_the_host() -> None:
     assert found.evaluation.devices[0].peak_bytes <= 64
     with pytest.raises(InfeasibleError, match="optimizer states, with their weights and gradients"):
         updated_on_host(graph, 64, "auto", 20)
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError, match="with states of 3 modules .*tensors of"):
         updated_on_host(graph, 20, "auto", 1000)
+
+
+def test_what_blocks_save_goes_to_the_host_and_comes_back() -> None:
+    sketch, saved, gradients = Sketch(), [sketch_input := 0], list[int]()
+    assert sketch.input(0) == sketch_input
+    for i in range(4):
+        saved.append(sketch.op([saved[-1]], 8, [sketch.weight(4)], 1, module=f"layers.{i}"))
+    for i in reversed(range(4)):
+        reads = [gradients[0] if gradients else saved[-1], saved[i + 1]]
+        value = sketch.op(reads, 4, [i], 2, module=f"layers.{i}", backward_of=i)
+        gradients.insert(0, value)
+    graph = with_optimizer(
+        replace(
+            sketch.graph(*gradients),
+            weight_names=tuple(f"layers.{i}.weight" for i in range(4)),
+            gradient_values=np.array(gradients),
+            gradient_weights=np.arange(4),
+        ),
+        Optimizer("sgd"),
+    )
+    task, plain = problem(graph, devices(100)), OffloadOptions(optimizer="none")
+    offloading = replace(plain, activations="all")
+    machine = Machine(task, Tiers(host(speed=1.0)), offloading, (1.0, 0.0), times)
+    found = offload_updates(machine, size_based)
+    # The first two go from 1 to 9 and to 17, and the third and fourth layer wait for their room.
+    # They come back when the gradients of the fourth and third are done: from 20 to 28 and to 36.
+    assert found.evaluation.op_finish_s[:8].tolist() == [1, 2, 10, 18, 20, 22, 30, 38]
+    whole = evaluate(task, make_mode("single")(task))
+    # Weights, what four layers save and a gradient; then room for two layers and four gradients.
+    assert whole.devices[0].peak_bytes == 16 + 4 * 8 + 4
+    assert found.evaluation.devices[0].peak_bytes == 16 + 2 * 8 + 4 * 4
+    assert found.stored_bytes() == 16
+    assert (found.ways == RESIDENT).all()
+    # Where states make no room they go by themselves, as here, where there are none.
+    by_itself = replace(machine, problem=problem(graph, devices(50)), options=OffloadOptions())
+    assert offload_updates(by_itself, size_based).stored_bytes() == 16
+    with pytest.raises(InfeasibleError, match="activations of 16 B do not fit host"):
+        offload_updates(replace(machine, tiers=Tiers(host(10, speed=1.0))), size_based)

@@ -14,7 +14,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import cost_tables
 from fxpart.placement.offload.units import HOSTED, STREAMED, Unit, units_of
 
-__all__ = ["BoolArray", "HostTimes", "Machine"]
+__all__ = ["BoolArray", "HostTimes", "Machine", "with_less"]
 
 _PART = 6
 """Units are divided that take more than so large a part of a device."""
@@ -141,3 +141,16 @@ class _Times:
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D)."""
         return self.function(graph, topology)
+
+
+def with_less(topology: Topology, room: int) -> Topology:
+    """Return the devices, each with so many bytes less for tensors."""
+    less = tuple(
+        replace(
+            spec,
+            memory_bytes=max(1, spec.memory_bytes - room),
+            reserved_bytes=spec.total_bytes - max(1, spec.memory_bytes - room),
+        )
+        for spec in topology.devices
+    )
+    return replace(topology, devices=less)

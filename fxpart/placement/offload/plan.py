@@ -30,12 +30,12 @@ from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.costed import costed
-from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine
+from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine, with_less
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
 from fxpart.placement.offload.ways import put_back_order, stream_order, ways_of
 from fxpart.placement.search.fill import place_all
 
-__all__ = ["Offloaded", "finished", "offload"]
+__all__ = ["Offloaded", "Place", "finished", "less_stored", "offload"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Of what is offloaded, the shares that are tried to be streamed."""
@@ -311,10 +311,10 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
         np.where(ways == HOSTED, 0, machine.cache_sizes),
         tuple(what.pushes),
     )
-    return replace(found, evaluation=_less_stored(evaluation, found))
+    return replace(found, evaluation=less_stored(evaluation, found))
 
 
-def _less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
+def less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
     """Return the costs in which the host, where it computes, has no room that is taken."""
     stored = found.stored_bytes()
     rows = list(evaluation.devices)
@@ -344,15 +344,7 @@ def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
         value_alloc_bytes=np.where(inputs, 0, graph.value_alloc_bytes),
     )
     room = _most_buffer(machine, ways)
-    less = tuple(
-        replace(
-            spec,
-            memory_bytes=max(1, spec.memory_bytes - room),
-            reserved_bytes=spec.total_bytes - max(1, spec.memory_bytes - room),
-        )
-        for spec in base.topology.devices
-    )
-    topology = replace(base.topology, devices=less)
+    topology = with_less(base.topology, room)
     costs = base.costs._replace(op_time_s=_times_with_waits(machine, ways, hosted))
     problem = replace(base, graph=bare, topology=topology, costs=costs, memory=memory_tables(bare))
     return problem, topology.memory_bytes.tolist()

@@ -2,7 +2,8 @@
 
 The gradients of a block are pushed to the host while the backward goes on, and a device has room
 for those of two blocks. The host then updates its own copy of the weights, in the order of the
-step's updates, and each block's is pushed back when it is done. Weights stay on the devices.
+step's updates, and each block's is pushed back when it is done. Weights stay on the devices; what
+blocks save may go, too.
 """
 
 from bisect import bisect_left
@@ -18,12 +19,13 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
-from fxpart.cost.streams import Push, with_streams
+from fxpart.cost.streams import Push, Source, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.placement.offload.activations import Saved, moved, room_bytes, saved_values
 from fxpart.placement.offload.costed import sources_of, streams_of
-from fxpart.placement.offload.machine import BoolArray, Machine
-from fxpart.placement.offload.plan import Offloaded, Place
+from fxpart.placement.offload.machine import BoolArray, Machine, with_less
+from fxpart.placement.offload.plan import Offloaded, Place, less_stored
 from fxpart.placement.offload.units import HOSTED, RESIDENT, Unit
 from fxpart.placement.search.fill import place_all
 
@@ -36,30 +38,38 @@ _BUFFERS = 2
 def offload_updates(machine: Machine, place: Place) -> Offloaded:
     """Return a plan of a training step whose states lie in the host's memory: as few as must.
 
-    Those of the last blocks go first: their gradients are there first.
+    Those of the last blocks go first: their gradients are there first. Saved activations follow
+    where states do not make room.
 
     Raises:
         InfeasibleError: when the host has no room for them, or the devices none for the rest.
 
     """
-    units = _update_units(machine.problem.graph)
-    all_of_them, least = len(units), len(units)
-    if machine.options.optimizer == "auto":
-
-        def fits(count: int) -> bool:
-            searched = _searched(machine, _Step(machine.problem.graph, units, count))
-            return place_all(searched, searched.topology.memory_bytes.tolist()) is not None
-
-        least = bisect_left(range(all_of_them), True, key=fits)
+    units = _with_saving(machine.problem.graph, _update_units(machine.problem.graph))
     refused: InfeasibleError | None = None
-    # A mode may need more than filling devices does.
-    for count in sorted({least, (least + all_of_them) // 2, all_of_them}):
-        try:
-            return _finished(machine, _Step(machine.problem.graph, units, count), place)
-        except InfeasibleError as error:
-            refused = refused or error
+    for saves in {"none": (False,), "all": (True,)}.get(machine.options.activations, (False, True)):
+        # A mode may need more than filling devices does.
+        least, most = _least_count(machine, units, saves=saves)
+        for count in sorted({least, (least + most) // 2, most}):
+            try:
+                return _finished(machine, _Step(machine.problem.graph, units, count, saves), place)
+            except InfeasibleError as error:
+                refused = error
     assert refused is not None
     raise refused
+
+
+def _least_count(machine: Machine, units: tuple[Unit, ...], *, saves: bool) -> tuple[int, int]:
+    """Return how few units must be updated on the host, and how many may be."""
+
+    def fits(count: int) -> bool:
+        searched = _searched(machine, _Step(machine.problem.graph, units, count, saves))
+        return place_all(searched, searched.topology.memory_bytes.tolist()) is not None
+
+    updated = sum(len(unit.ops) > 0 for unit in units)
+    if machine.options.optimizer != "auto":
+        return (0, 0) if machine.options.optimizer == "none" else (updated, updated)
+    return bisect_left(range(updated), True, key=fits), updated
 
 
 def _update_units(graph: OpGraph) -> tuple[Unit, ...]:
@@ -84,6 +94,14 @@ def _update_units(graph: OpGraph) -> tuple[Unit, ...]:
     return tuple(sorted(units, key=lambda unit: made[unit.path]))
 
 
+def _with_saving(graph: OpGraph, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """Return the units, and after them blocks that save activations and have no updates."""
+    known, none = {unit.path for unit in units}, np.zeros(0, dtype=np.int64)
+    blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
+    more = (Unit(block.path, none, none, 0, 0) for block in blocks if block.path not in known)
+    return (*units, *more)
+
+
 @dataclass(frozen=True, eq=False)
 class _Step:
     """A training step, the first `count` of whose units are updated on the host."""
@@ -91,6 +109,8 @@ class _Step:
     graph: OpGraph
     units: tuple[Unit, ...]
     count: int
+    saves: bool
+    """Whether saved activations go there too."""
 
     @property
     def hosted(self) -> tuple[Unit, ...]:
@@ -182,6 +202,11 @@ def _searched(machine: Machine, step: _Step) -> Problem:
     tensors = graph.state_tensor_bytes
     if len(tensors):
         tensors = np.where(weights, 0, tensors)
+    room, topology = 0, problem.topology
+    if step.saves:
+        blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
+        graph, room = _without(graph, blocks), room_bytes(blocks, 1)
+        topology = with_less(topology, room)
     bare = replace(
         graph,
         weight_bytes=np.where(weights, 0, graph.weight_bytes),
@@ -192,7 +217,15 @@ def _searched(machine: Machine, step: _Step) -> Problem:
     )
     times = problem.costs.op_time_s.copy()
     times[step.ops] = 0.0
-    return _problem_of(problem, bare, times)
+    return replace(_problem_of(problem, bare, times), topology=topology)
+
+
+def _without(graph: OpGraph, blocks: Sequence[Saved]) -> OpGraph:
+    """Return the graph in which what blocks save takes no room."""
+    alloc_bytes = graph.value_alloc_bytes.copy()
+    for block in blocks:
+        alloc_bytes[block.values] = 0
+    return replace(graph, value_alloc_bytes=alloc_bytes)
 
 
 def _problem_of(problem: Problem, graph: OpGraph, op_time_s: np.ndarray) -> Problem:
@@ -211,31 +244,41 @@ def _problem_of(problem: Problem, graph: OpGraph, op_time_s: np.ndarray) -> Prob
 def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     """Return the plan with the mode's own placement."""
     n_devices = machine.problem.topology.n_devices
-    device_of = place(_searched(machine, step)).device_of.copy()
+    searched = _searched(machine, step)
+    if place_all(searched, searched.topology.memory_bytes.tolist()) is None:
+        raise _does_not_fit(searched, step)
+    device_of = place(searched).device_of.copy()
     device_of[step.ops] = n_devices
     graph = step.split()
     group = graph.group.copy()
     group[step.ops] = step.ops
     graph = replace(graph, group=group)
+    blocks = saved_values(graph, device_of) if step.saves else []
+    graph = _without(graph, blocks)
     wide = replace(
         machine, problem=replace(machine.problem, graph=graph, memory=memory_tables(graph))
     )
     final, host = wide.with_host, machine.tiers.host
     change = np.empty(graph.n_ops + 1, dtype=np.int64)
     held = int(peak_on_device(final.memory, device_of, n_devices, change))
-    if held > host.memory_bytes:
+    saved = _saved_bytes(step.units, blocks)
+    stored = held + int(saved.sum())
+    if stored > host.memory_bytes:
         raise InfeasibleError(
-            f"optimizer states, with their weights and gradients {show_bytes(held)}, do not fit"
-            f" {host.name}, which has {show_bytes(host.memory_bytes)}; give more host memory or"
-            " more devices",
-            needed_bytes=held,
+            f"optimizer states, with their weights and gradients {show_bytes(held)}, and"
+            f" activations of {show_bytes(stored - held)} do not fit {host.name}, which has"
+            f" {show_bytes(host.memory_bytes)}; give more host memory or more devices",
+            needed_bytes=stored,
             available_bytes=host.memory_bytes,
         )
-    pushes = _pushes(machine, step, device_of)
+    sources = _sources(machine, step, stored - held)
+    pushes = _pushes(step, device_of, sources)
+    copies, saves = moved(blocks, sources[-1])
+    pushes = saves + pushes
     evaluation = with_streams(
         final,
         partition_by_device(graph, device_of),
-        (),
+        copies,
         streams_of(machine, n_devices + 1),
         pushes=pushes,
         bound_s=lower_bound_s(final),
@@ -244,30 +287,59 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
     ways = np.full(len(step.units), RESIDENT, dtype=np.int64)
     ways[: step.count] = HOSTED
-    nothing = np.zeros(len(step.units), dtype=np.int64)
-    return Offloaded(
+    found = Offloaded(
         final,
         partition_by_device(graph, device_of),
         evaluation,
         step.units,
         ways,
         np.zeros(len(step.units), dtype=np.bool_),
-        (),
-        (),
+        tuple(copies),
+        tuple(block.path for block in blocks),
         evaluation.latency_s - float(without),
         held,
         machine.problem.topology.devices,
-        nothing,
-        nothing,
+        saved,
+        np.zeros_like(saved),
         tuple(pushes),
+    )
+    return replace(found, evaluation=less_stored(evaluation, found))
+
+
+def _does_not_fit(searched: Problem, step: _Step) -> InfeasibleError:
+    n, available = searched.graph.n_ops, int(searched.topology.memory_bytes.sum())
+    everywhere, change = np.zeros(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
+    held = int(peak_on_device(searched.memory, everywhere, 0, change))
+    gone = f"states of {step.count} modules" + (" and saved activations" if step.saves else "")
+    return InfeasibleError(
+        f"with {gone} on the host, tensors of {show_bytes(held)} do not fit the devices'"
+        f" {show_bytes(available)}"
+        + (" beside room for what two blocks save" if step.saves else "")
+        + "; take larger devices, a smaller batch, or checkpointing=block",
+        needed_bytes=held,
+        available_bytes=available,
     )
 
 
-def _pushes(machine: Machine, step: _Step, device_of: IntArray) -> list[Push]:
+def _saved_bytes(units: Sequence[Unit], blocks: Sequence[Saved]) -> IntArray:
+    """Return what each unit's block has on the host of what it saves."""
+    place = {unit.path: index for index, unit in enumerate(units)}
+    sizes = np.zeros(len(units), dtype=np.int64)
+    copies, _ = moved(blocks, Source())
+    for copy in copies:
+        sizes[place[blocks[copy.unit].path]] += copy.size_bytes
+    return sizes
+
+
+def _sources(machine: Machine, step: _Step, saved_bytes: int) -> list[Source]:
+    """Return where the tensors of each unit on the host lie, and at last what blocks save."""
+    sizes = np.array([*(unit.weight_bytes for unit in step.hosted), saved_bytes], dtype=np.int64)
+    return sources_of(machine, sizes, np.zeros(len(sizes), dtype=np.bool_))
+
+
+def _pushes(step: _Step, device_of: IntArray, sources: Sequence[Source]) -> list[Push]:
     """Return the gradients of each unit as they go to the host, then its weights as they return."""
     graph = step.graph
-    sizes = np.array([unit.weight_bytes for unit in step.hosted], dtype=np.int64)
-    sources = sources_of(machine, sizes, np.zeros(len(sizes), dtype=np.bool_))
     up, down = [], []
     for index, unit in enumerate(step.hosted):
         gradients, later = step.gradients(unit), step.first_op(index + _BUFFERS)
