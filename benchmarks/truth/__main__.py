@@ -1,7 +1,7 @@
 """Print each set of published measurements beside what fxpart predicts for it, one line a set.
 
     python -m benchmarks.truth --data FOLDER [--set NAME ...] [--worst 10] [--markdown]
-        [--picture FILE]
+        [--picture FILE] [--override latency=roofline ...]
 
 The folder holds the files that the sets name; they are of others and not part of fxpart. A set
 whose files are not there is skipped with a sentence. A set with `asked_for(data, rows)` also says
@@ -34,8 +34,10 @@ from benchmarks.truth import (
     timm_memory,
     vllm_cache,
     vtrain,
+    vtrain_calibrated,
 )
 from benchmarks.truth.picture import picture
+from benchmarks.truth.planned_run import ALSO
 from benchmarks.truth.row import HEADS, Row, summary
 
 __all__ = ["SETS", "main"]
@@ -78,6 +80,7 @@ SETS: tuple[TruthSet, ...] = (
     served_tokens,
     vllm_cache,
     vtrain,
+    vtrain_calibrated,
 )
 
 
@@ -86,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = _arguments(arguments)
     # The folder itself, or the one that holds it beside other data.
     data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
+    ALSO[:] = asked.override
     lines: list[list[str]] = []
     worst: list[tuple[str, Row]] = []
     drawn: dict[str, list[Row]] = {}
@@ -123,6 +127,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", choices=names, help="only these sets")
     parser.add_argument("--worst", type=int, default=0, help="also print so many rows of each set")
     parser.add_argument("--markdown", action="store_true", help="as tables in Markdown")
+    parser.add_argument(
+        "--override", nargs="+", default=[], help="of each run that a set plans, after its own"
+    )
     parser.add_argument("--picture", type=Path, help="also draw the sets into this SVG file")
     return parser.parse_args(arguments)
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from benchmarks.composed import composed
 from benchmarks.truth.measured import count_left_out, published
+from benchmarks.truth.planned_run import run_config
 from benchmarks.truth.row import Row
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import FxpartError
@@ -246,7 +246,7 @@ def _planned(run: Run) -> tuple[float, DeviceMemory]:
 
 
 def _config(run: Run) -> Config:
-    config = composed(*run.overrides)
+    config = run_config(run.overrides)
     # One adapter of 400 Gbit/s for each device.
     far = OmegaConf.load(conf_dir() / "transfer_rate" / "infiniband_ndr.yaml")
     between = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LinkConfig), far))

@@ -192,6 +192,8 @@ _HEAD = """\
 # Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which keeps
 # the families that are not measured as they are. Collectives hold on links of link_bytes_per_s.
 # Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, bfloat16.
+# torch_attention: on Hopper torch runs kernels made for Ampere, whose instructions reach 0.629 of
+# the peak there (Luo et al.: Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499).
 name: kernels
 source: kernels
 compute_efficiency: 0.7  # share of peak FLOP/s, of what has no curve
@@ -202,6 +204,15 @@ curves:
 """
 
 
+_TORCH_ATTENTION = {
+    "h100": (
+        "    torch_attention: {family: a100, compute_share: 0.629}"
+        "  # FlashAttention-2, by Ampere's instructions",
+    )
+}
+"""What is not fitted, by family: `CurveFamily.torch_attention`."""
+
+
 def _yaml(families: Mapping[str, _Measured]) -> str:
     lines = [_HEAD.rstrip("\n")]
     for name, family in families.items():
@@ -209,6 +220,7 @@ def _yaml(families: Mapping[str, _Measured]) -> str:
         rates = ", ".join(f"{kind}: {rate:.4g}" for kind, rate in _rates(family.device).items())
         lines.append(f"    measured_on: {{{rates}}}")
         lines.append(f"    link_bytes_per_s: {family.link_bytes_per_s:.4g}")
+        lines += _TORCH_ATTENTION.get(name, ())
         within = ""
         for place, fitted in family.curves.items():
             group, _, kind = place.rpartition(".")

@@ -6,14 +6,22 @@ from omegaconf import OmegaConf
 
 from benchmarks.composed import composed
 from runner.config.paths import conf_dir
+from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
 
-__all__ = ["latency_of_alike_layers_s", "planned_run"]
+__all__ = ["ALSO", "latency_of_alike_layers_s", "planned_run", "run_config"]
 
 _FEW_LAYERS, _MORE_LAYERS = 2, 4
 """Of the models that are planned in place of deep ones."""
+ALSO: list[str] = []
+"""Overrides of every run after its own: those of ``python -m benchmarks.truth --override``."""
+
+
+def run_config(overrides: tuple[str, ...]) -> Config:
+    """Return the configuration of the run with `overrides`, and with those for all runs."""
+    return composed(*overrides, *ALSO)
 
 
 def planned_run(overrides: tuple[str, ...]) -> Result:
@@ -23,7 +31,7 @@ def planned_run(overrides: tuple[str, ...]) -> Result:
         FxpartError: for what cannot be planned.
 
     """
-    config = composed(*overrides)
+    config = run_config(overrides)
     return plan(config, model_spec(config))
 
 

@@ -1,6 +1,6 @@
 """Device memory of a training step of timm's models, beside what nvidia-smi said of an A100.
 
-    python -m benchmarks.truth.timm_memory --data FOLDER [--sample N] [--rows]
+    python -m benchmarks.truth.timm_memory --data FOLDER [--sample N [--seed S]] [--rows]
 
 The measurements do not state all settings. What explains them: SGD with momentum and ``zero_grad``,
 float32, images of the size that a model is made for. What the process takes whatever it trains, its
@@ -104,8 +104,8 @@ class Measured:
         return hashlib.sha256(self.model.encode()).digest()[0] % 2 == 1
 
 
-def measured(data: Path, sample: int | None = None) -> list[Measured]:
-    """Return the models of the file by name; with `sample`, so many of them drawn by chance.
+def measured(data: Path, sample: int | None = None, seed: int = _SEED) -> list[Measured]:
+    """Return the models of the file by name; with `sample`, so many of them drawn by `seed`.
 
     Raises:
         FileNotFoundError: without the file.
@@ -119,7 +119,7 @@ def measured(data: Path, sample: int | None = None) -> list[Measured]:
     models = [Measured(name, sizes) for name, sizes in sorted(by_model.items())]
     if sample is None or sample >= len(models):
         return models
-    return sorted(random.Random(_SEED).sample(models, sample), key=lambda model: model.model)
+    return sorted(random.Random(seed).sample(models, sample), key=lambda model: model.model)
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -225,9 +225,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.timm_memory")
     parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
     parser.add_argument("--sample", type=int, help="only so many models, drawn by chance")
+    parser.add_argument("--seed", type=int, default=_SEED, help="of the draw")
     parser.add_argument("--rows", action="store_true", help="also print every row")
     asked = parser.parse_args(arguments)
-    every = list(fitted_rows(measured(asked.data, asked.sample)))
+    every = list(fitted_rows(measured(asked.data, asked.sample, asked.seed)))
     parts = {
         "fitted": [row for row in every if not row.held_out],
         "held out": [row for row in every if row.held_out],

@@ -1,16 +1,13 @@
 """Iteration times of small GPTs that Megatron-DeepSpeed trains on one node of A100s.
 
-    python -m benchmarks.truth.vtrain --data FOLDER [--sample N] [--rows]
-
-The steps are planned by the command's own functions with ``latency=kernels``. One number is fitted,
-to a tenth of the rows: what the host takes to start an operator, since most of these models are so
-small that it decides. A GPT is a Starcoder2 of transformers, which has its layers (biases,
-LayerNorm, GELU, as many keys as heads); attention is not fused, as in 2022; float16 is likely, and
-not stated. Stages are alike, so that a step of n layers a stage takes t1 + (n - 1) (t2 - t1), of
-steps with 1 and 2.
+The steps are planned by the command's own functions with ``latency=kernels``, and nothing is fitted
+to them: the host starts operators as fast as the accelerator's file says. `vtrain_calibrated` fits
+two numbers to a tenth of the same rows. A GPT is a Starcoder2 of transformers, which has its layers
+(biases, LayerNorm, GELU, as many keys as heads); attention is not fused, as in 2022; float16 is
+likely, and not stated. Stages are alike, so that a step of n layers a stage takes
+t1 + (n - 1) (t2 - t1), of steps with 1 and 2.
 """
 
-import argparse
 import csv
 import hashlib
 import random
@@ -18,24 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 
-from benchmarks.text_table import table
 from benchmarks.truth.megatron_steps import parallel_overrides, planned_step, schedule_of
-from benchmarks.truth.row import HEADS, Row, summary
+from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
 
-__all__ = ["NAME", "SOURCE", "Plan", "asked_for", "plans", "rows"]
+__all__ = ["NAME", "SOURCE", "Plan", "plans", "rows", "rows_of"]
 
 NAME = "vtrain"
 SOURCE = "VIA-Research/vTrain data/ground_truth_single.csv (MIT), Megatron-DeepSpeed on A100"
 _FILE = "vtrain_single.csv"
-_FEW = 32
-"""Rows among other sets, drawn by chance: each takes two captures of a few seconds."""
+_FEW = 8
+"""Workloads among other sets, drawn by chance, with all plans that were measured of each."""
 _SEED = 0
-_HOST_LAUNCH_S = 36e-6
-"""Of Megatron-DeepSpeed's Python on that machine, fitted to eight rows that are not held out."""
-_FITTED = 8
 _VOCABULARY = 51200
 """GPT-2's, as Megatron rounds it up."""
 
@@ -64,16 +56,25 @@ class Plan:
     @property
     def label(self) -> str:
         """Return what tells the row from others."""
-        degrees = f"tp{self.tensor} dp{self.data} pp{self.pipeline}"
-        return f"h{self.hidden} l{self.layers} b{self.global_batch}/{self.micro_batch} {degrees}"
+        return f"{self.workload} {self.degrees}"
+
+    @property
+    def workload(self) -> str:
+        """Return what is trained, on whatever devices."""
+        return f"h{self.hidden} l{self.layers} b{self.global_batch}/{self.micro_batch}"
+
+    @property
+    def degrees(self) -> str:
+        """Return how it is spread over devices."""
+        return f"tp{self.tensor} dp{self.data} pp{self.pipeline}"
 
     @property
     def is_held_out(self) -> bool:
-        """Whether nothing is fitted to it: nine of ten rows, by their labels."""
+        """Whether nothing is fitted to it by any set: nine of ten rows, by their labels."""
         return hashlib.sha256(self.label.encode()).digest()[0] % 10 != 0
 
-    def step_s(self, host_launch_s: float = _HOST_LAUNCH_S) -> float:
-        """Return the predicted time of a step.
+    def step_s(self, host_launch_s: float | None = None) -> float:
+        """Return the predicted time of a step; None takes the accelerator's time of a launch.
 
         Raises:
             FxpartError: for a step that cannot be planned.
@@ -82,7 +83,7 @@ class Plan:
         one, two = (self._of_layers(n * self.pipeline, host_launch_s) for n in (1, 2))
         return one + (self.layers / self.pipeline - 1) * (two - one)
 
-    def _of_layers(self, layers: int, host_launch_s: float) -> float:
+    def _of_layers(self, layers: int, host_launch_s: float | None) -> float:
         sizes = {
             "hidden_size": self.hidden,
             "intermediate_size": 4 * self.hidden,
@@ -106,20 +107,20 @@ class Plan:
             "model.dtype=float16",
             f"microbatches={self.microbatches}",
             "transfer_rate=nvlink3",
-            f"runtime.host_launch_s={host_launch_s}",
+            *(() if host_launch_s is None else (f"runtime.host_launch_s={host_launch_s}",)),
         )
         degrees = (self.tensor, self.pipeline, self.data)
         chosen = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
         return _step_s((*overrides, *chosen))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _step_s(overrides: tuple[str, ...]) -> float:
     return schedule_of(planned_step.__wrapped__(overrides)).step_s
 
 
-def plans(data: Path, sample: int | None = None) -> list[Plan]:
-    """Return the rows of the file; with `sample`, so many of them drawn by chance.
+def plans(data: Path, workloads: int | None = None) -> list[Plan]:
+    """Return the rows of the file; with `workloads`, those of so many drawn by chance.
 
     Raises:
         FileNotFoundError: without the file.
@@ -128,9 +129,11 @@ def plans(data: Path, sample: int | None = None) -> list[Plan]:
     with (data / _FILE).open(newline="", encoding="utf-8") as file:
         _, *lines = csv.reader(file)
     every = [_plan(line) for line in lines]
-    if sample is None or sample >= len(every):
+    names = sorted({plan.workload for plan in every})
+    if workloads is None or workloads >= len(names):
         return every
-    return random.Random(_SEED).sample(every, sample)
+    drawn = set(random.Random(_SEED).sample(names, workloads))
+    return [plan for plan in every if plan.workload in drawn]
 
 
 def _plan(line: Sequence[str]) -> Plan:
@@ -141,69 +144,24 @@ def _plan(line: Sequence[str]) -> Plan:
     )
 
 
-def rows(data: Path, sample: int | None = _FEW) -> Iterator[Row]:
-    """Yield a row for each plan.
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each plan of some workloads.
 
     Raises:
         FileNotFoundError: without the file.
 
     """
-    drawn, every = plans(data, sample), plans(data)
-    if len(drawn) < len(every):
-        print(f"{NAME}: {len(drawn)} of {len(every)} rows, drawn by chance")
-    for plan in drawn:
+    drawn = plans(data, _FEW)
+    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
+    yield from rows_of(drawn)
+
+
+def rows_of(measured: Sequence[Plan]) -> Iterator[Row]:
+    """Yield a row for each plan, to which nothing is fitted; those that fail are named."""
+    for plan in measured:
         try:
             predicted_ms = plan.step_s() * 1e3
         except FxpartError as error:
             print(f"{plan.label} is left out: {error}")
             continue
-        yield Row(plan.label, predicted_ms, plan.iteration_ms, "ms", held_out=plan.is_held_out)
-
-
-def asked_for(data: Path, _: Sequence[Row]) -> str:
-    """Return what rows that are not held out, drawn by chance, ask a launch to take, in words."""
-    candidates = [plan for plan in plans(data) if not plan.is_held_out]
-    chosen = random.Random(_SEED).sample(candidates, min(_FITTED, len(candidates)))
-    asked_us = [asked_s * 1e6 for plan in chosen if (asked_s := _asked_launch_s(plan))]
-    if not asked_us:
-        return "no row asks for any time of a launch"
-    return (
-        f"{len(asked_us)} of {len(chosen)} rows that are not held out ask for launches of"
-        f" {median(asked_us):.0f} us ({min(asked_us):.0f} to {max(asked_us):.0f}),"
-        f" {_HOST_LAUNCH_S * 1e6:.0f} are taken"
-    )
-
-
-def _asked_launch_s(plan: Plan) -> float | None:
-    """Return the time of a launch with which a step takes what was measured, by a secant.
-
-    None where the device decides, and launches do not.
-    """
-    longer_s = 1.25 * _HOST_LAUNCH_S
-    at_s, at_longer_s = plan.step_s(), plan.step_s(longer_s)
-    if at_longer_s <= at_s:
-        return None
-    lacking_s = plan.iteration_ms / 1e3 - at_s
-    return _HOST_LAUNCH_S + lacking_s * (longer_s - _HOST_LAUNCH_S) / (at_longer_s - at_s)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the errors."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.vtrain")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
-    parser.add_argument("--sample", type=int, help="only so many rows, drawn by chance")
-    parser.add_argument("--rows", action="store_true", help="also print every row")
-    asked = parser.parse_args(arguments)
-    every = []
-    for row in rows(asked.data, asked.sample):
-        every.append(row)
-        if asked.rows:
-            print(
-                f"{row.label:44} {row.predicted:8.1f} {row.measured:8.1f} {100 * row.error:+6.1f} %"
-            )
-    parts = {"all": every, "held out": [row for row in every if row.held_out]}
-    print(table(["vtrain", *HEADS], [[name, *summary(part)] for name, part in parts.items()]))
-
-
-if __name__ == "__main__":
-    main()
+        yield Row(plan.label, predicted_ms, plan.iteration_ms, "ms", held_out=True)

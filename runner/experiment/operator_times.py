@@ -20,7 +20,7 @@ from fxpart.cost.trace import TraceTimes, read_trace
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config, LatencyConfig
 from runner.experiment.subject import Subject, symbols_of
-from runner.experiment.training import is_training, step_options
+from runner.experiment.training import is_megatron, is_training, step_options
 from runner.output.terminal import counted, progress
 
 __all__ = [
@@ -127,7 +127,11 @@ def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> L
 
 def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
     layout = config.weights.name
-    return replace(_kernel_model(config.latency), layout="" if layout == "none" else layout)
+    return replace(
+        _kernel_model(config.latency),
+        layout="" if layout == "none" else layout,
+        runs_torch=not is_megatron(config),
+    )
 
 
 def _traced(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:

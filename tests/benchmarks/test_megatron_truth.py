@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.truth import megatron_b200, vtrain
+from benchmarks.truth import megatron_b200, vtrain, vtrain_calibrated
 from benchmarks.truth.megatron_b200 import FILE, cases
+from benchmarks.truth.row import Row
 from benchmarks.truth.vtrain import plans
 from runner.config.read import read_config
 from tests.runner.composed import composed
@@ -67,25 +68,57 @@ def test_ranks_of_a_stage_and_more_microbatches_are_one_row(
     assert len({row.label for row in every}) == 4
 
 
-def test_a_sample_of_vtrain_says_of_how_many(
+HEAD = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n"
+
+
+def _step_s(plan: vtrain.Plan, launch_s: float | None = None) -> float:
+    """Return a step of 5,000 launches of the host beside 10 ms a layer, shared by devices."""
+    return 0.01 * plan.layers / plan.tensor + 5000 * (25e-6 if launch_s is None else launch_s)
+
+
+def test_two_numbers_are_fitted_to_a_tenth_of_vtrain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n"
-    lines = [f"8,64,4,1024,16,{layers},1024,2,2,2,200" for layers in range(8, 28, 2)]
-    (tmp_path / "vtrain_single.csv").write_text(head + "\n".join(lines) + "\n")
-    # A step of 5,000 launches of the host beside 30 ms on the device.
-    monkeypatch.setattr(vtrain.Plan, "step_s", lambda _, launch_s=36e-6: 0.03 + 5000 * launch_s)
-    asked = "1 of 1 rows that are not held out ask for launches of 34 us (34 to 34), 36 are taken"
-    assert vtrain.asked_for(tmp_path, []) == asked
-    vtrain.main(["--data", str(tmp_path), "--sample", "6"])
+    # The host takes 40 us for a launch there, and devices reach 0.8 of the rates.
+    steps = [(layers, tp) for layers in range(4, 44) for tp in (1, 2, 4, 8)]
+    lines = [
+        f"8,64,4,1024,16,{layers},1024,{tp},2,2,{1e3 * (0.01 * layers / tp / 0.8 + 0.2)}\n"
+        for layers, tp in steps
+    ]
+    (tmp_path / "vtrain_single.csv").write_text(HEAD + "".join(lines))
+    monkeypatch.setattr(vtrain.Plan, "step_s", _step_s)
+    vtrain_calibrated.main(["--data", str(tmp_path), "--workloads", "30"])
     told = capsys.readouterr().out
-    assert "6 of 10 rows, drawn by chance" in told
-    assert re.search(r"^held out +[1-6] ", told, re.MULTILINE)
+    drawn = plans(tmp_path, 30)
+    assert len(drawn) == 30 * 4  # all plans of each workload
+    fitted_to = [plan for plan in drawn if not plan.is_held_out]
+    assert f"{len(fitted_to)} rows ask for launches of 40 us and 0.80 of the" in told
+    alone = re.search(r"^tables alone +120 +([\d.]+)", told, re.MULTILINE)
+    held_out = re.search(rf"^held out +{120 - len(fitted_to)} +([\d.]+)", told, re.MULTILINE)
+    assert alone
+    assert held_out
+    assert float(held_out[1]) <= 0.2
+    assert float(alone[1]) > 20
+
+
+def test_plans_rank_within_their_workload_and_over_all() -> None:
+    def of(layers: int, degree: int) -> vtrain.Plan:
+        return vtrain.Plan(8, 8, 1, 1024, 16, layers, 1024, degree, 1, 1, 1.0)
+
+    every = [of(layers, degree) for layers in (2, 4) for degree in (1, 2, 3, 4)]
+    # In one workload all plans rank alike, in the other the last two are swapped.
+    measured = (1, 2, 3, 4, 10, 20, 40, 35)
+    rows = [
+        Row(plan.label, plan.tensor, time, "ms", held_out=True)
+        for plan, time in zip(every, measured, strict=True)
+    ]
+    told = vtrain_calibrated.ranked({plan.label: plan for plan in every}, rows)
+    assert told.startswith("rank correlation of the plans of a workload 0.90 in the median, 0.80")
+    assert told.endswith("of the 4 kinds of plan over all workloads 1.00")
 
 
 def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:
-    head = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n"
-    (tmp_path / "vtrain_single.csv").write_text(head + "8,64,4,1024,16,24,1024,2,2,2,219.7\n")
+    (tmp_path / "vtrain_single.csv").write_text(HEAD + "8,64,4,1024,16,24,1024,2,2,2,219.7\n")
     (plan,) = plans(tmp_path)
     assert plan.microbatches == 8
     assert plan.label == "h1024 l24 b64/4 tp2 dp2 pp2"

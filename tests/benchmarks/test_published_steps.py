@@ -1,6 +1,11 @@
 """Published steps are runs that the command accepts, of what was measured."""
 
-from benchmarks.truth import published_steps
+from pathlib import Path
+
+import pytest
+
+from benchmarks.truth import __main__ as command
+from benchmarks.truth import planned_run, published_steps
 from benchmarks.truth.__main__ import SETS
 from runner.experiment.check import check_all
 from tests.runner.composed import read
@@ -16,3 +21,13 @@ def test_each_step_is_a_run_on_the_device_that_was_measured() -> None:
         assert config.runtime.name in label
         assert (config.phase.name in label) == (config.phase.name == "training")
         assert 10 < measured_ms < 300
+
+
+def test_an_override_of_the_command_wins_over_those_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    also: list[str] = []
+    monkeypatch.setattr(planned_run, "ALSO", also)
+    monkeypatch.setattr(command, "ALSO", also)
+    command.main(["--data", str(tmp_path), "--set", "vtrain", "--override", "latency=roofline"])
+    assert planned_run.run_config(("model=gpt2", "latency=kernels")).latency.name == "roofline"

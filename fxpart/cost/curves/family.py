@@ -3,16 +3,24 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fxpart.cost.collectives import CollectiveCurve, CollectiveCurves, check_collective
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
 from fxpart.cost.curves.gemm import GemmCurve, Rates
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["CurveFamily", "family_from"]
+__all__ = ["Carried", "CurveFamily", "family_from"]
 
 _Curve = TypeVar("_Curve")
+
+
+class Carried(NamedTuple):
+    """Kernels made for another family of devices, whose instructions run on this one too."""
+
+    family: str
+    compute_share: float
+    """Of this family's peak that these instructions reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,8 @@ class CurveFamily:
     """One way, of the links that `collectives` are of; None where there are none."""
     measured_on: Rates | None = None
     """Of the device that the curves are fitted to, in bfloat16; None where nobody says."""
+    torch_attention: Carried | None = None
+    """What torch runs in place of `attention`; None where that is as fast."""
 
 
 _KINDS: Mapping[str, type] = {
@@ -35,6 +45,9 @@ _KINDS: Mapping[str, type] = {
     "attention": AttentionCurve,
     "decode": DecodeCurve,
 }
+
+
+_OTHERS = ("collectives", "link_bytes_per_s", "measured_on", "torch_attention")
 
 
 def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
@@ -46,7 +59,7 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
 
     """
     place = f"latency.curves.{name}"
-    _refuse_others(place, settings, (*_KINDS, "collectives", "link_bytes_per_s", "measured_on"))
+    _refuse_others(place, settings, (*_KINDS, *_OTHERS))
     curves = {
         kind: _curve(f"{place}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
     }
@@ -67,12 +80,23 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         link_bytes_per_s = _number(f"{place}.link_bytes_per_s", link_bytes_per_s)
     rates = settings.get("measured_on")
     measured_on = None if rates is None else _curve(f"{place}.measured_on", Rates, rates)
+    carried = settings.get("torch_attention")
     return CurveFamily(
         **curves,
         collectives=collectives,
         link_bytes_per_s=link_bytes_per_s,
         measured_on=measured_on,
+        torch_attention=None if carried is None else _carried(f"{place}.torch_attention", carried),
     )
+
+
+def _carried(place: str, settings: object) -> Carried:
+    if not isinstance(settings, Mapping) or set(settings) != set(Carried._fields):
+        raise SpecError(f"{place} states {', '.join(Carried._fields)}, is {settings}")
+    share = _number(f"{place}.compute_share", settings["compute_share"])
+    if share > 1:
+        raise SpecError(f"{place}.compute_share must be at most 1, is {share}")
+    return Carried(str(settings["family"]), share)
 
 
 def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:

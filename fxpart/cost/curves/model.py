@@ -1,8 +1,9 @@
 """`KernelModel`: times of operators by curves over their shapes, by a roofline where none is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,13 +38,17 @@ class KernelModel:
     of their family from it, interpolated, as far from the curves as on the measured device."""
     layout: str = ""
     """Of weights in few bits, whose products are the roofline's: no kernels of them are known."""
+    runs_torch: bool = False
+    """Whether attention of prompts is torch's own (`CurveFamily.torch_attention`), rather than the
+    fastest kernel that was measured."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
         Raises:
-            SpecError: for a device whose family has no curves; with tables, for one whose family
-                has none, or does not say what they were measured on.
+            SpecError: for a device whose family, or that whose attention torch runs there, has no
+                curves; with tables, for one whose family has none, or does not say what they were
+                measured on.
 
         """
         times = self.roofline.op_time_s(graph, topology)
@@ -52,7 +57,7 @@ class KernelModel:
         for column, device in enumerate(topology.devices):
             if not device.curves:
                 continue
-            family = self._family(device)
+            family, compute_share = self._family(device.curves, device.name), 1.0
             kind: tuple[object, ...] = (
                 device.curves,
                 device.multiprocessors,
@@ -64,25 +69,37 @@ class KernelModel:
                 continue
             shapes = shapes or shapes_of(graph, self.layout)
             residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
-            _place(times[:, column], graph, shapes, (device, family, residuals))
+            if self.runs_torch and family.torch_attention:
+                other, compute_share = family.torch_attention
+                family = replace(family, attention=self._family(other, device.name).attention)
+                residuals = {kind: of for kind, of in residuals.items() if kind != "attention"}
+            on = _OnDevice(device, family, residuals, compute_share)
+            _place(times[:, column], graph, shapes, on)
             seen[kind] = column
         return times
 
-    def _family(self, device: DeviceSpec) -> CurveFamily:
-        if device.curves not in self.families:
+    def _family(self, name: str, device: str) -> CurveFamily:
+        if name not in self.families:
             raise SpecError(
-                f"device {device.name} runs kernels of {device.curves}, which has no curves;"
-                f" {nearest_names(device.curves, self.families)}"
+                f"device {device} runs kernels of {name}, which has no curves;"
+                f" {nearest_names(name, self.families)}"
             )
-        return self.families[device.curves]
+        return self.families[name]
 
 
-_OnDevice = tuple[DeviceSpec, CurveFamily, Mapping[str, Residuals]]
+class _OnDevice(NamedTuple):
+    """A device and what its kernels make of it."""
+
+    device: DeviceSpec
+    family: CurveFamily
+    residuals: Mapping[str, Residuals]
+    attention_share: float
+    """Of the device's peak that the instructions of its attention reach."""
 
 
 def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> None:
     """Write the times of products and attentions on a device into `times`, of length n."""
-    device, family, residuals = on
+    device, family, residuals, attention_share = on
     rates = {dtype: device.rate_for(dtype) for dtype in sorted(set(graph.dtypes))}
     peak = np.array([rates[dtype] for dtype in graph.dtypes])
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
@@ -92,7 +109,8 @@ def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> 
     times[ops] = seconds * shapes.product_calls
     ops, calls = shapes.attention_ops, shapes.attentions
     of_calls = Rates(peak[ops], bandwidth, processors)
-    whole = family.attention.seconds(calls, of_calls)
+    of_prompts = of_calls._replace(flops_per_s=peak[ops] * attention_share)
+    whole = family.attention.seconds(calls, of_prompts)
     whole *= _factor(residuals.get("attention"), calls, calls.element_bytes)
     token = family.decode.seconds(calls, of_calls)
     token *= _factor(residuals.get("decode"), calls, calls.element_bytes)
