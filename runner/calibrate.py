@@ -15,7 +15,7 @@ from fxpart.errors import CacheError, SpecError
 from runner.cli.ending import Parser, reported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fxpart.core.graph import OpGraph
     from fxpart.cost.calibration import Calibration
@@ -190,18 +190,29 @@ def _show_errors(
         cells = (f"{measured_ms:.2f}", f"{measured_ms * (1 + error):.2f}", f"{error * 100:+.1f}")
         others = [f"{held_out[index] * 100:+.1f}"] if held_out else []
         table.add_row(name, str(graph.n_ops), *cells, *others)
-    rates = [f"{key} {rate / 1e9:.1f}" for key, rate in sorted(calibration.flops_per_s.items())]
+    rates = _with_spread(calibration, calibration.flops_per_s)
+    moves = {"move": calibration.bytes_per_s, **calibration.moves_per_s}
     show(
         table,
         f"device:    {calibration.device_name}",
-        f"GFLOP/s:   {', '.join(rates) or 'none'}",
-        f"memory:    {calibration.bytes_per_s / 1e9:.1f} GB/s",
+        f"GFLOP/s:   {rates or 'none'}",
+        f"GB/s:      {_with_spread(calibration, moves)}",
         f"operator:  {calibration.overhead_s * 1e6:.1f} us besides; a view"
         f" {calibration.view_s * 1e6:.1f} us",
         f"fit:       operators {calibration.op_error:.0%} apart, weighted by time; rank correlation"
         f" {calibration.spearman:.2f}",
         *_held_out_line(held_out),
     )
+
+
+def _with_spread(calibration: "Calibration", rates: "Mapping[str, float]") -> str:
+    """Return rates in billions, each with the factor within which operators are of it."""
+    texts = []
+    for kind, rate in sorted(rates.items()):
+        spread = calibration.spread.get(kind)
+        within = f" (within x{spread:.2f})" if spread else ""
+        texts.append(f"{kind} {rate / 1e9:.1f}{within}")
+    return ", ".join(texts)
 
 
 def _held_out_line(errors: "Sequence[float]") -> list[str]:

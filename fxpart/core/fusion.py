@@ -16,7 +16,7 @@ import numpy as np
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr, without_python
 
-__all__ = ["blocks_of", "fused", "kernel_count"]
+__all__ = ["REDUCING", "blocks_of", "fused", "kernel_count", "operator_name"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -52,6 +52,8 @@ _NORMS = _names("""
     _native_batch_norm_legit _safe_softmax _softmax _softmax_backward_data group_norm layer_norm
     log_softmax native_batch_norm native_group_norm native_layer_norm rms_norm softmax""")
 """Reductions whose results are as large as what they read."""
+REDUCING = _WINDOWS | _GATHERS | _REDUCTIONS | _NORMS
+"""They read elements several times, or not in the order in which they lie."""
 # ``batch_norm`` is that of an inference, with running statistics; a training step calls others.
 _ELEMENT_BYTES = {
     **{"float64": 8.0, "complex64": 8.0, "int64": 8.0, "complex128": 16.0, "bool": 1.0},
@@ -124,8 +126,8 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
     return _rewritten(graph, search, kernels) if kernels else graph
 
 
-def _name(target: str) -> str:
-    """Return the bare name of what an operator calls, of ``aten.add_.Tensor`` ``add``."""
+def operator_name(target: str) -> str:
+    """Return the plain name of what an operator calls, of ``aten.add_.Tensor`` ``add``."""
     name = target.split(".")[-2] if "." in target else target
     return name if name.endswith("__") else name.removesuffix("_")
 
@@ -166,7 +168,7 @@ class _Search:
 
     def read_whole(self, op: int) -> list[int]:
         """Return the values that an operator reads, but for what it takes or puts some rows of."""
-        name = _name(self.graph.targets[op])
+        name = operator_name(self.graph.targets[op])
         values: list[int] = self.graph.reads_of(op).tolist()
         in_part = name in _SCATTERS or (name in _GATHERS and not len(self.graph.uses_of(op)))
         return values[1:] if in_part else values
@@ -180,7 +182,7 @@ class _Search:
         if kernel is not None:
             kernel.storages = {int(self.root[value]) for value in produced}
             self.kernel_of[op] = kernel
-            is_window = _name(self.graph.targets[op]) in _WINDOWS
+            is_window = operator_name(self.graph.targets[op]) in _WINDOWS
             for storage in () if is_window else self.read_by(op):
                 producer = self.kernel_of.get(self.writer.get(storage, -1))
                 if producer is not None and producer is not kernel:
@@ -190,7 +192,7 @@ class _Search:
 
     def _alone(self, op: int) -> _Kernel | None:
         """Return the kernel that an operator is by itself, None where no other joins it."""
-        graph, name = self.graph, _name(self.graph.targets[op])
+        graph, name = self.graph, operator_name(self.graph.targets[op])
         scatters = name in _SCATTERS
         of_two = graph.targets[op] in ("aten.max.other", "aten.min.other")
         reduces = (name in _REDUCTIONS or name in _NORMS) and not of_two
@@ -343,7 +345,7 @@ def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[
     read: dict[int, dict[int, int]] = {}
     written: dict[int, dict[int, int]] = {}
     for op in kernel.members:
-        scatters = _name(graph.targets[op]) in _SCATTERS
+        scatters = operator_name(graph.targets[op]) in _SCATTERS
         produced = range(search.made_start[op], search.made_start[op + 1])
         # A scatter writes some elements of what it is given.
         stored = [value for value in produced if not scatters or search.root[value] == value]

@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
-from fxpart.cost.calibration import Calibration, compute_keys, fresh_bytes, is_free, is_view
+from fxpart.cost.calibration import (
+    Calibration,
+    compute_keys,
+    fresh_bytes,
+    is_free,
+    is_view,
+    move_keys,
+)
 from fxpart.cost.profile import OperatorProfile
 from fxpart.errors import SpecError
 
@@ -26,8 +33,9 @@ _SMALLEST, _LARGEST = -70.0, 30.0
 _FASTER = 10.0
 """How many times as fast as in any operator of the sample a rate may be: where nothing in it is
 limited by memory, say, it shows no bandwidth, and any that is high enough would fit."""
-_FIRST_RATE = 3
-"""Place of the first class among the coefficients, after overhead, bytes and fresh bytes."""
+_MOVES = 2
+"""Place of the first kind of moving among the coefficients, after overhead and fresh bytes; rates
+of computing follow."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,6 +47,10 @@ class _Sample:
     key: IntArray
     """Class of each operator, -1 where it only moves bytes."""
     flops: FloatArray
+    moves: tuple[str, ...]
+    """Kinds of moving that there are; the first is that of what computes."""
+    move: IntArray
+    """Kind of each operator."""
     moved: FloatArray
     fresh: FloatArray
     """Bytes of large results."""
@@ -97,6 +109,7 @@ def _calibrated(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibrati
         fresh_s_per_byte=calibration.fresh_s_per_byte * factor,
         bytes_per_s=calibration.bytes_per_s / factor,
         flops_per_s={key: rate / factor for key, rate in calibration.flops_per_s.items()},
+        moves_per_s={kind: rate / factor for kind, rate in calibration.moves_per_s.items()},
     )
     return calibration
 
@@ -121,11 +134,13 @@ def _check(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> None:
 def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
     """Return all operators that do something and took a time that has a logarithm."""
     labels: list[str] = []
+    kinds: list[str] = []
     flops, moved, fresh, seconds = [], [], [], []
     for graph, profile in samples:
         chosen = np.flatnonzero(~is_view(graph) & ~is_free(graph) & (profile.seconds > 0))
-        keys = compute_keys(graph)
+        keys, moves = compute_keys(graph), move_keys(graph)
         labels += [keys[op] for op in chosen.tolist()]
+        kinds += [moves[op] for op in chosen.tolist()]
         flops.append(graph.flops[chosen])
         moved.append(graph.moved_bytes[chosen])
         fresh.append(fresh_bytes(graph)[chosen])
@@ -135,12 +150,14 @@ def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
             "nothing to calibrate on: no operator of the sample computes or moves bytes; give the"
             " profile of a whole model"
         )
-    known = tuple(sorted(set(labels) - {""}))
+    known, known_moves = tuple(sorted(set(labels) - {""})), tuple(sorted({"", *kinds}))
     time_s = np.concatenate(seconds)
     return _Sample(
         known,
         np.array([known.index(label) if label else -1 for label in labels], dtype=np.int64),
         np.concatenate(flops).astype(np.float64),
+        known_moves,
+        np.array([known_moves.index(kind) for kind in kinds], dtype=np.int64),
         np.concatenate(moved).astype(np.float64),
         np.concatenate(fresh).astype(np.float64),
         np.log(time_s),
@@ -163,8 +180,12 @@ def _starts(sample: _Sample) -> list[FloatArray]:
     time_s = np.exp(sample.log_s)
     moves, starts = sample.moved > 0, []
     for small, quick in product(_STARTS, _STARTS):
-        move_s = _quantile(time_s[moves] / sample.moved[moves], quick)
-        costs = [_quantile(time_s, small), move_s, move_s]
+        every_s = _quantile(time_s[moves] / sample.moved[moves], quick)
+        costs = [_quantile(time_s, small), every_s]
+        for move in range(len(sample.moves)):
+            of_move = moves & (sample.move == move)
+            some = time_s[of_move] / sample.moved[of_move]
+            costs.append(_quantile(some, quick) if len(some) else every_s)
         for key in range(len(sample.keys)):
             of_key = sample.key == key
             costs.append(_quantile(time_s[of_key] / sample.flops[of_key], quick))
@@ -175,12 +196,15 @@ def _starts(sample: _Sample) -> list[FloatArray]:
 def _least(sample: _Sample) -> FloatArray:
     """Return the smallest coefficients that the search may find."""
     time_s, moves = np.exp(sample.log_s), sample.moved > 0
-    least = np.full(_FIRST_RATE + len(sample.keys), _SMALLEST)
-    if moves.any():
-        least[1] = np.log(np.min(time_s[moves] / sample.moved[moves]) / _FASTER)
+    first_rate = _MOVES + len(sample.moves)
+    least = np.full(first_rate + len(sample.keys), _SMALLEST)
+    for move in range(len(sample.moves)):
+        of_move = moves & (sample.move == move)
+        if of_move.any():
+            least[_MOVES + move] = np.log(np.min(time_s[of_move] / sample.moved[of_move]) / _FASTER)
     for key in range(len(sample.keys)):
         of_key = sample.key == key
-        least[_FIRST_RATE + key] = np.log(np.min(time_s[of_key] / sample.flops[of_key]) / _FASTER)
+        least[first_rate + key] = np.log(np.min(time_s[of_key] / sample.flops[of_key]) / _FASTER)
     least[:] = np.maximum(least, _SMALLEST)
     return least
 
@@ -191,8 +215,9 @@ def _quantile(costs: FloatArray, share: float) -> float:
 
 def _busy(sample: _Sample, logs: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """Return how long each operator computes or moves bytes, and which of them compute longer."""
-    rates = np.append(np.exp(logs[_FIRST_RATE:]), 0.0)  # the last is that of class -1
-    computes, moves = sample.flops * rates[sample.key], sample.moved * np.exp(logs[1])
+    costs = np.append(np.exp(logs[_MOVES:]), 0.0)  # the last is that of class -1
+    rates = costs[len(sample.moves) :]
+    computes, moves = sample.flops * rates[sample.key], sample.moved * costs[sample.move]
     return np.maximum(computes, moves), computes > moves
 
 
@@ -201,23 +226,22 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
     from scipy.optimize import least_squares
 
     def residual(logs: FloatArray) -> FloatArray:
-        fixed_s = np.exp(logs[0]) + sample.fresh * np.exp(logs[2])
+        fixed_s = np.exp(logs[0]) + sample.fresh * np.exp(logs[1])
         predicted = np.log(fixed_s + _busy(sample, logs)[0])
         residuals: FloatArray = sample.weight * (predicted - sample.log_s)
         return residuals
 
     def jacobian(logs: FloatArray) -> FloatArray:
         busy, computes = _busy(sample, logs)
-        overhead_s, fresh_s = np.exp(logs[0]), sample.fresh * np.exp(logs[2])
+        overhead_s, fresh_s = np.exp(logs[0]), sample.fresh * np.exp(logs[1])
         share = sample.weight / (overhead_s + fresh_s + busy)
         columns = np.zeros((len(busy), len(logs)))
         columns[:, 0] = share * overhead_s
-        columns[:, 1] = share * np.where(computes, 0.0, busy)
-        columns[:, 2] = share * fresh_s
-        for key in range(len(sample.keys)):
-            columns[:, _FIRST_RATE + key] = share * np.where(
-                computes & (sample.key == key), busy, 0.0
-            )
+        columns[:, 1] = share * fresh_s
+        limits = [~computes & (sample.move == move) for move in range(len(sample.moves))]
+        limits += [computes & (sample.key == key) for key in range(len(sample.keys))]
+        for place, limited in enumerate(limits, _MOVES):
+            columns[:, place] = share * np.where(limited, busy, 0.0)
         return columns
 
     end = least_squares(
@@ -235,14 +259,16 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
 def _as_calibration(
     sample: _Sample, logs: FloatArray, view_s: float, device_name: str
 ) -> Calibration:
-    rates = {key: float(np.exp(-logs[_FIRST_RATE + i])) for i, key in enumerate(sample.keys)}
+    kinds = [*sample.moves, *sample.keys]
+    rate_of = dict(zip(kinds, np.exp(-logs[_MOVES:]).tolist(), strict=True))
     return Calibration(
         overhead_s=float(np.exp(logs[0])),
         view_s=view_s,
-        bytes_per_s=float(np.exp(-logs[1])),
-        flops_per_s=rates,
+        bytes_per_s=rate_of[""],
+        flops_per_s={key: rate_of[key] for key in sample.keys},
         device_name=device_name,
-        fresh_s_per_byte=float(np.exp(logs[2])) if sample.fresh.any() else 0.0,
+        fresh_s_per_byte=float(np.exp(logs[1])) if sample.fresh.any() else 0.0,
+        moves_per_s={kind: rate_of[kind] for kind in sample.moves if kind},
     )
 
 
@@ -253,6 +279,7 @@ def _with_errors(
     predicted = [calibration.seconds(graph) for graph, _ in samples]
     measured = [profile.seconds for _, profile in samples]
     working = np.concatenate([~is_view(graph) & ~is_free(graph) for graph, _ in samples])
+    kinds = np.array([kind for graph, _ in samples for kind in _kinds(graph)])
     all_predicted, all_measured = np.concatenate(predicted), np.concatenate(measured)
     return replace(
         calibration,
@@ -261,7 +288,28 @@ def _with_errors(
         ),
         op_error=float(np.abs(all_predicted - all_measured).sum() / all_measured.sum()),
         spearman=_spearman(all_predicted[working], all_measured[working]),
+        spread=_spread(kinds[working], all_predicted[working], all_measured[working]),
     )
+
+
+def _kinds(graph: OpGraph) -> list[str]:
+    """Return the class and dtype of what computes, and the kind of what moves bytes."""
+    moves = move_keys(graph)
+    return [key or move or "move" for key, move in zip(compute_keys(graph), moves, strict=True)]
+
+
+def _spread(
+    kinds: npt.NDArray[np.str_], predicted: FloatArray, measured: FloatArray
+) -> dict[str, float]:
+    """Return by kind the root mean square of the logarithm of predicted / measured, as a factor."""
+    takes = (predicted > 0) & (measured > 0)
+    spread = {}
+    for kind in sorted(set(kinds[takes].tolist())):
+        of_kind = takes & (kinds == kind)
+        squares = np.log(predicted[of_kind] / measured[of_kind]) ** 2
+        mean = np.average(squares, weights=np.sqrt(measured[of_kind]))
+        spread[kind] = float(np.exp(np.sqrt(mean)))
+    return spread
 
 
 def _spearman(a: FloatArray, b: FloatArray) -> float:

@@ -14,6 +14,8 @@ TARGETS = (
     "aten.convolution.default",
     "aten.scaled_dot_product_attention.default",
     "aten.add.Tensor",
+    "aten.gelu.default",
+    "aten.native_layer_norm.default",
     "aten.view.default",
     "getitem",
 )
@@ -24,6 +26,7 @@ PLANTED = Calibration(
     {"attention float32": 5e10, "convolution float32": 2e11, "gemm float32": 3e11},
     "a device",
     fresh_s_per_byte=1e-9,
+    moves_per_s={"function": 5e9, "reduction": 1e10},
 )
 
 
@@ -33,7 +36,7 @@ def graph_of(seed: int, n: int = 60, dtype: str = "float32") -> OpGraph:
     which = rng.integers(0, len(TARGETS), n)
     flops = (10 ** rng.uniform(5, 10, n)).astype(np.int64)
     moved = (10 ** rng.uniform(3, 8, n)).astype(np.int64)
-    flops[which >= 3], moved[which >= 4] = 0, 0
+    flops[which >= 3], moved[which >= 6] = 0, 0
     large = np.where(rng.random(n) < 0.2, 2**25 + rng.integers(0, 2**25, n), 4)
     graph = chain(n)
     made = np.concatenate([graph.value_alloc_bytes[:1], large])

@@ -23,6 +23,7 @@ def _close(fitted: Calibration, planted: Calibration, tolerance: float) -> None:
     assert fitted.fresh_s_per_byte == pytest.approx(planted.fresh_s_per_byte, rel=tolerance)
     assert fitted.bytes_per_s == pytest.approx(planted.bytes_per_s, rel=tolerance)
     assert fitted.flops_per_s == pytest.approx(planted.flops_per_s, rel=tolerance)
+    assert fitted.moves_per_s == pytest.approx(planted.moves_per_s, rel=tolerance)
 
 
 def test_planted_coefficients_are_found() -> None:
@@ -79,6 +80,10 @@ def test_noise_moves_the_fit_little_and_the_answer_is_always_the_same() -> None:
     fitted = calibrate(samples)
     _close(fitted, PLANTED, 0.2)
     assert 0 < fitted.op_error < 0.3
+    # Of a noise of 0.2 in the logarithm.
+    kinds = ["convolution float32", "function", "gemm float32", "move", "reduction"]
+    assert set(kinds) < set(fitted.spread)
+    assert all(1.1 < fitted.spread[kind] < 1.35 for kind in kinds)
     assert 0.9 < fitted.spearman < 1
     again = calibrate(samples)
     assert again == fitted
@@ -133,6 +138,21 @@ def test_a_class_without_a_rate_takes_another_of_its_dtype_and_a_dtype_none() ->
     assert only.seconds(graph).tolist() == [20.0]
     with pytest.raises(SpecError, match="no rate for convolution bfloat16"):
         model.seconds(replace(graph, dtypes=("bfloat16",)))
+
+
+def test_a_convolution_of_few_products_a_result_has_a_rate_of_its_own() -> None:
+    graph = chain(2)
+    graph = replace(graph, value_bytes=4 * graph.value_bytes)
+    results = float(graph.value_bytes[1]) / 4
+    graph = replace(
+        graph,
+        targets=("aten.convolution.default",) * 2,
+        flops=np.array([2 * 9 * results, 2 * 576 * results]).astype(np.int64),
+    )
+    model = Calibration(0.0, 0.0, 1e30, {"convolution float32": 2.0 * results}, "d")
+    assert model.seconds(graph).tolist() == [9.0, 576.0]
+    narrow = {"narrow convolution float32": 1.0 * results, **model.flops_per_s}
+    assert replace(model, flops_per_s=narrow).seconds(graph).tolist() == [18.0, 576.0]
 
 
 def test_a_sample_of_views_alone_or_of_nothing_is_refused() -> None:
