@@ -20,12 +20,12 @@ from benchmarks.truth.megatron_steps import parallel_overrides, planned_step, sc
 from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
 
-__all__ = ["NAME", "SOURCE", "Plan", "plans", "rows", "rows_of"]
+__all__ = ["FEW", "NAME", "SOURCE", "Plan", "plans", "rows", "rows_of"]
 
 NAME = "vtrain"
 SOURCE = "VIA-Research/vTrain data/ground_truth_single.csv (MIT), Megatron-DeepSpeed on A100"
 _FILE = "vtrain_single.csv"
-_FEW = 8
+FEW = 10
 """Workloads among other sets, drawn by chance, with all plans that were measured of each."""
 _SEED = 0
 _VOCABULARY = 51200
@@ -151,7 +151,7 @@ def rows(data: Path) -> Iterator[Row]:
         FileNotFoundError: without the file.
 
     """
-    drawn = plans(data, _FEW)
+    drawn = plans(data, FEW)
     print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
     yield from rows_of(drawn)
 

@@ -19,15 +19,13 @@ import numpy as np
 from benchmarks.text_table import table
 from benchmarks.truth import vtrain
 from benchmarks.truth.row import HEADS, Row, summary
-from benchmarks.truth.vtrain import Plan, plans
+from benchmarks.truth.vtrain import FEW, Plan, plans
 from fxpart.errors import FxpartError
 
 __all__ = ["NAME", "SOURCE", "Calibrated", "asked_for", "calibrated", "ranked", "rows"]
 
 NAME = "vtrain_calibrated"
 SOURCE = f"{vtrain.SOURCE}; two numbers are fitted to the tenth that is not held out"
-_FEW = 16
-"""Workloads among other sets."""
 _LAUNCHES_S = np.array([0, 15, 30, 45, 60]) * 1e-6
 """Launches at which steps are planned to fit; between them their times are interpolated."""
 _STEPS = 241
@@ -86,7 +84,7 @@ def rows(data: Path) -> Iterator[Row]:
         FileNotFoundError: without the file.
 
     """
-    drawn = plans(data, _FEW)
+    drawn = plans(data, FEW)
     print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
     yield from _rows(drawn)
 
