@@ -37,8 +37,15 @@ _WORKSPACE_BYTES = 67_108_864
 """Of cuBLAS, as in conf/reserve/cuda.yaml."""
 
 
-def rows(_: Path) -> Iterator[Row]:
-    """Yield the one row."""
+def rows(data: Path) -> Iterator[Row]:
+    """Yield the one row.
+
+    Raises:
+        FileNotFoundError: where `data` is no folder of given measurements.
+
+    """
+    if not (data / "README.md").is_file():
+        raise FileNotFoundError(2, "no such file", str(data / "README.md"))
     result = planned_run(
         (
             "model=llama3_1_8b",
