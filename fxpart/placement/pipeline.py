@@ -39,7 +39,7 @@ from fxpart.placement.stages.shift_cuts import CutShifter
 from fxpart.placement.stages.step_plan import StepMemory, StepPlan
 from fxpart.placement.stages.stretch_bytes import Flight
 from fxpart.schedule.from_assignment import stage_costs
-from fxpart.schedule.simulate import simulate_schedule
+from fxpart.schedule.simulate import least_step_s, simulate_schedule
 
 __all__ = ["PipelineOptions", "pipeline"]
 
@@ -251,7 +251,11 @@ def _shortest_step(
     if devices * options.microbatches > _MOST_ACTIONS or devices > _MOST_COUNTS:
         counts = range(devices, 0, -max(1, devices - 1))
     best, least_s = None, float("inf")
+    repeated = ~problem.graph.is_update
+    work_s = float(problem.costs.op_time_s[repeated].min(axis=1).sum())
     for count in counts:
+        if least_step_s(work_s, count, options.microbatches) >= least_s:
+            break  # fewer stages take longer still
         placed = _in_stages(problem, line, rows, options, count)
         if placed is None:
             continue

@@ -13,7 +13,7 @@ from fxpart.schedule.result import (
     StageUpdate,
 )
 from fxpart.schedule.shared_cores import step_on_cores
-from fxpart.schedule.simulate import simulate_schedule
+from fxpart.schedule.simulate import least_step_s, simulate_schedule
 
 __all__ = [
     "SCHEDULES",
@@ -29,6 +29,7 @@ __all__ = [
     "StageUpdate",
     "engine_peak_bytes",
     "engine_stages",
+    "least_step_s",
     "ordered_actions",
     "simulate_schedule",
     "stage_costs",

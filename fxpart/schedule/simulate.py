@@ -24,7 +24,25 @@ from fxpart.schedule.result import (
     StageUpdate,
 )
 
-__all__ = ["Progress", "device_rows", "refuse_stuck", "row_peak_bytes", "simulate_schedule"]
+__all__ = [
+    "Progress",
+    "device_rows",
+    "least_step_s",
+    "refuse_stuck",
+    "row_peak_bytes",
+    "simulate_schedule",
+]
+
+
+def least_step_s(work_s: float, stages: int, microbatches: int) -> float:
+    """Return the time that no step with at most so many stages beats, one on each device.
+
+    With p stages that take w[1], ..., w[p] for a microbatch, forward and backward, stage s waits
+    for those before it at both ends of a step of m microbatches: the step takes
+    ``w[1] + ... + w[s-1] + m w[s]`` or more, for each s. With w[1] + ... + w[p] = W, the
+    `work_s`, that is ``W / (1 - (1 - 1/m) ** p)`` or more, whatever the cuts.
+    """
+    return work_s / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
 
 
 # Progress of a simulated step: what each action still waits for, and when links are free.

@@ -9,13 +9,14 @@ from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.infeasible import describe_devices, whole_model_bytes
+from fxpart.schedule import least_step_s
 from runner.config.sections import Config
 from runner.experiment.experiment import problem_of
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject
 from runner.plans.space import Plan
 
-__all__ = ["Bounds", "bounds_of", "least_step_s", "refuse_too_large"]
+__all__ = ["Bounds", "bounds_of", "least_time_s", "refuse_too_large"]
 
 
 # Without slots, for the cached property.
@@ -64,14 +65,8 @@ def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds
     )
 
 
-def least_step_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
-    """Return the time that no step of `plan` beats, or with `streams` no input of a stream.
-
-    With p stages that take w[1], ..., w[p] for a microbatch, forward and backward, stage s waits
-    for those before it at both ends of a step of m microbatches: the step takes
-    ``w[1] + ... + w[s-1] + m w[s]`` or more, for each s. With w[1] + ... + w[p] = W that is
-    ``W / (1 - (1 - 1/m) ** p)`` or more, whatever the cuts.
-    """
+def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
+    """Return the time that no step of `plan` beats, or with `streams` no input of a stream."""
     if plan.schedule == "none":
         if streams:
             return bounds.load_s
@@ -79,8 +74,7 @@ def least_step_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
     busy_s = plan.microbatches * bounds.repeated_s
     if plan.interleave > 1:  # the first stage on each device may be short
         return max(busy_s, bounds.alone_s)
-    filled = 1.0 - (1.0 - 1.0 / plan.microbatches) ** plan.groups
-    return max(busy_s, bounds.alone_s / filled)
+    return max(busy_s, least_step_s(bounds.alone_s, plan.groups, plan.microbatches))
 
 
 def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
@@ -90,8 +84,8 @@ def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
     state = int(graph.weight_state_bytes.sum())
     shards = plan.replicas if plan.zero else 1
     needed = weights // (shards if plan.zero > 1 else 1) + state // shards
-    if not plan.zero and plan.checkpointing == bounds.checkpointing:
-        needed = max(needed, bounds.holds_bytes)
+    if plan.zero <= 1 and plan.checkpointing == bounds.checkpointing:
+        needed = max(needed, bounds.holds_bytes - (state if plan.zero else 0))
     sizes = [device.memory_bytes for device in devices]
     if needed <= sum(sizes):
         return

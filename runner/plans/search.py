@@ -1,12 +1,13 @@
 """The best plans of a space: those with the best bounds are costed, until no other can be better.
 
 First the model is captured once for each way to share its layers, and size of a microbatch. What
-that proves of a plan (`runner.plans.bounds`) orders the space; only what may be among the best is
-placed and simulated, for which replicas and recomputation need captures of their own.
+that proves of a plan (`runner.plans.bounds`) orders the space. Only what may be among the best then
+is captured with its recomputation, which proves more, and only what still may be is placed and
+simulated.
 """
 
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fxpart.core.phases import CHECKPOINTING
@@ -17,11 +18,11 @@ from runner.experiment.check import check
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
-from runner.experiment.subject import shared_subject, symbols_of
+from runner.experiment.subject import Subject, shared_subject, symbols_of
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress
-from runner.plans.bounds import Bounds, bounds_of, least_step_s, refuse_too_large
+from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome, costed
 from runner.plans.request import Request
 from runner.plans.space import ALIKE, Refusals
@@ -55,7 +56,7 @@ def evaluated(
     prunes = prunes and not any(
         candidate.config.devices.tiers or generates(candidate.config) for candidate in candidates
     )
-    search = _Search(request, refusals)
+    search = _Search(request, refusals, prunes=prunes)
     known = search.applicable(candidates)
     ordered = search.ordered(known) if prunes else [(-float("inf"), plan) for plan in known]
     countdown = Countdown("plans", len(ordered), shown=not quiet())
@@ -72,8 +73,8 @@ def evaluated(
 class _Search:
     """Plans costed so far."""
 
-    def __init__(self, request: Request, refusals: Refusals) -> None:
-        self._request, self._refusals = request, refusals
+    def __init__(self, request: Request, refusals: Refusals, *, prunes: bool) -> None:
+        self._request, self._refusals, self._prunes = request, refusals, prunes
         self._key = _ORDER[request.objective]
         self._best: list[float] = []
         """The first part of the keys of the best so far, rising."""
@@ -84,6 +85,8 @@ class _Search:
         """Captures that are not possible, by what they are of."""
         self._captured = False
         """Whether the model was captured in some way."""
+        self._bounds: dict[tuple[object, ...], Bounds] = {}
+        """By what a device runs, its checkpointing, and the devices."""
 
     def applicable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return those whose settings go together; note why the others do not."""
@@ -110,25 +113,27 @@ class _Search:
             try:
                 with progress(f"capturing {_what(bare)}{which}"):
                     subject = shared_subject(bare, model_spec(bare))
-            except NotApplicableError as error:
+            except (NotApplicableError, CaptureError) as error:
+                if isinstance(error, CaptureError) and not self._captured:
+                    raise  # perhaps of no plan at all
                 for candidate in group:
-                    self._refusals.add(candidate.plan, error)
+                    self._refusals.add(candidate.plan, NotApplicableError(str(error)))
                 continue
             self._captured = True
-            bounds: dict[tuple[object, ...], Bounds] = {}
-            for candidate in group:
-                plan = candidate.plan
-                devices = (plan.devices, plan.data_parallel)
-                if devices not in bounds:
-                    dealt = replace(candidate.config, zero=0)
-                    bounds[devices] = bounds_of(dealt, subject, checkpointing=bare.checkpointing)
-                try:
-                    refuse_too_large(plan, bounds[devices])
-                except InfeasibleError as error:
-                    self._unfit.append((candidate, error))
-                    continue
-                known.append((self._least(candidate, bounds[devices]), candidate))
+            known += self._that_may_fit(group, bare, subject)
         return sorted(known, key=lambda item: item[0])
+
+    def _that_may_fit(
+        self, group: Sequence[Candidate], bare: Config, subject: Subject
+    ) -> Iterator[tuple[float, Candidate]]:
+        for candidate in group:
+            bounds = self._bounds_by(candidate, bare.checkpointing, lambda: subject)
+            try:
+                refuse_too_large(candidate.plan, bounds)
+            except InfeasibleError as error:
+                self._unfit.append((candidate, error))
+                continue
+            yield self._least(candidate, bounds), candidate
 
     def add(self, candidate: Candidate, least: float, countdown: Countdown) -> bool:
         """Cost a plan, unless its key, not below `least`, is worse than what is known.
@@ -139,11 +144,11 @@ class _Search:
             FxpartError: for what cannot be planned; not for what does not fit.
 
         """
-        rows = self._request.rows
-        if len(self._best) >= rows and least > self._best[rows - 1]:
-            self._bounded.append((candidate, abs(least)))
+        if self._is_beaten(candidate, least):
             return False
         try:
+            if self._prunes and self._is_beaten(candidate, self._sharper(candidate, countdown)):
+                return True
             self._capture(candidate, countdown)
             with without_progress():
                 plan = costed(candidate, streams=self._streams(candidate.config))
@@ -155,6 +160,42 @@ class _Search:
             self._costed.append(plan)
             insort(self._best, self._key(plan)[0])
         return True
+
+    def _is_beaten(self, candidate: Candidate, least: float) -> bool:
+        """Note, and return, whether a key not below `least` is not among the best."""
+        rows = self._request.rows
+        if len(self._best) < rows or least <= self._best[rows - 1]:
+            return False
+        self._bounded.append((candidate, abs(least)))
+        return True
+
+    def _sharper(self, candidate: Candidate, countdown: Countdown) -> float:
+        """Return what `_least` does by what the plan recomputes, too.
+
+        Raises:
+            InfeasibleError: for a plan that is too large for that reason.
+
+        """
+        bare = replace(candidate, config=_bare([candidate]))
+
+        def recomputing() -> Subject:
+            self._capture(bare, countdown)
+            return shared_subject(bare.config, model_spec(bare.config))
+
+        bounds = self._bounds_by(candidate, candidate.plan.checkpointing, recomputing)
+        refuse_too_large(candidate.plan, bounds)
+        return self._least(candidate, bounds)
+
+    def _bounds_by(
+        self, candidate: Candidate, checkpointing: str, subject: Callable[[], Subject]
+    ) -> Bounds:
+        """Return the bounds of a plan's devices by `subject`, a step with that `checkpointing`."""
+        plan, config = candidate.plan, replace(candidate.config, zero=0)
+        graph = stable_digest(model_spec(config).key())
+        key = (graph, checkpointing, plan.devices, plan.replicas)
+        if key not in self._bounds:
+            self._bounds[key] = bounds_of(config, subject(), checkpointing=checkpointing)
+        return self._bounds[key]
 
     def _capture(self, candidate: Candidate, countdown: Countdown) -> None:
         """Have the plan's graph in memory, and say so where that takes long."""
@@ -182,7 +223,7 @@ class _Search:
     def _least(self, candidate: Candidate, bounds: Bounds) -> float:
         """Return what the first part of the plan's key cannot be below."""
         plan, config = candidate.plan, candidate.config
-        least_s = least_step_s(plan, bounds, streams=self._streams(config)) * (1.0 - _ROUNDING)
+        least_s = least_time_s(plan, bounds, streams=self._streams(config)) * (1.0 - _ROUNDING)
         if self._request.objective == "latency":
             return least_s
         if self._request.objective == "cost":

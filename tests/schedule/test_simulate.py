@@ -16,6 +16,7 @@ from fxpart.schedule import (
     ScheduleResult,
     StageCost,
     StageLink,
+    least_step_s,
     simulate_schedule,
 )
 from tests.schedule.wrong_pipelines import NO_PIPELINES, no_pipeline, stuck_order
@@ -214,6 +215,9 @@ def test_what_holds_for_any_pipeline(
         assert result.step_s >= sum(c.forward_s + c.backward_s for c in costs.stages)
         assert 0 <= result.bubble_fraction < 1
     if chunks == 1:
+        work_s = sum(c.forward_s + c.backward_s for c in costs.stages)
+        for result in results.values():
+            assert result.step_s >= least_step_s(work_s, devices, count) * (1 - 1e-12)
         # So it is without gradients: a forward that comes after a backward has them beside it.
         pairs = zip(results["1f1b"].peak_bytes, results["gpipe"].peak_bytes, strict=True)
         assert all(peak <= most for peak, most in pairs)

@@ -11,7 +11,7 @@ from fxpart.errors import NotApplicableError
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
-from runner.plans.bounds import least_step_s
+from runner.plans.bounds import least_time_s
 from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.request import Request, Space
 from runner.plans.search import evaluated
@@ -92,6 +92,21 @@ def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.Mo
         _check_as_run(next(sharing), *step)
 
 
+def test_what_is_computed_again_counts_before_a_plan_is_costed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=1x16gb")
+    request = Request(rows=1)
+    candidates = _space(request, *step, "runtime.host_launch_s=0", schedule="none")
+    outcome = evaluated(candidates, request, Refusals({}))
+    assert outcome.ranking[0].candidate.plan.checkpointing == "none"
+    ((recomputing, most),) = outcome.bounded
+    assert recomputing.plan.checkpointing == "block"
+    (costed, _) = evaluated(candidates, request, Refusals({}), prunes=False).ranking[::-1]
+    assert costed.examples_per_s <= most < outcome.ranking[0].examples_per_s
+
+
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     experts = ("model=mixtral_8x7b", *TINY_LLAMA[1:], "model.config.num_local_experts=4")
@@ -107,9 +122,25 @@ def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.Monk
     assert shared.memory_bytes < alone.memory_bytes
 
 
+def test_long_sequences_are_cut_and_what_is_given_is_held() -> None:
+    step = (*TINY_LLAMA[:-2], "reserve=none", "phase=training", "devices=4x16gb")
+    for tokens, degrees in {8192: {1}, 16384: {1, 2, 4}}.items():
+        space = _space(Request(), *step, f"model.seq_len={tokens}")
+        assert {c.plan.context_parallel for c in space} == degrees
+        splits = {(c.plan.tensor_parallel > 1, c.plan.sequence_parallel) for c in space}
+        assert splits == {(False, False), (True, False), (True, True)}
+    held = _space(Request(), *step, "model.seq_len=8", sequence_parallel=True, context_parallel=2)
+    assert {c.plan.context_parallel for c in held} == {2}
+    for candidate in held:
+        assert candidate.plan.sequence_parallel == (candidate.plan.tensor_parallel > 1)
+        # Two pieces of a sequence are two replicas that may shard the step.
+        assert candidate.plan.batch_size == candidate.plan.data_parallel
+    assert any(c.plan.zero == 3 and c.plan.data_parallel == 1 for c in held)
+
+
 def test_steps_take_as_long_as_their_bound_says() -> None:
     chosen = replace(PIPELINE, schedule="1f1b", microbatches=4, groups=2)
-    step_s = least_step_s(chosen, SimpleNamespace(repeated_s=1.0, alone_s=2.0), streams=False)  # type: ignore[arg-type]
+    step_s = least_time_s(chosen, SimpleNamespace(repeated_s=1.0, alone_s=2.0), streams=False)  # type: ignore[arg-type]
     # Stages of w and 2 - w for a microbatch: 4 w and w + 4 (2 - w) are equal at w = 8 / 7.
     assert step_s == pytest.approx(4 * 8 / 7)
 
@@ -125,7 +156,7 @@ def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.Monke
     tiers = ("phase=decode", "devices=2x16gb+host1gb", "context_len=16")
     outcome = _evaluated(Request(), *tiers, space=space, refusals=refusals)
     lines = list(habit_lines(Request(), outcome))
-    why = "not possible: tier host1gb holds weights of a pass or a step of serving"
+    why = "not possible: tier host1gb holds weights and caches of a pass or a step"
     assert [line.partition(": ")[0] for line in lines] == [
         "all tensor parallel (tensor_parallel=2)",
         "all replicas (data_parallel=2)",
