@@ -3,10 +3,11 @@
 `register` gives the shape to Hydra; `read_config` makes a `Config` of a composed configuration.
 """
 
-from dataclasses import fields, replace
+import pickle
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -28,7 +29,7 @@ from runner.config.wrong_values import refused_by_omegaconf, typed_key
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["read_config", "read_tracking", "register"]
+__all__ = ["TypedSection", "forget_typed", "read_config", "read_tracking", "register"]
 
 
 def register() -> None:
@@ -59,7 +60,7 @@ def read_config(composed: DictConfig) -> Config:
                 "the model has neither an architecture nor a factory; give model.architecture=...,"
                 " a class of transformers, or model.factory=package.module:function"
             )
-        values = OmegaConf.to_object(composed)
+        values = _typed(composed)
     except MissingMandatoryValue as error:
         key = typed_key(error)
         raise SpecError(f"{key} is needed; give {key}=...") from error
@@ -76,6 +77,54 @@ def read_config(composed: DictConfig) -> Config:
     _refuse_unknown(values, "")
     config = Config(**sections, mode=ModeConfig(name, options))
     return _with_published_devices(config) if config.model.path is not None else config
+
+
+@dataclass(slots=True)
+class TypedSection:
+    """What a section that refers to nothing is as typed values, for all jobs that share it."""
+
+    ATTRIBUTE: ClassVar[str] = "fxpart_typed"
+    """Of a section that nothing has changed since its files were merged."""
+    pickled: bytes | None = None
+    """None until it is needed."""
+
+
+def forget_typed(composed: DictConfig, section: str) -> None:
+    """Let `section` be read anew: something in it changes."""
+    vars(_nodes(composed).get(section, composed)).pop(TypedSection.ATTRIBUTE, None)
+
+
+def _typed(composed: DictConfig) -> object:
+    """Return what `OmegaConf.to_object` does, which takes most of the time of a job of a sweep."""
+    known = {
+        name: vars(node)[TypedSection.ATTRIBUTE]
+        for name, node in _nodes(composed).items()
+        if TypedSection.ATTRIBUTE in vars(node)
+    }
+    if not known:
+        return OmegaConf.to_object(composed)
+    values: dict[str, Any] = {}
+    try:
+        for name in _nodes(composed):
+            section = known.get(name)
+            if section is not None and section.pickled is not None:
+                values[name] = pickle.loads(section.pickled)
+                continue
+            value = composed[name]
+            values[name] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+            if section is not None:
+                section.pickled = pickle.dumps(values[name])
+    except OmegaConfBaseException:
+        return OmegaConf.to_object(composed)  # which says where it is
+    names = {field.name for field in fields(Schema)}
+    schema = Schema(**{name: value for name, value in values.items() if name in names})
+    vars(schema).update((name, value) for name, value in values.items() if name not in names)
+    return schema
+
+
+def _nodes(composed: DictConfig) -> dict[str, Any]:
+    content: Any = composed._content
+    return content if isinstance(content, dict) else {}
 
 
 def read_tracking(section: DictConfig) -> TrackingConfig:

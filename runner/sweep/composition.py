@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import SpecError
 from fxpart.support.digest import stable_digest
 from runner.cli.composing import composing
-from runner.config.read import read_config
+from runner.config.read import forget_typed, read_config
 from runner.config.sections import Config
 from runner.errors import message_of
 from runner.experiment.model_spec import model_spec
@@ -111,6 +111,8 @@ class SweepLoad:
         values = [
             part for part in parsed if not self._chooses(part) and not part.is_hydra_override()
         ]
+        for part in values:
+            forget_typed(composed, part.key_or_group.partition(".")[0])
         self._loader._apply_overrides_to_config(values, composed)
         # As in Hydra: what was resolved for the sweep, such as the time, is not resolved again.
         OmegaConf.copy_cache(from_config=self._master, to_config=composed)

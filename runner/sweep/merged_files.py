@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.config.read import TypedSection
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -63,6 +65,8 @@ class MergedFiles:
     def __init__(self) -> None:
         self._sections: dict[tuple[object, ...], bytes] = {}
         self._roots: dict[tuple[object, ...], bytes] = {}
+        self._typed: dict[tuple[object, ...], TypedSection] = {}
+        """Of those that refer to nothing, whatever other sections say."""
 
     def merged(self, parts: Sequence[FilePart]) -> "DictConfig":
         """Return what `parts` say, a later one over those before it, closed against new keys.
@@ -81,6 +85,8 @@ class MergedFiles:
         for name, key in keys.items():
             node = pickle.loads(self._sections[key])
             node._set_parent(result)
+            if key in self._typed:
+                vars(node)[TypedSection.ATTRIBUTE] = self._typed[key]
             result._content[name] = node  # type: ignore[index]
         return result
 
@@ -98,11 +104,16 @@ class MergedFiles:
             merged.merge_with(part.config)
         OmegaConf.set_struct(merged, True)
         while len(self._sections) + len(sections) > _MOST_SECTIONS and self._sections:
-            del self._sections[next(iter(self._sections))]
+            first = next(iter(self._sections))
+            del self._sections[first]
+            self._typed.pop(first, None)
         content: Any = merged._content
         for key, of in sections.items():
             if not _goes_elsewhere(of):
                 self._sections[key] = _pickled_alone(content[key[0]])
+                refers = any(path[0] == key[0] for part in of for path in part.references)
+                if not refers and hasattr(content[key[0]], "_content"):
+                    self._typed[key] = TypedSection()
         # Nothing of a section is in its root: its type and its flags are.
         vars(merged)["_content"] = {}
         self._roots[root] = pickle.dumps(merged)

@@ -142,6 +142,19 @@ def test_jobs_share_nothing_that_could_be_changed(scene: Scene) -> None:
     assert first.config.model != second.config.model
 
 
+def test_a_section_is_read_anew_where_a_job_changes_it(scene: Scene) -> None:
+    load = scene.load()
+    some = ("", "reserve.rounding_bytes=1024", "")
+    jobs = [
+        compose_one(load, ["mode=kl_based", *filter(None, [override])]) for override in some * 2
+    ]
+    usual, changed, *_ = [job.config.reserve.rounding_bytes for job in jobs if job.config]
+    assert [job.config.reserve.rounding_bytes for job in jobs if job.config] == [
+        *(usual, changed, usual) * 2
+    ]
+    assert (load.full, changed) == (0, 1024)
+
+
 def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> None:
     load = scene.load()
     jobs = scene.grid(load, "model=custom,gpt2", "mode=single,kl_based", "+model.extra=1")
