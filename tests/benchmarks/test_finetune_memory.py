@@ -39,7 +39,7 @@ def test_what_no_run_stands_for_is_named(
         "no configuration": {"model": "Falcon-40B"},
         "scales in few bits too": {"dtype": "bnb.nf4-dq"},
         "weights, gradients and AdamW": {"phase": "train-full fine-tune", "value": 1e6},
-        "states paged to the host": {"phase": "train-full", "note": "paged 8-bit"},
+        "states in 8 bits": {"phase": "train-full", "note": "8-bit"},
     }
     assert _rows(tmp_path, *left_out.values()) == []
     *lines, summary = capsys.readouterr().out.splitlines()
@@ -63,6 +63,10 @@ def test_a_row_is_the_peak_of_a_run_of_all_layers(
     assert not row.held_out
     wanted = {"finetune.rank=8", "weights=nf4", "model.seq_len=16", "model.batch_size=1"}
     assert wanted <= set(asked[0])
+    asked.clear()
+    paged = {"phase": "train-full", "note": "paged 8-bit optimizer recipe"}
+    (row,) = _rows(tmp_path, {**paged, "seq": 2048})
+    assert {"offload.optimizer=all", "checkpointing=block"} <= set(asked[0])
 
 
 def test_the_loss_is_that_of_each_next_token() -> None:
