@@ -71,7 +71,15 @@ _GENERATES = ["phase=generate", "prompt_len=6", "output_len=4", "mode=single", "
 _DECODERS: tuple[list[str], ...] = (
     [*_GPT2, "devices=2x16gb", "mode=pipeline"],
     [*_GPT2, *_GENERATES, "serving_sweep.batches=[1,4]", "serving_sweep.contexts=[8,16]"],
-    [*_GPT2, "phase=decode", "context_len=16", "weights=int4", "kv_cache=fp8", "mode=single"],
+    [
+        *_GPT2,
+        "phase=decode",
+        "context_len=16",
+        "weights=int4",
+        "weights.group_size=8",
+        "kv_cache=fp8",
+        "mode=single",
+    ],
     [*_GPT2, "phase=training", "finetune=lora", "finetune.targets=[c_attn]", "devices=1x16gb"],
     [*_GPT2, "devices=1x0.1mb+host1gb", "mode=single", "offload=accelerate"],
     [*_GPT2, "runtime=compiled", "latency=kernels", "devices=2xh100", "mode=kl_based"],
