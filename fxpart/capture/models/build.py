@@ -127,7 +127,7 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
                 from fxpart.capture.models.cached_step import cache_room, fill_counters
 
                 fill_counters(inputs, spec.step, cache_room(module, spec))
-    except (RuntimeError, OverflowError) as error:
+    except (RuntimeError, OverflowError, TypeError) as error:
         if isinstance(error, FxpartError):
             raise
         raise SpecError(

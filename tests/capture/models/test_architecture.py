@@ -217,6 +217,11 @@ def test_refuses_a_length_where_there_is_none(architecture: str) -> None:
         build(architecture, config={"num_hidden_layers": 1}, seq_len=128)
 
 
+def test_sizes_that_no_tensor_has_are_named() -> None:
+    with pytest.raises(SpecError, match=r"no tensors of model\.batch_size=10+ and model\.seq_len=9"):
+        build("LlamaForCausalLM", config=SMALL, batch_size=10**59, seq_len=9)
+
+
 def test_an_input_of_unknown_shape_is_named() -> None:
     with pytest.raises(SpecError, match="MimiDecoderModel needs latents, whose shape"):
         build("MimiDecoderModel")
