@@ -76,6 +76,7 @@ def test_pages_have_commands() -> None:
         "launchers.md",
         "memory.md",
         "recommend.md",
+        "serving.md",
         "sweeps.md",
     ]
     assert any("execute=pipeline" in command and "optimizer" in command for command in COMMANDS)
