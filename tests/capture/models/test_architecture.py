@@ -218,7 +218,9 @@ def test_refuses_a_length_where_there_is_none(architecture: str) -> None:
 
 
 def test_sizes_that_no_tensor_has_are_named() -> None:
-    with pytest.raises(SpecError, match=r"no tensors of model\.batch_size=10+ and model\.seq_len=9"):
+    with pytest.raises(
+        SpecError, match=r"no tensors of model\.batch_size=10+ and model\.seq_len=9"
+    ):
         build("LlamaForCausalLM", config=SMALL, batch_size=10**59, seq_len=9)
 
 
