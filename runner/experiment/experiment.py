@@ -14,10 +14,10 @@ from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
-from fxpart.errors import InfeasibleError, NotApplicableError
+from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
-from runner.config.sections import BUDGET, Config
+from runner.config.sections import Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
@@ -36,6 +36,7 @@ from runner.experiment.subject import Subject, graph_to_place, shared_subject
 from runner.experiment.subject_line import subject_line
 from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
 from runner.experiment.topology import rounding_bytes
+from runner.experiment.training import check_decided
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import whole_modules
 from runner.experiment.zero import check_shard_devices, weight_shards
@@ -94,10 +95,7 @@ def problem_of(
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
-    if config.checkpointing == BUDGET:
-        raise NotApplicableError(
-            "checkpointing=budget is decided for one plan; of many take none, block or selective"
-        )
+    check_decided(config)
     place = chosen_mode(config)
     check_shard_devices(config, dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):

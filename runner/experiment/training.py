@@ -7,6 +7,7 @@ from runner.config.sections import BUDGET, Config, FinetuneConfig
 
 __all__ = [
     "backward_engine",
+    "check_decided",
     "check_training",
     "finetunes",
     "is_megatron",
@@ -124,20 +125,28 @@ def check_training(config: Config) -> None:
     options = step_options(config)
     if options.backward_order != "autograd":
         _check_order(config)
-    if not is_training(config):
-        if config.checkpointing != "none":
-            raise NotApplicableError(
-                f"checkpointing={config.checkpointing} is of a training step, got"
-                f" phase={config.phase.name}; add phase=training"
-            )
-        return
+    if not is_training(config) and config.checkpointing != "none":
+        raise NotApplicableError(
+            f"checkpointing={config.checkpointing} is of a training step, got"
+            f" phase={config.phase.name}; add phase=training"
+        )
     if config.recomputed_blocks and config.checkpointing not in ("block", "selective"):
         raise NotApplicableError(
             f"recomputed_blocks says which blocks checkpointing=block computes again, got"
             f" checkpointing={config.checkpointing}; use checkpointing=block, or leave it out"
         )
+    if not is_training(config):
+        return
     if config.execute.name != "none":
         _refuse_what_is_not_run(config)
+
+
+def check_decided(config: Config) -> None:
+    """Raise `NotApplicableError` where it is still open what a step computes again."""
+    if config.checkpointing == BUDGET:
+        raise NotApplicableError(
+            "checkpointing=budget is decided for one plan; of many take none, block or selective"
+        )
 
 
 def _check_megatron(config: Config) -> None:

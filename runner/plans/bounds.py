@@ -84,8 +84,9 @@ def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
     state = int(graph.weight_state_bytes.sum())
     shards = plan.replicas if plan.zero else 1
     needed = weights // (shards if plan.zero > 1 else 1) + state // shards
-    if plan.zero <= 1 and plan.checkpointing == bounds.checkpointing:
-        needed = max(needed, bounds.holds_bytes - (state if plan.zero else 0))
+    # ZeRO shards the temporaries of the updates, too, where the peak often is.
+    if not plan.zero and plan.checkpointing == bounds.checkpointing:
+        needed = max(needed, bounds.holds_bytes)
     sizes = [device.memory_bytes for device in devices]
     if needed <= sum(sizes):
         return

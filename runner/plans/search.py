@@ -19,7 +19,7 @@ from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
 from runner.experiment.subject import Subject, shared_subject, symbols_of
-from runner.experiment.training import is_training
+from runner.experiment.training import check_decided, is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
@@ -94,6 +94,7 @@ class _Search:
         for candidate in candidates:
             try:
                 check(candidate.config)
+                check_decided(candidate.config)
                 known.append(candidate)
             except SpecError as error:  # what all share was checked: it is of what this plan adds
                 self._refusals.add(candidate.plan, error)

@@ -43,6 +43,7 @@ def test_options_reach_the_library() -> None:
     ("overrides", "message"),
     [
         (["checkpointing=block"], "checkpointing=block is of a training step"),
+        (["recomputed_blocks=[model.layers.0]"], "got checkpointing=none; use checkpointing=block"),
         (["phase=training", "checkpointing=blok"], "nearest: block"),
         (["phase=training", "optimizer.name=adan"], "optimizer=adan does not exist"),
         (["optimizer.state_dtype=float8"], "optimizer.state_dtype=float8 does not exist"),

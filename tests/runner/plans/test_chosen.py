@@ -17,6 +17,12 @@ def test_a_setting_is_named_as_it_was_given() -> None:
         recommended_plan(config)
 
 
+@pytest.mark.parametrize("given", ["checkpointing=budget", "mode.space={checkpointing: [budget]}"])
+def test_what_is_computed_again_is_not_left_open(given: str) -> None:
+    with pytest.raises(NotApplicableError, match="is decided for one plan; of many take none"):
+        recommended_plan(read(*RECOMMEND, "phase=training", given))
+
+
 def test_a_plan_that_goes_with_no_setting_leaves_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

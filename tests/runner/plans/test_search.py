@@ -107,6 +107,21 @@ def test_what_is_computed_again_counts_before_a_plan_is_costed(
     assert costed.examples_per_s <= most < outcome.ranking[0].examples_per_s
 
 
+def test_replicas_that_shard_updates_need_no_more_than_their_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    # The temporaries of updates in float32 are twice the weights, and sharded too.
+    weights = ("model.dtype=bfloat16", "optimizer.master_weights=true")
+    step = (*TINY_LLAMA, "phase=training", "model.batch_size=8", *weights)
+    typed = {"data_parallel": 8, "zero": 1, "schedule": "none", "checkpointing": "none"}
+    config = read(*step, "devices=8x1gb", "data_parallel=8", "zero=1", "mode=single")
+    needed = plan(config, model_spec(config), advises=False).device_memory[0].needed.expected
+    fitting = (*step, f"devices=8x{needed / 1e6}mb")
+    outcome = evaluated(_space(Request(), *fitting, **typed), Request(), Refusals({}))
+    assert [costed.candidate.plan.mode for costed in outcome.ranking] == ["single"]
+
+
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     experts = ("model=mixtral_8x7b", *TINY_LLAMA[1:], "model.config.num_local_experts=4")
