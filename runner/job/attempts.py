@@ -9,7 +9,7 @@ run may have ended while the store was gone) and, if it came to no result, marks
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fxpart.errors import CacheError
@@ -101,10 +101,13 @@ def mark_cut_off_alone(tracker: Tracker, root: Path) -> None:
     if not locks.are_supported:
         return
     running = tracker.runs({_ALONE: locks.name}, status="RUNNING")
-    dead = [run for run in running if not locks.is_held_elsewhere(run.tags.get(_LOCK_TAG, ""))]
-    if dead:
-        send_unsent(root / "outputs", tracker)
-    for run in dead:
-        # Asked again: it may have ended since, or have been sent just now.
-        if tracker.run(run.run_id).status == "RUNNING":
-            tracker.mark_cut_off(run.run_id, _CUT_OFF)
+    keys = dict.fromkeys(run.tags.get(_LOCK_TAG, "") for run in running)
+    with ExitStack() as stack:
+        free = [key for key in keys if stack.enter_context(locks.held(key, wait=False))]
+        if free:
+            send_unsent(root / "outputs", tracker)
+        # Asked again: a run may have ended since, or have been sent just now. One that has a result
+        # and no end is ended by the question.
+        for run in tracker.unfinished(_LOCK_TAG, free):
+            if run.status == "RUNNING":
+                tracker.mark_cut_off(run.run_id, _CUT_OFF)

@@ -24,8 +24,9 @@ LOCKS_TAG = "locks"
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _OFFSETS = 2**60
-_NAME_BYTES = 24
-"""Of the random name that the file holds."""
+_SKIPPED, _NAME_BYTES = 8, 16
+"""Where the random name begins in the file, and its size: files of earlier versions begin with a
+count of the jobs that were begun, which changed."""
 _HELD: set[tuple[int, str]] = set()
 """By file, the keys whose locks this process holds."""
 
@@ -46,10 +47,11 @@ class Locks:
     def held(self, key: str, *, wait: bool = True) -> Iterator[bool]:
         """Hold the lock of `key`, after its holder if `wait`; yield whether it is this process's.
 
-        It always is on a file system that has no locks. Not for a lock that the process holds
-        already.
+        It always is on a file system that has no locks. A lock that this process holds already is
+        not given twice, and must not be waited for.
         """
-        is_ours = self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
+        is_taken = not wait and (self._file, key) in _HELD  # its end here would lose it there
+        is_ours = not is_taken and self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
         if not is_ours:
             yield False
             return
@@ -92,7 +94,7 @@ class Locks:
     @property
     def name(self) -> str:
         """What tells these locks from those of other folders, on whichever machine."""
-        return os.pread(self._file, _NAME_BYTES, 0).hex()
+        return os.pread(self._file, _NAME_BYTES, _SKIPPED).hex()
 
 
 @cache
@@ -104,7 +106,7 @@ def _opened(path: Path, _process: int) -> int:
             # Whoever is first names the file; it never appears without its name.
             fresh = path.with_name(temporary_name())
             try:
-                fresh.write_bytes(os.urandom(_NAME_BYTES))
+                fresh.write_bytes(bytes(_SKIPPED) + os.urandom(_NAME_BYTES))
                 with suppress(FileExistsError):
                     os.link(fresh, path)
             finally:

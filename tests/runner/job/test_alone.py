@@ -35,6 +35,13 @@ with at_work_alone(open_tracker(TrackingConfig(), Path.cwd()), Path.cwd()) as ta
     time.sleep(300)  # longer than the test: it is killed
 """
 
+ENDLESS = """
+import os
+from mlflow import MlflowClient
+from tiny import *
+MlflowClient.set_terminated = lambda *_, **__: os._exit(9)  # the last that a run does
+"""
+
 
 @pytest.fixture
 def tracker(store: Path, folder: Path) -> Tracker:
@@ -61,6 +68,38 @@ def test_a_run_that_was_killed_is_marked_by_the_next_command(
         cut_off = only_run(tracker)
         assert (cut_off.status, cut_off.tags["kind"]) == ("KILLED", "cut_off")
         assert "its process ended" in cut_off.tags["error"]
+
+
+def test_a_run_that_was_killed_with_its_result_in_the_store_is_ended(
+    folder: Path, tracker: Tracker
+) -> None:
+    (folder / "endless.py").write_text(ENDLESS)
+    done = run(folder, *OWN, SMALL, "model.factory=endless:build", "capture.use_cache=false")
+    assert done.code == 9
+    before = only_run(tracker)
+    assert (before.status, before.tags["outcome"]) == ("RUNNING", "finished")
+    with at_work_alone(tracker, folder):
+        now = only_run(tracker)
+    assert (now.status, now.tags["kind"], "error" in now.tags) == ("FINISHED", "run", False)
+    assert now.metrics == before.metrics != {}
+
+
+def test_the_lock_of_a_run_is_held_while_it_is_marked(
+    folder: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = []
+
+    def mark(run_id: str, _: str) -> None:
+        with Locks(folder).held(tracker.run(run_id).tags["lock"], wait=False) as is_free:
+            free.append(is_free)
+
+    monkeypatch.setattr(tracker, "mark_cut_off", mark)
+    with at_work_alone(tracker, folder) as tags, tracker.start("ours", {}, tags):
+        mark_cut_off_alone(tracker, folder)
+        assert not free  # it is at work, in this process
+    with tracker.start("theirs", {}, tags):
+        mark_cut_off_alone(tracker, folder)
+    assert free == [False]
 
 
 def test_a_run_at_work_is_left_alone(folder: Path, tracker: Tracker) -> None:

@@ -58,6 +58,14 @@ def test_the_locks_of_each_folder_have_a_name(tmp_path: Path) -> None:
     assert len(name) > 16
 
 
+def test_the_name_in_a_file_of_an_earlier_version_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    name = bytes(range(1, 17))
+    # It began with the number of jobs that had been begun.
+    (tmp_path / "outputs" / ".jobs.lock").write_bytes((7).to_bytes(8, "big") + name)
+    assert Locks(tmp_path).name == name.hex()
+
+
 def test_a_lock_is_waited_for(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
     with Locks(tmp_path).held("mine"):
