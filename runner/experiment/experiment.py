@@ -71,6 +71,7 @@ def _fitted(config: Config) -> ScheduleResult | None:
 
     """
     check(config)
+    check_shard_devices(config, dealt_out(config).parallel)
     spec = model_spec(config)
     subject = shared_subject(config, spec)
     problem, _, dealt = problem_of(config, subject, spec)
@@ -132,7 +133,13 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
         times_note=source_note(config, times, problem.graph) or roofline_note(config),
         shards=costed.shards,
-        split=split_cost(problem, assignment, dealt.groups, dealt.exchanges)
+        split=split_cost(
+            problem,
+            assignment,
+            dealt.groups,
+            dealt.exchanges,
+            costed.schedule.microbatches if costed.schedule else 1,
+        )
         if dealt.exchanges
         else None,
         curve=costed.placement.curve,

@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
+from fxpart.sharding.zero import STAGES
 from runner.config.sections import Config, ModeConfig
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import is_captured
 from runner.experiment.training import is_training
+from runner.experiment.zero import in_stages
 from runner.output.terminal import progress
 
 __all__ = ["Change", "changes", "with_remedy"]
@@ -132,10 +134,17 @@ def _of_shards(config: Config) -> Iterator[Change]:
     """Yield the stages of ZeRO above that of replicas that train."""
     if not is_training(config) or replica_count(config) == 1:
         return
-    for stage in (1, 3):
-        # Weights are gathered for a step without microbatches.
-        if config.zero < stage and (stage < GATHERING or config.schedule.name == "none"):
+    for stage in (1, *_stages_of_weights(config)):
+        if config.zero < stage:
             yield Change(f"zero={stage}", replace(config, zero=stage))
+
+
+def _stages_of_weights(config: Config) -> tuple[int, ...]:
+    """Return the stage of ZeRO that shards weights and holds least, if one is planned."""
+    if in_stages(config):
+        # A pipeline that gathers weights again for each forward holds as much at its peak.
+        return () if config.schedule.name == "none" else (GATHERING,)
+    return (STAGES[-1],) if config.schedule.name in ("none", "1f1b") else ()
 
 
 def _of_fewer_microbatches(config: Config) -> Iterator[Change]:

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
-    """What tensor parallelism costs a placement; of the group that takes longest for it."""
+    """What tensor parallelism costs a step; of the group that takes longest for it."""
 
     size: int
     """Devices of a tensor-parallel group."""
@@ -50,6 +50,8 @@ class TensorSplit:
     """What replicas share beside that, in words."""
     with_collectives: int = 1
     """Groups of a replica that have collectives, of which the busiest is counted."""
+    microbatches: int = 1
+    """Of a step, each of which has its part of the collectives."""
 
 
 def check_split(config: Config) -> None:
@@ -147,8 +149,12 @@ def split_cost(
     assignment: Assignment,
     groups: TensorGroups,
     exchanges: Mapping[str, CollectiveGroup],
+    microbatches: int = 1,
 ) -> TensorSplit:
-    """Return what the collectives of a placement on `groups` come to, those of replicas too."""
+    """Return what the collectives of a placement on `groups` come to, those of replicas too.
+
+    They are of a step, whose microbatches each have those of the graph.
+    """
     sizes = collective_bytes(problem.graph)
     ops = np.array(sorted(sizes), dtype=np.int64)
     home = assignment.device_of[ops]
@@ -165,11 +171,12 @@ def split_cost(
     return TensorSplit(
         groups.size,
         len(groups.members),
-        len(there),
-        sum(there),
-        busy_s[most],
+        microbatches * len(there),
+        microbatches * sum(there),
+        microbatches * busy_s[most],
         shared,
         int(np.count_nonzero(busy_s)),
+        microbatches,
     )
 
 
@@ -179,10 +186,11 @@ def split_line(split: TensorSplit) -> str:
     groups = (f"{counted(split.groups, 'group')} of {split.size} devices",) * (split.size > 1)
     busiest = f" of the busiest {'group' if split.size > 1 else 'device'}"
     busiest *= split.with_collectives > 1
+    within = f" in {split.microbatches} microbatches" if split.microbatches > 1 else ""
     return (
         f"{', '.join((*groups, *split.shared))};"
         f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)}"
-        f"{busiest} {takes} {format_s(split.collective_s)}, all of it waited for"
+        f"{busiest}{within} {takes} {format_s(split.collective_s)}, all of it waited for"
     )
 
 

@@ -106,13 +106,21 @@ def in_stages(config: Config) -> bool:
 
 
 def check_shard_devices(config: Config, parallel: DataParallel) -> None:
-    """Raise `NotApplicableError` for shards of weights in replicas of several devices at once."""
+    """Raise `NotApplicableError` for replicas of several devices that are no pipeline."""
     n = parallel.replica.n_devices
-    if config.zero >= GATHERING and n > 1 and config.schedule.name == "none":
+    if config.zero < GATHERING or n == 1:
+        return
+    if config.schedule.name == "none":
         raise NotApplicableError(
             f"zero={config.zero} over replicas of {n} devices is planned of a pipeline over"
             " microbatches; add mode=pipeline schedule=1f1b microbatches=8, raise data_parallel, or"
             " use zero=1"
+        )
+    if config.mode.name == "single":
+        raise NotApplicableError(
+            f"zero={config.zero} with mode=single is planned over replicas of one device, got"
+            f" {n} in each, of which one works; use data_parallel={n * config.data_parallel} with a"
+            " model.batch_size that it divides, fewer devices, or mode=pipeline"
         )
 
 

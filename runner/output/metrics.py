@@ -224,7 +224,8 @@ METRICS = (
            "The most of that time that any device waits.", _REPLICAS),
     Metric("tensor_parallel", "", ".0f", None, "Devices that share every operator.", _SPLIT),
     Metric("collectives", "", ".0f", _LOWER,
-           "Those of the busiest group in one input, or step, and those of ZeRO.",
+           "Those of the busiest group in one input, or in all microbatches of a step, and those of"
+           " ZeRO.",
            _COLLECTIVES),
     Metric("collective_gib", "GiB", ".3f", _LOWER,
            "What these sum, gather or scatter.", _COLLECTIVES),

@@ -52,7 +52,13 @@ def test_replicas_that_train_share_what_they_hold() -> None:
         "zero=3 checkpointing=block",
     ]
     assert names(*replicas, "zero=1", "model.batch_size=2")[0] == "zero=3"
-    # Whose microbatches would gather weights again and again.
+    in_turn = ("schedule=1f1b", "microbatches=4", "model.batch_size=2")
+    assert names(*replicas, *in_turn)[1] == "zero=3"
+    # Stages of a pipeline share weights over microbatches alone, and hold as much with either.
+    pipeline = (*replicas, *in_turn, "mode=pipeline", "devices=4x16gb")
+    assert names(*pipeline)[:3] == ["zero=1", "zero=2", "checkpointing=block"]
+    assert names(*pipeline, "schedule=none")[:2] == ["zero=1", "checkpointing=block"]
+    # One device does not add up gradients in this order.
     assert "zero=3" not in names(*STEP, "data_parallel=2", "model.batch_size=2", "devices=2x16gb")
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from fxpart.cost.collective_times import collective_kinds
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from runner.experiment.check import check
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
@@ -56,6 +56,17 @@ def test_a_line_says_that_it_counts_the_busiest_of_several_groups() -> None:
     line = split_line(split)
     assert line.startswith(f"2 groups of 2 devices; {split.collectives} collective")
     assert " of the busiest group take" in line
+
+
+def test_collectives_are_those_of_all_microbatches() -> None:
+    groups = ("devices=2x16gb", "tensor_parallel=2", "mode=single")
+    once, step = _planned(*groups), _planned(*groups, "schedule=gpipe", "microbatches=3")
+    one, all_of_them = headline(once), headline(step)
+    for name in ("collectives", "collective_gib", "collective_ms", "exposed_collective_ms"):
+        assert all_of_them[name] == pytest.approx(3 * one[name])
+    assert all_of_them["latency_ms"] == one["latency_ms"]
+    assert step.split is not None
+    assert "; 12 collectives of 42.00 KiB in 3 microbatches take" in split_line(step.split)
 
 
 def test_a_piece_of_the_sequence_is_kept_between_layers() -> None:
@@ -267,6 +278,21 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
     no_model = "model.config.hidden_size=-1"  # of which no capture could be made
     with pytest.raises(NotApplicableError, match=f"zero={stage} over replicas of 2 devices is"):
         _planned(*step, "devices=4x16gb", no_model)
+    turns = ("mode=single", "schedule=1f1b", "microbatches=4")
+    advice = f"zero={stage} with mode=single is .* use data_parallel=4 .* or mode=pipeline"
+    with pytest.raises(NotApplicableError, match=advice):
+        _planned(*step, *turns, "devices=4x16gb", no_model)
+
+
+def test_what_is_refused_when_typed_is_not_advised(
+    plain_step: tuple[tuple[str, ...], Result],
+) -> None:
+    step, _ = plain_step
+    # Several devices to a replica would hold it, but are planned of a schedule alone.
+    small = ("mode=pipeline", "zero=3", "reserve=none", "devices=2x0.28mb")
+    config = read(*TINY, *step, *small)
+    with pytest.raises(InfeasibleError, match=r"take larger devices.* not enough: mode=kl_based$"):
+        plan(config, model_spec(config), may_capture=False)
 
 
 _TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
