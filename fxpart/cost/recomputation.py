@@ -6,13 +6,13 @@ the linear program, which no choice is below. Dantzig: Discrete-variable extremu
 Operations Research 5(2), 1957, doi:10.1287/opre.5.2.266.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
-from fxpart.core.module_paths import block_of
+from fxpart.core.module_paths import covering
 
 __all__ = ["BlockCost", "block_costs", "chosen_blocks", "least_again_s"]
 
@@ -36,35 +36,42 @@ class BlockCost:
 
 
 def block_costs(
-    kept: tuple[OpGraph, FloatArray], again: tuple[OpGraph, FloatArray]
+    paths: Sequence[str],
+    kept: tuple[OpGraph, FloatArray],
+    again: tuple[OpGraph, FloatArray],
 ) -> list[BlockCost]:
-    """Return the costs of the blocks of a step, in the order of the model.
+    """Return what it takes, and frees, to compute each block of a step again.
 
     Args:
+        paths: of the blocks, none within another.
         kept: the step that keeps everything, and the time of each of its operators.
         again: the step that computes all blocks again, likewise.
 
     """
-    before_s, after_s = (_seconds(*step) for step in (kept, again))
-    before, after = (_saved_bytes(step[0]) for step in (kept, again))
+    known = frozenset(paths)
+    before_s, after_s = (_seconds(*step, known) for step in (kept, again))
+    before, after = (_saved_bytes(step[0], known) for step in (kept, again))
     return [
-        BlockCost(name, max(0.0, after_s[name] - seconds), freed)
-        for name, seconds in before_s.items()
-        if name in after_s and (freed := before.get(name, 0) - after.get(name, 0)) > 0
+        BlockCost(
+            path,
+            max(0.0, after_s.get(path, 0.0) - before_s.get(path, 0.0)),
+            max(0, before.get(path, 0) - after.get(path, 0)),
+        )
+        for path in paths
     ]
 
 
-def _seconds(graph: OpGraph, op_s: FloatArray) -> dict[str, float]:
+def _seconds(graph: OpGraph, op_s: FloatArray, paths: Container[str]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for module, is_update, taken_s in zip(
         graph.modules, graph.is_update.tolist(), op_s.tolist(), strict=True
     ):
-        if (name := block_of(module)) and not is_update:
-            seconds[name] = seconds.get(name, 0.0) + taken_s
+        if not is_update and (path := covering(module, paths)):
+            seconds[path] = seconds.get(path, 0.0) + taken_s
     return seconds
 
 
-def _saved_bytes(graph: OpGraph) -> dict[str, int]:
+def _saved_bytes(graph: OpGraph, paths: Container[str]) -> dict[str, int]:
     """Return the bytes that the forward of each block makes and the backward reads."""
     root = _roots(graph.value_base)
     last = np.zeros(graph.n_values, dtype=np.int64)
@@ -73,8 +80,8 @@ def _saved_bytes(graph: OpGraph) -> dict[str, int]:
     crosses = (maker >= 0) & (maker < graph.first_backward) & (last >= graph.first_backward)
     saved: dict[str, int] = {}
     for value in np.flatnonzero(crosses & (root == np.arange(graph.n_values))).tolist():
-        name = block_of(graph.modules[maker[value]])
-        saved[name] = saved.get(name, 0) + int(graph.value_alloc_bytes[value])
+        if path := covering(graph.modules[maker[value]], paths):
+            saved[path] = saved.get(path, 0) + int(graph.value_alloc_bytes[value])
     return saved
 
 
@@ -134,6 +141,7 @@ def least_again_s(blocks: Sequence[BlockCost], missing_bytes: int) -> float:
     for block in sorted(blocks, key=lambda block: block.s_per_byte):
         if left <= 0:
             return least_s
-        least_s += block.again_s * min(1.0, left / block.freed_bytes)
+        if block.freed_bytes:
+            least_s += block.again_s * min(1.0, left / block.freed_bytes)
         left -= block.freed_bytes
     return least_s if left <= 0 else float("inf")

@@ -35,7 +35,7 @@ def within_budget(config: Config) -> tuple[Config, str]:
     again = replace(config, checkpointing="block")
     plan(again, model_spec(again))  # else it says what would fit
     problems = [_problem(step) for step in (kept, again)]
-    blocks = block_costs(_timed(problems[0]), _timed(problems[1]))
+    blocks = block_costs(_block_paths(again), _timed(problems[0]), _timed(problems[1]))
     tried = 0
 
     def fits(names: Sequence[str]) -> bool:
@@ -55,6 +55,13 @@ def _fits(config: Config) -> bool:
     except InfeasibleError:
         return False
     return True
+
+
+def _block_paths(config: Config) -> tuple[str, ...]:
+    from fxpart.capture.models.build import build_model
+    from fxpart.capture.training.joint import repeated_blocks
+
+    return repeated_blocks(build_model(model_spec(config)).module)
 
 
 def _problem(config: Config) -> Problem:

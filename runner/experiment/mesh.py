@@ -16,6 +16,7 @@ from runner.experiment.serving import generates, is_serving
 
 __all__ = [
     "GATHERING",
+    "check_imbalance",
     "check_mesh",
     "replica_count",
     "replica_degrees",
@@ -53,7 +54,7 @@ def check_mesh(config: Config) -> None:
         if getattr(config, name) < 1:
             raise SpecError(f"{name}={getattr(config, name)} must be 1 or more")
     check_tensor_degree(config, config.tensor_parallel, device_count(config))
-    _check_imbalance(config)
+    check_imbalance(config.expert_imbalance, config.expert_parallel)
     if not shares_something(config):
         return
     chosen = (
@@ -85,8 +86,8 @@ def _against(config: Config) -> dict[str, bool]:
     }
 
 
-def _check_imbalance(config: Config) -> None:
-    imbalance, degree = config.expert_imbalance, config.expert_parallel
+def check_imbalance(imbalance: float, degree: int) -> None:
+    """Raise `SpecError` for an `imbalance` that experts over `degree` replicas cannot have."""
     if not 1 <= imbalance <= degree:
         hint = f"from 1 to expert_parallel={degree}" if degree > 1 else "1 without expert_parallel"
         raise SpecError(

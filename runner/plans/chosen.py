@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, replace
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import RECOMMEND, Config, ModeConfig, ScheduleConfig
 from runner.experiment.check import check_all
+from runner.experiment.mesh import check_imbalance
 from runner.output.terminal import counted
 from runner.plans.evaluate import Candidate, Outcome, none_fits
 from runner.plans.request import Request, Space, check_price, check_request
@@ -115,6 +116,9 @@ def best_of(
         candidates += _candidates(base, space, mode_given=mode_given)
     asked = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
+    most = max(candidate.plan.expert_parallel for candidate in candidates)
+    for base in bases.values():
+        check_imbalance(base.expert_imbalance, most)
     outcome = evaluated(candidates, request, refusals)
     _refuse_left_out(asked, outcome.plans, refusals)
     if not outcome.ranking:

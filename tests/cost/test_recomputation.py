@@ -41,6 +41,8 @@ def test_by_hand() -> None:
     assert least_again_s(blocks, 12) == 5 + 4 * 2 / 4
     assert least_again_s(blocks, 0) == 0.0
     assert least_again_s(blocks, 19) == float("inf")
+    # The last one frees nothing.
+    assert least_again_s(_blocks([(5, 10), (1, 0)]), 12) == float("inf")
 
 
 @given(COSTS, st.floats(0.01, 1.0))

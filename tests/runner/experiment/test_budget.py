@@ -1,15 +1,19 @@
 """``checkpointing=budget``: against every choice of blocks of a small model."""
 
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fxpart.cost.recomputation import block_costs
 from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config
 from runner.experiment.budget import within_budget
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import shared_subject
 from tests.runner.composed import read
 
 LLAMA = {
@@ -20,16 +24,25 @@ LLAMA = {
     "num_key_value_heads": 4,
     "vocab_size": 128,
 }
+RESNET = {
+    "depths": "[2]",
+    "hidden_sizes": "[16]",
+    "embedding_size": 8,
+    "layer_type": "basic",
+}
 LAYERS = ("model.layers.0", "model.layers.1")
 
 
 def _config(folder: Path, *overrides: str) -> Config:
+    return _step(folder, "LlamaForCausalLM", LLAMA, "model.seq_len=64", *overrides)
+
+
+def _step(folder: Path, architecture: str, sizes: Mapping[str, object], *overrides: str) -> Config:
     return read(
         "model=transformers",
-        "model.architecture=LlamaForCausalLM",
-        *(f"+model.config.{name}={value}" for name, value in LLAMA.items()),
+        f"model.architecture={architecture}",
+        *(f"+model.config.{name}={value}" for name, value in sizes.items()),
         "model.batch_size=4",
-        "model.seq_len=64",
         "phase=training",
         "mode=single",
         "reserve=none",
@@ -71,3 +84,20 @@ def test_the_fewest_blocks_with_which_a_step_fits(tmp_path: Path) -> None:
         within_budget(config)
     with pytest.raises(NotApplicableError, match="is decided for one plan"):
         plan(config, model_spec(config))
+
+
+def test_blocks_within_a_stage(tmp_path: Path) -> None:
+    def step(*overrides: str) -> Config:
+        return _step(tmp_path, "ResNetForImageClassification", RESNET, *overrides)
+
+    kept, again = step("devices=1x1gb"), step("devices=1x1gb", "checkpointing=block")
+    layers = [f"resnet.encoder.stages.0.layers.{number}" for number in (0, 1)]
+    least = _planned(again)[0]
+    chosen, _ = within_budget(step(f"devices=1x{least / 1e6}mb", "checkpointing=budget"))
+    assert chosen.recomputed_blocks == layers
+    assert _planned(chosen)[0] == least
+    # None is left out that frees nothing: what all of them free together is that of all.
+    graph = shared_subject(kept, model_spec(kept)).captured.graph
+    unchanged = (graph, np.ones(graph.n_ops))
+    costs = block_costs(layers, unchanged, unchanged)
+    assert [(cost.name, cost.freed_bytes) for cost in costs] == [(path, 0) for path in layers]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpart.errors import NotApplicableError
+from fxpart.errors import NotApplicableError, SpecError
 from runner.plans.chosen import recommended_plan
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -21,6 +21,12 @@ def test_a_setting_is_named_as_it_was_given() -> None:
 def test_what_is_computed_again_is_not_left_open(given: str) -> None:
     with pytest.raises(NotApplicableError, match="is decided for one plan; of many take none"):
         recommended_plan(read(*RECOMMEND, "phase=training", given))
+
+
+@pytest.mark.parametrize("imbalance", [-7, 1.5])
+def test_no_imbalance_without_experts(imbalance: float) -> None:
+    with pytest.raises(SpecError, match=r"gets; give 1 without expert_parallel$"):
+        recommended_plan(read(*RECOMMEND, f"expert_imbalance={imbalance}"))
 
 
 def test_a_plan_that_goes_with_no_setting_leaves_the_others(
