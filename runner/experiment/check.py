@@ -67,8 +67,8 @@ def check_all(config: Config) -> None:
         FxpartError: for what does not exist or does not go together.
 
     """
-    model_spec(config)
     check(config)
+    model_spec(config)
     if config.mode.name != RECOMMEND:  # whose options are checked where it chooses
         chosen_mode(config)
     build_topology(config.devices, config.transfer_rate, config.reserve)

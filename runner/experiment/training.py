@@ -1,7 +1,7 @@
 """The options of a training step: updates and recomputation."""
 
 from fxpart.core.optimizer import Optimizer
-from fxpart.core.phases import StepOptions
+from fxpart.core.phases import CHECKPOINTING, StepOptions
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import BUDGET, Config, FinetuneConfig
 
@@ -122,6 +122,10 @@ def check_training(config: Config) -> None:
     if is_megatron(config):
         _check_megatron(config)
     _check_finetune(config)
+    ways = (*CHECKPOINTING, BUDGET)
+    if config.checkpointing not in ways:
+        near = nearest_names(config.checkpointing, ways)
+        raise SpecError(f"checkpointing={config.checkpointing} does not exist; {near}")
     options = step_options(config)
     if options.backward_order != "autograd":
         _check_order(config)

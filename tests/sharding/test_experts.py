@@ -16,6 +16,7 @@ from fxpart.core.topology import Link
 from fxpart.cost.collective_times import CollectiveGroup, TimesWithCollectives, collective_bytes
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError
+from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import check_mesh
@@ -104,6 +105,12 @@ def test_degrees_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises((NotApplicableError, ValueError), match=re.escape(message)):
         check_mesh(read(*TINY, *overrides))
+
+
+def test_a_degree_is_refused_before_the_batch_that_it_would_split() -> None:
+    overrides = ("expert_parallel=3", "data_parallel=3", "devices=3x16gb", "model.batch_size=4")
+    with pytest.raises(NotApplicableError, match="must divide the 4 experts"):
+        check_all(read(*TINY, *overrides))
 
 
 def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
