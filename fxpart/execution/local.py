@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,10 @@ __all__ = [
     "agreement",
     "check_memory",
     "resident_storages",
-    "restorer",
     "run_local",
     "step_outcome",
     "trained_parameters",
+    "undoable",
 ]
 
 
@@ -271,9 +272,12 @@ def _measured(
     def unsplit() -> object:
         return whole(*real.args, **real.kwargs)
 
-    restore = restorer(real, whole)
     eager = _Work(training, trained_parameters(real.module))
-    reference = eager.outcome(lambda: real.module(*real.args, **real.kwargs), keep_results=True)
+    reference, restore = undoable(
+        real,
+        whole,
+        lambda: eager.outcome(lambda: real.module(*real.args, **real.kwargs), keep_results=True),
+    )
     peaks = _counted_peaks(
         real, split, assignment, n_devices, work=work, reference=reference, restore=restore
     )
@@ -304,20 +308,40 @@ def _measured(
     )
 
 
-def restorer(real: RealModel, whole: fx.GraphModule) -> Callable[[], None]:
-    """Return a function that undoes what runs write: into inputs, as into a cache, and buffers."""
+def undoable(
+    real: RealModel, whole: fx.GraphModule, run: Callable[[], Outcome]
+) -> tuple[Outcome, Callable[[], None]]:
+    """Return the outcome of a run of the module, and a function that undoes what runs write.
+
+    That is into inputs, as into a cache, and into buffers. What this run leaves as it was, a later
+    one does too, so it is not kept: a buffer made by ``expand`` cannot even be written.
+    """
     inputs = tree_leaves((real.args, real.kwargs))
-    written = [inputs[at] for at in mutated_inputs(whole)]
+    tensors = [*(inputs[at] for at in mutated_inputs(whole)), *real.module.buffers()]
+    shared = {id(tensor) for tensor in tensors}
     # The program shares the module's, but for those that it keeps for itself.
-    buffers = {id(buffer): buffer for part in (real.module, whole) for buffer in part.buffers()}
-    written += buffers.values()
-    kept = [tensor.clone() for tensor in written]
+    private = [buffer for buffer in whole.buffers() if id(buffer) not in shared]
+    # On the host, where they count in no peak of a GPU.
+    before = [(tensor, tensor.to("cpu", copy=True)) for tensor in (*tensors, *private)]
+    outcome = run()
+    written = [
+        (tensor, values)
+        for tensor, values in before
+        if id(tensor) not in shared or not _is_same(tensor, values)
+    ]
+    del before
 
     def restore() -> None:
-        for tensor, values in zip(written, kept, strict=True):
+        for tensor, values in written:
             tensor.copy_(values)
 
-    return restore
+    return outcome, restore
+
+
+def _is_same(tensor: Tensor, values: Tensor) -> bool:
+    with suppress(NotImplementedError):  # torch compares no sparse tensors
+        return torch.equal(tensor.cpu(), values)
+    return False
 
 
 @dataclass(frozen=True, eq=False, slots=True)

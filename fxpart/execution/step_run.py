@@ -24,9 +24,9 @@ from fxpart.execution.local import (
     agreement,
     check_memory,
     resident_storages,
-    restorer,
     step_outcome,
     trained_parameters,
+    undoable,
 )
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.split.placement import split_by_assignment
@@ -103,8 +103,9 @@ def _measured(
             loss, *gradients = run.run(inputs, counter)
         return Outcome(None, loss, dict(zip(step.gradients, gradients, strict=True)))
 
-    restore = restorer(real, whole)
-    reference = autograd(real.module, trained_parameters(real.module))
+    reference, restore = undoable(
+        real, whole, lambda: autograd(real.module, trained_parameters(real.module))
+    )
     restore()
     with LiveBytes(resident_storages(run, assignment, inputs, n_devices)) as counter:
         outcome = in_order(counter)
