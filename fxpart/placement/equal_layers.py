@@ -8,11 +8,9 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.partitions import partition_by_device
-from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from fxpart.placement.aot_based import refuse_overfull
-from fxpart.placement.size_based import size_based
 
 __all__ = ["EqualLayersOptions", "equal_layers"]
 
@@ -39,13 +37,11 @@ def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) ->
     Layers are the modules of the longest of the outermost numbered lists, such as
     ``model.layers.0`` and so on; of a model without such a list, its operators. What comes before
     the first layer is on the first device, what comes after the last on the last. Times and sizes
-    are not looked at; where one stage on each device does not fit, what is returned is that of
-    `size_based`.
+    are not looked at.
 
     Raises:
         NotApplicableError: for fewer layers than stages on all devices, where a device has several.
-        InfeasibleError: when `size_based` finds no placement either, or when several stages on each
-            device do not fit.
+        InfeasibleError: when a device has too little memory for its layers.
 
     """
     each = (options or EqualLayersOptions()).interleave
@@ -60,10 +56,7 @@ def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) ->
     placed = of_layer[layer_of][graph.forward_of]
     device_of = np.asarray(placed[graph.group], dtype=np.int64)
     cut = partition_by_device(graph, device_of)
-    if each > 1:
-        refuse_overfull(problem, cut, "equal_layers")
-    elif (peak_bytes(problem.memory, device_of, devices) > problem.topology.memory_bytes).any():
-        return size_based(problem)
+    refuse_overfull(problem, cut, "equal_layers")
     return cut
 
 

@@ -102,7 +102,8 @@ def _refuse_chunks(name: str, devices: int, chunks: int) -> None:
     if chunks > 1:
         raise NotApplicableError(
             f"schedule={name} runs one stage on each device, the placement has {chunks * devices}"
-            f" stages on {devices} devices; take schedule=interleaved, or mode.interleave=1"
+            f" stages on {devices} devices; take schedule=interleaved, or a mode that places one"
+            " stage on each: mode=pipeline, or mode=equal_layers, with mode.interleave=1"
         )
 
 

@@ -1,15 +1,12 @@
 """The command line before Hydra reads it: flags in any position, and one of ours."""
 
-import re
 from collections.abc import MutableMapping, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, nearest_names
 from runner.cli.ending import Parser
 from runner.config.paths import conf_dir, shown_path, user_conf_dir
-from runner.config.sections import Schema
 
 if TYPE_CHECKING:
     from runner.config.sections import Config
@@ -62,7 +59,6 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     overrides, is_verbose = given.pop("overrides"), given.pop("verbose")
     for override in overrides:
         _refuse_keyless(override)
-        _refuse_number_of_switch(override)
     flags = [_flag(name, value) for name, value in given.items() if value not in (None, False)]
     if is_verbose:
         overrides.append("verbose=true")
@@ -123,16 +119,6 @@ def _refuse_keyless(override: str) -> None:
         raise SpecError(f"{override!r} has no key; write key=value, such as mode=kl_based")
     if equals and key in _CHOSEN_BY_SLASH and not value.startswith("{"):
         raise SpecError(f"{override} is chosen with a slash; write {key.replace('.', '/')}={value}")
-
-
-def _refuse_number_of_switch(override: str) -> None:
-    """Refuse numbers of what is true or false; OmegaConf takes any but 0 for true."""
-    key, _, values = override.lstrip("+").partition("=")
-    if any(re.fullmatch(r"\s*[-+]?\d+\s*", value) for value in values.split(",")):
-        section, _, name = key.rpartition(".")
-        kind = get_type_hints(Schema).get(section) if section else Schema
-        if is_dataclass(kind) and get_type_hints(kind).get(name) is bool:
-            raise SpecError(f"{override} must be true or false; write {key}=true or {key}=false")
 
 
 def _check_flags(given: MutableMapping[str, Any]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import BooleanNode, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import (
@@ -40,7 +40,32 @@ def register() -> None:
     opened = (schema.model.config, schema.model.factory_args, schema.mode, schema.price_per_hour)
     for open_dict in opened:
         OmegaConf.set_struct(open_dict, False)
+    _refuse_numbers_of_switches(schema)
     ConfigStore.instance().store(name="schema", node=schema, provider="fxpart")
+
+
+class _SwitchNode(BooleanNode):
+    """True or false; OmegaConf's own node takes any number but 0 for true."""
+
+    def _validate_and_convert_impl(self, value: Any) -> bool:  # noqa: ANN401 - OmegaConf's
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise ValidationError("Value '$VALUE' is not a valid bool (type $VALUE_TYPE)")
+        return super()._validate_and_convert_impl(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_SwitchNode":
+        copied = _SwitchNode()
+        self._deepcopy_impl(copied, memo)
+        return copied
+
+
+def _refuse_numbers_of_switches(section: DictConfig) -> None:
+    """Let every switch in `section`, and in all inside it, be a `_SwitchNode`."""
+    for key, node in _nodes(section).items():
+        if isinstance(node, DictConfig):
+            _refuse_numbers_of_switches(node)
+        elif isinstance(node, BooleanNode):
+            is_optional = node._is_optional()
+            _nodes(section)[key] = _SwitchNode(node._value(), key, section, is_optional)
 
 
 def read_config(composed: DictConfig) -> Config:

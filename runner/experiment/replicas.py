@@ -80,11 +80,11 @@ def with_sums(
     return whole, Replicas(parallel, cost)
 
 
-def replicas_line(replicas: Replicas) -> str:
-    """Return what replicas cost in one line."""
+def replicas_line(replicas: Replicas, group: int = 1) -> str:
+    """Return what replicas cost in one line; each device of a replica stands for `group` alike."""
     cost, count = replicas.cost, replicas.parallel.n_replicas
     most = int(cost.busy_s.argmax())
-    devices = counted(replicas.parallel.replica.n_devices, "device")
+    devices = counted(replicas.parallel.replica.n_devices * group, "device")
     if not cost.reduced_bytes.any():
         return f"{count} replicas of {devices}, which sum nothing"
     return (

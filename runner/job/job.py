@@ -278,7 +278,7 @@ def _show_plan(config: Config, result: Result) -> None:
     if result.offloaded:
         show(f"tiers:     {offload_line(config, result.offloaded)}")
     if result.replicas:
-        show(f"replicas:  {replicas_line(result.replicas)}")
+        show(f"replicas:  {replicas_line(result.replicas, _group(result))}")
     if result.batches:
         show(f"batch:     {batch_line(result.batches)}")
     show(*_generation_lines(result))

@@ -5,6 +5,9 @@ import pytest
 from fxpart.core.topology import Link
 from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.placement import make_mode
+from fxpart.placement.equal_layers import equal_layers
+from fxpart.placement.optimal.model_search import ModelSearch
+from fxpart.placement.size_based import size_based
 from tests.sketch import Sketch, devices, problem, random_graph
 
 
@@ -31,11 +34,15 @@ def test_operators_are_the_layers_of_a_model_without_any() -> None:
     assert placed.device_of.tolist() == expected
 
 
-def test_where_equal_numbers_do_not_fit_devices_are_filled() -> None:
-    graph = _stack(5).graph()
-    this = problem(graph, devices(25, 1000, link=Link(1.0)))
-    placed, filled = make_mode("equal_layers")(this), make_mode("size_based")(this)
-    assert placed.device_of.tolist() == filled.device_of.tolist()
+def test_where_equal_numbers_do_not_fit_they_are_refused_and_optimal_starts_elsewhere() -> None:
+    this = problem(_stack(5).graph(), devices(25, 1000, link=Link(1.0)))
+    with pytest.raises(InfeasibleError, match="equal_layers: device 0") as refused:
+        make_mode("equal_layers")(this)
+    assert refused.value.needed_bytes > refused.value.available_bytes == 25
+    search = ModelSearch(this, (size_based, equal_layers), seed=0)
+    for _ in range(2):  # the first step may ask branch and bound instead
+        search.round()
+    assert search.elite[0].tolist() == size_based(this).device_of.tolist()
 
 
 def test_several_stages_on_each_device_go_round_the_devices() -> None:

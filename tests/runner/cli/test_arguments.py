@@ -47,8 +47,6 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
         (["=3"], "'=3' has no key; write key=value"),
         ([""], "'' has no key"),
         (["hydra.launcher=joblib"], "chosen with a slash; write hydra/launcher=joblib"),
-        (["sequence_parallel=2"], "sequence_parallel=2 must be true or false; write sequence_par"),
-        (["-m", "devices.saturate_host=true,2"], "must be true or false; write devices.saturate_"),
         (["hydra.sweeper=3"], "chosen with a slash; write hydra/sweeper=3"),
         (["--experimental-rerun", "x"], "a logged run is repeated by rerun=<run id>"),
         (["--package", "model"], "--package model is about --cfg; add --cfg job, or leave it out"),

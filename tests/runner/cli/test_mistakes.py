@@ -83,6 +83,8 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
         ("model.batch_size=rang(1,3)", "there is no function rang; nearest: range"),
         ("model.batch_size=range()", "evaluating 'range()': missing a required argument: 'start'"),
         ("resume=maybe", "resume=maybe must be true or false"),
+        ("sequence_parallel=2", "sequence_parallel=2 must be true or false"),
+        ("devices.saturate_host=1", "devices.saturate_host=1 must be true or false"),
         ("zip=devices", "zip=devices must be a list, such as zip=[mode,devices]"),
         ("model.batch_size=x", "model.batch_size=x must be a whole number"),
         ("devices.pools.0.memory_bytes=2gb", "=2gb must be a whole number, such as 2000000000"),

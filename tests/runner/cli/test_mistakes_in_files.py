@@ -134,6 +134,7 @@ def test_a_file_with_a_wrong_value(text: str, message: str) -> None:
         ("nodes: [a]", "devices.nodes.0: a must be a whole number"),
         ("between_nodes: {bytes: 5}", "in devices.between_nodes, nearest: bytes_per_s"),
         ("saturate_host: often", "devices.saturate_host: often must be true or false"),
+        ("saturate_host: 2", "devices.saturate_host: 2 must be true or false"),
     ],
 )
 def test_a_value_deep_inside(text: str, message: str) -> None:

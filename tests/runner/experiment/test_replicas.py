@@ -61,6 +61,8 @@ def test_a_line_and_metrics_by_hand() -> None:
     _, _, replicas = _summed()
     parallel = split_topology(devices(*[100] * 4, link=Link(0.5)), 4)
     assert "4 replicas of 1 device; " in replicas_line(replace(replicas, parallel=parallel))
+    in_groups = replicas_line(replace(replicas, parallel=parallel), group=2)
+    assert in_groups.startswith("4 replicas of 2 devices; ")
     assert replicas_line(replicas) == (
         "2 replicas of 2 devices; all-reduce of 1 B on device 0 takes 2000 ms, of which 2000 ms"
         " are waited for"

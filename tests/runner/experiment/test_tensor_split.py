@@ -15,6 +15,7 @@ from runner.experiment.result import Result
 from runner.experiment.tensor_split import check_split, dealt_out, split_line
 from runner.experiment.training import check_training, optimizer_of
 from runner.experiment.zero import check_zero, zero_line
+from runner.job.job import _show_plan
 from runner.output.units import GIB
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -100,16 +101,21 @@ def test_a_pipeline_has_groups_as_stages() -> None:
     assert headline(result)["devices_used"] == 4.0
 
 
-def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
+def test_replicas_of_groups_sum_the_gradients_of_their_shards(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options = (
         "phase=training",
         "mode=single",
         "model.batch_size=2",
         "optimizer=none",
     )
-    result = _planned(*options, "devices=4x16gb", "tensor_parallel=2", "data_parallel=2")
+    groups = ("devices=4x16gb", "tensor_parallel=2", "data_parallel=2")
+    result = _planned(*options, *groups)
     values = headline(result)
     assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
+    _show_plan(read(*TINY, *options, *groups), result)
+    assert "replicas:  2 replicas of 2 devices; " in capsys.readouterr().out
     # Each of the two devices of a replica sums the gradients of its own shards.
     graph = result.captured.graph
     gradients = graph.value_bytes[graph.gradient_values].sum()

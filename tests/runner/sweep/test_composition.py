@@ -174,6 +174,7 @@ def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> N
         ("mode=single,kl_basd", "mode=kl_basd does not exist; nearest: kl_based"),
         ("devices=2x16gb,4x16", "devices=4x16: size '16' has no unit"),
         ("+microbatches=2,3", "Could not append to config"),
+        ("sequence_parallel=choice(0,2)", "Error merging override sequence_parallel=0"),
         ("nonsense=1,2", "Could not override 'nonsense'"),
     ],
 )
