@@ -61,6 +61,8 @@ class Copy:
     source: Source = Source()
     filled_bytes: int = 0
     """Room beside that, which the device fills itself: what is written to a cache."""
+    stays: bool = False
+    """Whether that room is taken from the start to the last operator, and nothing is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +177,18 @@ def copies_of(
 def buffer_bytes(copies: Sequence[Copy], devices: int, *, overlap: bool) -> IntArray:
     """Return the room that each device needs for what is copied to it, shape (D,).
 
-    With overlap that of the two largest units in a row; else that of the largest one.
+    With overlap that of the two largest units in a row; else that of the largest one. What stays
+    is there at once, either way.
     """
     room = np.zeros(devices, dtype=np.int64)
     before = np.zeros(devices, dtype=np.int64)
+    staying = np.zeros(devices, dtype=np.int64)
     for copy in copies:
         held = copy.size_bytes + copy.filled_bytes
         room[copy.device] = max(room[copy.device], held + before[copy.device] * overlap)
         before[copy.device] = held
-    return room
+        staying[copy.device] += held * copy.stays
+    return np.maximum(room, staying)
 
 
 def run_copies(

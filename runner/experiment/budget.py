@@ -46,7 +46,9 @@ def within_budget(config: Config) -> tuple[Config, str]:
 
     names = chosen_blocks(blocks, fits)
     line = f"{len(names)} of {counted(len(blocks), 'block')} computed again"
-    return replace(again, recomputed_blocks=list(names)), line + _gap(problems[0], blocks, names)
+    return replace(again, recomputed_blocks=list(names)), line + _gap(
+        config, problems[0], blocks, names
+    )
 
 
 def _fits(config: Config) -> bool:
@@ -75,11 +77,16 @@ def _timed(problem: Problem) -> tuple[OpGraph, FloatArray]:
     return problem.graph, times
 
 
-def _gap(problem: Problem, blocks: Sequence[BlockCost], names: Sequence[str]) -> str:
-    """Return how far the choice may be from the best, where one device holds the whole step."""
+def _gap(
+    config: Config, problem: Problem, blocks: Sequence[BlockCost], names: Sequence[str]
+) -> str:
+    """Return how far the choice may be from the best, where one device holds the whole step.
+
+    Of states beside it nothing is known: they make room that the bound does not count.
+    """
     chosen_s = sum(block.again_s for block in blocks if block.name in set(names))
     taken = f", {format_s(chosen_s)}"
-    if problem.topology.n_devices > 1:
+    if problem.topology.n_devices > 1 or config.devices.tiers:
         return taken
     whole = Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((0,),))
     missing_bytes = evaluate(problem, whole).peak_bytes - int(problem.topology.memory_bytes[0])

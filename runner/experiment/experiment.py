@@ -24,6 +24,7 @@ from runner.experiment.check import check
 from runner.experiment.fitting_plan import fitting_plan
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
+from runner.experiment.offload import placed
 from runner.experiment.operator_times import operator_times, roofline_note, source_note
 from runner.experiment.pipeline_schedule import scheduled
 from runner.experiment.rates import price_per_hour
@@ -74,9 +75,11 @@ def _fitted(config: Config) -> ScheduleResult | None:
     check_shard_devices(config, dealt_out(config).parallel)
     spec = model_spec(config)
     subject = shared_subject(config, spec)
-    problem, _, dealt = problem_of(config, subject, spec)
+    problem, times, dealt = problem_of(config, subject, spec)
     shards = weight_shards(config, problem, dealt.parallel, dealt.curves)
-    return scheduled(config, problem, chosen_mode(config)(problem), shards=shards)
+    assignment, in_tiers = placed(config, problem, problem, times, chosen_mode(config))
+    # Tiers go with no schedule.
+    return None if in_tiers else scheduled(config, problem, assignment, shards=shards)
 
 
 def problem_of(

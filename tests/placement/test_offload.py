@@ -460,6 +460,9 @@ def test_what_blocks_save_goes_to_the_host_and_comes_back() -> None:
     assert found.evaluation.devices[0].peak_bytes == 16 + 2 * 8 + 4 * 4
     assert found.stored_bytes() == 16
     assert (found.ways == RESIDENT).all()
+    # The last two stay also where the device waits for the others.
+    waiting = replace(machine, options=replace(offloading, overlap=False))
+    assert offload_updates(waiting, size_based).evaluation.devices[0].peak_bytes == 48
     # Where states make no room they go by themselves, as here, where there are none.
     by_itself = replace(machine, problem=problem(graph, devices(50)), options=OffloadOptions())
     assert offload_updates(by_itself, size_based).stored_bytes() == 16

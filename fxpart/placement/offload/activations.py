@@ -89,7 +89,7 @@ def moved(blocks: Sequence[Saved], source: Source) -> tuple[list[Copy], list[Pus
             goes = index < len(here) - _BUFFERS
             size, stays = (block.size_bytes, 0) if goes else (0, block.size_bytes)
             ends = block.first_reader, block.last_reader
-            copies.append(Copy(number, device, size, *ends, source, stays))
+            copies.append(Copy(number, device, size, *ends, source, stays, not goes))
             if goes:
                 later = (blocks[here[index + _BUFFERS]].first_op,)
                 pushes.append(Push(device, size, block.last_op, later, source=source))

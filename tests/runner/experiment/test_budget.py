@@ -58,20 +58,26 @@ def _planned(config: Config) -> tuple[int, float]:
     return evaluation.peak_bytes, evaluation.latency_s
 
 
-def test_the_fewest_blocks_with_which_a_step_fits(tmp_path: Path) -> None:
-    none = _planned(_config(tmp_path, "devices=1x1gb"))
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of captures that tests share."""
+    return tmp_path_factory.mktemp("captures")
+
+
+def test_the_fewest_blocks_with_which_a_step_fits(captures: Path) -> None:
+    none = _planned(_config(captures, "devices=1x1gb"))
     block = "checkpointing=block"
     known = {
         chosen: _planned(
-            _config(tmp_path, "devices=1x1gb", block, f"recomputed_blocks={[*chosen]}")
+            _config(captures, "devices=1x1gb", block, f"recomputed_blocks={[*chosen]}")
         )
         for n in (1, 2)
         for chosen in combinations(LAYERS, n)
     }
-    assert known[LAYERS] == _planned(_config(tmp_path, "devices=1x1gb", block))
+    assert known[LAYERS] == _planned(_config(captures, "devices=1x1gb", block))
     least, most = known[LAYERS][0], none[0]
     for peak_bytes in (least, (least + most) // 2, most):
-        config = _config(tmp_path, f"devices=1x{peak_bytes / 1e6}mb", "checkpointing=budget")
+        config = _config(captures, f"devices=1x{peak_bytes / 1e6}mb", "checkpointing=budget")
         chosen, line = within_budget(config)
         fitting = {(): none} | known
         best_s = min(step_s for peak, step_s in fitting.values() if peak <= peak_bytes)
@@ -79,7 +85,7 @@ def test_the_fewest_blocks_with_which_a_step_fits(tmp_path: Path) -> None:
         assert found[0] <= peak_bytes
         assert found[1] == pytest.approx(best_s)
         assert ("gap" in line) is (peak_bytes < most)
-    config = _config(tmp_path, f"devices=1x{(least - 1000) / 1e6}mb", "checkpointing=budget")
+    config = _config(captures, f"devices=1x{(least - 1000) / 1e6}mb", "checkpointing=budget")
     with pytest.raises(InfeasibleError):
         within_budget(config)
     with pytest.raises(NotApplicableError, match="is decided for one plan"):
@@ -101,3 +107,18 @@ def test_blocks_within_a_stage(tmp_path: Path) -> None:
     unchanged = (graph, np.ones(graph.n_ops))
     costs = block_costs(layers, unchanged, unchanged)
     assert [(cost.name, cost.freed_bytes) for cost in costs] == [(path, 0) for path in layers]
+
+
+def test_no_gap_is_said_where_states_make_room_too(captures: Path) -> None:
+    beside = ("offload.optimizer=all", "offload.activations=none")
+
+    def peak_bytes(*overrides: str) -> int:
+        config = _config(captures, *beside, "devices=1x1gb+host1gb", *overrides)
+        evaluation = plan(config, model_spec(config), advises=False).evaluation
+        return evaluation.devices[0].peak_bytes
+
+    half = (peak_bytes() + peak_bytes("checkpointing=block")) // 2
+    devices = f"devices=1x{half / 1e6}mb+host1gb"
+    _, line = within_budget(_config(captures, *beside, devices, "checkpointing=budget"))
+    assert "1 of 2 blocks computed again" in line
+    assert "at least" not in line

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpart.errors import FxpartError
+from fxpart.errors import FxpartError, InfeasibleError
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
@@ -174,6 +174,19 @@ def test_the_key_of_a_job_knows_its_tiers_and_how_they_are_used(here: Path) -> N
     ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+
+
+def test_what_would_make_it_fit_is_tried_with_the_tiers(here: Path) -> None:
+    trained = ("phase=training", "optimizer=adamw")
+    small_host = (*trained, "offload.optimizer=all", "devices=1x1mb+host0.1mb")
+    with pytest.raises(InfeasibleError, match="do not fit host") as refused:
+        planned(*small_host)
+    assert "makes it fit" not in str(refused.value)
+    # Two of these devices hold the step with states on the host alone.
+    small = (*trained, "offload.activations=none")
+    with pytest.raises(InfeasibleError, match=r"2 x \w+ makes it fit"):
+        planned(*small, "devices=1x0.1mb+host10mb")
+    assert planned(*small, "devices=2x0.1mb+host10mb").offloaded is not None
 
 
 def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
