@@ -8,6 +8,7 @@ block and on the stage.
 import gc
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,18 +26,39 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
-from fxpart.cost.problem import make_problem
+from fxpart.core.weight_state import with_state
+from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.execution.device import seeded
-from fxpart.schedule import engine_peak_bytes, engine_stages, ordered_actions
+from fxpart.schedule import (
+    ScheduleResult,
+    engine_peak_bytes,
+    engine_stages,
+    ordered_actions,
+    simulate_schedule,
+    stage_costs,
+)
 from fxpart.schedule.stage_shards import WeightShards
 
-__all__ = ["REPLICAS", "STAGES", "PipelineCounted", "pipeline_run", "predicted_pipeline"]
+__all__ = [
+    "LOGITS_BYTES",
+    "PASSED_BYTES",
+    "REPLICAS",
+    "STAGES",
+    "PipelineCounted",
+    "pipeline_run",
+    "planned_pipeline",
+    "predicted_pipeline",
+]
 
 STAGES, REPLICAS, MICROBATCHES = 2, 2, 4
 _LAYERS, _BATCH, _TOKENS, _VOCABULARY = 4, 2, 32, 256
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 _CPU = torch.device("cpu")
+PASSED_BYTES = MICROBATCHES * _BATCH * _TOKENS * 64 * 4
+"""Of the buffers that each stage receives into; a plan of a run has none."""
+LOGITS_BYTES = _BATCH * _TOKENS * _VOCABULARY * 4
+"""Of one microbatch, which the engine keeps beside what a plan of a run has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +158,14 @@ def _step(engine: Any, place: int, ids: Tensor) -> tuple[float, ...]:  # noqa: A
 
 def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]:
     """Return what is predicted of each pipeline stage's processes."""
-    with torch.device("meta"):
-        ids = torch.zeros((_BATCH, _TOKENS), dtype=torch.int64)
-        graph = joint_graph(_WithLoss(), (ids, ids))
-    spec = DeviceSpec("large", 2**40, {"float32": 1e12}, 1e12)
-    topology = uniform_topology((spec,) * STAGES, Link(1e9))
-    problem = make_problem(graph, topology, LatencyModel())
-    gradients = tuple(range(len(graph.gradient_values)))
-    shards = WeightShards(REPLICAS, gradients, stage == 3, (Link(1e9),) * STAGES)
-    stages = engine_stages(problem, _cut(graph), shards)
+    problem, cut, shards = _sharing(stage)
+    stages = engine_stages(problem, cut, shards)
     peaks = engine_peak_bytes(
         schedule,
         stages,
         MICROBATCHES,
         training=True,
-        result_bytes=4 * _BATCH * _TOKENS * _VOCABULARY,
+        result_bytes=LOGITS_BYTES,
     )
     rows = ordered_actions(schedule, STAGES, 1, MICROBATCHES, training=True)
     counted = []
@@ -162,6 +177,30 @@ def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]
             sent[kind, size // REPLICAS if kind == "all_gather" else size] += 1
         counted.append(PipelineCounted(peak, sent))
     return tuple(counted)
+
+
+def planned_pipeline(stage: int, schedule: str) -> ScheduleResult:
+    """Return the schedule as a run plans it, without the buffers of torch's engine."""
+    problem, cut, shards = _sharing(stage)
+    graph = problem.graph
+    parts = -(-graph.weight_bytes[graph.gradient_weights] // REPLICAS)
+    kept = with_state(graph, graph.gradient_weights, [parts])
+    planned = make_problem(kept, problem.topology, LatencyModel())
+    return simulate_schedule(schedule, stage_costs(planned, cut, shards), MICROBATCHES)
+
+
+@cache
+def _sharing(stage: int) -> tuple[Problem, Assignment, WeightShards]:
+    """Return a step of one microbatch, in which stage each operator is, and what is shared."""
+    with torch.device("meta"):
+        ids = torch.zeros((_BATCH, _TOKENS), dtype=torch.int64)
+        graph = joint_graph(_WithLoss(), (ids, ids))
+    spec = DeviceSpec("large", 2**40, {"float32": 1e12}, 1e12)
+    topology = uniform_topology((spec,) * STAGES, Link(1e9))
+    problem = make_problem(graph, topology, LatencyModel())
+    gradients = tuple(range(len(graph.gradient_values)))
+    shards = WeightShards(REPLICAS, gradients, stage == 3, (Link(1e9),) * STAGES)
+    return problem, _cut(graph), shards
 
 
 def _cut(graph: OpGraph) -> Assignment:

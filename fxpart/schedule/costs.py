@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from fxpart.errors import SpecError
-from fxpart.schedule.stage_shards import StageNeeds, StageShards
+from fxpart.schedule.stage_shards import Gathered, StageShards, stage_needs
 
 __all__ = ["PipelineCosts", "StageCost", "StageLink"]
 
@@ -62,14 +62,6 @@ class StageCost:
         for name in ("forward_s", "backward_s", "update_s", "within_s", "reduce_s"):
             _refuse_no_time(f"{name} of a stage on device {self.device}", getattr(self, name))
 
-    def needs(self, gathered: int) -> StageNeeds:
-        """Return what a forward or backward needs that finds so much `gathered`, 0 at first."""
-        if self.shards is not None:
-            return self.shards.needs[gathered]
-        return StageNeeds(
-            0, self.forward_peak_bytes, self.backward_peak_bytes, self.first_backward_peak_bytes
-        )
-
     def without_collectives(self) -> "StageCost":
         """Return the same where collectives of weights and gradients take no time."""
         if self.shards is None:
@@ -78,13 +70,9 @@ class StageCost:
         reduce_s = self.reduce_s - self.shards.reduce_s + shards.reduce_s
         return replace(self, shards=shards, reduce_s=max(0.0, reduce_s))
 
-    def after(self, kind: str) -> int:
-        """Return what is gathered after a forward, ``F``, or backward, ``B``."""
-        return self.shards.after(kind) if self.shards is not None else 0
-
-    def seconds(self, kind: str, gathered: int = 0) -> float:
+    def seconds(self, kind: str, gathered: Gathered = Gathered.NOTHING) -> float:
         """Return the time of its forward, `kind` ``F``, waiting included, or backward, ``B``."""
-        needs = self.needs(gathered)
+        needs = stage_needs(self, gathered)
         if kind == "F":
             return self.forward_s + self.within_s + needs.forward_wait_s
         return self.backward_s + needs.backward_wait_s

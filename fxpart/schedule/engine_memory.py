@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from fxpart.errors import SpecError
 from fxpart.schedule.engine_stages import EngineStage
 from fxpart.schedule.orders import Action, ordered_actions
+from fxpart.schedule.stage_shards import Gathered, gathered_after, stage_needs
 
 __all__ = ["ENGINE_SCHEDULES", "engine_peak_bytes"]
 
@@ -71,12 +72,12 @@ def _fixed(stage: EngineStage, microbatches: int) -> int:
 
 def _peak(stage: EngineStage, row: Sequence[Action], result: int, *, keeps_sent: bool) -> int:
     """Return the most of the rest; `result` bytes are held beside what the graph says."""
-    live_bytes, peak, backwards, forwards, gathered = 0, 0, 0, 0, 0
+    live_bytes, peak, backwards, forwards, gathered = 0, 0, 0, 0, Gathered.NOTHING
     for kind, _, _ in row:
-        needs = stage.needs(gathered)
-        gathered = stage.shards.after(kind) if stage.shards else 0
+        needs = stage_needs(stage, gathered)
+        gathered = gathered_after(stage, kind)
         kept_bytes = live_bytes - needs.gathered_bytes
-        live_bytes += stage.needs(gathered).gathered_bytes - needs.gathered_bytes
+        live_bytes += stage_needs(stage, gathered).gathered_bytes - needs.gathered_bytes
         if kind == "F":
             # The results of the forward before are let go of when there are new ones.
             before = result if backwards and forwards == backwards else 0

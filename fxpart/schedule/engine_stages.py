@@ -10,7 +10,7 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables, freed_after_readers
 from fxpart.schedule.from_assignment import stages_of, tied_parts
-from fxpart.schedule.stage_shards import StageNeeds, StageShards, WeightShards, stage_shards
+from fxpart.schedule.stage_shards import StageShards, WeightShards, stage_shards
 from fxpart.schedule.stage_storages import Lifetimes, stage_storages
 
 __all__ = [
@@ -239,14 +239,6 @@ class EngineStage:
     """The same for the first micro-batch, whose gradients of weights stay."""
     shards: StageShards | None = None
     """Where replicas share its weights by FSDP2; `weight_bytes` then has their shards instead."""
-
-    def needs(self, gathered: int) -> StageNeeds:
-        """Return what a forward or backward needs that finds so much `gathered`, 0 at first."""
-        if self.shards is not None:
-            return self.shards.needs[gathered]
-        return StageNeeds(
-            0, self.forward_peak_bytes, self.backward_peak_bytes, self.first_backward_peak_bytes
-        )
 
 
 def engine_stages(

@@ -23,6 +23,7 @@ from fxpart.schedule.result import (
     StageTransfer,
     StageUpdate,
 )
+from fxpart.schedule.stage_shards import Gathered, gathered_after, stage_needs
 
 __all__ = [
     "Progress",
@@ -178,11 +179,11 @@ def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatch
         costs[s].weight_bytes + microbatches * costs[s].input_bytes for s in stages
     )
     peak, has_gradient = resident_bytes, set[int]()
-    gathered = dict.fromkeys(stages, 0)
+    gathered = dict.fromkeys(stages, Gathered.NOTHING)
     for kind, _, stage in row:
         cost = costs[stage]
-        needs = cost.needs(gathered[stage])
-        gathered[stage] = cost.after(kind)
+        needs = stage_needs(cost, gathered[stage])
+        gathered[stage] = gathered_after(cost, kind)
         # What the micro-batch saved is part of the backward's peak, and so is what is gathered.
         resident_bytes -= needs.gathered_bytes + (cost.saved_bytes if kind == "B" else 0)
         if kind == "F":
@@ -194,7 +195,7 @@ def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatch
             peak = max(peak, resident_bytes + needs.first_backward_peak_bytes)
             resident_bytes += cost.gradient_bytes
             has_gradient.add(stage)
-        resident_bytes += cost.needs(gathered[stage]).gathered_bytes
+        resident_bytes += stage_needs(cost, gathered[stage]).gathered_bytes
     for shards in filter(None, (costs[stage].shards for stage in stages)):
         resident_bytes -= shards.whole_bytes + shards.gradient_bytes
         peak = max(peak, resident_bytes + shards.reduce_peak_bytes)
@@ -291,7 +292,7 @@ class _Step:
         self._stages, self._devices = costs.stages, devices
         self._progress = Progress(costs, devices, microbatches)
         self._ready_s = [[0.0] * microbatches for _ in range(2 * len(costs.stages))]
-        self._gathered = [0] * len(costs.stages)
+        self._gathered = [Gathered.NOTHING] * len(costs.stages)
         self.free_s = [0.0] * devices
         """When each device has run its last action so far."""
         self.events: list[StageEvent] = []
@@ -326,7 +327,7 @@ class _Step:
         kind, microbatch, stage = action
         device = self._stages[stage].device
         finish_s = start_s + self._stages[stage].seconds(kind, self._gathered[stage])
-        self._gathered[stage] = self._stages[stage].after(kind)
+        self._gathered[stage] = gathered_after(self._stages[stage], kind)
         self.events.append(StageEvent(device, stage, kind, microbatch, start_s, finish_s))
         for follower, link in self._progress.followers(number):
             there_s = self._send(link, microbatch, finish_s) if link else finish_s

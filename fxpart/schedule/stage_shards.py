@@ -9,7 +9,8 @@ microbatches, and scattered once, at the end, when the weights are freed.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from enum import IntEnum
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,14 +20,29 @@ from fxpart.core.topology import Link
 from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 from fxpart.schedule.stage_storages import Lifetimes
 
-__all__ = ["Collective", "StageNeeds", "StageShards", "WeightShards", "stage_shards"]
+__all__ = [
+    "Collective",
+    "Gathered",
+    "StageNeeds",
+    "StageShards",
+    "WeightShards",
+    "gathered_after",
+    "stage_needs",
+    "stage_shards",
+]
 
 _SLOTS = 8
 """Places in time for each operator: collectives and copies come before it, the root's first."""
 _FORWARD_AHEAD, _BACKWARD_AHEAD = 2, 1
 """Gathers run so many blocks ahead, as FSDP2 records its events."""
-_SHARDS, _ROOT, _WHOLE = range(3)
-"""What is gathered of a stage: nothing, its root, all."""
+
+
+class Gathered(IntEnum):
+    """What is gathered of a stage."""
+
+    NOTHING = 0
+    ROOT = 1
+    ALL = 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,7 +90,7 @@ class StageShards:
     """A stage with sharded weights."""
 
     needs: tuple[StageNeeds, StageNeeds, StageNeeds]
-    """With nothing gathered, with the root, with all."""
+    """By what is `Gathered`."""
     reshards: bool
     gathers: tuple[Collective, ...]
     """Of its blocks, the root first."""
@@ -92,9 +108,9 @@ class StageShards:
     gradient_bytes: int
     """Of the whole gradients that are scattered."""
 
-    def after(self, kind: str) -> int:
+    def after(self, kind: str) -> Gathered:
         """Return what is gathered after a forward, ``F``, or a backward, ``B``."""
-        return _ROOT if kind == "F" and self.reshards else _WHOLE
+        return Gathered.ROOT if kind == "F" and self.reshards else Gathered.ALL
 
     def without_collectives(self) -> "StageShards":
         """Return the same where collectives take no time, and their copies do."""
@@ -107,12 +123,39 @@ class StageShards:
 
     def collectives(self, kinds: Iterable[str]) -> Iterator[Collective]:
         """Yield what a step runs whose forwards and backwards come in the order of `kinds`."""
-        gathered = _SHARDS
+        gathered = Gathered.NOTHING
         for kind in kinds:
-            if gathered != _WHOLE:
-                yield from self.gathers[self.roots if gathered == _ROOT else 0 :]
+            if gathered != Gathered.ALL:
+                yield from self.gathers[self.roots if gathered == Gathered.ROOT else 0 :]
             gathered = self.after(kind)
         yield from self.scatters
+
+
+class Stage(Protocol):
+    """What a forward and a backward of a stage hold, whoever runs them."""
+
+    @property
+    def forward_peak_bytes(self) -> int: ...
+    @property
+    def backward_peak_bytes(self) -> int: ...
+    @property
+    def first_backward_peak_bytes(self) -> int: ...
+    @property
+    def shards(self) -> StageShards | None: ...
+
+
+def stage_needs(stage: Stage, gathered: Gathered) -> StageNeeds:
+    """Return what a forward or backward of `stage` needs that finds so much `gathered`."""
+    if stage.shards is not None:
+        return stage.shards.needs[gathered]
+    return StageNeeds(
+        0, stage.forward_peak_bytes, stage.backward_peak_bytes, stage.first_backward_peak_bytes
+    )
+
+
+def gathered_after(stage: Stage, kind: str) -> Gathered:
+    """Return what is gathered of `stage` after a forward, ``F``, or backward, ``B``."""
+    return stage.shards.after(kind) if stage.shards is not None else Gathered.NOTHING
 
 
 def stage_shards(
@@ -150,25 +193,11 @@ def stage_shards(
     copies_s = [2 * size / copy_bytes_per_s for size in buffers]
     taken_s = [(c.seconds, copy_s) for c, copy_s in zip(gathers, copies_s, strict=True)]
     forward = np.asarray(ops) < graph.first_backward
-    needs = []
-    for gathered in (_SHARDS, _ROOT, _WHOLE):
-        held = (plan.forward(gathered), plan.backward(gathered), plan.backward(gathered))
-        peaks = [
-            both.over(_SLOTS).beside(lives).peak(_SLOTS * (graph.n_ops + 2))
-            for both, lives in zip(lifetimes, held, strict=True)
-        ]
-        orders = (plan.gathered_forward(gathered), plan.gathered_backward(gathered))
-        waits_s = [
-            _wait_s(plan, order, (ops[those], op_s[those]), taken_s, ahead)
-            for order, those, ahead in zip(
-                orders, (forward, ~forward), (_FORWARD_AHEAD, _BACKWARD_AHEAD), strict=True
-            )
-        ]
-        copied_s = [sum(copies_s[block] for block in order) for order in orders]
-        needs.append(StageNeeds(plan.held_bytes(gathered), *peaks, *waits_s, *copied_s))
+    works = ((ops[forward], op_s[forward]), (ops[~forward], op_s[~forward]))
+    nothing, root, whole = (_needs(plan, has, lifetimes, works, taken_s) for has in Gathered)
     reduce_peak_bytes, gradient_bytes = _reduced(graph, blocks, ops, plan, shards.replicas)
     return StageShards(
-        needs=(needs[0], needs[1], needs[2]),
+        needs=(nothing, root, whole),
         reshards=shards.reshards,
         gathers=gathers,
         roots=plan.roots,
@@ -218,16 +247,19 @@ class _Stage:
         self.backward_start = _SLOTS * (graph.first_backward + 1)
         self.end = _SLOTS * graph.n_ops
 
-    def held_bytes(self, gathered: int) -> int:
+    def _whole(self, gathered: Gathered) -> int:
+        """Return the number of blocks that are whole, which come first."""
+        return (0, self.roots, len(self.blocks))[gathered]
+
+    def held_bytes(self, gathered: Gathered) -> int:
         """Return the bytes of the weights that are whole."""
-        return sum(self.sizes[: (0, self.roots, None)[gathered]])
+        return sum(self.sizes[: self._whole(gathered)])
 
-    def gathered_forward(self, gathered: int) -> list[int]:
+    def gathered_forward(self, gathered: Gathered) -> list[int]:
         """Return the blocks that a forward gathers, in order."""
-        first = (0, self.roots, len(self.blocks))[gathered]
-        return list(range(first, len(self.blocks)))
+        return list(range(self._whole(gathered), len(self.blocks)))
 
-    def gathered_backward(self, gathered: int) -> list[int]:
+    def gathered_backward(self, gathered: Gathered) -> list[int]:
         """Return the blocks that a backward gathers, in order."""
         numbers = self.gathered_forward(gathered)
         return sorted(numbers, key=lambda i: self.blocks[i].first_backward)
@@ -236,7 +268,7 @@ class _Stage:
         """Return when the gather before an operator begins; its copy comes next."""
         return _SLOTS * (op + 1) - (2 if self.blocks[block].name else 4)
 
-    def forward(self, gathered: int) -> Lifetimes:
+    def forward(self, gathered: Gathered) -> Lifetimes:
         """Return what is alive in a forward."""
         order, lives = self.gathered_forward(gathered), []
         for index, block in enumerate(order):
@@ -255,7 +287,7 @@ class _Stage:
             lives.append((begin, end, self.sizes[block]))
         return Lifetimes.of(lives)
 
-    def backward(self, gathered: int) -> Lifetimes:
+    def backward(self, gathered: Gathered) -> Lifetimes:
         """Return what is alive in a backward, each block gathered while the one before runs."""
         order, lives = self.gathered_backward(gathered), []
         begin = self.backward_start
@@ -267,6 +299,28 @@ class _Stage:
         whole = [block for block in range(len(self.blocks)) if block not in order]
         lives += [(self.backward_start, self.end, self.sizes[block]) for block in whole]
         return Lifetimes.of(lives)
+
+
+def _needs(
+    plan: _Stage,
+    gathered: Gathered,
+    lifetimes: Sequence[Lifetimes],
+    works: Sequence[tuple[IntArray, FloatArray]],
+    taken_s: Sequence[tuple[float, float]],
+) -> StageNeeds:
+    """Return what `works`, a forward and a backward, need that find so much `gathered`."""
+    backward = plan.backward(gathered)
+    peaks = [
+        both.over(_SLOTS).beside(lives).peak(plan.end + 2 * _SLOTS)
+        for both, lives in zip(lifetimes, (plan.forward(gathered), backward, backward), strict=True)
+    ]
+    orders = (plan.gathered_forward(gathered), plan.gathered_backward(gathered))
+    waits_s = [
+        _wait_s(plan, order, work, taken_s, ahead)
+        for order, work, ahead in zip(orders, works, (_FORWARD_AHEAD, _BACKWARD_AHEAD), strict=True)
+    ]
+    copied_s = [sum(taken_s[block][1] for block in order) for order in orders]
+    return StageNeeds(plan.held_bytes(gathered), *peaks, *waits_s, *copied_s)
 
 
 def _wait_s(

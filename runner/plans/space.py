@@ -12,6 +12,7 @@ from fxpart.core.topology import Topology
 from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.degrees import check_tensor_degree, stated_experts
+from runner.experiment.mesh import GATHERING
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.plans.request import Request
@@ -48,8 +49,6 @@ _TRAINS = ("1f1b", "interleaved")
 _INTERLEAVED = "interleaved"
 _CHUNKS = 2
 """Stages on each device that ``interleaved`` is tried with."""
-_WEIGHTS = 2
-"""The ZeRO stage from which replicas of several devices need a schedule."""
 _LONG = 16384
 """Tokens from which sequences are cut: Llama 3 was trained without that at 8,192, and with it at
 131,072 (arXiv:2407.21783, table 4)."""
@@ -310,7 +309,8 @@ def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
         settings.numbers("zero") or zeros,
         settings.words("checkpointing") or (["none", "block"] if settings.trains else ["none"]),
     ):
-        if zero >= _WEIGHTS and degrees.groups > 1 and schedule == "none":
+        # Replicas of several devices share weights over microbatches alone.
+        if zero >= GATHERING and degrees.groups > 1 and schedule == "none":
             continue
         if schedule != "none" and not _takes_turns(mode, schedule, degrees):
             continue

@@ -11,7 +11,13 @@ import torch
 from benchmarks.sharding.context_run import context_run, piece
 from benchmarks.sharding.expert_run import expert_run, share_of
 from benchmarks.sharding.group import run_group
-from benchmarks.sharding.pipeline_run import pipeline_run, predicted_pipeline
+from benchmarks.sharding.pipeline_run import (
+    LOGITS_BYTES,
+    PASSED_BYTES,
+    pipeline_run,
+    planned_pipeline,
+    predicted_pipeline,
+)
 from benchmarks.sharding.predicted import predicted, predicted_zero
 from benchmarks.sharding.tensor_run import Counted, tensor_run, whole_run
 from benchmarks.sharding.zero_run import zero_run
@@ -135,6 +141,18 @@ def test_stages_of_shards_on_four_devices() -> None:
     for expected, counted in zip((forecast[0], *forecast, forecast[1]), runs, strict=True):
         assert counted.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
         assert counted.collectives == expected.collectives
+    # What runs plan, with the buffers that torch's engine has beside it.
+    plan = planned_pipeline(3, "1f1b")
+    of_engine = (PASSED_BYTES, PASSED_BYTES + LOGITS_BYTES)
+    for peak_bytes, more_bytes, counted in zip(plan.peak_bytes, of_engine, runs[::2], strict=True):
+        assert counted.peak_bytes == pytest.approx(peak_bytes + more_bytes, rel=0.02)
+    assert plan.shards is not None
+    sums = [
+        sum(n * size * (2 if kind == "all_gather" else 1) for (kind, size), n in each.items())
+        for each in (run.collectives for run in runs)
+    ]
+    assert plan.shards.collective_bytes == max(sums)
+    assert plan.shards.collectives == max(run.collectives.total() for run in runs)
     # Each replica's microbatches are its own.
     assert len({run.losses for run in runs[2:]}) == 2
 
