@@ -14,7 +14,7 @@ from runner.report.sweep_data import LATEST, SweepData
 
 if TYPE_CHECKING:
     from runner.config.sections import TrackingConfig
-    from runner.tracking.tracker import LoggedRun, Tracker
+    from runner.tracking.tracker import LoggedRun, Runs
 
 __all__ = ["Request", "main", "parsed"]
 
@@ -140,7 +140,7 @@ def _report(request: Request) -> int:
 
 def _compare(
     request: Request,
-    source: "Tracker",
+    source: "Runs",
     config: "TrackingConfig",
     before: "LoggedRun",
     after: "LoggedRun",

@@ -9,7 +9,7 @@ from fxpart.errors import SpecError, nearest_names
 from runner.config.tags import config_text
 from runner.output.result_files import SETTLED
 from runner.report.sweep_data import LATEST, SweepData, SweepRow
-from runner.tracking.tracker import LoggedRun, Tracker, swept_keys
+from runner.tracking.tracker import LoggedRun, Runs, swept_keys
 
 __all__ = [
     "all_runs",
@@ -29,7 +29,7 @@ _STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
 """Of runs that do not say their outcome; others are under way."""
 
 
-def sweeps_of(source: Tracker) -> list[LoggedRun]:
+def sweeps_of(source: Runs) -> list[LoggedRun]:
     """Return the parent runs of an experiment's sweeps, the newest first."""
     return source.runs({"kind": "sweep"})[::-1]
 
@@ -60,7 +60,7 @@ def chosen_sweep(sweeps: Sequence[LoggedRun], identifier: str, experiment: str) 
     )
 
 
-def all_runs(source: Tracker, sweeps: Sequence[LoggedRun], experiment: str) -> SweepData:
+def all_runs(source: Runs, sweeps: Sequence[LoggedRun], experiment: str) -> SweepData:
     """Return all jobs of an experiment as one sweep. Raises `SpecError` when there are none."""
     runs = source.runs({"kind": "run"})
     if not runs:
@@ -76,7 +76,7 @@ def all_runs(source: Tracker, sweeps: Sequence[LoggedRun], experiment: str) -> S
     )
 
 
-def sweep_from_store(source: Tracker, parent: LoggedRun, also: Iterable[str] = ()) -> SweepData:
+def sweep_from_store(source: Runs, parent: LoggedRun, also: Iterable[str] = ()) -> SweepData:
     """Return the sweep of `parent` with all runs that belong to it, each job once.
 
     `also` are keys that each job is to say the value of, beside the swept ones.
@@ -96,14 +96,14 @@ def sweep_from_store(source: Tracker, parent: LoggedRun, also: Iterable[str] = (
     )
 
 
-def sweep_keys(source: Tracker, parents: Sequence[LoggedRun]) -> tuple[str, ...]:
+def sweep_keys(source: Runs, parents: Sequence[LoggedRun]) -> tuple[str, ...]:
     """Return the settings that the sweeps of `parents` swept, and those of their jobs."""
     swept = [key for parent in parents for key in swept_keys(parent.tags)]
     runs = [run for parent in parents for run in _jobs_of(source, parent)]
     return tuple(dict.fromkeys((*swept, *(key for run in runs for key in run.params))))
 
 
-def _jobs_of(source: Tracker, parent: LoggedRun) -> list[LoggedRun]:
+def _jobs_of(source: Runs, parent: LoggedRun) -> list[LoggedRun]:
     """Return the runs of the jobs of the sweep of `parent`, the oldest first."""
     sweep = parent.tags.get("sweep_id")
     runs = (

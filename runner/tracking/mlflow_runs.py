@@ -19,7 +19,7 @@ from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_store import has_content, reach, refusals, sqlite_path, store_uri
 from runner.tracking.mlflow_values import tag_texts
-from runner.tracking.tracker import LoggedRun, Tracker
+from runner.tracking.tracker import LoggedRun, Runs
 from runner.tracking.unsent import OUTCOME
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _READ_PER_VALUE = 4
 """For each of more values so many runs are read, before they too are searched for one by one."""
 
 
-class MlflowRuns(Tracker):
+class MlflowRuns(Runs):
     """The runs of one experiment: found, and marked where they have no result."""
 
     def __init__(self, store: Store | None) -> None:

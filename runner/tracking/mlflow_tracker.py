@@ -23,7 +23,7 @@ from runner.tracking.mlflow_write import (
     read_file,
     write_some,
 )
-from runner.tracking.tracker import ComparisonPage, RunLog, RunStatus, UnsentRun
+from runner.tracking.tracker import ComparisonPage, RunLog, RunStatus, Tracker, UnsentRun
 from runner.tracking.unsent import OpenRun, now_ms, send_command, write_unsent
 
 __all__ = ["MlflowTracker"]
@@ -33,7 +33,7 @@ _PAUSE_S = 30.0
 """For so long a store that failed is not tried again: a thousand jobs must not each wait for it."""
 
 
-class MlflowTracker(MlflowRuns):
+class MlflowTracker(MlflowRuns, Tracker):
     """Keeps runs in one experiment of an MLflow store; see `Tracker` for what each method does."""
 
     def __init__(self, config: TrackingConfig, root: Path, *, must_answer: bool = True) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "LoggedRun",
     "RunLog",
     "RunStatus",
+    "Runs",
     "Series",
     "Tracker",
     "UnsentRun",
@@ -145,7 +146,53 @@ class UnsentRun:
         return self.uri, self.experiment
 
 
-class Tracker:
+class Runs:
+    """The runs of an experiment: found, and marked where they have no result; here there are none.
+
+    Methods of those in a store raise `TrackingError` when it fails.
+    """
+
+    def run(self, run_id: str) -> LoggedRun:
+        """Return one run. Raises `SpecError` when there is none of that id."""
+        raise SpecError(
+            f"there is no run {run_id!r}: tracking=none keeps none; use tracking=mlflow"
+        )
+
+    def runs(self, tags: Mapping[str, str], status: str | None = None) -> list[LoggedRun]:
+        """Return the runs with all these tags, of that `status` if one is given, the oldest first.
+
+        Each tag has the value that is given.
+        """
+        return []
+
+    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
+        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+        return []
+
+    def settled(
+        self,
+        tag: str,
+        values: Collection[str],
+        stands: Callable[[LoggedRun], bool] = lambda _run: True,
+    ) -> dict[str, LoggedRun]:
+        """Return, by value of `tag`, the newest run whose outcome is final, and that `stands`."""
+        return {}
+
+    def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
+        """Return the runs with one of these values that have no result, the oldest first."""
+        return []
+
+    def mark_cut_off(self, run_id: str, reason: str) -> None:
+        """Mark a run whose process died: KILLED, and no longer of its sweep."""
+
+    def supersede(self, run_id: str) -> None:
+        """Take a failed run, whose job is run again, out of its sweep; its error stays."""
+
+    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
+        """Note that these runs belong to a sweep too."""
+
+
+class Tracker(Runs):
     """Keeps runs; this one keeps none, as ``tracking=none`` asks.
 
     Methods of trackers that keep them raise `TrackingError` when the store fails.
@@ -195,48 +242,9 @@ class Tracker:
     def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Close the parent run."""
 
-    def run(self, run_id: str) -> LoggedRun:
-        """Return one run. Raises `SpecError` when there is none of that id."""
-        raise SpecError(
-            f"there is no run {run_id!r}: tracking=none keeps none; use tracking=mlflow"
-        )
-
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
         """Return the content of a run's file, None when the run has no file at `path`."""
         return None
-
-    def runs(self, tags: Mapping[str, str], status: str | None = None) -> list[LoggedRun]:
-        """Return the runs with all these tags, of that `status` if one is given, the oldest first.
-
-        Each tag has the value that is given.
-        """
-        return []
-
-    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
-        """Return the runs that belong to a sweep, those of others too, the oldest first."""
-        return []
-
-    def settled(
-        self,
-        tag: str,
-        values: Collection[str],
-        stands: Callable[[LoggedRun], bool] = lambda _run: True,
-    ) -> dict[str, LoggedRun]:
-        """Return, by value of `tag`, the newest run whose outcome is final, and that `stands`."""
-        return {}
-
-    def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that have no result, the oldest first."""
-        return []
-
-    def mark_cut_off(self, run_id: str, reason: str) -> None:
-        """Mark a run whose process died: KILLED, and no longer of its sweep."""
-
-    def supersede(self, run_id: str) -> None:
-        """Take a failed run, whose job is run again, out of its sweep; its error stays."""
-
-    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
-        """Note that these runs belong to a sweep too."""
 
     def send(self, run: UnsentRun, folder: Path) -> None:
         """Log a run that was kept in `folder`; one that the store has in part is completed."""

@@ -17,6 +17,7 @@ from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_runs import MlflowRuns
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import Runs, Tracker
 from tests.runner.tracked import experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -49,6 +50,15 @@ def runs(tracker: MlflowTracker, client: MlflowClient) -> MlflowRuns:
 def word(request: pytest.FixtureRequest) -> str:
     """A word that no other test uses."""
     return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+def test_nothing_that_is_asked_of_a_store_is_answered_as_where_nothing_is_kept() -> None:
+    asked = {name for name in vars(Runs) if not name.startswith("_")}
+    assert {"run", "runs", "settled", "mark_cut_off"} <= asked <= vars(MlflowRuns).keys()
+    # What only trackers do is not there, rather than done without effect.
+    assert not hasattr(MlflowRuns, "send")
+    asked_of_trackers = {name for name in vars(Tracker) if not name.startswith("_")}
+    assert "start" in asked_of_trackers <= vars(MlflowTracker).keys()
 
 
 def _run(tracker: MlflowTracker, name: str, key: str, error: BaseException | None = None) -> str:
