@@ -210,10 +210,11 @@ def offload_line(config: Config, found: Offloaded) -> str:
     if found.copies or found.pushes:
         parts.append(f"{format_s(found.waited_s)} waited for copies")
     if disk := found.stored_bytes(disk=True):
-        parts.append(f"{format_size(disk)} from the disk")
+        passing = f", through {format_size(found.passing_bytes)} of the host's memory"
+        parts.append(f"{format_size(disk)} from the disk{passing}")
     tiers = configured_tiers(config)
     assert tiers is not None
-    left = tiers.host.memory_bytes - found.hosted_bytes - found.stored_bytes()
+    left = tiers.host.memory_bytes - found.hosted_bytes - found.beside_bytes
     parts.append(f"{format_size(left)} of {tiers.host.name} left")
     source = config.latency.source
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
@@ -244,7 +245,7 @@ def offload_metrics(found: Offloaded) -> dict[str, float]:
     return {
         "streamed_gib": found.streamed_bytes / GIB,
         "hosted_gib": found.hosted_bytes / GIB,
-        "host_memory_gib": (found.hosted_bytes + found.stored_bytes()) / GIB,
+        "host_memory_gib": (found.hosted_bytes + found.beside_bytes) / GIB,
         "disk_gib": found.stored_bytes(disk=True) / GIB,
         "pushed_gib": sum(push.size_bytes for push in found.pushes if push.to_host) / GIB,
         "tier_cache_gib": int(found.cache_bytes.sum()) / GIB,
@@ -317,16 +318,33 @@ def offloaded_map(found: Offloaded, graph: OpGraph) -> dict[str, int | str]:
 def carried_by(found: Offloaded) -> str:
     """Return what can carry the plan out."""
     if found.trains:
-        return (
-            "DeepSpeed (zero_optimization.offload_optimizer), torchao's CPUOffloadOptimizer with"
-            " offload_gradients"
-        )
+        return _trained_by(found)
     if found.cache_bytes.any():
         return "FlexGen; whole caches and no weights: transformers' cache_implementation=offloaded"
     streams = "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
     if not (found.ways == HOSTED).any():
         return streams
     return f"{streams}; what is planned on the host, llama.cpp runs there and accelerate copies"
+
+
+def _trained_by(found: Offloaded) -> str:
+    """Return what keeps states, and what keeps activations, of a training step on the host."""
+    used = np.unique(found.assignment.device_of)
+    n_devices = int((used < len(found.devices)).sum())
+    tools = []
+    if (found.ways == HOSTED).any():
+        if n_devices > 1:
+            return f"nothing yet: states on the host of a step on {n_devices} devices"
+        tools.append(
+            "DeepSpeed (zero_optimization.offload_optimizer), torchao's CPUOffloadOptimizer with"
+            " offload_gradients"
+        )
+    if found.stored_bytes():
+        tools.append(
+            "activations by torchtune (enable_activation_offloading) or"
+            " torch.autograd.graph.save_on_cpu"
+        )
+    return "; ".join(tools)
 
 
 def _tier_word(way: str, tier_bytes: int, *, is_on_disk: bool) -> str | None:

@@ -118,6 +118,7 @@ def test_the_disk_takes_what_the_host_does_not_hold() -> None:
     # 6 blocks are streamed; the host has room for 3 beside that for what passes through.
     assert found.stored_bytes() == 30
     assert found.stored_bytes(disk=True) == 30
+    assert (found.passing_bytes, found.beside_bytes) == (20, 50)
     assert {copy.source.from_disk for copy in found.copies} == {True, False}
     # 30 bytes come at half a byte a second.
     assert found.evaluation.latency_s >= 60
@@ -466,5 +467,6 @@ def test_what_blocks_save_goes_to_the_host_and_comes_back() -> None:
     # Where states make no room they go by themselves, as here, where there are none.
     by_itself = replace(machine, problem=problem(graph, devices(50)), options=OffloadOptions())
     assert offload_updates(by_itself, size_based).stored_bytes() == 16
-    with pytest.raises(InfeasibleError, match="activations of 16 B do not fit host"):
-        offload_updates(replace(machine, tiers=Tiers(host(10, speed=1.0))), size_based)
+    small = Tiers(host(10, speed=1.0), Tier("nvme1tb", "disk", 10**12, bytes_per_s=1.0))
+    with pytest.raises(InfeasibleError, match=r"activations of 16 B do not fit host.* to nvme1tb"):
+        offload_updates(replace(machine, tiers=small), size_based)

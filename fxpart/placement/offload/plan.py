@@ -75,6 +75,8 @@ class Offloaded:
     cache_bytes: IntArray
     """The part of that which is a cache."""
     pushes: tuple[Push, ...] = ()
+    passing_bytes: int = 0
+    """Room in the host's memory through which passes what is read from the disk."""
 
     @property
     def trains(self) -> bool:
@@ -84,6 +86,11 @@ class Offloaded:
     def stored_bytes(self, *, disk: bool = False) -> int:
         """Return the bytes of what is streamed in the host's memory, or on the disk."""
         return int(self.tier_bytes[self.on_disk == disk].sum())
+
+    @property
+    def beside_bytes(self) -> int:
+        """Bytes of the host's memory that are taken beside what its own modules need."""
+        return self.stored_bytes() + self.passing_bytes
 
     @property
     def streamed_bytes(self) -> int:
@@ -310,13 +317,14 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
         machine.tier_sizes(ways),
         np.where(ways == HOSTED, 0, machine.cache_sizes),
         tuple(what.pushes),
+        _most_buffer(machine, ways) if on_disk.any() else 0,
     )
     return replace(found, evaluation=less_stored(evaluation, found))
 
 
 def less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
     """Return the costs in which the host, where it computes, has no room that is taken."""
-    stored = found.stored_bytes()
+    stored = found.beside_bytes
     rows = list(evaluation.devices)
     for use in rows[len(found.devices) :]:
         rows[use.logical_id] = replace(

@@ -264,10 +264,13 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     saved = _saved_bytes(step.units, blocks)
     stored = held + int(saved.sum())
     if stored > host.memory_bytes:
+        disk = machine.tiers.disk
         raise InfeasibleError(
             f"optimizer states, with their weights and gradients {show_bytes(held)}, and"
             f" activations of {show_bytes(stored - held)} do not fit {host.name}, which has"
-            f" {show_bytes(host.memory_bytes)}; give more host memory or more devices",
+            f" {show_bytes(host.memory_bytes)}"
+            + (f", and nothing of a training step goes to {disk.name}" if disk else "")
+            + "; give more host memory or more devices",
             needed_bytes=stored,
             available_bytes=host.memory_bytes,
         )

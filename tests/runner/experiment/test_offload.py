@@ -1,8 +1,10 @@
 """Tiers as a user writes them, what is refused, and what a run says and leaves behind."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fxpart.errors import FxpartError, InfeasibleError
@@ -10,7 +12,7 @@ from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
-from runner.experiment.offload import configured_tiers, offload_line
+from runner.experiment.offload import carried_by, configured_tiers, offload_line
 from runner.experiment.result import Result
 from runner.job.files import write_plan
 from runner.job.identity import Choices, JobIdentity, inputs_key
@@ -155,6 +157,11 @@ def test_the_map_and_the_tiers_of_modules_are_written(here: Path) -> None:
     entries = json.loads((here / "out" / "device_map.json").read_text())
     document = json.loads((here / "out" / "offload.json").read_text())
     tiers = {unit["module"]: unit["tier"] for unit in document["units"]}
+    # The host is full but for what passes through it from the disk, room for a module, too.
+    stored = sum(tier == "host" for tier in tiers.values()) * 16640
+    assert headline(result)["host_memory_gib"] * 2**30 == stored + 16640
+    left = f"{(60_000 - stored - 16640) / KIB:.2f} KiB of host0.06mb left"
+    assert f"16.25 KiB of the host's memory, {left}" in line_of(result, *overrides)
     assert {"host", "disk", None} == set(tiers.values())
     words = {"host": "cpu", "disk": "disk", None: 0}
     assert entries == {module.split(".")[0]: words[tier] for module, tier in tiers.items()}
@@ -193,6 +200,7 @@ def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     trained = ("phase=training", "optimizer=adamw", "offload.optimizer=all")
     overrides = (*trained, "devices=1x1mb+host1mb")
     result = planned(*overrides)
+    assert result.offloaded is not None
     assert [use.state_bytes for use in result.evaluation.devices] == [0, 6 * (2 * 16640 + 2 * 4)]
     assert headline(result)["pushed_gib"] * 2**30 == 6 * 16640
     assert "states and updates on the host 390.05 KiB of 6 modules" in line_of(result, *overrides)
@@ -200,3 +208,10 @@ def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     identity = JobIdentity(Choices("tiny", "size_based", "d", "l"), (), here / "out", here)
     write_plan(config, identity, result, model_spec(config).key())
     assert json.loads((here / "out" / "device_map.json").read_text()) == {"": 0}
+    assert carried_by(result.offloaded).startswith("DeepSpeed (zero_optimization.offload_optim")
+    found = result.offloaded
+    saved = replace(found, ways=np.zeros_like(found.ways), tier_bytes=np.ones_like(found.ways))
+    assert carried_by(saved).startswith("activations by torchtune (enable_activation_offloading)")
+    two = planned(*trained, "devices=2x0.1mb+host1mb").offloaded
+    assert two is not None
+    assert carried_by(two) == "nothing yet: states on the host of a step on 2 devices"
