@@ -32,7 +32,7 @@ class EqualLayersOptions:
 def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) -> Assignment:
     """Return equal numbers of layers on all devices, in the order of both.
 
-    With ``interleave`` there are as many times more stages, which go round the devices.
+    With ``interleave`` the layers of each device are as many stages, which go round the devices.
 
     Layers are the modules of the longest of the outermost numbered lists, such as
     ``model.layers.0`` and so on; of a model without such a list, its operators. What comes before
@@ -50,14 +50,22 @@ def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) ->
     if each > 1 and count < each * devices:
         raise NotApplicableError(
             f"mode.interleave={each} on {devices} devices makes {each * devices} stages, the model"
-            f" has {count} layers; take fewer stages on each"
+            f" has {count} layers; take mode.interleave={max(1, count // devices)}"
         )
-    of_layer = np.arange(count) * (each * devices) // count % devices
+    of_device = [_shares(size, each) for size in _shares(count, devices).tolist()]
+    of_stage = np.stack(of_device, axis=1).ravel()
+    of_layer = np.repeat(np.arange(each * devices) % devices, of_stage)
     placed = of_layer[layer_of][graph.forward_of]
     device_of = np.asarray(placed[graph.group], dtype=np.int64)
     cut = partition_by_device(graph, device_of)
     refuse_overfull(problem, cut, "equal_layers")
     return cut
+
+
+def _shares(count: int, parts: int) -> IntArray:
+    """Return how many of `count` each part has: as many, or one more in the first parts."""
+    ends = -(-np.arange(parts + 1, dtype=np.int64) * count // parts)
+    return np.diff(ends)
 
 
 def _layers(graph: OpGraph) -> tuple[IntArray, int]:

@@ -24,9 +24,7 @@ from runner.experiment.check import check
 from runner.experiment.fitting_plan import fitting_plan
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
-from runner.experiment.offload import placed
 from runner.experiment.operator_times import operator_times, roofline_note, source_note
-from runner.experiment.pipeline_schedule import scheduled
 from runner.experiment.rates import price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas
@@ -40,7 +38,7 @@ from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import check_decided
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import whole_modules
-from runner.experiment.zero import check_shard_devices, weight_shards
+from runner.experiment.zero import check_shard_devices
 from runner.output.terminal import counted, progress
 
 
@@ -65,7 +63,9 @@ def plan(
 
 
 def _fitted(config: Config) -> ScheduleResult | None:
-    """Place the model, and simulate its schedule if it has one, as `_planned` does.
+    """Place the model so that it fits with what it needs beside tensors, too, as `_planned` does.
+
+    Returns its schedule, if it has one.
 
     Raises:
         FxpartError: where it does not fit, or `config` makes no sense.
@@ -76,10 +76,8 @@ def _fitted(config: Config) -> ScheduleResult | None:
     spec = model_spec(config)
     subject = shared_subject(config, spec)
     problem, times, dealt = problem_of(config, subject, spec)
-    shards = weight_shards(config, problem, dealt.parallel, dealt.curves)
-    assignment, in_tiers = placed(config, problem, problem, times, chosen_mode(config))
-    # Tiers go with no schedule.
-    return None if in_tiers else scheduled(config, problem, assignment, shards=shards)
+    place = chosen_mode(config)
+    return fitting_plan(config, subject, problem, dealt, place=place, times=times).schedule
 
 
 def problem_of(

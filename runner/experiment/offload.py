@@ -84,6 +84,12 @@ def check_offload(config: Config) -> None:
                 f"offload={options.name} is of tensors in tiers, and devices={config.devices.spec}"
                 " has none; add one, such as +host64gb, or leave out offload"
             )
+        for name in ("cache", "optimizer", "activations"):
+            if getattr(options, name) == "all":
+                raise SpecError(
+                    f"offload.{name}=all moves to a tier, and devices={config.devices.spec} has"
+                    " none; add one, such as +host64gb"
+                )
         return
     trains = is_training(config)
     if trains and options.optimizer != "none":

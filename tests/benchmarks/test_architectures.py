@@ -36,10 +36,10 @@ def test_one_of_any_kind_of_data_is_given_a_text() -> None:
     assert (outcome.status, outcome.inputs) == ("placed", "inputs[1, 512]")
 
 
-def test_one_whose_configuration_has_no_defaults_is_refused_when_built() -> None:
+def test_one_with_inputs_of_unknown_shapes_is_refused_by_their_names() -> None:
     outcome = judge("AutoformerModel")
-    assert outcome.status == "build"
-    assert "prediction_length" in outcome.reason
+    assert outcome.status == "inputs"
+    assert "needs past_time_features" in outcome.reason
 
 
 def test_all_registered_ones_are_gone_over_and_counted() -> None:
@@ -48,4 +48,4 @@ def test_all_registered_ones_are_gone_over_and_counted() -> None:
     assert len(names) > len(architectures(bases_only=True)) > 400
     lines = list(summary([judge("ViTModel"), judge("AutoformerModel")], 3.0))
     assert lines[:2] == ["2 architectures in 3 s", "captured 1 (50.0%), placed 1"]
-    assert lines[2] == "refused at build: 1"
+    assert lines[2] == "refused at inputs: 1"

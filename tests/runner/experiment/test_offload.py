@@ -93,6 +93,7 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
             "leave out schedule=gpipe",
         ),
         (["devices=2x24gb", "offload=host"], "devices=2x24gb has none; add one, such as +host64gb"),
+        (["devices=2x24gb", "offload.cache=all"], "offload.cache=all moves to a tier, and devices"),
         (["devices=2x24gb+host64gb", "offload.pinned_share=2"], "offload.pinned_share=2.0 must"),
     ],
 )
