@@ -205,21 +205,9 @@ def run_copies(
     before the last. Pushes take turns in the same way, in the order of `pushes`; links, roots and
     disks carry both directions at once, and to a device pushes come after copies.
     """
-    log = schedule_log(costs)
     if not streams.overlap:
-        taken = costs.op_time_s.copy()
-        for copy in copies:
-            taken[copy.first_op, copy.device] += streams.copy_s(copy)
-        for push in pushes:
-            taken[push.after_op, device_of[push.after_op]] += streams.copy_s(push)
-        timed = costs._replace(op_time_s=taken)
-        schedule(timed, device_of, log)
-        starts = [float(log.start_s[copy.first_op]) for copy in copies]
-        ends = [float(log.finish_s[push.after_op]) for push in pushes]
-        return timed, _Run(
-            [(s, s + streams.copy_s(c)) for s, c in zip(starts, copies, strict=True)],
-            [(e - streams.copy_s(p), e) for e, p in zip(ends, pushes, strict=True)],
-        )
+        return _run_waiting(costs, device_of, copies, streams, pushes)
+    log = schedule_log(costs)
     timed, run = costs, _Run([(0.0, 0.0)] * len(copies), [(0.0, 0.0)] * len(pushes))
     # What is waited for depends on what runs before it alone, so each turn settles one more copy.
     for _ in range(len(copies) + len(pushes) + 1):
@@ -235,6 +223,29 @@ def run_copies(
             break
         timed, run = costs._replace(issue_s=issue_s), again
     return timed, run
+
+
+def _run_waiting(
+    costs: CostTables,
+    device_of: IntArray,
+    copies: Sequence[Copy],
+    streams: Streams,
+    pushes: Sequence[Push],
+) -> tuple[CostTables, _Run]:
+    """Return what `run_copies` does where devices do nothing else meanwhile."""
+    log, taken = schedule_log(costs), costs.op_time_s.copy()
+    for copy in copies:
+        taken[copy.first_op, copy.device] += streams.copy_s(copy)
+    for push in pushes:
+        taken[push.after_op, device_of[push.after_op]] += streams.copy_s(push)
+    timed = costs._replace(op_time_s=taken)
+    schedule(timed, device_of, log)
+    starts = [float(log.start_s[copy.first_op]) for copy in copies]
+    ends = [float(log.finish_s[push.after_op]) for push in pushes]
+    return timed, _Run(
+        [(s, s + streams.copy_s(c)) for s, c in zip(starts, copies, strict=True)],
+        [(e - streams.copy_s(p), e) for e, p in zip(ends, pushes, strict=True)],
+    )
 
 
 class _Free:

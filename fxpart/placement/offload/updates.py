@@ -16,6 +16,7 @@ import numpy as np
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.partitions import partition_by_device
+from fxpart.core.tiers import Tiers
 from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
@@ -258,29 +259,19 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     wide = replace(
         machine, problem=replace(machine.problem, graph=graph, memory=memory_tables(graph))
     )
-    final, host = wide.with_host, machine.tiers.host
+    final = wide.with_host
     change = np.empty(graph.n_ops + 1, dtype=np.int64)
     held = int(peak_on_device(final.memory, device_of, n_devices, change))
     saved = _saved_bytes(step.units, blocks)
-    stored = held + int(saved.sum())
-    if stored > host.memory_bytes:
-        disk = machine.tiers.disk
-        raise InfeasibleError(
-            f"optimizer states, with their weights and gradients {show_bytes(held)}, and"
-            f" activations of {show_bytes(stored - held)} do not fit {host.name}, which has"
-            f" {show_bytes(host.memory_bytes)}"
-            + (f", and nothing of a training step goes to {disk.name}" if disk else "")
-            + "; give more host memory or more devices",
-            needed_bytes=stored,
-            available_bytes=host.memory_bytes,
-        )
-    sources = _sources(machine, step, stored - held)
+    _check_host(machine.tiers, held, int(saved.sum()))
+    sources = _sources(machine, step, int(saved.sum()))
     pushes = _pushes(step, device_of, sources)
     copies, saves = moved(blocks, sources[-1])
     pushes = saves + pushes
+    assignment = partition_by_device(graph, device_of)
     evaluation = with_streams(
         final,
-        partition_by_device(graph, device_of),
+        assignment,
         copies,
         streams_of(machine, n_devices + 1),
         pushes=pushes,
@@ -292,7 +283,7 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     ways[: step.count] = HOSTED
     found = Offloaded(
         final,
-        partition_by_device(graph, device_of),
+        assignment,
         evaluation,
         step.units,
         ways,
@@ -307,6 +298,22 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
         tuple(pushes),
     )
     return replace(found, evaluation=less_stored(evaluation, found))
+
+
+def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
+    """Refuse states and saved activations that the host has no room for."""
+    host, disk = tiers.host, tiers.disk
+    stored = held_bytes + saved_bytes
+    if stored > host.memory_bytes:
+        raise InfeasibleError(
+            f"optimizer states, with their weights and gradients {show_bytes(held_bytes)}, and"
+            f" activations of {show_bytes(saved_bytes)} do not fit {host.name}, which has"
+            f" {show_bytes(host.memory_bytes)}"
+            + (f", and nothing of a training step goes to {disk.name}" if disk else "")
+            + "; give more host memory or more devices",
+            needed_bytes=stored,
+            available_bytes=host.memory_bytes,
+        )
 
 
 def _does_not_fit(searched: Problem, step: _Step) -> InfeasibleError:
