@@ -242,14 +242,15 @@ def _problem_of(problem: Problem, graph: OpGraph, op_time_s: np.ndarray) -> Prob
     return replace(problem, graph=graph, costs=costs, memory=memory)
 
 
-def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
-    """Return the plan with the mode's own placement."""
-    n_devices = machine.problem.topology.n_devices
+def _placed(
+    machine: Machine, step: _Step, place: Place
+) -> tuple[Problem, IntArray, Sequence[Saved]]:
+    """Return the devices and the host, the mode's placement, and what its blocks save there."""
     searched = _searched(machine, step)
     if place_all(searched, searched.topology.memory_bytes.tolist()) is None:
         raise _does_not_fit(searched, step)
     device_of = place(searched).device_of.copy()
-    device_of[step.ops] = n_devices
+    device_of[step.ops] = machine.problem.topology.n_devices
     graph = step.split()
     group = graph.group.copy()
     group[step.ops] = step.ops
@@ -259,7 +260,14 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     wide = replace(
         machine, problem=replace(machine.problem, graph=graph, memory=memory_tables(graph))
     )
-    final = wide.with_host
+    return wide.with_host, device_of, blocks
+
+
+def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
+    """Return the plan with the mode's own placement."""
+    n_devices = machine.problem.topology.n_devices
+    final, device_of, blocks = _placed(machine, step, place)
+    graph = final.graph
     change = np.empty(graph.n_ops + 1, dtype=np.int64)
     held = int(peak_on_device(final.memory, device_of, n_devices, change))
     saved = _saved_bytes(step.units, blocks)
