@@ -197,6 +197,7 @@ def _show_errors(
         f"device:    {calibration.device_name}",
         f"GFLOP/s:   {rates or 'none'}",
         f"GB/s:      {_with_spread(calibration, moves)}",
+        "(x):       typical factor (RMS) on the operators that a rate was fitted to",
         f"operator:  {calibration.overhead_s * 1e6:.1f} us besides; a view"
         f" {calibration.view_s * 1e6:.1f} us",
         f"fit:       operators {calibration.op_error:.0%} apart, weighted by time; rank correlation"
@@ -206,12 +207,12 @@ def _show_errors(
 
 
 def _with_spread(calibration: "Calibration", rates: "Mapping[str, float]") -> str:
-    """Return rates in billions, each with the factor within which operators are of it."""
+    """Return rates in billions, each with the typical factor by which fitted operators are off."""
     texts = []
     for kind, rate in sorted(rates.items()):
         spread = calibration.spread.get(kind)
-        within = f" (within x{spread:.2f})" if spread else ""
-        texts.append(f"{kind} {rate / 1e9:.1f}{within}")
+        typical = f" (x{spread:.2f})" if spread else ""
+        texts.append(f"{kind} {rate / 1e9:.1f}{typical}")
     return ", ".join(texts)
 
 

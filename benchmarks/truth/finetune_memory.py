@@ -180,8 +180,7 @@ def _planned(overrides: tuple[str, ...], layers: int) -> Any:  # noqa: ANN401 - 
 @cache
 def _peak_bytes(overrides: tuple[str, ...], layers: int) -> float:
     """Return the peak of a run with so many layers."""
-    plans = [_planned(overrides, n).evaluation.devices[0] for n in _LAYERS]  # a host comes after it
-    return _of_layers([use.peak_bytes for use in plans], layers)
+    return _of_layers([_planned(overrides, n).peak_bytes for n in _LAYERS], layers)
 
 
 def _of_layers(sizes: list[int], layers: int) -> float:

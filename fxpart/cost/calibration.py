@@ -165,8 +165,9 @@ class Calibration:
     moves_per_s: Mapping[str, float] = field(default_factory=dict)
     """Achieved memory bandwidth of the other kinds of `move_keys`."""
     spread: Mapping[str, float] = field(default_factory=dict)
-    """By class and dtype, or kind of moving (``move`` of `bytes_per_s`): the factor within which
-    two of three operators are of what is predicted, weighted by the root of their time."""
+    """By class and dtype, or kind of moving (``move`` of `bytes_per_s`): the typical factor between
+    what is predicted and measured of the operators that were fitted, the exponential of the root
+    mean square of its logarithm, weighted by the root of their time."""
 
     def __post_init__(self) -> None:
         """Refuse coefficients that make no times, or errors that are no numbers."""

@@ -26,17 +26,18 @@ INFEASIBLE = {"feasible": 0.0}
 
 def headline(result: Result) -> dict[str, float]:
     """Return the metrics of a finished run by name."""
-    e, graph = result.evaluation, result.captured.graph
+    e, graph, uses = result.evaluation, result.captured.graph, result.device_uses
+    used = sum(use.operators > 0 for use in uses)
     serving = _serving_metrics(result)
     return {
         "latency_ms": e.latency_s * 1e3,
         "examples_per_s": _examples_per_s(result),
         "partitions": float(e.partitions),
-        "devices_used": float(e.devices_used * (result.split.size if result.split else 1)),
+        "devices_used": float(used * (result.split.size if result.split else 1)),
         "replicas": float(e.replicas),
-        "peak_memory_gib": e.peak_bytes / GIB,
-        **device_memory_metrics(result.device_memory),
-        "static_memory_gib": max(use.static_bytes for use in e.devices) / GIB,
+        "peak_memory_gib": result.peak_bytes / GIB,
+        **device_memory_metrics(result.device_needs),
+        "static_memory_gib": max(use.static_bytes for use in uses) / GIB,
         "transfer_gib": e.transfer_bytes / GIB,
         "lower_bound_ms": e.lower_bound_s * 1e3,
         "critical_path_ms": e.critical_path_s * 1e3,
@@ -46,8 +47,8 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
-        **objective_metrics(result.problem, e),
-        **(training_metrics(result.peaks) if result.trains else {}),
+        **objective_metrics(result.problem, e, result.n_devices),
+        **(training_metrics(result.device_peaks) if result.trains else {}),
         **serving,
         **_rate_metrics(result, serving.get("tokens_per_s")),
         **(replica_metrics(result.replicas) if result.replicas else {}),

@@ -98,15 +98,20 @@ def published_graph(config: Config) -> tuple[CapturedGraph, Workload]:
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False), workload
 
 
-def objective_metrics(problem: Problem, evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics of an objective other than latency by name."""
+def objective_metrics(problem: Problem, evaluation: Evaluation, n_devices: int) -> dict[str, float]:
+    """Return the metrics of an objective other than latency by name.
+
+    After `n_devices` devices, `evaluation` may have a tier that computes.
+    """
     if problem.objective == "latency":
         return {}
     if problem.objective in BY_WHOLE:
-        value, bound, gap = _value_and_bound(problem, evaluation)
+        value, bound, gap = _value_and_bound(problem, evaluation, n_devices)
         if problem.objective == "memory":
-            return {"memory_bound_gib": bound / GIB, "memory_gap_pct": gap * 100}
-        return {"energy_j": value, "energy_bound_j": bound, "energy_gap_pct": gap * 100}
+            of_memory = {"memory_bound_gib": bound / GIB, "memory_gap_pct": gap * 100}
+            return of_memory if bound else {}
+        of_energy = {"energy_bound_j": bound, "energy_gap_pct": gap * 100}
+        return {"energy_j": value, **(of_energy if bound else {})}
     return {
         "load_ms": evaluation.load_s * 1e3,
         "load_bound_ms": evaluation.load_bound_s * 1e3,
@@ -127,10 +132,18 @@ def with_proven_bound(
     return replace(evaluation, lower_bound_s=proven_s)
 
 
-def _value_and_bound(problem: Problem, evaluation: Evaluation) -> tuple[float, float, float]:
-    """Return bytes or J, what no placement is below, and the first over the second, less one."""
+def _value_and_bound(
+    problem: Problem, evaluation: Evaluation, n_devices: int
+) -> tuple[float, float, float]:
+    """Return bytes or J, what no placement is below, and the first over the second, less one.
+
+    Beside a tier that computes there is no bound, and 0 is returned for it: any weight may lie
+    there, and it draws no power.
+    """
     bound, _ = bound_of(problem, evaluation.lower_bound_s)
-    value = float(evaluation.peak_bytes)
+    if n_devices < len(evaluation.devices):
+        bound = 0.0
+    value = float(max(use.peak_bytes for use in evaluation.devices[:n_devices]))
     if problem.objective == "energy":
         busy_s = np.array([use.load_s for use in evaluation.devices])
         used = np.array([use.operators > 0 for use in evaluation.devices])
@@ -138,15 +151,19 @@ def _value_and_bound(problem: Problem, evaluation: Evaluation) -> tuple[float, f
     return value, bound, max(0.0, value / bound - 1.0) if bound > 0 else 0.0
 
 
-def objective_line(problem: Problem, evaluation: Evaluation) -> str:
-    """Return what an objective other than latency came to, and its gap; else nothing."""
+def objective_line(problem: Problem, evaluation: Evaluation, n_devices: int) -> str:
+    """Return what an objective other than latency came to, and its gap; else nothing.
+
+    After `n_devices` devices, `evaluation` may have a tier that computes.
+    """
     if problem.objective == "latency":
         return ""
     if problem.objective in BY_WHOLE:
-        value, bound, gap = _value_and_bound(problem, evaluation)
+        value, bound, gap = _value_and_bound(problem, evaluation, n_devices)
         unit = UNITS[problem.objective]
         of = "on the fullest device" if unit == "B" else "an input"
-        return f"{_shown(value, unit)} {of}, lower bound {_shown(bound, unit)} (gap {gap:.1%})"
+        proven = f", lower bound {_shown(bound, unit)} (gap {gap:.1%})" if bound else ""
+        return f"{_shown(value, unit)} {of}{proven}"
     return (
         f"{format_s(evaluation.load_s)} on the busiest device or link, lower bound"
         f" {format_s(evaluation.load_bound_s)} (gap {evaluation.load_gap:.1%})"

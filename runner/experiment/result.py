@@ -6,7 +6,7 @@ from functools import cached_property
 from fxpart.capture.captured import CapturedGraph
 from fxpart.core.assignment import Assignment
 from fxpart.cost.device_memory import DeviceMemory
-from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.evaluation import DeviceUse, Evaluation
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.cost.prefetch import ShardedStep
 from fxpart.cost.problem import Problem
@@ -80,6 +80,33 @@ class Result:
     def peaks(self) -> tuple[DevicePeak, ...]:
         """Where each device's memory is fullest, with the `LARGEST` tensors there."""
         return device_peaks(self.problem, self.assignment, LARGEST)
+
+    @property
+    def n_devices(self) -> int:
+        """How many rows of `evaluation` are devices; a tier that computes comes after them."""
+        return len(self.offloaded.devices) if self.offloaded else len(self.evaluation.devices)
+
+    @property
+    def device_uses(self) -> tuple[DeviceUse, ...]:
+        """What each device holds and does."""
+        return self.evaluation.devices[: self.n_devices]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of any device."""
+        return max(use.peak_bytes for use in self.device_uses)
+
+    @property
+    def device_peaks(self) -> tuple[DevicePeak, ...]:
+        """Those of `peaks` that are of devices; all where only a tier computes."""
+        of_devices = tuple(peak for peak in self.peaks if peak.device < self.n_devices)
+        return of_devices or self.peaks
+
+    @property
+    def device_needs(self) -> tuple[DeviceMemory, ...]:
+        """Those of `device_memory` that are of devices; all where only a tier computes."""
+        of_devices = tuple(need for need in self.device_memory if need.device < self.n_devices)
+        return of_devices or self.device_memory
 
     @property
     def has_gap(self) -> bool:

@@ -258,16 +258,18 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
 def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
     has_tensors = result.subject.workload is None
-    table = device_table(result.evaluation, _group(result), with_memory=has_tensors)
+    table = device_table(
+        result.evaluation, _group(result), with_memory=has_tensors, n_devices=result.n_devices
+    )
     show(result.subject_line, table, _summary(config, result))
     if has_tensors:
-        show(f"peak:      {peak_line(result.peaks)}")
-    if line := objective_line(result.problem, result.evaluation):
+        show(f"peak:      {peak_line(result.device_peaks)}")
+    if line := objective_line(result.problem, result.evaluation, result.n_devices):
         objective = result.problem.objective  # the line of memory is that of the device
         title = {"throughput": "load", "memory": "objective"}.get(objective, objective)
         show(f"{f'{title}:':11}{line}")
     if result.device_memory:
-        show(f"memory:    {memory_line(result.device_memory)}")
+        show(f"memory:    {memory_line(result.device_needs)}")
     for line in _times_lines(result):
         show(line)
     if result.split:
@@ -333,6 +335,7 @@ def _summary(config: Config, result: Result) -> str:
         group=_group(result),
         replicas=replica_count(config),
         of=" of the last token" if result.generation else "",
+        n_devices=result.n_devices,
     )
 
 

@@ -91,15 +91,19 @@ def summary_line(
     group: int = 1,
     replicas: int = 1,
     of: str = "",
+    n_devices: int | None = None,
 ) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound.
 
     `rate` is the throughput as text, None where another line says it. Without `with_gap`, nothing
     is said of the bound: it is one of a single input, that of a schedule or of replicas would be
     another. Each device of `evaluation` stands for `group` alike, and there are `replicas` of them
-    all; `of` says what the latency is of, if not of the whole.
+    all; `of` says what the latency is of, if not of the whole. After `n_devices` devices,
+    `evaluation` may have the host, whose operators a tier runs.
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
+    uses = e.devices[:n_devices]
+    used = sum(1 for use in uses if use.operators)
     throughput = "" if rate is None else f" {rate},"
     turns = f", up to {e.replicas} replicas in turn" if e.replicas > 1 else ""
     bound = (
@@ -109,15 +113,20 @@ def summary_line(
     each = f" in each of {replicas} replicas" if replicas > 1 else ""
     return (
         f"latency{of} {times.show(e.latency_s)} {times.name},{throughput}"
-        f" {counted(e.partitions, 'partition')} on {e.devices_used * group} of"
-        f" {counted(len(e.devices) * group, 'device')}{_idle(e)}{each}{turns},"
+        f" {counted(e.partitions, 'partition')} on {used * group} of"
+        f" {counted(len(uses) * group, 'device')}{_idle(uses)}{_host(e, n_devices)}{each}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
     )
 
 
-def _idle(evaluation: Evaluation) -> str:
+def _host(evaluation: Evaluation, n_devices: int | None) -> str:
+    """Return that the host computes too, where it has a row after those of the devices."""
+    return "" if n_devices in {None, len(evaluation.devices)} else " and the host"
+
+
+def _idle(devices: Sequence[DeviceUse]) -> str:
     """Return which devices compute nothing, in brackets; empty where all compute."""
-    idle = tuple(use.logical_id for use in evaluation.devices if not use.operators)
+    idle = tuple(use.logical_id for use in devices if not use.operators)
     return f" (device{'s' if len(idle) > 1 else ''} {format_ids(idle)} idle)" if idle else ""
 
 
@@ -132,7 +141,13 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def device_table(evaluation: Evaluation, group: int = 1, *, with_memory: bool = True) -> "Table":
+def device_table(
+    evaluation: Evaluation,
+    group: int = 1,
+    *,
+    with_memory: bool = True,
+    n_devices: int | None = None,
+) -> "Table":
     """Return what each device holds and does.
 
     Load is the time that a device computes, also in % of the latency. A name that all devices share
@@ -141,12 +156,13 @@ def device_table(evaluation: Evaluation, group: int = 1, *, with_memory: bool = 
     A narrow terminal lacks the columns that matter least, or follow from others. Each row stands
     for `group` devices alike, with the numbers of one of them. Without `with_memory`, neither a
     peak is shown nor what it leaves free: a published problem states the size of weights alone.
+    After `n_devices` devices, `evaluation` may have the host, whose operators a tier runs.
     """
     devices = evaluation.devices
     names = {use.name for use in devices}
     alike = len(devices) > 1 and len(names) == 1
     reserved = reserve_text([use.reserved_bytes for use in devices])
-    many = counted(len(devices), "device")
+    many = counted(len(devices[:n_devices]), "device") + _host(evaluation, n_devices)
     if group > 1:
         many = f"{counted(len(devices), 'group')} of {group} devices"
     title = [many, names.pop() if alike else "", reserved]

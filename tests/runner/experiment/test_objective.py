@@ -119,8 +119,8 @@ def test_memory_and_energy_are_objectives_of_a_run(
     metrics = headline(result)
     assert metrics[f"{objective}_gap_pct"] >= 0.0
     assert memory_series(result)[series][-1][1] == pytest.approx(metrics[metric], rel=1e-9)
-    assert objective_line(result.problem, result.evaluation).count("lower bound") == 1
-    assert objective_line(other.problem, other.evaluation) == ""
+    assert objective_line(result.problem, result.evaluation, 3).count("lower bound") == 1
+    assert objective_line(other.problem, other.evaluation, 3) == ""
     if objective == "memory":
         assert metrics[metric] < headline(other)[metric]
     with pytest.raises(SpecError, match="is of one input, without schedule, data_parallel and"):

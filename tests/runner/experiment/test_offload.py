@@ -11,11 +11,14 @@ from fxpart.errors import FxpartError, InfeasibleError
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
+from runner.experiment.memory_report import peak_line
 from runner.experiment.model_spec import model_spec
+from runner.experiment.objective import objective_line
 from runner.experiment.offload import carried_by, configured_tiers, offload_line
 from runner.experiment.result import Result
 from runner.job.files import write_plan
 from runner.job.identity import Choices, JobIdentity, inputs_key
+from runner.output.terminal import summary_line
 from tests.runner.command import OWN
 from tests.runner.composed import composed, read
 from tests.runner.refused import refused_line
@@ -197,13 +200,40 @@ def test_what_would_make_it_fit_is_tried_with_the_tiers(here: Path) -> None:
     assert planned(*small, "devices=2x0.1mb+host10mb").offloaded is not None
 
 
+@pytest.mark.parametrize(("objective", "unit"), [("memory", "KiB"), ("energy", "J")])
+def test_no_bound_is_said_beside_a_host_that_computes(
+    here: Path, objective: str, unit: str
+) -> None:
+    trained = ("phase=training", "optimizer=adamw", "offload.optimizer=all")
+    result = planned(*trained, "devices=1xt4+host1mb", f"objective={objective}")
+    metrics = headline(result)
+    gap = f"{objective}_gap_pct"
+    assert metrics.keys().isdisjoint({gap, "memory_bound_gib", "energy_bound_j"})
+    line = objective_line(result.problem, result.evaluation, result.n_devices)
+    assert f" {unit} " in line
+    assert "bound" not in line
+    if objective == "memory":
+        assert f"{metrics['peak_memory_gib'] * 2**20:.2f} KiB on the fullest device" in line
+
+
 def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     trained = ("phase=training", "optimizer=adamw", "offload.optimizer=all")
     overrides = (*trained, "devices=1x1mb+host1mb")
     result = planned(*overrides)
     assert result.offloaded is not None
     assert [use.state_bytes for use in result.evaluation.devices] == [0, 6 * (2 * 16640 + 2 * 4)]
-    assert headline(result)["pushed_gib"] * 2**30 == 6 * 16640
+    metrics, device = headline(result), result.evaluation.devices[0]
+    assert metrics["pushed_gib"] * 2**30 == 6 * 16640
+    # Sizes and counts are those of the device, which has no states, though the host holds more.
+    assert metrics["peak_memory_gib"] * 2**30 == device.peak_bytes
+    assert device.peak_bytes < result.evaluation.devices[1].peak_bytes
+    assert metrics["static_memory_gib"] * 2**30 == device.static_bytes
+    assert metrics["optimizer_state_gib"] == 0.0 < metrics["gradients_gib"]
+    assert metrics["devices_used"] == 1.0
+    assert metrics["device_memory_gib"] == result.device_memory[0].needed.expected / 2**30
+    assert peak_line(result.device_peaks).startswith("device 0 holds")
+    line = summary_line(result.evaluation, None, n_devices=result.n_devices)
+    assert "on 1 of 1 device and the host, " in line
     assert "states and updates on the host 390.05 KiB of 6 modules" in line_of(result, *overrides)
     config = read(*TINY, *overrides)
     identity = JobIdentity(Choices("tiny", "size_based", "d", "l"), (), here / "out", here)
