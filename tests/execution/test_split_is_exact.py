@@ -85,8 +85,8 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
     for placed in {placed.partition_of.tobytes(): placed for placed in placements}.values():
         _refuse_other_bits(name, placed)
     refused = {mode: message for mode, message in done.items() if isinstance(message, str)}
-    # No device holds the whole, nor the dense part beside a table.
-    assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn"}
+    # No device holds the whole, nor the dense part beside a table; equal layers may be too large.
+    assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn", "equal_layers"}
     assert {"single", "aot_based", "custom"} <= refused.keys()
     assert all(
         message.startswith("InfeasibleError") or NO_TABLES in message
@@ -97,7 +97,7 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", DISTINCT)
 def test_modes_that_need_room_are_exact_on_it(name: str) -> None:
     graph = small(name).graph
-    for mode in ("single", "aot_based", "custom", "sparse_nn"):
+    for mode in ("single", "aot_based", "custom", "sparse_nn", "equal_layers"):
         placed = _placed(graph, mode, _devices(2, 1 << 30))
         if isinstance(placed, str):
             assert mode == "sparse_nn"
