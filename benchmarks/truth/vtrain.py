@@ -11,7 +11,7 @@ t1 + (n - 1) (t2 - t1), of steps with 1 and 2.
 import csv
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -153,15 +153,21 @@ def rows(data: Path) -> Iterator[Row]:
     """
     drawn = plans(data, FEW)
     print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
-    yield from rows_of(drawn)
+    yield from rows_of(drawn, lambda plan: plan.step_s())
 
 
-def rows_of(measured: Sequence[Plan]) -> Iterator[Row]:
-    """Yield a row for each plan, to which nothing is fitted; those that fail are named."""
+def rows_of(
+    measured: Sequence[Plan], step_s: Callable[[Plan], float], *, is_fitted: bool = False
+) -> Iterator[Row]:
+    """Yield a row for each plan with the time that `step_s` predicts; those that fail are named.
+
+    Where `step_s` is fitted, it is to the plans that are not held out.
+    """
     for plan in measured:
         try:
-            predicted_ms = plan.step_s() * 1e3
+            predicted_ms = step_s(plan) * 1e3
         except FxpartError as error:
             print(f"{plan.label} is left out: {error}")
             continue
-        yield Row(plan.label, predicted_ms, plan.iteration_ms, "ms", held_out=True)
+        held_out = not is_fitted or plan.is_held_out
+        yield Row(plan.label, predicted_ms, plan.iteration_ms, "ms", held_out=held_out)

@@ -20,7 +20,6 @@ from benchmarks.text_table import table
 from benchmarks.truth import vtrain
 from benchmarks.truth.row import HEADS, Row, summary
 from benchmarks.truth.vtrain import FEW, Plan, plans
-from fxpart.errors import FxpartError
 
 __all__ = ["NAME", "SOURCE", "Calibrated", "asked_for", "calibrated", "ranked", "rows"]
 
@@ -99,13 +98,7 @@ def _rows(drawn: Sequence[Plan]) -> Iterator[Row]:
         f"{NAME}: {fit.n_rows} rows ask for launches of {fit.launch_s * 1e6:.0f} us and"
         f" {fit.share:.2f} of the kernels' rates"
     )
-    for plan in drawn:
-        try:
-            predicted_ms = fit.step_s(plan) * 1e3
-        except FxpartError as error:
-            print(f"{plan.label} is left out: {error}")
-            continue
-        yield Row(plan.label, predicted_ms, plan.iteration_ms, "ms", held_out=plan.is_held_out)
+    yield from vtrain.rows_of(drawn, fit.step_s, is_fitted=True)
 
 
 def asked_for(data: Path, predicted: Sequence[Row]) -> str:
@@ -157,7 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     drawn = plans(asked.data, asked.workloads)
     by_label = {plan.label: plan for plan in drawn}
-    parts = {"tables alone": list(vtrain.rows_of(drawn)), "calibrated": list(_rows(drawn))}
+    parts = {
+        "tables alone": list(vtrain.rows_of(drawn, lambda plan: plan.step_s())),
+        "calibrated": list(_rows(drawn)),
+    }
     parts["held out"] = [row for row in parts["calibrated"] if row.held_out]
     print(table(["vtrain", *HEADS], [[name, *summary(part)] for name, part in parts.items()]))
     for name in ("tables alone", "held out"):

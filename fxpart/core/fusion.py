@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fxpart.core.granularity import join_groups
-from fxpart.core.graph import OpGraph, csr, without_python
+from fxpart.core.graph import OpGraph, csr, storage_roots, without_python
 
 __all__ = ["REDUCING", "blocks_of", "fused", "kernel_count", "operator_name"]
 
@@ -143,9 +143,7 @@ class _Search:
         self.graph, self.inside = graph, inside
         self.works = (graph.flops > 0) | (graph.moved_bytes > 0)
         self.made_start = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
-        self.root = np.arange(graph.n_values)
-        for value in np.flatnonzero(graph.value_base >= 0).tolist():
-            self.root[value] = self.root[graph.value_base[value]]
+        self.root = storage_roots(graph)
         self.readers: dict[int, list[int]] = {}
         for op, value in zip(graph.readers.tolist(), graph.reads.tolist(), strict=True):
             if self.works[op]:

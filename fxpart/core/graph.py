@@ -24,6 +24,7 @@ __all__ = [
     "OpGraph",
     "csr",
     "grouped",
+    "storage_roots",
     "without_python",
 ]
 
@@ -312,6 +313,14 @@ class OpGraph:
     def uses_of(self, op: int) -> IntArray:
         """Return the weight storages that operator `op` uses."""
         return self.uses[self.use_start[op] : self.use_start[op + 1]]
+
+
+def storage_roots(graph: OpGraph) -> IntArray:
+    """Return the value whose storage each value lies in, itself unless it is a view. Length V."""
+    root = np.arange(graph.n_values, dtype=np.int64)
+    for value in np.flatnonzero(graph.value_base >= 0).tolist():  # a base comes before its views
+        root[value] = root[graph.value_base[value]]
+    return root
 
 
 def without_python(graph: OpGraph) -> OpGraph:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.graph import FloatArray, OpGraph, storage_roots
 from fxpart.core.module_paths import covering
 
 __all__ = ["BlockCost", "block_costs", "chosen_blocks", "least_again_s"]
@@ -73,7 +73,7 @@ def _seconds(graph: OpGraph, op_s: FloatArray, paths: Container[str]) -> dict[st
 
 def _saved_bytes(graph: OpGraph, paths: Container[str]) -> dict[str, int]:
     """Return the bytes that the forward of each block makes and the backward reads."""
-    root = _roots(graph.value_base)
+    root = storage_roots(graph)
     last = np.zeros(graph.n_values, dtype=np.int64)
     np.maximum.at(last, root[graph.reads], graph.readers)
     maker = graph.value_producer
@@ -83,14 +83,6 @@ def _saved_bytes(graph: OpGraph, paths: Container[str]) -> dict[str, int]:
         if path := covering(graph.modules[maker[value]], paths):
             saved[path] = saved.get(path, 0) + int(graph.value_alloc_bytes[value])
     return saved
-
-
-def _roots(base: IntArray) -> IntArray:
-    """Return the value in whose storage each lies; bases come before their views."""
-    root = np.arange(len(base))
-    for value in np.flatnonzero(base >= 0).tolist():
-        root[value] = root[base[value]]
-    return root
 
 
 def chosen_blocks(

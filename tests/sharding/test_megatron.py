@@ -22,6 +22,7 @@ from fxpart.execution.device import seeded
 from fxpart.sharding.main_gradients import kept_gradient_bytes, with_main_gradients
 from fxpart.sharding.megatron import as_megatron
 from fxpart.sharding.zero import with_zero
+from tests.sharding.test_experts import MIXTRAL
 from tests.sharding.test_local_module import HIDDEN, INNER, TOKENS, VOCABULARY, llama
 
 CPU = torch.device("cpu")
@@ -78,22 +79,6 @@ LATENTS = ModelSpec(
     seq_len=8,
 )
 """Attention of latents, and experts in the second of two layers."""
-EXPERTS = ModelSpec(
-    "mixtral",
-    architecture="MixtralForCausalLM",
-    config={
-        "hidden_size": 32,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "vocab_size": 64,
-        "experts_implementation": "grouped_mm",
-    },
-    batch_size=2,
-    seq_len=8,
-)
 
 
 def test_of_experts_one_gradient_of_each_shape_is_kept() -> None:
@@ -112,7 +97,7 @@ def test_of_experts_one_gradient_of_each_shape_is_kept() -> None:
     assert len(attentions) == 2 * 2
 
 
-@pytest.mark.parametrize("spec", [llama(1), LATENTS, EXPERTS], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [llama(1), LATENTS, MIXTRAL], ids=lambda spec: spec.name)
 def test_fused_kernels_have_the_results_and_gradients_of_the_models_own(spec: ModelSpec) -> None:
     with seeded(0, CPU):
         built = build_model(spec, CPU)

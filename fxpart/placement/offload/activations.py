@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray, OpGraph, storage_roots
 from fxpart.core.module_paths import block_of
 from fxpart.cost.streams import Copy, Push, Source, buffer_bytes
 
@@ -43,9 +43,7 @@ def saved_values(graph: OpGraph, device_of: IntArray) -> list[Saved]:
 
     What is saved outside blocks, and what the caller gets, stays.
     """
-    root = np.arange(graph.n_values)
-    for value in np.flatnonzero(graph.value_base >= 0).tolist():  # a base comes first
-        root[value] = root[graph.value_base[value]]
+    root = storage_roots(graph)
     backward = graph.is_backward
     maker, readers = graph.value_producer, graph.readers
     is_saved = (maker >= 0) & (graph.value_base < 0) & (graph.value_alloc_bytes > 0)

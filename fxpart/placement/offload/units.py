@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray, OpGraph, storage_roots
 from fxpart.core.module_paths import block_of, owner
 
 __all__ = [
@@ -120,9 +120,7 @@ def cache_writes(graph: OpGraph) -> CacheWrites:
     A cache that is written before anything reads it, as attention's is, is copied without the
     places that are written.
     """
-    root = np.arange(graph.n_values)
-    for value in np.flatnonzero(graph.value_base >= 0).tolist():  # a base comes first
-        root[value] = root[graph.value_base[value]]
+    root = storage_roots(graph)
     is_cache = graph.value_is_cache
     written, last_op = np.zeros(graph.n_values, dtype=np.int64), np.full(graph.n_values, -1)
     was_read = np.zeros(graph.n_values, dtype=np.bool_)
