@@ -1,143 +1,47 @@
 """`run_local`: run and measure a placed model in this process, against the user's module."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.training.loss import training_loss
 from fxpart.core.assignment import Assignment
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line, show_bytes
 from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.device import allocated_peaks, device_name, free_bytes, timed_in_turns
-from fxpart.execution.difference import (
-    gradient_share,
-    largest_magnitude,
-    max_difference,
-    refuse_more,
-    rounding,
-)
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.outcome import (
+    Outcome,
+    agreement,
+    step_outcome,
+    trained_parameters,
+    undoable,
+)
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.split.placement import split_by_assignment
 from fxpart.execution.split_run import SplitRun, partition_weights, physical_devices, split_run
-from fxpart.execution.stage_shell import mutated_inputs
 
-__all__ = [
-    "LocalRun",
-    "Outcome",
-    "agreement",
-    "check_memory",
-    "resident_storages",
-    "run_local",
-    "step_outcome",
-    "trained_parameters",
-    "undoable",
-]
-
+__all__ = ["LocalRun", "check_memory", "resident_storages", "run_local"]
 
 _MOST_ROUNDS = 8
 """Rounds of replicas whose memory is counted."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Outcome:
-    """Results of a forward; loss and gradients of a training step."""
-
-    results: Any
-    """Results of the model, detached; None when a training step did not keep them."""
-    loss: Tensor | None
-    """None without training."""
-    gradients: Mapping[str, Tensor] | None
-    """By parameter, without those that the loss does not depend on. None without training."""
-
-
-def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that require gradients, each once, by its first name."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def _forward_outcome(forward: Callable[[], Any]) -> Outcome:
-    """Return the results of `forward`, called in the caller's mode of autograd."""
-    return Outcome(forward(), None, None)
-
-
-def step_outcome(
-    forward: Callable[[], Any],
-    parameters: Mapping[str, nn.Parameter],
-    *,
-    keep_results: bool = False,
-    loss_of: Callable[[Sequence[Tensor]], Tensor] = training_loss,
-) -> Outcome:
-    """Return the outcome of a training step: `forward`, loss, and gradients of `parameters`.
-
-    The ``grad`` of every parameter stays as it is.
-
-    Args:
-        forward: returns the model's results, which are dropped before the backward.
-        parameters: to compute gradients of.
-        keep_results: keep the results, detached.
-        loss_of: returns the loss of the flattened results.
-
-    Raises:
-        SpecError: when no result can have a loss.
-
-    """
-    with torch.enable_grad():
-        results = forward()
-        loss = loss_of([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
-        kept = tree_map_only(Tensor, Tensor.detach, results) if keep_results else None
-        del results
-        # Not `backward`, which would add to the ``grad`` of the caller's weights.
-        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    pairs = zip(parameters, gradients, strict=True)
-    return Outcome(kept, loss.detach(), {name: g for name, g in pairs if g is not None})
-
-
-def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None]:
-    """Return how far results and loss, and gradients, of a split model are from the unsplit one's.
-
-    Results that `outcome` did not keep are not compared. Gradients are compared by
-    `gradient_share`; None without training.
-
-    Raises:
-        ExecutionError: when either differs by more than sums in another order may.
-
-    """
-    with_results = outcome.results is not None or reference.loss is None
-    computed = (outcome.results, outcome.loss) if with_results else outcome.loss
-    wanted = (reference.results, reference.loss) if with_results else reference.loss
-    difference = max_difference(computed, wanted)
-    refuse_more("results", difference, rounding(wanted) * largest_magnitude(wanted))
-    if reference.gradients is None:
-        return difference, None
-    share = gradient_share(outcome.gradients or {}, reference.gradients)
-    allowed = rounding(list(reference.gradients.values()))
-    refuse_more("gradients", share, allowed, " of their largest element")
-    return difference, share
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
     """Measurements of a placed model that was run in this process."""
 
-    latency_s: float
-    """Median time of one input through the split model, its partitions one after another; in
-    training, of a step with its backward."""
     runs_s: tuple[float, ...]
-    """Each of the timed runs."""
-    unsplit_latency_s: float
-    """Median time of one input through the unsplit graph, timed in turns with the split one."""
-    throughput_per_s: float
-    """Inputs a second: 1 / latency, since partitions run one after another."""
+    """Each of the timed runs of the split model."""
+    unsplit_runs_s: tuple[float, ...]
+    """The same of the unsplit graph, timed in turns with the split one."""
     peak_bytes: tuple[int, ...]
     """Peak bytes of weights, inputs and live tensors on each logical device; received tensors are
     copies. Memory that kernels allocate for themselves does not count. In a backward, tensors that
@@ -158,6 +62,24 @@ class LocalRun:
     """Name of the processor or GPU."""
     threads: int
     """Number of torch's threads on the CPU."""
+
+    @property
+    def latency_s(self) -> float:
+        """Median time of one input through the split model, its partitions one after another.
+
+        In training that is a step with its backward.
+        """
+        return statistics.median(self.runs_s)
+
+    @property
+    def unsplit_latency_s(self) -> float:
+        """Median time of one input through the unsplit graph."""
+        return statistics.median(self.unsplit_runs_s)
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Inputs a second: 1 / latency, since partitions run one after another."""
+        return 1.0 / self.latency_s
 
 
 def run_local(
@@ -292,12 +214,9 @@ def _measured(
         lambda: work.outcome(step), lambda: work.outcome(unsplit), physical, repeats, restore
     )
     restore()
-    latency = statistics.median(runs)
     return LocalRun(
-        latency_s=latency,
         runs_s=runs,
-        unsplit_latency_s=statistics.median(unsplit_runs),
-        throughput_per_s=1.0 / latency,
+        unsplit_runs_s=unsplit_runs,
         peak_bytes=peaks,
         allocator_peak_bytes=allocated,
         max_difference=difference,
@@ -306,42 +225,6 @@ def _measured(
         device_name=device_name(real.device),
         threads=torch.get_num_threads(),
     )
-
-
-def undoable(
-    real: RealModel, whole: fx.GraphModule, run: Callable[[], Outcome]
-) -> tuple[Outcome, Callable[[], None]]:
-    """Return the outcome of a run of the module, and a function that undoes what runs write.
-
-    That is into inputs, as into a cache, and into buffers. What this run leaves as it was, a later
-    one does too, so it is not kept: a buffer made by ``expand`` cannot even be written.
-    """
-    inputs = tree_leaves((real.args, real.kwargs))
-    tensors = [*(inputs[at] for at in mutated_inputs(whole)), *real.module.buffers()]
-    shared = {id(tensor) for tensor in tensors}
-    # The program shares the module's, but for those that it keeps for itself.
-    private = [buffer for buffer in whole.buffers() if id(buffer) not in shared]
-    # On the host, where they count in no peak of a GPU.
-    before = [(tensor, tensor.to("cpu", copy=True)) for tensor in (*tensors, *private)]
-    outcome = run()
-    written = [
-        (tensor, values)
-        for tensor, values in before
-        if id(tensor) not in shared or not _is_same(tensor, values)
-    ]
-    del before
-
-    def restore() -> None:
-        for tensor, values in written:
-            tensor.copy_(values)
-
-    return outcome, restore
-
-
-def _is_same(tensor: Tensor, values: Tensor) -> bool:
-    with suppress(NotImplementedError):  # torch compares no sparse tensors
-        return torch.equal(tensor.cpu(), values)
-    return False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -354,13 +237,13 @@ class _Work:
     def outcome(self, forward: Callable[[], object], *, keep_results: bool = False) -> Outcome:
         """Return the outcome of the work around `forward`."""
         if not self.training:
-            return _forward_outcome(forward)
+            return Outcome(forward(), None, None)
         return step_outcome(forward, self.parameters, keep_results=keep_results)
 
     def counted(self, run: SplitRun, inputs: Sequence[object], counter: LiveBytes) -> Outcome:
         """Return the same for a split model, while `counter` counts bytes by device."""
         if not self.training:
-            return _forward_outcome(lambda: run.run(inputs, counter))
+            return Outcome(run.run(inputs, counter), None, None)
         backward = BackwardDevices(counter)
         return step_outcome(
             lambda: run.run(inputs, counter, backward), self.parameters, loss_of=backward.loss

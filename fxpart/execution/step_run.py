@@ -4,7 +4,6 @@ Autograd decides itself in which order a backward runs; where a step is to run i
 graph is run operator by operator, the backward like the forward, and compared with autograd.
 """
 
-import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,12 +17,10 @@ from fxpart.core.assignment import Assignment
 from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
 from fxpart.execution.device import device_name, timed_in_turns
 from fxpart.execution.live_bytes import LiveBytes
-from fxpart.execution.local import (
-    LocalRun,
+from fxpart.execution.local import LocalRun, check_memory, resident_storages
+from fxpart.execution.outcome import (
     Outcome,
     agreement,
-    check_memory,
-    resident_storages,
     step_outcome,
     trained_parameters,
     undoable,
@@ -113,12 +110,9 @@ def _measured(
     loss = None if outcome.loss is None else float(outcome.loss)
     del outcome, reference
     runs, unsplit_runs = timed_in_turns(in_order, unsplit, (real.device,), repeats)
-    latency = statistics.median(runs)
     return LocalRun(
-        latency_s=latency,
         runs_s=runs,
-        unsplit_latency_s=statistics.median(unsplit_runs),
-        throughput_per_s=1.0 / latency,
+        unsplit_runs_s=unsplit_runs,
         peak_bytes=counter.peak_bytes,
         allocator_peak_bytes=(),
         max_difference=difference,

@@ -18,7 +18,7 @@ from fxpart.execution.difference import (
     refuse_more,
     rounding,
 )
-from fxpart.execution.local import Outcome, agreement, step_outcome, trained_parameters
+from fxpart.execution.outcome import Outcome, agreement, step_outcome, trained_parameters
 from fxpart.execution.pipeline_job import gradient_key, output_key
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.stages.chain import Chain, tied_parameters

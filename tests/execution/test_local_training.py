@@ -17,7 +17,8 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.errors import ExecutionError, SpecError
 from fxpart.execution import local
 from fxpart.execution.forward_devices import forward_devices
-from fxpart.execution.local import LocalRun, run_local, trained_parameters
+from fxpart.execution.local import LocalRun, run_local
+from fxpart.execution.outcome import trained_parameters
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.split.placement import split_by_assignment
 from fxpart.execution.stages.chain import chain_stages

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fxpart.errors import ExecutionError, SpecError
 from fxpart.execution.difference import gradient_share
-from fxpart.execution.local import Outcome, agreement, step_outcome, trained_parameters
+from fxpart.execution.outcome import Outcome, agreement, step_outcome, trained_parameters
 
 
 def _outcome(loss: float, *gradient: float) -> Outcome:

@@ -1,0 +1,131 @@
+"""What a run computed, and whether another run agrees with it: results, loss and gradients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxpart.capture.training.loss import training_loss
+from fxpart.execution.difference import (
+    gradient_share,
+    largest_magnitude,
+    max_difference,
+    refuse_more,
+    rounding,
+)
+from fxpart.execution.real_model import RealModel
+from fxpart.execution.stage_shell import mutated_inputs
+
+__all__ = ["Outcome", "agreement", "step_outcome", "trained_parameters", "undoable"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Outcome:
+    """Results of a forward; loss and gradients of a training step."""
+
+    results: Any
+    """Results of the model, detached; None when a training step did not keep them."""
+    loss: Tensor | None
+    """None without training."""
+    gradients: Mapping[str, Tensor] | None
+    """By parameter, without those that the loss does not depend on. None without training."""
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that require gradients, each once, by its first name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def step_outcome(
+    forward: Callable[[], Any],
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    keep_results: bool = False,
+    loss_of: Callable[[Sequence[Tensor]], Tensor] = training_loss,
+) -> Outcome:
+    """Return the outcome of a training step: `forward`, loss, and gradients of `parameters`.
+
+    The ``grad`` of every parameter stays as it is.
+
+    Args:
+        forward: returns the model's results, which are dropped before the backward.
+        parameters: to compute gradients of.
+        keep_results: keep the results, detached.
+        loss_of: returns the loss of the flattened results.
+
+    Raises:
+        SpecError: when no result can have a loss.
+
+    """
+    with torch.enable_grad():
+        results = forward()
+        loss = loss_of([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
+        kept = tree_map_only(Tensor, Tensor.detach, results) if keep_results else None
+        del results
+        # Not `backward`, which would add to the ``grad`` of the caller's weights.
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    pairs = zip(parameters, gradients, strict=True)
+    return Outcome(kept, loss.detach(), {name: g for name, g in pairs if g is not None})
+
+
+def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None]:
+    """Return how far results and loss, and gradients, of a split model are from the unsplit one's.
+
+    Results that `outcome` did not keep are not compared. Gradients are compared by
+    `gradient_share`; None without training.
+
+    Raises:
+        ExecutionError: when either differs by more than sums in another order may.
+
+    """
+    with_results = outcome.results is not None or reference.loss is None
+    computed = (outcome.results, outcome.loss) if with_results else outcome.loss
+    wanted = (reference.results, reference.loss) if with_results else reference.loss
+    difference = max_difference(computed, wanted)
+    refuse_more("results", difference, rounding(wanted) * largest_magnitude(wanted))
+    if reference.gradients is None:
+        return difference, None
+    share = gradient_share(outcome.gradients or {}, reference.gradients)
+    allowed = rounding(list(reference.gradients.values()))
+    refuse_more("gradients", share, allowed, " of their largest element")
+    return difference, share
+
+
+def undoable(
+    real: RealModel, whole: fx.GraphModule, run: Callable[[], Outcome]
+) -> tuple[Outcome, Callable[[], None]]:
+    """Return the outcome of a run of the module, and a function that undoes what runs write.
+
+    That is into inputs, as into a cache, and into buffers. What this run leaves as it was, a later
+    one does too, so it is not kept: a buffer made by ``expand`` cannot even be written.
+    """
+    inputs = tree_leaves((real.args, real.kwargs))
+    tensors = [*(inputs[at] for at in mutated_inputs(whole)), *real.module.buffers()]
+    shared = {id(tensor) for tensor in tensors}
+    # The program shares the module's, but for those that it keeps for itself.
+    private = [buffer for buffer in whole.buffers() if id(buffer) not in shared]
+    # On the host, where they count in no peak of a GPU.
+    before = [(tensor, tensor.to("cpu", copy=True)) for tensor in (*tensors, *private)]
+    outcome = run()
+    written = [
+        (tensor, values)
+        for tensor, values in before
+        if id(tensor) not in shared or not _is_same(tensor, values)
+    ]
+    del before
+
+    def restore() -> None:
+        for tensor, values in written:
+            tensor.copy_(values)
+
+    return outcome, restore
+
+
+def _is_same(tensor: Tensor, values: Tensor) -> bool:
+    with suppress(NotImplementedError):  # torch compares no sparse tensors
+        return torch.equal(tensor.cpu(), values)
+    return False
