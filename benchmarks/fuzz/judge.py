@@ -33,14 +33,11 @@ class Tally:
         bad = len(self.tracebacks) + len(self.hangs) + len(self.wrong)
         return self.taken + self.refused + bad
 
-    @property
-    def failures(self) -> list[str]:
-        """What went wrong, a line each."""
-        return [
-            f"{self.kind}: {name}: {case}"
-            for name in ("tracebacks", "hangs", "wrong")
-            for case in getattr(self, name)
-        ]
+    def _failed(self, way: str, case: str) -> None:
+        """Count what went wrong, and print it at once: a run that is cut off loses none."""
+        cases: list[str] = getattr(self, way)
+        cases.append(case)
+        print(f"{self.kind}: {way}: {case}", flush=True)
 
     def attempt(
         self,
@@ -57,19 +54,19 @@ class Tally:
                 result = work()
                 why = unsound(result)
         except OverLimitError:
-            self.hangs.append(shown)
+            self._failed("hangs", shown)
         except KeyboardInterrupt:
             raise
         except FxpartError as error:
             if "\n" in str(error):
-                self.wrong.append(f"{shown}: its message has several lines")
+                self._failed("wrong", f"{shown}: its message has several lines")
             else:
                 self.refused += 1
         except BaseException as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            self.tracebacks.append(f"{shown}: {error!r:.200} ({at.filename}:{at.lineno})")
+            self._failed("tracebacks", f"{shown}: {error!r:.200} ({at.filename}:{at.lineno})")
         else:
             if must_fail or why:
-                self.wrong.append(f"{shown}: {why or 'taken'}")
+                self._failed("wrong", f"{shown}: {why or 'taken'}")
             else:
                 self.taken += 1
