@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
+from fxpart.errors import SpecError
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -97,7 +99,7 @@ class PoolConfig:
     flops_per_s: dict[str, float] = field(default_factory=dict)
     """Dense peak by dtype name."""
     memory_bandwidth_bytes_per_s: float = MISSING
-    on_host: bool = False
+    on_host: Any = False  # a bool, for which OmegaConf takes any number in a list of pools
     """Whether it is the host itself, of whose memory nothing is reserved."""
     multiprocessors: int = 100
     """Parts of the device that each run one block of a kernel at a time."""
@@ -111,6 +113,18 @@ class PoolConfig:
     """Of one device, in USD; None where nobody has said."""
     source: str = ""
     """Where the numbers come from."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is neither true nor false.
+
+        Raises:
+            SpecError: for such an `on_host`.
+
+        """
+        if not isinstance(self.on_host, bool):
+            raise SpecError(
+                f"devices.pools: on_host of {self.name} must be true or false, got {self.on_host!r}"
+            )
 
 
 @dataclass
