@@ -29,7 +29,7 @@ from runner.config.wrong_values import refused_by_omegaconf, typed_key
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["TypedSection", "forget_typed", "read_config", "read_tracking", "register"]
+__all__ = ["TypedSection", "read_config", "read_tracking", "register"]
 
 
 def register() -> None:
@@ -112,11 +112,6 @@ class TypedSection:
     """Of a section that nothing has changed since its files were merged."""
     pickled: bytes | None = None
     """None until it is needed."""
-
-
-def forget_typed(composed: DictConfig, section: str) -> None:
-    """Let `section` be read anew: something in it changes."""
-    vars(_nodes(composed).get(section, composed)).pop(TypedSection.ATTRIBUTE, None)
 
 
 def _typed(composed: DictConfig) -> object:

@@ -1,8 +1,8 @@
 """All jobs of a sweep, composed before the first one starts: an edit of ``conf/`` changes none.
 
 Hydra takes about 110 ms for a job: it reads each file again, its own too, and merges all of them. A
-`SweepLoad` takes the same steps in about 5 ms: a file is read once, its section is merged once for
-all jobs that choose the same files of it, and the order of the files is asked for once for all jobs
+`SweepLoad` takes the same steps in 3 to 4 ms: a file is read once, its section is merged once for
+all jobs that choose the same files of it and shared by those that change nothing in it, and the order of the files is asked for once for all jobs
 that choose of the same groups.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import SpecError
 from fxpart.support.digest import stable_digest
 from runner.cli.composing import composing
-from runner.config.read import forget_typed, read_config
+from runner.config.read import read_config
 from runner.config.sections import Config
 from runner.errors import message_of
 from runner.experiment.model_spec import model_spec
@@ -101,18 +101,19 @@ class SweepLoad:
             _, self._files = self._loader._parse_overrides_and_create_caching_repo(name, hydras)
         parsed = self._parsed(overrides)
         defaults = self._defaults_of(parsed)
+        values = [
+            part for part in parsed if not self._chooses(part) and not part.is_hydra_override()
+        ]
+        # The next change may be below a value that refers to something.
+        refers = any("${" in str(part.input_line) for part in values)
         composed = self._merged_files.merged(
             [
                 self._part(default)
                 for default in defaults.files
                 if not str(default.config_path).startswith("hydra/")
-            ]
+            ],
+            None if refers else [part.key_or_group for part in values],
         )
-        values = [
-            part for part in parsed if not self._chooses(part) and not part.is_hydra_override()
-        ]
-        for part in values:
-            forget_typed(composed, part.key_or_group.partition(".")[0])
         self._loader._apply_overrides_to_config(values, composed)
         # As in Hydra: what was resolved for the sweep, such as the time, is not resolved again.
         OmegaConf.copy_cache(from_config=self._master, to_config=composed)

@@ -5,7 +5,8 @@ sections, so that each is merged once for each choice of the files that set any 
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ __all__ = ["FilePart", "MergedFiles", "file_part"]
 _MOST_SECTIONS = 4096
 """Sections that are kept merged: some MB."""
 _Path = tuple[str | int, ...]
+_OF_A_JOB = re.compile(r"\$\{(?!oc\.env:)")
+"""A reference to what may differ between jobs: to anything but the environment."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,8 +33,8 @@ class FilePart:
     config: "DictConfig"
     paths: frozenset[_Path]
     """Of all its keys."""
-    references: frozenset[_Path]
-    """Of those that refer to something else."""
+    references: Mapping[_Path, str]
+    """Those of them that refer to something else, and how."""
     is_plain: bool
     """Whether the file sets nothing but keys of its sections: it has no type and no flags."""
 
@@ -44,7 +47,7 @@ def file_part(key: tuple[object, ...], config: "DictConfig") -> FilePart:
         key,
         config,
         frozenset(path for path, _ in nodes),
-        frozenset(path for path, node in nodes if node._is_interpolation()),
+        {path: str(node._value()) for path, node in nodes if node._is_interpolation()},
         not is_typed and not any(config._metadata.flags or {}),
     )
 
@@ -67,11 +70,14 @@ class MergedFiles:
         self._roots: dict[tuple[object, ...], bytes] = {}
         self._typed: dict[tuple[object, ...], TypedSection] = {}
         """Of those that refer to nothing, whatever other sections say."""
+        self._shared: dict[tuple[object, ...], Any] = {}
+        """Those of them that are read and not changed, by their root and section."""
 
-    def merged(self, parts: Sequence[FilePart]) -> "DictConfig":
+    def merged(self, parts: Sequence[FilePart], changed: Collection[str] | None) -> "DictConfig":
         """Return what `parts` say, a later one over those before it, closed against new keys.
 
-        Results share nothing.
+        Results share sections that refer to nothing and in which no key of `changed` is, which are
+        those that the caller will change; nothing where it cannot tell (None).
         """
         sections: dict[Any, list[FilePart]] = {}
         for part in parts:
@@ -82,12 +88,19 @@ class MergedFiles:
         if root not in self._roots or any(key not in self._sections for key in keys.values()):
             return self._whole(parts, root, {keys[n]: of for n, of in sections.items()})
         result: DictConfig = pickle.loads(self._roots[root])
+        content: Any = result._content
+        shares = changed is not None and not _below_a_reference(changed, parts)
+        touched = {change.partition(".")[0] for change in changed or ()}
         for name, key in keys.items():
-            node = pickle.loads(self._sections[key])
-            node._set_parent(result)
-            if key in self._typed:
-                vars(node)[TypedSection.ATTRIBUTE] = self._typed[key]
-            result._content[name] = node  # type: ignore[index]
+            is_shared = shares and name not in touched and key in self._typed
+            node = self._shared.get((root, key)) if is_shared else None
+            if node is None:
+                node = pickle.loads(self._sections[key])
+                node._set_parent(result)
+                if is_shared:
+                    vars(node)[TypedSection.ATTRIBUTE] = self._typed[key]
+                    self._shared[root, key] = node
+            content[name] = node
         return result
 
     def _whole(
@@ -107,12 +120,17 @@ class MergedFiles:
             first = next(iter(self._sections))
             del self._sections[first]
             self._typed.pop(first, None)
+            self._shared.clear()
         content: Any = merged._content
         for key, of in sections.items():
             if not _goes_elsewhere(of):
                 self._sections[key] = _pickled_alone(content[key[0]])
-                refers = any(path[0] == key[0] for part in of for path in part.references)
-                if not refers and hasattr(content[key[0]], "_content"):
+                refers = any(
+                    path[0] == key[0] and _OF_A_JOB.search(text)
+                    for part in of
+                    for path, text in part.references.items()
+                )
+                if not refers:
                     self._typed[key] = TypedSection()
         # Nothing of a section is in its root: its type and its flags are.
         vars(merged)["_content"] = {}
@@ -132,8 +150,17 @@ def _goes_elsewhere(parts: Sequence[FilePart]) -> bool:
     for part in parts:
         if references & part.paths:
             return True
-        references |= part.references
+        references |= part.references.keys()
     return False
+
+
+def _below_a_reference(keys: Collection[str], parts: Sequence[FilePart]) -> bool:
+    """Return whether one of `keys` is inside of what a file only refers to.
+
+    A change there changes what is referred to, in whatever section that is.
+    """
+    above = [f"{'.'.join(map(str, path))}." for part in parts for path in part.references]
+    return any(key.startswith(path) for key in keys for path in above)
 
 
 def _pickled_alone(node: Any) -> bytes:  # noqa: ANN401

@@ -155,6 +155,24 @@ def test_a_section_is_read_anew_where_a_job_changes_it(scene: Scene) -> None:
     assert (load.full, changed) == (0, 1024)
 
 
+def test_a_change_below_a_reference_reaches_no_other_job(scene: Scene) -> None:
+    load = scene.load()
+    jobs = [
+        compose_one(load, ["+preset=cheap", *overrides])
+        for overrides in (
+            (),
+            ("+extra=refers_to_price", "model.config.t4=3"),
+            ("+extra=refers_to_price",),
+            ("model.config=${price_per_hour}", "+model.config.a100=4"),
+            ("microbatches=2",),
+            (),
+        )
+    ]
+    prices = [dict(job.config.price_per_hour) for job in jobs if job.config]
+    assert (prices[0], prices[2], prices[4:]) == ({"t4": 1}, {"t4": 1}, [{"t4": 1}] * 2)
+    assert_same(scene, jobs)
+
+
 def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> None:
     load = scene.load()
     jobs = scene.grid(load, "model=custom,gpt2", "mode=single,kl_based", "+model.extra=1")
