@@ -2,8 +2,8 @@
 
 Hydra takes about 110 ms for a job: it reads each file again, its own too, and merges all of them. A
 `SweepLoad` takes the same steps in 3 to 4 ms: a file is read once, its section is merged once for
-all jobs that choose the same files of it and shared by those that change nothing in it, and the order of the files is asked for once for all jobs
-that choose of the same groups.
+all jobs that choose the same files of it, which share it if they change nothing in it, and the
+order of the files is asked for once for all jobs that choose of the same groups.
 """
 
 import itertools
