@@ -272,7 +272,7 @@ def _shortest_step(
 
 def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> tuple[list[Stretch], float]:
     """Return one stage a slot, or as many as are best, and their largest load; none if none fit."""
-    solver = StageSolver(problem.memory, line, slots)
+    solver = StageSolver(line, slots)
     for _ in range(_MOST_REPAIRS):
         stages = solver.least_load() or []
         over = [stage for stage in stages if not solver.fits(stage)]
@@ -339,7 +339,7 @@ def _by_shares(
         share = 1 - (1 - 1 / each) * step / _SHARES
         sizes = problem.topology.memory_bytes
         allowed = [int(sizes[device] * share) for device in homes]
-        solver = StageSolver(problem.memory, line, Slots(homes, allowed, False, flights))
+        solver = StageSolver(line, Slots(homes, allowed, False, flights))
         stages = solver.least_load()
         if stages is not None:
             yield _cuts(stages)

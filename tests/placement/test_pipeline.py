@@ -153,7 +153,7 @@ def test_the_peak_of_a_stretch_is_that_of_its_device(seed: int, n: int, training
     graph = random_training_graph(seed, n) if training else random_graph(seed, n)
     this = problem(graph, devices(1))
     line = stage_line(this)
-    solver = StageSolver(this.memory, line, Slots((0,), (1,), may_skip=False))
+    solver = StageSolver(line, Slots((0,), (1,), may_skip=False))
     change = np.empty(graph.n_ops + 1, dtype=np.int64)
     for low, high in itertools.combinations(range(line.n_units + 1), 2):
         inside = (low <= line.unit_of) & (line.unit_of < high)

@@ -59,7 +59,7 @@ def test_what_devices_hold_is_what_the_schedule_says(
         placed = Assignment(numbers, tuple((home,) for home in homes))
     costs, microbatches = stage_costs(this, placed), rounds * count
     slots = Slots(homes, [9999] * stages, may_skip=False)
-    solver = StageSolver(this.memory, line, slots)
+    solver = StageSolver(line, slots)
     for name in ("interleaved", "gpipe", "1f1b")[: 1 if chunks > 1 else 3]:
         plan = StepPlan(name, microbatches)
         simulated = simulate_schedule(name, costs, microbatches)
@@ -69,7 +69,7 @@ def test_what_devices_hold_is_what_the_schedule_says(
             continue
         # What the search goes by is no less, and more only by results that are not there yet.
         flights = plan.flights(count, training=costs.training)
-        in_turn = StageSolver(this.memory, line, Slots(homes, [9999] * count, False, flights))
+        in_turn = StageSolver(line, Slots(homes, [9999] * count, False, flights))
         for stage, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
             needed = in_turn.peak_bytes(begin, end, stage)
             early = (microbatches - 1) * solver.stage_bytes(begin, end).outputs

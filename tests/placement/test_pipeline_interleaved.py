@@ -64,7 +64,7 @@ def _start(this: Problem, homes: list[int]) -> IntArray | None:
     """Return the cuts whose largest stage is least, if each may use all of its device."""
     line = stage_line(this)
     sizes = [this.topology.devices[home].memory_bytes for home in homes]
-    stages = StageSolver(this.memory, line, Slots(homes, sizes, may_skip=False)).least_load()
+    stages = StageSolver(line, Slots(homes, sizes, may_skip=False)).least_load()
     return None if stages is None else np.array([0, *(s.end for s in stages)], dtype=np.int64)
 
 

@@ -26,12 +26,12 @@ from fxpart.placement.stages.line import StageLine
 from fxpart.placement.stages.stretch_bytes import (
     ONE,
     Flight,
+    KnownBytes,
     StretchBytes,
     StretchRoom,
     UnitTables,
-    stretch_bytes,
-    stretch_needs,
-    stretch_room,
+    known_needs,
+    needed_bytes,
 )
 from fxpart.support.compiled import compiled
 
@@ -98,11 +98,15 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
     m: MemoryTables,
     units: UnitTables,
     room: StretchRoom,
+    known: KnownBytes,
+    cuts: IntArray,
     starts: IntArray,
     wanted: IntArray,
     reach: Reach,
 ) -> None:
-    """Learn for each unit of `starts` whether a stage may reach to `wanted`, else how far it may.
+    """Learn for each cut of `starts` whether a stage may reach to `wanted`, else how far it may.
+
+    Cut k of the row is cut ``cuts[k]`` of `units`.
 
     More units never need less memory when there is no backward: what a stretch reads from before it
     stays received however long it is. So the furthest end is found by doubling and halving, from
@@ -118,7 +122,7 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
         while high - low > 1 and low < wanted[start]:
             if not low < probe < high:
                 probe = (low + high) // 2
-            needs = stretch_needs(m, units, room, start, probe, reach.flight)
+            needs = known_needs(m, units, room, known, cuts[start], cuts[probe], reach.flight)
             if needs <= reach.memory_bytes:
                 low, probe = probe, probe + step
             else:
@@ -237,13 +241,9 @@ def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) 
 class StageSolver:
     """What is known of one row of units on some slots, while bounds are tried."""
 
-    def __init__(self, memory: MemoryTables, line: StageLine, slots: Slots) -> None:
-        self._memory, self._line, self._slots = memory, line, slots
-        self._units = UnitTables(
-            line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
-        )
-        values, weights = len(memory.producer), len(memory.weight_bytes)
-        self._room = stretch_room(values, weights, len(line.unit_of))
+    def __init__(self, line: StageLine, slots: Slots) -> None:
+        self._line, self._slots = line, slots
+        memory = line.stretches.memory
         flights = slots.flights or [ONE] * len(slots.memory_bytes)
         kinds = list(zip(slots.memory_bytes, flights, strict=True))
         # Slots of one size that hold as many micro-batches share what is known of them.
@@ -317,12 +317,14 @@ class StageSolver:
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
         """Return what units `begin` to `end` - 1, which must be some, hold of one micro-batch."""
-        return stretch_bytes(self._memory, self._units, self._room, begin, end)
+        cuts = self._line.cuts
+        return self._line.stretches.bytes_of(int(cuts[begin]), int(cuts[end]))
 
     def peak_bytes(self, begin: int, end: int, slot: int = 0) -> int:
         """Return what a device needs for units `begin` to `end` - 1 on a slot."""
-        flight = self._slot_reach[slot].flight
-        return int(stretch_needs(self._memory, self._units, self._room, begin, end, flight))
+        if begin == end:
+            return 0
+        return int(needed_bytes(self.stage_bytes(begin, end), self._slot_reach[slot].flight))
 
     def fits(self, stage: Stretch) -> bool:
         """Return whether its device, which must have one slot, holds a stage."""
@@ -343,7 +345,12 @@ class StageSolver:
         return int(reach.fits[begin])
 
     def _settle(self, starts: IntArray, wanted: IntArray, reach: Reach) -> None:
-        settle(self._memory, self._units, self._room, starts, wanted, reach)
+        if not len(starts):
+            return
+        of, cuts = self._line.stretches, self._line.cuts
+        with of.lock:
+            of.make_room()
+            settle(of.memory, of.units, of.room, of.known, cuts, starts, wanted, reach)
 
     def _first_bound(self, least_s: float, most_s: float) -> float | None:
         """Return the least bound for which memory allows a cut; `least_s` is the least without."""

@@ -90,7 +90,7 @@ def _what_would_do(
     problem: Problem, line: StageLine, largest: int, flight: Flight
 ) -> tuple[int | None, str]:
     """Return how many stages of the largest size hold the model, filled one by one; in words."""
-    solver = StageSolver(problem.memory, line, Slots((0,), (largest,), False, (flight,)))
+    solver = StageSolver(line, Slots((0,), (largest,), False, (flight,)))
     begin, used = 0, 0
     while begin < line.n_units and used < MAX_DEVICES:
         end = solver.furthest(begin)

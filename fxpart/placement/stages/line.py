@@ -2,15 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.cost.problem import Problem
+from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
+from fxpart.placement.stages.repeated import repeated_units
+from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_room
 
 __all__ = ["StageLine", "stage_line"]
+
+_MOST_KEPT = 4
+"""Graphs of which it is kept what their stretches hold: plans of one graph ask for the same."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,6 +55,10 @@ class StageLine:
     """What a byte takes from one device to another, in seconds. Shape (D, D)."""
     link_latency_s: FloatArray
     """What a transfer takes before its first byte. Shape (D, D)."""
+    stretches: Stretches
+    """What stretches hold of the finest row of units of this model."""
+    cuts: IntArray
+    """Which cut of that row each cut is. Length U + 1."""
 
     @property
     def n_units(self) -> int:
@@ -137,6 +148,7 @@ class StageLine:
             passing_bytes=self.passing_bytes[:, cuts],
             passing_values=self.passing_values[:, cuts],
             spans=np.vstack([np.searchsorted(begins, self.spans[:3], side="right") - 1, size]),
+            cuts=self.cuts[cuts],
         )
 
 
@@ -150,14 +162,9 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
 
     """
     graph = problem.graph
-    first_backward, unit_of = graph.first_backward, stretch_of_operators(graph)
-    count = int(unit_of.max()) + 1
-    first_op = np.full(count, graph.n_ops, dtype=np.int64)
-    np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
-    # Without a backward, the units lie one after the other.
-    last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
-    if first_backward == graph.n_ops:
-        last_op[:-1] = first_op - 1
+    stretches = _stretches(graph)
+    units = stretches.units
+    unit_of, count = units.unit_of, len(units.first_op)
     load_s = np.zeros((count, problem.topology.n_devices))
     share = np.where(graph.is_update, 1.0 / microbatches, 1.0)
     np.add.at(load_s, unit_of, problem.costs.op_time_s * share[:, np.newaxis])
@@ -167,18 +174,42 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     passing_bytes, passing_values = _passing(spans, count)
     return StageLine(
         unit_of,
-        first_op,
-        last_op,
+        units.first_op,
+        units.last_op,
         before_s,
         passing_bytes.sum(axis=0),
         passing_bytes,
         passing_values,
         spans,
-        first_backward,
-        _first_update(graph),
+        units.first_backward,
+        units.first_update,
         problem.costs.s_per_byte,
         problem.costs.link_latency_s,
+        stretches,
+        np.arange(count + 1),
     )
+
+
+def _unit_tables(graph: OpGraph) -> UnitTables:
+    """Return the finest units of a graph."""
+    first_backward, unit_of = graph.first_backward, stretch_of_operators(graph)
+    count = int(unit_of.max()) + 1
+    first_op = np.full(count, graph.n_ops, dtype=np.int64)
+    np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
+    # Without a backward, the units lie one after the other.
+    last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
+    if first_backward == graph.n_ops:
+        last_op[:-1] = first_op - 1
+    return UnitTables(unit_of, first_op, last_op, first_backward, _first_update(graph))
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _stretches(graph: OpGraph) -> Stretches:
+    """Return what is known of a graph's stretches, for all who cut it into stages."""
+    memory, units = memory_tables(graph), _unit_tables(graph)
+    room = stretch_room(graph.n_values, len(graph.weight_names), graph.n_ops)
+    known = no_bytes(repeated=repeated_units(graph, memory, units))
+    return Stretches(memory, units, room, known)
 
 
 def _first_update(graph: OpGraph) -> int:

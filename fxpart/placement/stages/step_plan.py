@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.cost.holding import weight_bytes_of
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.stages.contiguous import Slots, StageSolver
 from fxpart.placement.stages.line import StageLine
-from fxpart.placement.stages.stretch_bytes import ONE, Flight, StretchBytes
-from fxpart.schedule.costs import StageCost
+from fxpart.placement.stages.stretch_bytes import ONE, Flight
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
-from fxpart.schedule.simulate import row_peak_bytes
+from fxpart.support.compiled import compiled
 
 __all__ = ["StepMemory", "StepPlan"]
 
@@ -88,64 +86,102 @@ class StepMemory:
             SpecError: for a schedule that does not go with so many stages on a device.
 
         """
-        self._problem, self._line, self._homes = problem, line, homes
+        self._problem = problem
         self._microbatches, count = plan.microbatches, max(homes) + 1
-        self._rows = ordered_actions(
+        rows = ordered_actions(
             plan.schedule,
             count,
             len(homes) // count,
             plan.microbatches,
             training=line.first_backward < problem.graph.n_ops,
         )
-        self._solver = StageSolver(problem.memory, line, Slots((0,), (0,), may_skip=False))
-        self._held: dict[tuple[int, int], StretchBytes] = {}
-        self._weights: dict[tuple[tuple[int, int], ...], int] = {}
+        actions = [(action.kind == "F", action.stage) for row in rows for action in row]
+        self._actions = np.array(actions, dtype=np.int64).reshape(-1, 2)
+        self._starts = np.cumsum([0, *(len(row) for row in rows)])
+        self._solver = StageSolver(line, Slots((0,), (0,), may_skip=False))
+        self._held: dict[tuple[int, int], tuple[int, ...]] = {}
+        memory = problem.memory
+        # Which weights the units use, each once a unit and weight.
+        of_use = line.unit_of[np.repeat(np.arange(problem.graph.n_ops), np.diff(memory.use_start))]
+        pairs = np.unique(np.stack([of_use, memory.uses]), axis=1)
+        self._use_start = np.searchsorted(pairs[0], np.arange(line.n_units + 1))
+        self._uses = np.ascontiguousarray(pairs[1])
 
     def peak_bytes(self, cuts: IntArray) -> IntArray:
         """Return the most that each device holds, as `simulate_schedule` counts it. Shape (D,).
 
         `cuts` say where each stage begins, and where the last one ends. Length S + 1.
         """
-        stretches = list(itertools.pairwise(cuts.tolist()))
-        costs = [_cost(self._of(s), home) for s, home in zip(stretches, self._homes, strict=True)]
-        count = len(self._rows)
-        return np.array(
-            [
-                self._weight_bytes(tuple(stretches[device::count]))
-                + row_peak_bytes(costs, row, self._microbatches)
-                for device, row in enumerate(self._rows)
-            ],
-            dtype=np.int64,
+        held = np.array([self._of(stretch) for stretch in itertools.pairwise(cuts.tolist())])
+        weights = _device_weights(
+            self._use_start,
+            self._uses,
+            self._problem.memory.weight_bytes,
+            np.asarray(cuts, dtype=np.int64),
+            len(self._starts) - 1,
         )
+        return _peak_bytes(self._actions, self._starts, held, weights, self._microbatches)
 
-    def _of(self, stretch: tuple[int, int]) -> StretchBytes:
+    def _of(self, stretch: tuple[int, int]) -> tuple[int, ...]:
         if stretch not in self._held:
-            self._held[stretch] = self._solver.stage_bytes(*stretch)
+            self._held[stretch] = tuple(self._solver.stage_bytes(*stretch))
         return self._held[stretch]
 
-    def _weight_bytes(self, stretches: tuple[tuple[int, int], ...]) -> int:
-        """Return the bytes of the weights of all stages of a device, each once."""
-        if stretches not in self._weights:
-            unit_of = self._line.unit_of
-            in_stretch = [(unit_of >= begin) & (unit_of < end) for begin, end in stretches]
-            operators = np.flatnonzero(np.logical_or.reduce(in_stretch))
-            self._weights[stretches] = weight_bytes_of(self._problem.memory, operators)
-        return self._weights[stretches]
+
+@compiled
+def _device_weights(
+    use_start: IntArray, uses: IntArray, weight_bytes: IntArray, cuts: IntArray, devices: int
+) -> IntArray:
+    """Return the bytes of the weights of all stages of each device, each once. Shape (D,)."""
+    total = np.zeros(devices, dtype=np.int64)
+    stamp = np.full(weight_bytes.shape[0], -1, dtype=np.int64)
+    for device in range(devices):
+        for stage in range(device, cuts.shape[0] - 1, devices):
+            for i in range(use_start[cuts[stage]], use_start[cuts[stage + 1]]):
+                if stamp[uses[i]] != device:
+                    stamp[uses[i]] = device
+                    total[device] += weight_bytes[uses[i]]
+    return total
 
 
-def _cost(stretch: StretchBytes, device: int) -> StageCost:
-    """Return a stage without times, and without weights: a device may have some for several."""
-    results, kept = stretch.outputs, stretch.outputs + stretch.gradients
-    return StageCost(
-        device=device,
-        forward_s=0.0,
-        gradient_bytes=stretch.gradients,
-        input_bytes=stretch.inputs,
-        output_bytes=results,
-        saved_bytes=stretch.saved,
-        forward_peak_bytes=stretch.forward_live,
-        backward_peak_bytes=max(0, stretch.backward_live - kept),
-        first_backward_peak_bytes=max(0, stretch.first_backward_live - results),
-        update_peak_bytes=max(0, stretch.update_live - kept),
-        update_kept_bytes=stretch.update_kept,
-    )
+@compiled
+def _peak_bytes(
+    actions: IntArray, starts: IntArray, held: IntArray, weights: IntArray, microbatches: int
+) -> IntArray:
+    """Return `fxpart.schedule.simulate.row_peak_bytes` of each device, and its weights. Shape (D,).
+
+    Args:
+        actions: whether each is a forward, and its stage, device after device.
+        starts: where those of each device begin. Length D + 1.
+        held: the `StretchBytes` of each stage, in the order of the fields. Shape (S, 10).
+        weights: bytes of each device's weights.
+        microbatches: of the step.
+
+    """
+    devices, stages = starts.shape[0] - 1, held.shape[0]
+    peaks = np.zeros(devices, dtype=np.int64)
+    has_gradient = np.zeros(stages, dtype=np.bool_)
+    for device in range(devices):
+        now = weights[device]
+        for stage in range(device, stages, devices):
+            now += microbatches * held[stage, 1]
+        peak = now
+        for i in range(starts[device], starts[device + 1]):
+            stage = actions[i, 1]
+            outputs, gradients, saved = held[stage, 2], held[stage, 3], held[stage, 4]
+            if actions[i, 0] == 1:
+                peak = max(peak, now + held[stage, 5])
+                now += saved + outputs
+                continue
+            now -= saved
+            if has_gradient[stage]:
+                peak = max(peak, now + max(0, held[stage, 7] - outputs - gradients))
+            else:
+                peak = max(peak, now + max(0, held[stage, 6] - outputs))
+                now += gradients
+                has_gradient[stage] = True
+        for stage in range(device, stages, devices):
+            peak = max(peak, now + max(0, held[stage, 8] - held[stage, 2] - held[stage, 3]))
+            now += held[stage, 9]
+        peaks[device] = peak
+    return peaks

@@ -4,6 +4,8 @@ For one micro-batch the accounting is that of `fxpart.cost.kernels.peak_on_devic
 that of `fxpart.schedule.simulate_schedule`.
 """
 
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +18,14 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = [
     "ONE",
     "Flight",
+    "KnownBytes",
     "StretchBytes",
     "StretchRoom",
+    "Stretches",
     "UnitTables",
+    "known_needs",
     "needed_bytes",
+    "no_bytes",
     "stretch_bytes",
     "stretch_needs",
     "stretch_room",
@@ -255,3 +261,126 @@ def stretch_needs(  # noqa: PLR0917 - compiled code takes no keywords
     if low == high:
         return 0
     return needed_bytes(stretch_bytes(m, units, room, low, high), flight)
+
+
+# Stretches that were walked once: searches of several schedules, devices and cuts ask for the same.
+
+
+class KnownBytes(NamedTuple):
+    """A hash table from stretches to their `StretchBytes`, by open addressing."""
+
+    keys: IntArray
+    """Of the stretch in each place, -1 where there is none. Its length is a power of two."""
+    rows: IntArray
+    """Its bytes, in the order of the fields. Shape (places, 10)."""
+    entries: IntArray
+    """How many there are, of length 1."""
+    first: int
+    """The first of units that repeat; a stretch of them stands for all that are shifted."""
+    period: int
+    """After how many they do; 0 where none do."""
+    end: int
+    """The one behind them."""
+
+
+_FIRST_PLACES, _MOST_PLACES = 1 << 12, 1 << 18
+"""23 MB at most; what does not fit in is walked each time."""
+
+
+def no_bytes(places: int = _FIRST_PLACES, repeated: tuple[int, int, int] = (0, 0, 0)) -> KnownBytes:
+    """Return a table without entries; units `repeated` are as `KnownBytes` has them."""
+    fields = len(StretchBytes._fields)
+    return KnownBytes(
+        np.full(places, -1, dtype=np.int64),
+        np.empty((places, fields), dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+        *repeated,
+    )
+
+
+@compiled
+def _place_of(keys: IntArray, key: int) -> int:
+    """Return where `key` is, or the free place where it would be."""
+    mask: int = keys.shape[0] - 1
+    place: int = ((key ^ (key >> 17)) * 2654435761 >> 9) & mask
+    while keys[place] not in (-1, key):
+        place = (place + 1) & mask
+    return place
+
+
+@compiled
+def _known_stretch(  # noqa: PLR0917 - compiled code takes no keywords
+    m: MemoryTables, units: UnitTables, room: StretchRoom, known: KnownBytes, low: int, high: int
+) -> StretchBytes:
+    """Return what `stretch_bytes` does, which is asked only for what is not known."""
+    if known.period > 0 and low >= known.first and high <= known.end:
+        shift = (low - known.first) // known.period * known.period
+        low, high = low - shift, high - shift
+    key = low * (units.first_op.shape[0] + 1) + high
+    place = _place_of(known.keys, key)
+    if known.keys[place] == key:
+        r = known.rows[place]
+        return StretchBytes(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9])
+    b = stretch_bytes(m, units, room, low, high)
+    if 4 * known.entries[0] < 3 * known.keys.shape[0]:
+        known.keys[place] = key
+        known.entries[0] += 1
+        r = known.rows[place]
+        r[0], r[1], r[2], r[3], r[4] = b.weights, b.inputs, b.outputs, b.gradients, b.saved
+        r[5], r[6] = b.forward_live, b.first_backward_live
+        r[7], r[8], r[9] = b.backward_live, b.update_live, b.update_kept
+    return b
+
+
+@inlined
+def known_needs(  # noqa: PLR0917 - compiled code takes no keywords
+    m: MemoryTables,
+    units: UnitTables,
+    room: StretchRoom,
+    known: KnownBytes,
+    low: int,
+    high: int,
+    flight: Flight,
+) -> int:
+    """Return what `stretch_needs` does, from what is known where it is; of some units."""
+    return needed_bytes(_known_stretch(m, units, room, known, low, high), flight)
+
+
+@compiled
+def _moved(old: KnownBytes, new: KnownBytes) -> None:
+    """Put all that is in `old` into `new`, which is empty and has room for it."""
+    for place in range(old.keys.shape[0]):
+        if old.keys[place] >= 0:
+            there = _place_of(new.keys, old.keys[place])
+            new.keys[there] = old.keys[place]
+            new.rows[there] = old.rows[place]
+    new.entries[0] = old.entries[0]
+
+
+@dataclass(eq=False, slots=True)
+class Stretches:
+    """What stretches of the units of one graph hold, each found once.
+
+    `lock` is for the tables, which searches in several threads share.
+    """
+
+    memory: MemoryTables
+    units: UnitTables
+    room: StretchRoom
+    known: KnownBytes
+    lock: Lock = field(default_factory=Lock)
+
+    def bytes_of(self, low: int, high: int) -> StretchBytes:
+        """Return what units `low` to `high` - 1, which must be some, hold of one micro-batch."""
+        with self.lock:
+            self.make_room()
+            known = _known_stretch(self.memory, self.units, self.room, self.known, low, high)
+        return StretchBytes(*map(int, known))
+
+    def make_room(self) -> None:
+        """Make the table larger where it is half full; to be called under the lock."""
+        places = len(self.known.keys)
+        if 2 * int(self.known.entries[0]) > places and places < _MOST_PLACES:
+            larger = no_bytes(4 * places, self.known[3:])
+            _moved(self.known, larger)
+            self.known = larger

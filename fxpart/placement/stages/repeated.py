@@ -1,0 +1,167 @@
+"""Blocks of a model that hold the same: a stretch of them holds what it does some blocks earlier."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.module_paths import block_of
+from fxpart.cost.tables import MemoryTables
+from fxpart.placement.stages.stretch_bytes import UnitTables
+
+__all__ = ["Repeated", "repeated_units"]
+
+_FEWEST = 3
+"""Blocks from which it is looked whether they are alike."""
+
+
+class Repeated(NamedTuple):
+    """Units `first` to `end` - 1, in blocks of `period` units that hold the same; 0 for none."""
+
+    first: int = 0
+    period: int = 0
+    end: int = 0
+
+
+def repeated_units(graph: OpGraph, memory: MemoryTables, units: UnitTables) -> Repeated:
+    """Return blocks of units of which `stretch_bytes` says the same, shifted by any number of them.
+
+    They are the blocks whose operators have the same tokens: all that a walk over a stretch reads,
+    with other operators, values and weights named by how many blocks away they are. And a shift by
+    a block keeps the order of all operators. O(n log n + reads).
+    """
+    rows = _rows(graph, units)
+    if len(rows) < _FEWEST:
+        return Repeated()
+    blocks = _Blocks(memory, units, rows)
+    if not blocks.keep_order():
+        return Repeated()
+    tokens = [list(blocks.tokens(number)) for number in range(len(rows))]
+    best, begin = (0, 0), 0
+    for number in range(1, len(rows) + 1):
+        if number == len(rows) or tokens[number] != tokens[begin]:
+            best = max(best, (number - begin, -begin))
+            begin = number
+    count, first = best[0], -best[1]
+    if count < _FEWEST:
+        return Repeated()
+    return Repeated(rows[first][0], rows[0][1] - rows[0][0], rows[first + count - 1][1])
+
+
+def _rows(graph: OpGraph, units: UnitTables) -> list[tuple[int, int]]:
+    """Return the longest row of blocks of equally many units: where each begins and ends."""
+    begins, known = list[int](), {""}
+    for unit, op in enumerate(units.first_op.tolist()):
+        path = block_of(graph.modules[op])
+        if path not in known:
+            known.add(path)
+            begins.append(unit)
+    if len(begins) < _FEWEST:
+        return []
+    period = Counter(after - before for before, after in pairwise(begins)).most_common(1)[0][0]
+    rows, longest = list[tuple[int, int]](), list[tuple[int, int]]()
+    for begin, after in pairwise([*begins, begins[-1] + period]):
+        fits = after - begin == period and after <= len(units.first_op)
+        rows = [*rows, (begin, after)] if fits else []
+        longest = max(longest, rows, key=len)
+    return longest
+
+
+class _Blocks:
+    """The operators of a row of blocks, and how others are named from each of them."""
+
+    def __init__(
+        self, memory: MemoryTables, units: UnitTables, rows: Sequence[tuple[int, int]]
+    ) -> None:
+        self._m, self._units, self._rows = memory, units, rows
+        first, end, period = rows[0][0], rows[-1][1], rows[0][1] - rows[0][0]
+        inside = (units.unit_of >= first) & (units.unit_of < end)
+        ops = np.flatnonzero(inside)
+        of_block = (units.unit_of[ops] - first) // period
+        self._ops = [ops[of_block == number].tolist() for number in range(len(rows))]
+        self._place = {
+            op: (number, index)
+            for number, row in enumerate(self._ops)
+            for index, op in enumerate(row)
+        }
+        bounds = (0, units.first_backward, units.first_update, len(units.unit_of))
+        parts = [ops[(ops >= low) & (ops < high)] for low, high in pairwise(bounds)]
+        self._sections = [(int(part[0]), int(part[-1])) for part in parts if len(part)]
+        self._users = _users(memory)
+
+    def keep_order(self) -> bool:
+        """Return whether each operator comes before another if it does a block further on, too."""
+        if len({len(row) for row in self._ops}) > 1:
+            return False
+        after = {
+            op: then
+            for row, behind in pairwise(self._ops)
+            for op, then in zip(row, behind, strict=True)
+        }
+        shifted = [after[op] for op in sorted(after)]
+        return all(before < then for before, then in pairwise(shifted))
+
+    def tokens(self, number: int) -> Iterator[tuple[object, ...]]:
+        """Yield for each operator of a block all that a walk over a stretch reads of it."""
+        m, first = self._m, self._rows[number][0]
+        for op in self._ops[number]:
+            weights = m.uses[m.use_start[op] : m.use_start[op + 1]].tolist()
+            reads = m.reads[m.read_start[op] : m.read_start[op + 1]].tolist()
+            yield (
+                int(self._units.unit_of[op]) - first,
+                (op >= self._units.first_backward) + (op >= self._units.first_update),
+                tuple(self._weight(weight, number) for weight in weights),
+                tuple(self._value(value, number) for value in reads),
+                tuple(
+                    self._made(value, number)
+                    for value in range(m.made_start[op], m.made_start[op + 1])
+                ),
+            )
+
+    def _made(self, value: int, number: int) -> tuple[object, ...]:
+        m, base, held = self._m, int(self._m.base[value]), int(self._m.held[value])
+        return (
+            int(m.alloc_bytes[value]),
+            int(m.value_bytes[value]),
+            bool(m.is_output[value]),
+            self._value(base, number) if base >= 0 else -1,
+            self._op(held, number) if held >= 0 else -1,
+        )
+
+    def _value(self, value: int, number: int) -> tuple[object, ...]:
+        """Return what a value is, as seen from a block: the same value where no block makes it."""
+        m, producer = self._m, int(self._m.producer[value])
+        sizes = int(m.alloc_bytes[value]), int(m.value_bytes[value])
+        if producer not in self._place:
+            return (value, self._op(producer, number), *sizes)
+        return (value - int(m.made_start[producer]), self._op(producer, number), *sizes)
+
+    def _weight(self, weight: int, number: int) -> tuple[object, ...]:
+        users = self._users[weight]
+        if not all(op in self._place for op in users):
+            return (weight,)
+        return (int(self._m.weight_bytes[weight]), *(self._op(op, number) for op in users))
+
+    def _op(self, op: int, number: int) -> tuple[object, ...]:
+        """Return when an operator runs, as seen from a block.
+
+        Of one that is of no block that is whether it runs before or after each section of them. If
+        it runs in the midst of one, it is another thing from every block.
+        """
+        place = self._place.get(op)
+        if place is not None:
+            return (place[0] - number, place[1])
+        if any(begin < op < end for begin, end in self._sections):
+            return ("within", op, number)
+        return ("between", *(op < begin for begin, _ in self._sections))
+
+
+def _users(memory: MemoryTables) -> list[list[int]]:
+    """Return the operators that use each weight."""
+    of_use = np.repeat(np.arange(len(memory.use_start) - 1), np.diff(memory.use_start))
+    order: IntArray = np.argsort(memory.uses, kind="stable")
+    counts = np.bincount(memory.uses, minlength=len(memory.weight_bytes))
+    return [row.tolist() for row in np.split(of_use[order], np.cumsum(counts)[:-1])]
