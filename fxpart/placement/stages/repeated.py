@@ -1,4 +1,4 @@
-"""Blocks of a model that hold the same: a stretch of them holds what it does some blocks earlier."""
+"""Blocks of a model that hold the same: a stretch of them holds what it does one block earlier."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
