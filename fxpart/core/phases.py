@@ -21,10 +21,12 @@ PHASES = ("inference", "training", *CACHED_STEPS, "generate")
 """``inference``: one pass forward. ``training``: forward, loss and backward of a step. The others
 are steps of serving, and ``generate`` is both of them on one placement."""
 
-CHECKPOINTING = ("none", "block", "selective")
+CHECKPOINTING = ("none", "block", "selective", "core_attention")
 """What a training step computes again instead of keeping. ``none``: nothing. ``block``: what is
 made inside each repeated block of the model, such as a transformer's layers. ``selective``: the
-same without fused attention and every second matrix product of a block, as torchtitan does it."""
+same without fused attention and every second matrix product of a block, as torchtitan does it.
+``core_attention``: scores of attention and what is made of them, as Megatron-LM's selective
+recomputation does it."""
 
 BACKWARD_ORDERS = ("autograd", "late_weight_gradients")
 """In which order a backward runs. ``autograd``: a call's gradients together, as eager PyTorch does.

@@ -8,6 +8,7 @@ so that under a causal mask all have the same work.
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,14 @@ from torch import Tensor, nn
 from fxpart.errors import NotApplicableError
 from fxpart.sharding.collectives import gather_context
 
-__all__ = ["attend_fused", "check_context", "positions_of", "split_context"]
+__all__ = [
+    "attend_fused",
+    "check_context",
+    "is_causal_alone",
+    "positions_of",
+    "register_attention",
+    "split_context",
+]
 
 _NAME = "fxpart_context"
 _ATTEND, _ATTEND_BACK = (
@@ -57,15 +65,31 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
 
 def attend_fused(module: nn.Module, group: int = 1, rank: int = 0) -> None:
     """Let the causal attention of `module` be one kernel, whatever the sizes of its heads."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, _no_mask)
+    register_attention(_NAME, _attend)
     config: Any = module.config
     config._attn_implementation = _NAME
     for part in _attentions(module):
         part.context_group = group, rank
+
+
+def register_attention(name: str, attend: Callable[..., Any]) -> None:
+    """Let configurations of transformers name `attend`, which needs no mask."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(name, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, _no_mask)
+
+
+def is_causal_alone(module: nn.Module) -> bool:
+    """Return whether each layer of `module` has a causal attention that configurations name."""
+    config: Any = getattr(module, "config", None)
+    layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
+    return (
+        all(part.is_causal is True for part in _attentions(module))
+        and getattr(config, "sliding_window", None) is None
+        and not _not_attention_alone(layers, config)
+    )
 
 
 def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401

@@ -1,8 +1,9 @@
 """Kernels that Megatron-LM fuses, as operators: captured by shape, computed on a CPU.
 
 Each keeps for its backward what NVIDIA's does: Transformer Engine's RMSNorm its input and a number
-a row, the gated activation its two inputs, the loss of a split vocabulary its probabilities in
-float32 (NVIDIA/Megatron-LM, megatron/core/fusions).
+a row, the gated activation its two inputs, the softmax of attention under a causal mask its result
+in the dtype of the scores, the loss of a split vocabulary its probabilities in float32
+(NVIDIA/Megatron-LM, megatron/core/fusions).
 """
 
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["gated", "rms_norm", "vocabulary_losses"]
+__all__ = ["causal_softmax", "gated", "rms_norm", "vocabulary_losses"]
 
 # Names that start with an underscore are those of torch's own, whose rules hold for them.
 _NORM, _NORM_BACK = "fxpart::_fused_rms_norm", "fxpart::_fused_rms_norm_backward"
 _GATED, _GATE_BACK = "fxpart::swiglu", "fxpart::swiglu_gate_backward"
 _UP_BACK = "fxpart::swiglu_up_backward"
+_SOFTMAX, _SOFTMAX_BACK = "fxpart::causal_softmax", "fxpart::causal_softmax_backward"
 _LOSS, _LOSS_BACK = "fxpart::vocab_losses", "fxpart::vocab_losses_backward"
 
 
@@ -29,6 +31,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``silu(gate) * up``."""
     result: Tensor = torch.ops.fxpart.swiglu(gate, up)
+    return result
+
+
+def causal_softmax(scores: Tensor, scale: float) -> Tensor:
+    """Return the softmax of `scores` times `scale` over those that are not masked.
+
+    A score of a later position is: those above the diagonal of the last two dimensions.
+    """
+    result: Tensor = torch.ops.fxpart.causal_softmax(scores, scale)
     return result
 
 
@@ -54,6 +65,8 @@ _POINTWISE = (torch.Tag.pointwise,)
 torch.library.define(_GATED, "(Tensor gate, Tensor up) -> Tensor", tags=_POINTWISE)
 torch.library.define(_GATE_BACK, "(Tensor gradient, Tensor gate, Tensor up) -> Tensor")
 torch.library.define(_UP_BACK, "(Tensor gradient, Tensor gate) -> Tensor")
+torch.library.define(_SOFTMAX, "(Tensor scores, float scale) -> Tensor")
+torch.library.define(_SOFTMAX_BACK, "(Tensor gradient, Tensor softmax, float scale) -> Tensor")
 torch.library.define(
     _LOSS, "(Tensor logits, Tensor targets, int group, int rank) -> (Tensor, Tensor)"
 )
@@ -118,6 +131,28 @@ def _up_gradient_shape(gradient: Tensor, gate: Tensor) -> Tensor:
     return torch.empty_like(gate)
 
 
+@torch.library.impl(_SOFTMAX, "CPU")
+def _softmax(scores: Tensor, scale: float) -> Tensor:
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    masked = (scores.float() * scale).masked_fill(later, -torch.inf)
+    return masked.softmax(-1).to(scores.dtype)
+
+
+def _softmax_shape(scores: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@torch.library.impl(_SOFTMAX_BACK, "CPU")
+def _score_gradient(gradient: Tensor, softmax: Tensor, scale: float) -> Tensor:
+    product = gradient.float() * softmax.float()
+    total = product.sum(-1, keepdim=True)
+    return ((product - softmax.float() * total) * scale).to(softmax.dtype)
+
+
+def _score_gradient_shape(gradient: Tensor, softmax: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(softmax)
+
+
 @torch.library.impl(_LOSS, "CPU")
 def _losses(logits: Tensor, targets: Tensor, group: int, rank: int) -> tuple[Tensor, Tensor]:
     whole = logits.float()
@@ -178,6 +213,16 @@ def _gates_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noq
     return to_gate, torch.ops.fxpart.swiglu_up_backward(gradient, gate)
 
 
+def _keep_probabilities(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+    ctx.save_for_backward(output)
+    ctx.scale = inputs[1]
+
+
+def _softmax_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    (softmax,) = ctx.saved_tensors
+    return torch.ops.fxpart.causal_softmax_backward(gradient, softmax, ctx.scale), None
+
+
 def _keep_softmax(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
     logits, targets, _, rank = inputs
     ctx.save_for_backward(output[1], targets)
@@ -192,11 +237,14 @@ def _loss_backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None, No
 
 torch.library.register_autograd(_NORM, _norm_backward, setup_context=_keep_norm)
 torch.library.register_autograd(_GATED, _gates_backward, setup_context=_keep_gates)
+torch.library.register_autograd(_SOFTMAX, _softmax_backward, setup_context=_keep_probabilities)
 torch.library.register_autograd(_LOSS, _loss_backward, setup_context=_keep_softmax)
 torch.library.register_fake(_NORM, _normed_shape)
 torch.library.register_fake(_NORM_BACK, _norm_gradient_shapes)
 torch.library.register_fake(_GATED, _gated_shape)
 torch.library.register_fake(_GATE_BACK, _gate_gradient_shape)
 torch.library.register_fake(_UP_BACK, _up_gradient_shape)
+torch.library.register_fake(_SOFTMAX, _softmax_shape)
+torch.library.register_fake(_SOFTMAX_BACK, _score_gradient_shape)
 torch.library.register_fake(_LOSS, _loss_shapes)
 torch.library.register_fake(_LOSS_BACK, _logit_gradient_shape)

@@ -7,16 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.errors import NotApplicableError
-from fxpart.sharding.context import attend_fused
-from fxpart.sharding.fused import gated, rms_norm, vocabulary_losses
+from fxpart.sharding.context import attend_fused, is_causal_alone, register_attention
+from fxpart.sharding.fused import causal_softmax, gated, rms_norm, vocabulary_losses
 
 __all__ = ["as_megatron"]
 
 _EPS = ("variance_epsilon", "eps")
+_PRODUCTS = "fxpart_products"
 
 
 def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
     """Let `module`, a causal language model, run fused norms, gates and loss, and return it.
+
+    Attention that is computed as products has one kernel between them.
 
     Its logits are those of this device's part of the vocabulary. The loss is the mean over all
     positions that have a next one: labels leave none out.
@@ -44,8 +47,30 @@ def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
     if getattr(config, "v_head_dim", None) is not None:
         # Of latents values are narrower than keys, which torch's kernels do not take.
         attend_fused(module)
+    elif config._attn_implementation == "eager" and is_causal_alone(module):
+        register_attention(_PRODUCTS, _attend)
+        config._attn_implementation = _PRODUCTS
     module.loss_function = partial(_mean_loss, group, rank)  # type: ignore[assignment]
     return module
+
+
+def _attend(  # noqa: PLR0917 - as transformers calls it
+    module: Any,  # noqa: ANN401
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """Return what a causal attention makes of all heads, as transformers calls for it."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    weights = causal_softmax(query @ key.transpose(2, 3), scaling)
+    weights = nn.functional.dropout(weights, dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), None
 
 
 def _is_silu(activation: nn.Module | None) -> bool:

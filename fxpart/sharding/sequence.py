@@ -93,16 +93,38 @@ def check_positions(count: int, degree: int) -> None:
 
 
 def count_positions(module: nn.Module) -> None:
-    """Let the model count positions by its ids: of the embeddings each device has a piece."""
+    """Let the model count positions by its ids: of the embeddings each device has a piece.
+
+    Raises:
+        NotApplicableError: for a model that takes no positions, or whose masks are no causal ones.
+
+    """
     names = list(inspect.signature(module.forward).parameters)
     if "position_ids" not in names:
         raise _refused(module, "positions are not among its inputs")
-    module.forward = partial(_with_positions, module.forward, names)
+    config: Any = getattr(module, "config", None)
+    # Other kernels are told that they are causal, and get no mask.
+    is_masked = getattr(config, "_attn_implementation", None) == "eager"
+    if is_masked and getattr(config, "sliding_window", None) is not None:
+        raise _refused(module, "attention as products is masked by a window")
+    masked_as = next(module.parameters()).dtype if is_masked else None
+    module.forward = partial(_with_positions, module.forward, names, masked_as)
 
 
-def _with_positions(forward: Any, names: list[str], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _with_positions(
+    forward: Any,  # noqa: ANN401
+    names: list[str],
+    masked_as: torch.dtype | None,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     ids = given["input_ids"]
+    count = ids.shape[1]
     if given.get("position_ids") is None:
-        given["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        given["position_ids"] = torch.arange(count, device=ids.device).unsqueeze(0)
+    if masked_as is not None and given.get("attention_mask") is None:
+        least = torch.finfo(masked_as).min
+        later = torch.full((count, count), least, dtype=masked_as, device=ids.device).triu(1)
+        given["attention_mask"] = later[None, None]
     return forward(**given)

@@ -134,7 +134,7 @@ def check_training(config: Config) -> None:
             f"checkpointing={config.checkpointing} is of a training step, got"
             f" phase={config.phase.name}; add phase=training"
         )
-    if config.recomputed_blocks and config.checkpointing not in ("block", "selective"):
+    if config.recomputed_blocks and config.checkpointing in ("none", BUDGET):
         raise NotApplicableError(
             f"recomputed_blocks says which blocks checkpointing=block computes again, got"
             f" checkpointing={config.checkpointing}; use checkpointing=block, or leave it out"
@@ -149,7 +149,8 @@ def check_decided(config: Config) -> None:
     """Raise `NotApplicableError` where it is still open what a step computes again."""
     if config.checkpointing == BUDGET:
         raise NotApplicableError(
-            "checkpointing=budget is decided for one plan; of many take none, block or selective"
+            "checkpointing=budget is decided for one plan; of many take none, block, selective or"
+            " core_attention"
         )
 
 
@@ -171,7 +172,7 @@ def _check_megatron(config: Config) -> None:
         f"finetune={config.finetune.name}": ("finetune=none", not finetunes(config)),
         # Those are torchtitan's policy, and a backward of torch's schedules.
         f"checkpointing={config.checkpointing}": (
-            "checkpointing=block",
+            "checkpointing=core_attention, which is its selective recomputation",
             config.checkpointing != "selective",
         ),
         f"backward_order={config.backward_order}": (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -279,23 +280,30 @@ def test_every_way_of_checkpointing_leaves_as_it_is_planned(checkpointing: str) 
     sharded = engine_files(replace(SHARDED, checkpointing=checkpointing))
     megatron = engine_files(replace(MEGATRON, tensor_parallel=2, checkpointing=checkpointing))
     texts = {engine.name: text for engine, text in {**sharded.texts, **megatron.texts}.items()}
-    modes = {"block": {"mode": "full"}, "none": {"mode": "none"}}
-    every_second = {"mode": "selective", "selective_ac_option": "op"}
-    section = tomllib.loads(texts["torchtitan"])["activation_checkpoint"]
-    assert section == modes.get(checkpointing, every_second)
+    refusals = {
+        engine.name: why for engine, why in {**sharded.refusals, **megatron.refusals}.items()
+    }
+    modes = {
+        "block": {"mode": "full"},
+        "none": {"mode": "none"},
+        "selective": {"mode": "selective", "selective_ac_option": "op"},
+    }
+    if checkpointing in modes:
+        section = tomllib.loads(texts["torchtitan"])["activation_checkpoint"]
+        assert section == modes[checkpointing]
+    else:
+        assert refusals["torchtitan"] == "its checkpointing is block, selective or none"
+    if checkpointing in ("none", "block"):
+        is_block = str(checkpointing == "block").lower()
+        assert f"fsdp_activation_checkpointing: {is_block}\n" in texts["accelerate"]
+    else:
+        assert refusals["accelerate"] == "its checkpointing is block or none"
     if checkpointing == "selective":
-        refusals = {
-            engine.name: why for engine, why in {**sharded.refusals, **megatron.refusals}.items()
-        }
-        assert (
-            refusals["accelerate"]
-            == refusals["Megatron-LM"]
-            == "its checkpointing is block or none"
-        )
+        assert refusals["Megatron-LM"] == "its checkpointing is block, core_attention or none"
         return
-    is_block = checkpointing == "block"
-    assert f"fsdp_activation_checkpointing: {str(is_block).lower()}\n" in texts["accelerate"]
-    assert ("--recompute-granularity full" in texts["Megatron-LM"]) is is_block
+    granularity = {"block": "full", "core_attention": "selective"}.get(checkpointing, "")
+    stated = re.findall(r"--recompute-granularity (\w+)", texts["Megatron-LM"])
+    assert "".join(stated) == granularity
 
 
 def test_a_step_of_microbatches_without_stages_adds_gradients_up() -> None:

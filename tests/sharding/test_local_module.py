@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 HIDDEN, INNER, VOCABULARY, TOKENS = 64, 176, 256, 2 * 8
 
 
-def llama(tensor_parallel: int, **config: int) -> ModelSpec:
+def llama(tensor_parallel: int, **config: int | str) -> ModelSpec:
     """Return a Llama of one layer."""
     sizes = {
         "hidden_size": HIDDEN,

@@ -97,7 +97,10 @@ def test_of_experts_one_gradient_of_each_shape_is_kept() -> None:
     assert len(attentions) == 2 * 2
 
 
-@pytest.mark.parametrize("spec", [llama(1), LATENTS, MIXTRAL], ids=lambda spec: spec.name)
+PRODUCTS = replace(llama(1, attn_implementation="eager"), name="products")
+
+
+@pytest.mark.parametrize("spec", [llama(1), PRODUCTS, LATENTS, MIXTRAL], ids=lambda spec: spec.name)
 def test_fused_kernels_have_the_results_and_gradients_of_the_models_own(spec: ModelSpec) -> None:
     with seeded(0, CPU):
         built = build_model(spec, CPU)
@@ -148,6 +151,30 @@ def test_a_selective_checkpoint_keeps_scattered_sums() -> None:
     )
     assert selective["reduce_scatter"] == whole["reduce_scatter"]
     assert selective["all_gather"] == whole["all_gather"] + 4
+
+
+def _long_step(checkpointing: str, layers: int) -> OpGraph:
+    spec = replace(
+        llama(2, num_hidden_layers=layers, attn_implementation="eager"),
+        engine="megatron",
+        sequence_parallel=True,
+        dtype="bfloat16",
+        seq_len=128,
+    )
+    built = build_model(spec)
+    inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    return joint_graph(built.module, (), inputs, StepOptions(checkpointing))
+
+
+def test_selective_recomputation_keeps_no_scores_of_attention() -> None:
+    """What a layer adds to the peak: Korthikanti et al., section 4, without dropout."""
+    kept, recomputed = ([_long_step(how, n) for n in (2, 3)] for how in ("none", "core_attention"))
+    of_layer = [peak_bytes(more) - peak_bytes(few) for few, more in (kept, recomputed)]
+    # Probabilities of two texts, 4 of 8 heads a device.
+    assert of_layer[0] - of_layer[1] == 2 * 4 * 128 * 128 * 2
+    # Nothing is sent again, and no mask is made.
+    assert len(collective_kinds(recomputed[0])) == len(collective_kinds(kept[0]))
+    assert not any("triu" in target for target in kept[0].targets)
 
 
 def test_gradients_are_added_up_in_float32_and_shared_by_zero() -> None:

@@ -6,12 +6,15 @@ when `torch.utils.checkpoint` does it too, and like there it stops when all valu
 
 A selective run keeps the results of fused attention, of every second matrix product, and of sums
 that are scattered, too; these are kept until the block's backward is through, even where nobody
-reads them.
+reads them. Megatron-LM's selective recomputation is of the core of attention alone, what lies
+between its two products: a run of its own in each block.
 
-Reference: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
-arXiv:1604.06174.
+References: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
+arXiv:1604.06174; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+Models", MLSys 2023, arXiv:2205.05198.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +33,7 @@ from fxpart.capture.training.joint_labels import (
     ORDER,
     SAVED,
 )
+from fxpart.errors import NotApplicableError
 
 __all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "compute_again"]
 
@@ -50,8 +54,11 @@ class BlockRun:
 class StepNodes:
     """The nodes that make, read and write the storages of a training step, by block."""
 
-    def __init__(self, graph: fx.Graph, blocks: Sequence[str]) -> None:
-        """Sort the nodes of `graph`; `blocks` are paths that are not nested."""
+    def __init__(self, graph: fx.Graph, blocks: Sequence[str], *, cores_only: bool = False) -> None:
+        """Sort the nodes of `graph`; `blocks` are paths that are not nested.
+
+        With `cores_only` a run is not a whole block, but the core of an attention in it.
+        """
         self.position = {node: position for position, node in enumerate(graph.nodes)}
         self.maker: dict[int, fx.Node] = {}
         """The first node with a storage."""
@@ -75,8 +82,8 @@ class StepNodes:
         values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
         self.mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
         """The mode of the fake tensors in the graph."""
-        self._sort_forward(graph)
-        self._sort_backward(graph)
+        self._sort_forward(graph, cores_only=cores_only)
+        self._sort_backward(graph, cores_only=cores_only)
 
     def storages(self, node: fx.Node) -> list[int]:
         """Return the storages of the value of `node`."""
@@ -134,7 +141,7 @@ class StepNodes:
     def _is_forward(self, node: fx.Node) -> bool:
         return node.meta.get(FORWARD) is None
 
-    def _sort_forward(self, graph: fx.Graph) -> None:
+    def _sort_forward(self, graph: fx.Graph, *, cores_only: bool) -> None:
         before: str | None = None
         for node in _calls(graph):
             if not self._is_forward(node) or not self.storages(node):
@@ -144,10 +151,13 @@ class StepNodes:
                 if path != before:
                     self.runs.append(BlockRun(len(self.runs), path, []))
                 self.runs[-1].nodes.append(node)
-                self.run_of[node] = self.runs[-1]
             before = path
+        if cores_only:
+            cores = [(run.path, core) for run in self.runs for core in _attention_cores(run.nodes)]
+            self.runs = [BlockRun(n, path, core) for n, (path, core) in enumerate(cores)]
+        self.run_of = {node: run for run in self.runs for node in run.nodes}
 
-    def _sort_backward(self, graph: fx.Graph) -> None:
+    def _sort_backward(self, graph: fx.Graph, *, cores_only: bool) -> None:
         self.backward = [[] for _ in self.runs]
         by_path: dict[str, list[BlockRun]] = {}
         for run in self.runs:
@@ -157,6 +167,8 @@ class StepNodes:
                 continue
             runs = by_path.get(self._block_of(node) or "", ())
             begun = [run for run in runs if run.nodes[0].meta[ORDER] <= node.meta[FORWARD]]
+            if cores_only and begun and begun[-1].nodes[-1].meta[ORDER] < node.meta[FORWARD]:
+                begun = []
             if begun:
                 self.backward[begun[-1].number].append(node)
                 self._backward_of[node] = begun[-1]
@@ -180,7 +192,29 @@ def _calls(graph: fx.Graph) -> Iterator[fx.Node]:
     return (node for node in graph.nodes if node.op == "call_function")
 
 
-def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, selective: bool = False) -> None:
+_SOFTMAX = re.compile(r"\b_?(causal_)?softmax\b")
+_PRODUCT = torch.ops.aten.bmm.default
+"""Of queries and keys, and of probabilities and values."""
+
+
+def _attention_cores(calls: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """Return the calls of each attention from the product before its softmax to the one after it.
+
+    The view that gives the sum its shape is of the same formula in the backward. A softmax without
+    the two products, as that of a router, is of no attention.
+    """
+    products = [place for place, node in enumerate(calls) if node.target is _PRODUCT]
+    cores = []
+    for place, node in enumerate(calls):
+        before = max((p for p in products if p < place), default=None)
+        after = min((p for p in products if p > place), default=None)
+        if _SOFTMAX.search(str(node.target)) and before is not None and after is not None:
+            is_shaped = any(user in calls[after + 1 : after + 2] for user in calls[after].users)
+            cores.append(list(calls[before : after + 1 + is_shaped]))
+    return cores
+
+
+def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "block") -> None:
     """Change a training step to recompute the values inside of `blocks`, paths of modules.
 
     A value that is read outside its block is kept. So is one that cannot be recomputed since one of
@@ -192,13 +226,23 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, selective: bool
     Args:
         graph: as `fxpart.capture.training.joint_trace.trace_step` makes it; it is changed.
         blocks: paths that are not nested.
-        selective: keep what `torch.utils.checkpoint` keeps by torchtitan's policy
-            ``selective_ac_option="op"``: fused attention, ``reduce_scatter`` and, of the products
-            ``mm`` of a block, the first, the third and so on.
+        how: ``block``; ``selective``: keep what `torch.utils.checkpoint` keeps by torchtitan's
+            policy ``selective_ac_option="op"``: fused attention, ``reduce_scatter`` and, of the
+            products ``mm`` of a block, the first, the third and so on; ``core_attention``: keep
+            all but the scores of attention and what is made of them before the values are summed.
+
+    Raises:
+        NotApplicableError: for ``core_attention`` where no block computes attention as products.
 
     """
-    nodes = StepNodes(graph, blocks)
-    for run in nodes.runs if selective else ():
+    nodes = StepNodes(graph, blocks, cores_only=how == "core_attention")
+    if how == "core_attention" and not nodes.runs:
+        raise NotApplicableError(
+            "checkpointing=core_attention computes scores of attention again, and no block of this"
+            " model has any: one kernel computes its attention and keeps none; use"
+            " checkpointing=none, or +model.config.attn_implementation=eager"
+        )
+    for run in nodes.runs if how == "selective" else ():
         for node in _saved_by_policy(run):
             node.meta[SAVED] = run.number
     plans: list[tuple[BlockRun, list[fx.Node]]] = []

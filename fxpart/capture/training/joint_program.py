@@ -55,8 +55,7 @@ def joint_program(
         inputs = _inputs(program, fakes, wanted)
     step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
     if blocks:
-        selective = options.checkpointing == "selective"
-        checkpoint_blocks(step.graph_module.graph, blocks, selective=selective)
+        checkpoint_blocks(step.graph_module.graph, blocks, how=options.checkpointing)
     gather_again(step.graph_module.graph)
     if options.backward_order == "late_weight_gradients":
         nodes = step.graph_module.graph.find_nodes(op="placeholder")

@@ -23,7 +23,7 @@ def accelerate_yaml(plan: EnginePlan) -> str:
         raise SpecError("its tensor parallelism is with zero=2 or 3")
     if plan.context_parallel > 1 and not plan.zero:
         raise SpecError("its context parallelism is with zero=2 or 3")
-    if plan.checkpointing == "selective":
+    if plan.checkpointing not in ("none", "block"):
         raise SpecError("its checkpointing is block or none")
     if plan.microbatches > 1:
         raise SpecError("its file has no word for microbatches")

@@ -79,7 +79,7 @@ def megatron_arguments(plan: EnginePlan) -> str:
     if plan.optimizer not in ("adam", "adamw"):
         raise SpecError("its optimizer is Adam")
     if plan.checkpointing == "selective":
-        raise SpecError("its checkpointing is block or none")
+        raise SpecError("its checkpointing is block, core_attention or none")
     stages_first = plan.device_order(stages_first=True) is None
     if not stages_first and plan.device_order():
         raise SpecError("its arguments name no devices, and take them in turn")
@@ -108,6 +108,8 @@ def megatron_arguments(plan: EnginePlan) -> str:
     if plan.checkpointing == "block":
         lines += ["--recompute-granularity full", "--recompute-method uniform"]
         lines.append("--recompute-num-layers 1")
+    if plan.checkpointing == "core_attention":
+        lines += ["--recompute-granularity selective", "--recompute-modules core_attn"]
     return "\n".join(lines) + "\n"
 
 

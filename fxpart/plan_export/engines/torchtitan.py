@@ -108,6 +108,8 @@ def _refuse(plan: EnginePlan) -> None:
         raise SpecError("its tensor parallelism is with sequence_parallel=true")
     if plan.stages.count > 1 and plan.schedule not in _SCHEDULES:
         raise SpecError("it needs schedule=1f1b, gpipe or interleaved")
+    if plan.checkpointing not in _CHECKPOINTING:
+        raise SpecError("its checkpointing is block, selective or none")
     if plan.optimizer not in _OPTIMIZERS or not plan.same_dtype:
         raise SpecError("it has Adam and AdamW in the dtype of the weights")
 

@@ -21,7 +21,7 @@ from fxpart.capture.training.joint import JointCapture, StepOptions, joint_captu
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.errors import SpecError
+from fxpart.errors import NotApplicableError, SpecError
 from tests.capture.small_specs import GPT2, LLAMA, RESNET
 from tests.capture.training.joint_scene import Mlp, flat_inputs, on_cpu
 
@@ -35,6 +35,11 @@ def _peak(graph: OpGraph) -> int:
 
 def _again(captured: JointCapture) -> list[str]:
     return [name for name in captured.graph.names if name.endswith("_again")]
+
+
+def _targets_again(captured: JointCapture) -> list[str]:
+    calls = zip(captured.graph.names, captured.graph.targets, strict=True)
+    return [target for name, target in calls if name.endswith("_again")]
 
 
 def _both(module: nn.Module, x: Tensor) -> tuple[JointCapture, JointCapture]:
@@ -106,6 +111,45 @@ def test_a_selective_step_keeps_attention_and_every_second_product() -> None:
     }
     assert not any("attention" in name for name in _again(checked))
     assert any("attention" in name for name in _again(whole))
+
+
+class _Attention(nn.Module):
+    """Attention as products, between two lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.into(x)
+        scores = torch.softmax(q @ q.transpose(1, 2) * 0.25, dim=-1)
+        return x + self.out(scores @ q)  # type: ignore[no-any-return]
+
+
+def test_the_core_of_attention_is_computed_again_and_nothing_else() -> None:
+    module, x = _Stack(_Attention, 2), torch.randn(1, 64, 16)
+    plain, checked = (
+        joint_capture(module, (x,), options=replace(BLOCK, checkpointing=how))
+        for how in ("none", "core_attention")
+    )
+    _same(plain, checked, module, {"x": x})
+    again = Counter(target.split(".")[1] for target in _targets_again(checked))
+    # Of each block: scores, their scale, the softmax. Neither lines nor the sum of values.
+    assert {name: again[name] for name in ("bmm", "mul", "_softmax", "mm", "addmm")} == {
+        "bmm": 2,
+        "mul": 2,
+        "_softmax": 2,
+        "mm": 0,
+        "addmm": 0,
+    }
+    # The softmax of one block at a time is kept, not of two.
+    assert _peak(plain.graph) - _peak(checked.graph) == 64 * 64 * 4
+
+
+def test_attention_of_one_kernel_has_no_scores_to_compute_again() -> None:
+    options = replace(BLOCK, checkpointing="core_attention")
+    with pytest.raises(NotApplicableError, match="one kernel computes its attention"):
+        joint_capture(_Stack(_Products), (torch.randn(8, 32, 16),), options=options)
 
 
 def _policy() -> Callable[..., CheckpointPolicy]:

@@ -258,7 +258,10 @@ def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
         (("model.loss=mean",), "got model.loss=mean; use model.loss=own"),
         (("data_parallel=2",), "got data_parallel=2 zero=0; use zero=1"),
         (("optimizer=none",), "got optimizer=none; use optimizer=adamw"),
-        (("checkpointing=selective",), "got checkpointing=selective; use checkpointing=block"),
+        (
+            ("checkpointing=selective",),
+            "got checkpointing=selective; use checkpointing=core_attention",
+        ),
         (
             ("backward_order=late_weight_gradients",),
             "got backward_order=late_weight_gradients; use backward_order=autograd",

@@ -164,7 +164,7 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
         " _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
         " _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math",
     ),
-    (per_example, "glu one_hot vocab_losses"),
+    (per_example, "glu one_hot causal_softmax vocab_losses"),
 )
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(sorted(VIEWS), view),
