@@ -19,6 +19,7 @@ from benchmarks.truth import (
     collectives_ring,
     end_to_end,
     finetune_memory,
+    finetune_time,
     flexgen,
     gpt_fast,
     gpt_fast_products,
@@ -28,6 +29,8 @@ from benchmarks.truth import (
     kernels_interpolated,
     megatron_b200,
     megatron_b200_time,
+    megatron_paper,
+    megatron_paper_memory,
     offload,
     published_steps,
     served_tokens,
@@ -35,6 +38,7 @@ from benchmarks.truth import (
     vllm_cache,
     vtrain,
     vtrain_calibrated,
+    vtrain_multi,
 )
 from benchmarks.truth.picture import picture
 from benchmarks.truth.planned_run import ALSO
@@ -70,17 +74,21 @@ SETS: tuple[TruthSet, ...] = (
     timm_memory,
     end_to_end,
     finetune_memory,
+    finetune_time,
     flexgen,
     gpt_fast,
     gpt_fast_products,
     megatron_b200,
     megatron_b200_time,
+    megatron_paper,
+    megatron_paper_memory,
     offload,
     published_steps,
     served_tokens,
     vllm_cache,
     vtrain,
     vtrain_calibrated,
+    vtrain_multi,
 )
 
 

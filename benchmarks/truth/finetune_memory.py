@@ -28,14 +28,14 @@ from benchmarks.truth.row import Row
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NAME", "SOURCE", "language_loss", "rows"]
+__all__ = ["MODELS", "NAME", "PUBLISHERS", "SOURCE", "language_loss", "model_of", "name_of", "rows"]
 
 NAME = "finetune_memory"
 SOURCE = (
     "Lightning-AI/litgpt tutorials/resource-tables.md@2685705 and config_hub/finetune"
     " (Apache-2.0), A100 40 GB and A10G; pytorch/torchtune README.md@bd2a0fc (BSD-3)"
 )
-_PUBLISHERS = ("litgpt", "torchtune")
+PUBLISHERS = ("litgpt", "torchtune")
 _LAYERS = (2, 4)
 _UNITS = {"GB": 1e9, "GiB": 2.0**30}
 _PROMPT, _OUTPUT = 8, 50
@@ -44,7 +44,7 @@ _NEOX = {"hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads":
 _LLAMA_32 = {"num_key_value_heads": 8, "vocab_size": 128256}
 _1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "head_dim": 64}
 _3B = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "head_dim": 128}
-_MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
+MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
     "phi-1.5": ("PhiForCausalLM", 24, {"hidden_act": "gelu_pytorch_tanh"}),  # by one kernel
     "stablelm-alpha-3b": ("GPTNeoXForCausalLM", 16, {**_NEOX, "vocab_size": 50688}),
     "llama-2-7b": ("llama2_7b", 32, {}),
@@ -88,21 +88,21 @@ def rows(data: Path) -> Iterator[Row]:
 
     """
     left_out: Counter[str] = Counter()
-    for point in published(data, *_PUBLISHERS):
+    for point in published(data, *PUBLISHERS):
         label = (
-            f"{_name(point)} {point['phase']} {point['dtype']} {point['batch']} x {point['seq']}"
+            f"{name_of(point)} {point['phase']} {point['dtype']} {point['batch']} x {point['seq']}"
         )
         if reason := _left_out(point):
             print(f"{label}, {point['parallel']}, {point['metric']}, is left out: {reason}")
             left_out[reason] += 1
             continue
         predicted = _peak_bytes(*_run(point)) / _UNITS[point["unit"]]
-        held_out = _name(point) not in _LOOKED_UP
+        held_out = name_of(point) not in _LOOKED_UP
         yield Row(label, predicted, point["value"], point["unit"], held_out=held_out)
     count_left_out(left_out)
 
 
-def _name(point: Mapping[str, Any]) -> str:
+def name_of(point: Mapping[str, Any]) -> str:
     """Return the model without its size in brackets, in small letters."""
     return str(point["model"]).partition(" (")[0].lower()
 
@@ -115,7 +115,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
         return "no peak"
     if point["n_devices"] > 1:
         return "sharded over devices, with frozen weights or the host"
-    if _name(point) not in _MODELS:
+    if name_of(point) not in MODELS:
         return "no configuration of the model stands here"
     for word, reason in _INEXPRESSIBLE.items():
         if word in how:
@@ -125,7 +125,17 @@ def _left_out(point: Mapping[str, Any]) -> str:
 
 def _run(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     """Return the overrides of a run without its number of layers, and that."""
-    model, layers, config = _MODELS[_name(point)]
+    overrides, layers = model_of(point)
+    how = f"{point['phase']} {point['dtype']}"
+    few_bits = ("weights=nf4", "weights.keep=[]") if "nf4" in how else ()
+    model = MODELS[name_of(point)][0]
+    step = _step(point, _TARGETS.get(model, "[q_proj,v_proj]"))
+    return (*overrides, *few_bits, *step), layers
+
+
+def model_of(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """Return the overrides of the model of a row without its number of layers, and that."""
+    model, layers, config = MODELS[name_of(point)]
     preset = (
         ("model=transformers", f"model.architecture={model}", "model.dtype=bfloat16")
         if model.endswith("LM")
@@ -134,14 +144,7 @@ def _run(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     if "torchtune" in point["source"]:  # litgpt keeps a copy of tied weights, tie_embeddings unset
         config = {**config, "tie_word_embeddings": "3.2" in point["model"]}
     shape = tuple(f"++model.config.{name}={value}" for name, value in config.items())
-    how = f"{point['phase']} {point['dtype']}"
-    few_bits = ("weights=nf4", "weights.keep=[]") if "nf4" in how else ()
-    return (
-        *preset,
-        *shape,
-        *few_bits,
-        *_step(point, _TARGETS.get(model, "[q_proj,v_proj]")),
-    ), layers
+    return (*preset, *shape), layers
 
 
 def _step(point: Mapping[str, Any], targets: str) -> tuple[str, ...]:

@@ -1,13 +1,22 @@
 """Training steps of Megatron-LM as the command plans them, for sets that measured such steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from benchmarks.truth.planned_run import planned_run
 from fxpart.schedule import ScheduleResult
+from runner.config.sections import LinkConfig
 from runner.experiment.result import Result
 
-__all__ = ["parallel_overrides", "planned_step", "schedule_of"]
+__all__ = [
+    "Cluster",
+    "gpt_overrides",
+    "parallel_overrides",
+    "planned_step",
+    "schedule_of",
+    "step_of_many_layers_s",
+]
 
 _MEGATRON = (
     "engine=megatron",
@@ -20,15 +29,103 @@ _MEGATRON = (
 )
 
 
+_FAR_LATENCY_S = 5e-6  # conf/transfer_rate/infiniband_ndr.yaml
+_NODE = 8
+"""Devices of a machine."""
+_VOCABULARY = 51200
+"""GPT-2's, as Megatron rounds it up."""
+_FEW_STAGES, _MORE_STAGES = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines of eight devices."""
+
+    device: str
+    bytes_per_s: float
+    """That each device sends to other machines."""
+
+    def overrides(self, devices: int) -> tuple[str, ...]:
+        """Return those for so many devices, after which come those of `parallel_overrides`."""
+        machines = -(-devices // _NODE)
+        if machines == 1:
+            return (f"devices={devices}x{self.device}",)
+        pools = "+".join([f"{_NODE}x{self.device}"] * machines)
+        nodes = ",".join(map(str, range(machines)))
+        return f"devices={pools}", f"devices.nodes=[{nodes}]"
+
+
+def gpt_overrides(hidden: int, heads: int, layers: int, sequence: int) -> tuple[str, ...]:
+    """Return the overrides for a GPT in float16 whose attention is products, as Megatron's in 2022.
+
+    It is a Starcoder2 of transformers, which has its layers: biases, LayerNorm, GELU, as many keys
+    as heads.
+    """
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": _VOCABULARY,
+        "max_position_embeddings": sequence,
+        "tie_word_embeddings": "false",
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+        "embedding_dropout": 0.1,
+        "attn_implementation": "eager",
+    }
+    return (
+        "model=transformers",
+        "model.architecture=Starcoder2ForCausalLM",
+        *(f"+model.config.{name}={value}" for name, value in sizes.items()),
+        f"model.seq_len={sequence}",
+        "model.dtype=float16",
+    )
+
+
+def step_of_many_layers_s(
+    step_s: Callable[[int, int], float], stages: int, layers_each: float
+) -> float:
+    """Return the time of a step with alike layers, from steps with fewer.
+
+    With as many microbatches it is linear in the layers of a stage, and in the stages. A single
+    layer is no repeated block, which could be computed again: of one stage, steps have two or more.
+
+    Args:
+        step_s: the time with so many stages and so many layers in each of their parts.
+        stages: of the pipeline.
+        layers_each: layers of a stage, of an interleaved pipeline those of a part of it.
+
+    """
+
+    def of_layers(n_stages: int) -> float:
+        least = 2 if n_stages == 1 else 1
+        few = step_s(n_stages, least)
+        if layers_each == least:
+            return few
+        return few + (layers_each - least) * (step_s(n_stages, least + 1) - few)
+
+    if stages <= _MORE_STAGES:
+        return of_layers(stages)
+    few, more = of_layers(_FEW_STAGES), of_layers(_MORE_STAGES)
+    return few + (stages - _FEW_STAGES) * (more - few) / (_MORE_STAGES - _FEW_STAGES)
+
+
 @lru_cache(maxsize=64)
-def planned_step(overrides: tuple[str, ...]) -> Result:
+def planned_step(overrides: tuple[str, ...], far_bytes_per_s: float | None = None) -> Result:
     """Return the step that ``python -m runner`` plans with `overrides` and those of Megatron-LM.
+
+    Args:
+        overrides: of the run.
+        far_bytes_per_s: what a device sends to another machine; None where there is one machine.
 
     Raises:
         FxpartError: for a step that cannot be planned.
 
     """
-    return planned_run((*_MEGATRON, *overrides))
+    far = LinkConfig("infiniband", far_bytes_per_s, _FAR_LATENCY_S) if far_bytes_per_s else None
+    return planned_run((*_MEGATRON, *overrides), far)
 
 
 def schedule_of(result: Result) -> ScheduleResult:

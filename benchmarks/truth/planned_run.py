@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.composed import composed
 from runner.config.paths import conf_dir
-from runner.config.sections import Config
+from runner.config.sections import Config, LinkConfig
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
@@ -24,14 +24,16 @@ def run_config(overrides: tuple[str, ...]) -> Config:
     return composed(*overrides, *ALSO)
 
 
-def planned_run(overrides: tuple[str, ...]) -> Result:
-    """Return what ``python -m runner`` plans with `overrides`.
+def planned_run(overrides: tuple[str, ...], between: LinkConfig | None = None) -> Result:
+    """Return what ``python -m runner`` plans with `overrides`, and a link between machines.
 
     Raises:
         FxpartError: for what cannot be planned.
 
     """
     config = run_config(overrides)
+    if between:
+        config.devices.between_nodes = between
     return plan(config, model_spec(config))
 
 

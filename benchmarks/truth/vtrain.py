@@ -16,11 +16,17 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
-from benchmarks.truth.megatron_steps import parallel_overrides, planned_step, schedule_of
+from benchmarks.truth.megatron_steps import (
+    gpt_overrides,
+    parallel_overrides,
+    planned_step,
+    schedule_of,
+    step_of_many_layers_s,
+)
 from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
 
-__all__ = ["FEW", "NAME", "SOURCE", "Plan", "plans", "rows", "rows_of"]
+__all__ = ["FEW", "NAME", "SOURCE", "Plan", "plan_of", "plans", "rows", "rows_of"]
 
 NAME = "vtrain"
 SOURCE = "VIA-Research/vTrain data/ground_truth_single.csv (MIT), Megatron-DeepSpeed on A100"
@@ -28,8 +34,6 @@ _FILE = "vtrain_single.csv"
 FEW = 10
 """Workloads among other sets, drawn by chance, with all plans that were measured of each."""
 _SEED = 0
-_VOCABULARY = 51200
-"""GPT-2's, as Megatron rounds it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +84,16 @@ class Plan:
             FxpartError: for a step that cannot be planned.
 
         """
-        one, two = (self._of_layers(n * self.pipeline, host_launch_s) for n in (1, 2))
-        return one + (self.layers / self.pipeline - 1) * (two - one)
+
+        def step_s(stages: int, layers_each: int) -> float:
+            return self._of_layers(stages * layers_each, host_launch_s)
+
+        return step_of_many_layers_s(step_s, self.pipeline, self.layers / self.pipeline)
 
     def _of_layers(self, layers: int, host_launch_s: float | None) -> float:
-        sizes = {
-            "hidden_size": self.hidden,
-            "intermediate_size": 4 * self.hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.heads,
-            "vocab_size": _VOCABULARY,
-            "max_position_embeddings": self.sequence,
-            "tie_word_embeddings": "false",
-            "attention_dropout": 0.1,
-            "residual_dropout": 0.1,
-            "embedding_dropout": 0.1,
-            "attn_implementation": "eager",
-        }
         overrides = (
-            "model=transformers",
-            "model.architecture=Starcoder2ForCausalLM",
-            *(f"+model.config.{name}={value}" for name, value in sizes.items()),
-            f"model.seq_len={self.sequence}",
+            *gpt_overrides(self.hidden, self.heads, layers, self.sequence),
             f"model.batch_size={self.micro_batch * self.data}",
-            "model.dtype=float16",
             f"microbatches={self.microbatches}",
             "transfer_rate=nvlink3",
             *(() if host_launch_s is None else (f"runtime.host_launch_s={host_launch_s}",)),
@@ -128,7 +117,7 @@ def plans(data: Path, workloads: int | None = None) -> list[Plan]:
     """
     with (data / _FILE).open(newline="", encoding="utf-8") as file:
         _, *lines = csv.reader(file)
-    every = [_plan(line) for line in lines]
+    every = [plan_of(line) for line in lines]
     names = sorted({plan.workload for plan in every})
     if workloads is None or workloads >= len(names):
         return every
@@ -136,7 +125,8 @@ def plans(data: Path, workloads: int | None = None) -> list[Plan]:
     return [plan for plan in every if plan.workload in drawn]
 
 
-def _plan(line: Sequence[str]) -> Plan:
+def plan_of(line: Sequence[str]) -> Plan:
+    """Return the plan of a line of the file."""
     numbers = dict(zip((field.name for field in fields(Plan)), line, strict=True))
     iteration_ms = float(numbers.pop("iteration_ms"))
     return Plan(

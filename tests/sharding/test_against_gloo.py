@@ -97,8 +97,12 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
     pieces of sequences with `torch.distributed` alone, and on ours.
     """
     in_pieces = tensor_run(rank, size, replace(spec, sequence_parallel=True))
+    in_products = replace(spec, config={**spec.config, "attn_implementation": "eager"})
     return (
-        [parts_run(rank, size, replace(spec, sequence_parallel=s)) for s in (False, True)],
+        [
+            *[parts_run(rank, size, replace(spec, sequence_parallel=s)) for s in (False, True)],
+            parts_run(rank, size, replace(in_products, sequence_parallel=True)),
+        ],
         in_pieces,
         tensor_run(rank, size, spec),
         *[zero_run(rank, size, spec, stage, "adamw") for stage in (2, 3)],

@@ -1,0 +1,99 @@
+"""Tokens per second of decodes and of full fine-tuning on one GPU, by litgpt and torchtune.
+
+    python -m benchmarks.truth --data FOLDER --set finetune_time
+
+litgpt decodes one text in eager mode, 50 tokens after a short prompt. torchtune's rows add one flag
+after the other to a full fine-tuning of Llama-3.2-3B on packed texts: eager, then compiled, then
+with blocks computed again. A loss in chunks and updates in the backward change what is kept, not
+what is computed; rows that add nothing else are named and left out. Layers are alike: a step of n
+takes t2 + (n - 2) / 2 (t4 - t2).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.truth.finetune_memory import MODELS, PUBLISHERS, language_loss, model_of, name_of
+from benchmarks.truth.measured import count_left_out, published
+from benchmarks.truth.planned_run import planned_run
+from benchmarks.truth.row import Row
+
+__all__ = ["NAME", "SOURCE", "rows"]
+
+NAME = "finetune_time"
+SOURCE = (
+    "Lightning-AI/litgpt tutorials/resource-tables.md@2685705 (Apache-2.0), A100 40 GB;"
+    " pytorch/torchtune README.md@bd2a0fc (BSD-3), A100 80 GB"
+)
+_LAYERS = (2, 4)
+_CONTEXT = 8 + 50 // 2
+"""Tokens in the cache halfway."""
+_FITTED = "llama-2-7b"
+"""Of its decode the accelerator's file has the time of a launch."""
+_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "train-full packed eager": ("runtime=eager",),
+    "train-full +compile": ("runtime=compiled",),
+    "train-full +activation checkpointing (block)": ("runtime=compiled", "checkpointing=block"),
+}
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each rate that a run expresses.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    left_out: Counter[str] = Counter()
+    for point in published(data, *PUBLISHERS):
+        if point["metric"] not in ("tokens_per_s", "time_per_1k_iterations"):
+            continue
+        label = f"{name_of(point)} {point['phase']}"
+        if reason := _left_out(point):
+            print(f"{label} is left out: {reason}")
+            left_out[reason] += 1
+            continue
+        predicted = _tokens_per_s(point)
+        is_fitted = point["phase"] == "decode" and name_of(point) == _FITTED
+        yield Row(label, predicted, point["value"], "tokens/s", held_out=not is_fitted)
+    count_left_out(left_out)
+
+
+def _left_out(point: Mapping[str, Any]) -> str:
+    """Return why no run stands for a published row, empty where one does."""
+    if point["metric"] != "tokens_per_s":
+        return "texts of different lengths, of which the longest is stated"
+    if point["n_devices"] > 1:
+        return "sharded over devices, with frozen weights or the host"
+    if name_of(point) not in MODELS:
+        return "no configuration of the model stands here"
+    is_planned = point["phase"] == "decode" or point["phase"] in _FLAGS
+    return "" if is_planned else "adds nothing that takes time here, or updates in 8 bits"
+
+
+def _tokens_per_s(point: Mapping[str, Any]) -> float:
+    model, layers = model_of(point)
+    if point["phase"] == "decode":
+        tokens = 1
+        step: tuple[str, ...] = ("phase=decode", f"context_len={_CONTEXT}", "devices=1xa100_40gb")
+    else:
+        tokens = point["batch"] * point["seq"]
+        step = (
+            "phase=training",
+            "optimizer=adamw",
+            f"model.batch_size={point['batch']}",
+            f"model.seq_len={point['seq']}",
+            f"model.loss={language_loss.__module__}:{language_loss.__name__}",
+            "devices=1xa100_80gb",
+            *_FLAGS[point["phase"]],
+        )
+
+    def latency_s(n_layers: int) -> float:
+        deep = f"++model.config.num_hidden_layers={n_layers}"
+        run = (*model, *step, deep, "mode=single", "latency=kernels")
+        return planned_run(run).evaluation.latency_s
+
+    few_s, more_s = (latency_s(n) for n in _LAYERS)
+    few, more = _LAYERS
+    return tokens / (few_s + (layers - few) / (more - few) * (more_s - few_s))
