@@ -2,18 +2,25 @@
 
 Each row is a model on a number of processes. With tensor parallelism these run it on torch's own
 `parallelize_module` (a mixture of experts on transformers' styles), a forward and a training step
-without an optimizer; with ZeRO on `fully_shard`, a step with AdamW; a GPT-2 in two stages of two
-replicas on torch's pipelining too. Rows have the bytes at the peak
-of the process that has most, and the collectives that an observer counts.
+without an optimizer; experts spread by transformers' `apply_expert_parallelism`, alone and beside
+tensor parallelism; sequences cut, and keys and values gathered, by `torch.distributed` alone; with
+ZeRO on `fully_shard`, a step with AdamW; a GPT-2 in two stages of two replicas on torch's
+pipelining too. Rows have the bytes at the peak of the process that has most, and the collectives
+that an observer counts; results are held to those of one process.
 """
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
+import torch
 
+from benchmarks.sharding.context_run import context_run, piece
+from benchmarks.sharding.expert_run import expert_run
 from benchmarks.sharding.group import run_group
 from benchmarks.sharding.pipeline_run import (
     REPLICAS,
@@ -21,7 +28,7 @@ from benchmarks.sharding.pipeline_run import (
     pipeline_run,
     predicted_pipeline,
 )
-from benchmarks.sharding.predicted import predicted, predicted_zero
+from benchmarks.sharding.predicted import Predicted, predicted, predicted_zero
 from benchmarks.sharding.tensor_run import Counted, tensor_run, whole_run
 from benchmarks.sharding.zero_run import zero_run
 from benchmarks.text_table import table
@@ -67,7 +74,7 @@ MODELS = {
             "num_local_experts": 4,
             "experts_implementation": "grouped_mm",
         },
-        batch_size=2,
+        batch_size=4,
         seq_len=32,
     ),
 }
@@ -82,12 +89,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--processes", nargs="*", type=int, default=[2, 4])
     given = parser.parse_args()
-    rows = []
+    rows: list[list[str]] = []
     for name in given.models:
         split = name not in _WITHOUT_PLAN
-        whole = whole_run(0, 1, MODELS[name]) if split else None
         for count in given.processes:
-            rows += _tensor_rows(name, count, whole) if whole is not None else []
+            rows += _split_rows(name, count) if split else []
             rows += [_zero_row(name, count, stage) for stage in (2, 3)]
     if "gpt2" in given.models and STAGES * REPLICAS in given.processes:
         for stage, schedule in product((2, 3), ("1f1b", "gpipe")):
@@ -98,12 +104,42 @@ def main() -> None:
 _HEADINGS = ["model", "processes", "part", "predicted B", "counted B", "error %", "collectives"]
 
 
-def _tensor_rows(name: str, count: int, whole: Counted) -> list[list[str]]:
+def _split_rows(name: str, count: int) -> Iterator[list[str]]:
+    """Yield the rows of a model whose layers, experts or sequences `count` processes share."""
     spec = MODELS[name]
-    forecast, runs = predicted(spec, count), run_group(count, tensor_run, spec)
-    far = max(float(np.abs(run.result - whole.result).max()) for run in runs)
-    assert far < 1e-4, f"{name} on {count} processes is {far} from one process"
-    rows = []
+    whole = whole_run(0, 1, spec)
+    runs = run_group(count, tensor_run, spec)
+    _check_results(runs, [whole.result] * count)
+    yield from _rows_of(name, "tp", predicted(spec, count), runs)
+    if name == "mixtral":
+        whole = expert_run(0, 1, spec)
+        for tensor in _divisors(count):
+            groups = count // tensor
+            runs = run_group(count, expert_run, spec, tensor)
+            shares = np.split(whole.result, groups)
+            _check_results(runs, [shares[rank // tensor] for rank in range(count)])
+            share = replace(spec, batch_size=spec.batch_size // groups, expert_parallel=count)
+            part = f"ep={count}" + f" tp={tensor}" * (tensor > 1)
+            yield from _rows_of(name, part, predicted(share, tensor), runs)
+    if name == "llama":
+        runs = run_group(count, context_run, spec)
+        logits = torch.from_numpy(whole.result)
+        _check_results(runs, [piece(logits, rank, count).numpy() for rank in range(count)])
+        yield from _rows_of(name, "cp", predicted(replace(spec, context_parallel=count)), runs)
+
+
+def _divisors(count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if count % n == 0]
+
+
+def _check_results(runs: Sequence[Counted], expected: Sequence[Any]) -> None:
+    far = max(float(np.abs(run.result - of).max()) for run, of in zip(runs, expected, strict=True))
+    assert far < 1e-4, f"the results of {len(runs)} processes are {far} from those of one"
+
+
+def _rows_of(
+    name: str, how: str, forecast: Predicted, runs: Sequence[Counted]
+) -> Iterator[list[str]]:
     for part in ("forward", "step"):
         said: int = getattr(forecast, f"{part}_bytes")
         counted = max(getattr(run, f"{part}_bytes") for run in runs)
@@ -112,8 +148,8 @@ def _tensor_rows(name: str, count: int, whole: Counted) -> list[list[str]]:
         found = Counter(getattr(runs[0], f"{part}_collectives"))
         verdict = f"{expected.total()} equal" if same else f"{expected} but {found}"
         error = f"{(said / counted - 1) * 100:+.2f}"
-        rows.append([name, str(count), f"tp {part}", str(said), str(counted), error, verdict])
-    return rows
+        numbers = [str(said), str(counted), error, verdict]
+        yield [name, str(len(runs)), f"{how} {part}", *numbers]
 
 
 def _zero_row(name: str, count: int, stage: int) -> list[str]:

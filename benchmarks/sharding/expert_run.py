@@ -1,30 +1,36 @@
 """A mixture of experts really run with expert parallelism: transformers' own on its plan."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.sharding.tensor_run import CPU, Counted, counted_run
+from benchmarks.sharding.tensor_run import CPU, Counted, counted_run, parallelized
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
+from fxpart.sharding.experts import expert_paths
 from fxpart.sharding.tensor_plan import styles_of
 
 __all__ = ["balance_routers", "expert_run", "share_of"]
 
 
 def balance_routers(module: nn.Module) -> None:
-    """Let each of two halves of the experts get one of the two that a token chooses."""
-    for name, weight in module.named_parameters():
-        if name.endswith("mlp.gate.weight"):
-            with torch.no_grad():
-                half = len(weight) // 2
-                weight[half:] = weight[:half] * 0.5
-                weight[1:half] = -weight[:1]
-                weight[half + 1 :] = -weight[half : half + 1]
+    """Let tokens take the experts in turn, whatever the router scores: all get as many."""
+    for name, part in module.named_modules():
+        if name.endswith("mlp.gate"):
+            part.forward = partial(_in_turn, part.forward)
+
+
+def _in_turn(forward: Callable[..., Any], *args: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+    logits, scores, chosen = forward(*args)
+    experts, taken = logits.shape[-1], chosen.shape[-1]
+    first = torch.arange(len(chosen)).unsqueeze(-1) % (experts // taken)
+    return logits, scores, first + torch.arange(taken) * (experts // taken)
 
 
 def share_of(inputs: dict[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
@@ -32,8 +38,11 @@ def share_of(inputs: dict[str, Tensor], rank: int, size: int) -> dict[str, Tenso
     return {name: torch.chunk(value, size)[rank].clone() for name, value in inputs.items()}
 
 
-def expert_run(rank: int, size: int, spec: ModelSpec) -> Counted:
-    """Return what this process counts: `spec` is the whole model with the batch of all."""
+def expert_run(rank: int, size: int, spec: ModelSpec, tensor: int = 1) -> Counted:
+    """Return what this process counts: `spec` is the whole model with the batch of all.
+
+    Experts are spread over all processes, and `tensor` neighbours share all other layers.
+    """
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
     with seeded(0, CPU):
@@ -42,11 +51,15 @@ def expert_run(rank: int, size: int, spec: ModelSpec) -> Counted:
     inputs = built.kwargs
     balance_routers(module)
     if size > 1:
-        mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("ep", "tp"))
+        dense = init_device_mesh("cpu", (size // tensor, tensor), mesh_dim_names=("dp", "tp"))
+        spread = init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
+        if tensor > 1:
+            homes = tuple(f"{path}." for path in expert_paths(module))
+            parallelized(module, dense["tp"], aside=homes)
         styles = styles_of(module, module.ep_plan)
         weights = dict(module.named_parameters())
         # Weights first: what dispatches tokens asks them how many experts there are.
         plan = dict(sorted(styles.items(), key=lambda item: item[0] not in weights))
-        apply_expert_parallelism(module, mesh["ep"], mesh["tp"], plan)
-        inputs = share_of(inputs, rank, size)
+        apply_expert_parallelism(module, spread["ep"], dense["tp"], plan)
+        inputs = share_of(inputs, rank // tensor, size // tensor)
     return counted_run(module, inputs)

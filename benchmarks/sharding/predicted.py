@@ -39,7 +39,7 @@ def predicted(spec: ModelSpec, tensor_parallel: int = 1) -> Predicted:
     parameters = sum(parameter.nbytes for parameter in built.module.parameters())
     labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
     # The first capture has left what the module caches.
-    step = joint_graph(build_model(split).module, (), labelled)
+    step = joint_graph(build_model(replace(split, loss="own")).module, (), labelled)
     return Predicted(
         parameters,
         peak_bytes(forward),

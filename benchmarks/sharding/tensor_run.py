@@ -23,7 +23,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
 from fxpart.sharding.tensor_plan import tensor_plan
 
-__all__ = ["Counted", "counted_run", "tensor_run", "whole_run"]
+__all__ = ["Counted", "counted_run", "parallelized", "tensor_run", "whole_run"]
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def tensor_run(rank: int, size: int, spec: ModelSpec) -> Counted:
     if spec.sequence_parallel:
         _with_sequences(built.module, mesh)
     else:
-        _parallelized(built.module, mesh)
+        parallelized(built.module, mesh)
     return counted_run(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
 
 
@@ -61,8 +61,10 @@ def whole_run(rank: int, size: int, spec: ModelSpec) -> Counted:
     return counted_run(built.module, built.kwargs)
 
 
-def _parallelized(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a DeviceMesh
-    styles = tensor_plan(module)
+def parallelized(module: nn.Module, mesh: Any, aside: tuple[str, ...] = ()) -> None:  # noqa: ANN401 - a DeviceMesh
+    """Split `module` over `mesh` by its plan, but for what paths `aside` begin."""
+    plan = tensor_plan(module)
+    styles = {path: s for path, s in plan.items() if not f"{path}.".startswith(aside)}
     if any(style.startswith(("moe", "packed")) for style in styles.values()):
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 

@@ -23,6 +23,7 @@ __all__ = [
     "with_cache_dtype",
     "with_chosen_experts",
     "with_few_bits",
+    "with_routed_share",
 ]
 
 CACHE_DTYPES = {"bf16": 2, "fp8": 1}
@@ -138,22 +139,46 @@ def with_chosen_experts(graph: OpGraph) -> OpGraph:
     A capture with a symbolic batch counts all of them as read: the smaller of two numbers is no
     polynomial of sizes.
     """
+    moved = graph.moved_bytes.copy()
+    for product in _routed(graph):
+        expert_bytes = int(graph.weight_bytes[product.weight]) // product.matrices
+        moved[product.op] -= max(0, product.matrices - product.inputs) * expert_bytes
+    return replace(graph, moved_bytes=moved)
+
+
+def with_routed_share(graph: OpGraph, share: float, plain: OpGraph | None = None) -> OpGraph:
+    """Return `graph` whose experts multiply `share` of their rows, and skip the others.
+
+    Those are of experts on other devices: room is made for them, and kernels pass over them.
+    `plain` is the graph before its weights were laid out in few bits, where they were.
+    """
+    before = graph if plain is None else plain
+    flops, moved = graph.flops.copy(), graph.moved_bytes.copy()
+    for op, weight, inputs, matrices, *_ in _routed(before):
+        rows, experts = ceil(inputs * share), min(inputs, matrices)
+        row_bytes = int(before.moved_bytes[op]) - experts * (
+            int(before.weight_bytes[weight]) // matrices
+        )
+        read_bytes = int(moved[op]) - row_bytes
+        flops[op] = flops[op] // inputs * rows
+        moved[op] = row_bytes * rows // inputs + read_bytes * min(rows, matrices) // experts
+    return replace(graph, flops=flops, moved_bytes=moved)
+
+
+def _routed(graph: OpGraph) -> list[_Product]:
+    """Return the products of rows, each with the weight of its expert."""
     routed = [op for op in range(graph.n_ops) if _name(graph, op) in _EXPERTS]
-    if not routed:
-        return graph
-    moved, behind = graph.moved_bytes.copy(), _weights_behind(graph)
+    behind = _weights_behind(graph) if routed else {}
+    products = []
     for op in routed:
         weights = [
             *(behind[v] for v in graph.reads_of(op).tolist() if v in behind),
             *graph.uses_of(op).tolist(),
         ]
-        for weight in weights:
-            product = _product(graph, op, weight, behind)
-            if product is not None:
-                expert_bytes = int(graph.weight_bytes[weight]) // product.matrices
-                moved[op] -= max(0, product.matrices - product.inputs) * expert_bytes
-                break
-    return replace(graph, moved_bytes=moved)
+        sizes = (_product(graph, op, weight, behind) for weight in weights)
+        product = next((product for product in sizes if product is not None), None)
+        products += [] if product is None else [product]
+    return products
 
 
 def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:

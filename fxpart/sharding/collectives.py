@@ -1,10 +1,11 @@
 """Collectives of a tensor-parallel group as operators: captured by shape, run by torch.distributed.
 
 A capture needs no process group: each operator knows the size of its group. Run with data, it goes
-over the default group of `torch.distributed`, which must have that many processes.
+over so many neighbours among the processes of `torch.distributed`.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ __all__ = [
     "embedded_rows",
     "gather_context",
     "gather_sequence",
+    "place_in",
+    "process_group",
     "scatter_sequence",
     "sum_gradient",
 ]
@@ -115,8 +118,20 @@ def embedded_rows(
     return _looked_up(ids, weight, rank)
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+def place_in(group: int) -> int:
+    """Return which of its group of so many neighbours this process is, 0 without processes."""
+    return dist.get_rank() % group if dist.is_initialized() else 0
+
+
+def process_group(size: int) -> dist.ProcessGroup | None:
+    """Return this process's group of `size` neighbours; None for that of all processes."""
+    return None if size == dist.get_world_size() else _neighbours(size)
+
+
+@cache
+def _neighbours(size: int) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_subgroups(size)[0]  # type: ignore[no-untyped-call]
+    return group
 
 
 torch.library.define(_REDUCE, _SCHEMA)
@@ -132,7 +147,7 @@ torch.library.define(_SCATTER_CONTEXT, _SCHEMA)
 @torch.library.impl(_REDUCE, "CPU")
 def _reduced(x: Tensor, group: int) -> Tensor:
     result = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result)
+    dist.all_reduce(result, group=process_group(group))
     return result
 
 
@@ -143,7 +158,7 @@ def _reduced_shape(x: Tensor, group: int) -> Tensor:
 @torch.library.impl(_GATHER, "CPU")
 def _gathered(x: Tensor, group: int) -> Tensor:
     result = x.new_empty((group, *x.shape))
-    dist.all_gather_into_tensor(result.flatten(0, 1), x.contiguous())
+    dist.all_gather_into_tensor(result.flatten(0, 1), x.contiguous(), group=process_group(group))
     return result
 
 
@@ -154,7 +169,8 @@ def _gathered_shape(x: Tensor, group: int) -> Tensor:
 @torch.library.impl(_SCATTER, "CPU")
 def _scattered(x: Tensor, group: int) -> Tensor:
     result = x.new_empty(x.shape[1:])
-    dist.reduce_scatter_tensor(result, x.contiguous().flatten(0, 1))
+    parts = x.contiguous().flatten(0, 1)
+    dist.reduce_scatter_tensor(result, parts, group=process_group(group))
     return result
 
 
@@ -220,7 +236,7 @@ def _scattered_positions(x: Tensor, group: int) -> Tensor:
 
 
 def _own_part(gradient: Tensor, group: int) -> Tensor:
-    return torch.chunk(gradient, group, dim=-1)[_rank()].contiguous()
+    return torch.chunk(gradient, group, dim=-1)[place_in(group)].contiguous()
 
 
 _gathered_once_more: _Step = torch.ops.fxpart.all_gather.again

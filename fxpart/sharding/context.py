@@ -185,11 +185,12 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
 ) -> tuple[Tensor, None]:
     """Return what each query of this device makes of the whole sequence, (B, S / N, H, D)."""
     group, rank = module.context_group
-    keys, values = key, value
+    # Of a cache with room for more, what the prompt has filled.
+    keys, values = (tensor[:, :, : query.shape[2]] for tensor in (key, value))
     if group > 1:
         # Positions come before heads where they lie, so that pieces are gathered as they are.
         keys, values = (
-            gather_context(tensor.transpose(1, 2), group).transpose(1, 2) for tensor in (key, value)
+            gather_context(part.transpose(1, 2), group).transpose(1, 2) for part in (keys, values)
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     result, _ = torch.ops.fxpart.context_attention(query, keys, values, scale, True, group, rank)

@@ -1,10 +1,14 @@
 """`spread_experts`: each device of a group has whole experts, and tokens travel to them and back.
 
-What transformers does with an ``ep_plan`` (``AllToAllEP``) and Megatron-LM with its all-to-all
-dispatcher: a device sends each of its tokens to the devices of the experts that the router chose,
-runs its experts on what it gets, and sends the results back, where they are weighted and summed
-(Lepikhin et al.: GShard, ICLR 2021, arXiv:2006.16668). The rest of the model is replicated, on
-tokens of each device's own.
+What transformers does with an ``ep_plan`` and Megatron-LM with its all-to-all dispatcher: a device
+sends each of its tokens to the devices of the experts that the router chose, runs its experts on
+what it gets, and sends the results back, where they are weighted and summed (Lepikhin et al.:
+GShard, ICLR 2021, arXiv:2006.16668). The rest of the model is replicated, on tokens of each
+device's own, or split over tensor-parallel groups.
+
+Devices of such a group see the same tokens. They share them out before they send (``AllToAllEP``);
+or, where the group has all experts and nothing is trained, each runs its own on all of them and the
+results are summed (``AllReduceEP``; vLLM's ``--enable-expert-parallel`` without data parallelism).
 """
 
 from math import ceil
@@ -15,12 +19,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fxpart.errors import NotApplicableError, nearest_degrees
+from fxpart.sharding.collectives import all_reduce, process_group
 from fxpart.sharding.tensor_plan import styles_of
+from fxpart.sharding.token_rows import gather_rows, own_rows
 
-__all__ = ["spread_experts"]
+__all__ = ["expert_paths", "spread_experts"]
 
 _COUNTS, _ROWS = "fxpart::all_to_all.counts", "fxpart::all_to_all.rows"
 _WHOLE_EXPERTS, _DISPATCH = "grouped_gemm", "ep_dispatch_experts"
+
+
+def expert_paths(module: nn.Module) -> list[str]:
+    """Return the modules of `module` that are experts, by what its class states (``ep_plan``)."""
+    styles = styles_of(module, getattr(module, "ep_plan", None) or {})
+    return [path for path, style in styles.items() if style == _DISPATCH]
 
 
 def spread_experts(
@@ -29,6 +41,8 @@ def spread_experts(
     rank: int = 0,
     imbalance: float = 1.0,
     *,
+    alike: int = 1,
+    trains: bool = True,
     megatron: bool = False,
 ) -> nn.Module:
     """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
@@ -39,6 +53,9 @@ def spread_experts(
         rank: which of them.
         imbalance: by how much more than its share of the tokens the device gets for its experts,
             where there are no values to tell; 1 where routers balance the load.
+        alike: neighbours in the group that have the same tokens: those of a tensor-parallel group,
+            1 where each has a piece of them.
+        trains: whether it is for a training step.
         megatron: whether no rows are masked, which transformers does for those of other devices.
 
     Raises:
@@ -48,14 +65,14 @@ def spread_experts(
     """
     if group == 1:
         return module
-    styles = styles_of(module, getattr(module, "ep_plan", None) or {})
-    homes = [path for path, style in styles.items() if style == _DISPATCH]
+    homes = expert_paths(module)
     if not homes:
         raise NotApplicableError(
             f"expert_parallel={group} spreads experts over devices, {type(module).__name__} has"
             " none that its class says how to spread (ep_plan); choose a mixture of experts, such"
             " as model=mixtral_8x7b, or set expert_parallel=1"
         )
+    styles = styles_of(module, module.ep_plan)  # type: ignore[arg-type]
     for path in homes:
         experts: Any = module.get_submodule(path)
         count = int(experts.num_experts)
@@ -71,16 +88,34 @@ def spread_experts(
                 experts._parameters[name] = nn.Parameter(local, requires_grad=whole.requires_grad)
         experts.num_experts = count // group
         experts._is_expert_parallel = not megatron
-        experts.forward = _Dispatch(experts, group, imbalance)
+        if alike == group and not trains:
+            experts.forward = _Masked(experts, group, rank)
+        else:
+            experts.forward = _Dispatch(experts, group, imbalance, alike)
     return module
+
+
+class _Masked:
+    """The forward of one layer's experts on all tokens, as transformers' ``AllReduceEP``."""
+
+    def __init__(self, experts: Any, group: int, rank: int) -> None:  # noqa: ANN401
+        self.forward, self.count = experts.forward, int(experts.num_experts)
+        self.group, self.rank = group, rank
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Return what `_Dispatch` does; all devices have the same tokens."""
+        elsewhere = (chosen // self.count) != self.rank
+        local = torch.where(elsewhere, self.count, chosen % self.count)
+        part = self.forward(hidden, local, weights.masked_fill(elsewhere, 0.0))
+        return all_reduce(part, self.group).to(hidden.dtype)
 
 
 class _Dispatch:
     """The forward of one layer's experts, step by step as transformers' ``AllToAllEP``."""
 
-    def __init__(self, experts: Any, group: int, imbalance: float) -> None:  # noqa: ANN401
+    def __init__(self, experts: Any, group: int, imbalance: float, alike: int) -> None:  # noqa: ANN401
         self.forward, self.count = experts.forward, int(experts.num_experts)
-        self.group, self.imbalance = group, imbalance
+        self.group, self.imbalance, self.alike = group, imbalance, alike
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts make of it, shape (T, H).
@@ -96,7 +131,14 @@ class _Dispatch:
         results = self.forward(
             received_rows, local, torch.ones_like(local, dtype=received_rows.dtype)
         )
-        return self._returned(results, weights, counts, order).to(hidden.dtype)
+        result = self._returned(results, self._own(weights), counts, order)
+        if self.alike > 1:
+            result = gather_rows(result, len(hidden), self.alike)
+        return result.to(hidden.dtype)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Return the rows of `x` that none of those with the same tokens sends, but this device."""
+        return x if self.alike == 1 else own_rows(x, self.alike)
 
     def _sent(
         self, hidden: Tensor, chosen: Tensor
@@ -106,13 +148,14 @@ class _Dispatch:
         That is the counts of rows sent and received, by device and expert, and the order of pairs
         of a token and an expert in which they were sent.
         """
-        ids = chosen.reshape(-1)
+        pairs = chosen.numel()
+        ids = self._own(chosen).reshape(-1)
         order = torch.argsort(ids)
-        rows = hidden[order // chosen.size(-1)]
+        rows = self._own(hidden)[order // chosen.size(-1)]
         sent = torch.zeros(self.count * self.group, dtype=torch.long, device=hidden.device)
         sent = sent.scatter_add_(0, ids, torch.ones_like(ids)).view(self.group, self.count)
         received = torch.ops.fxpart.all_to_all.counts(sent, self.group)
-        total = self._received(received, len(ids))
+        total = self._received(received, pairs)
         received_rows = torch.ops.fxpart.all_to_all.rows(rows, sent, received, total, self.group)
         local = torch.arange(self.count, device=hidden.device).repeat(self.group)
         local = local.repeat_interleave(received.reshape(-1), output_size=total).unsqueeze(-1)
@@ -128,11 +171,12 @@ class _Dispatch:
         outputs = outputs.view(*weights.shape, back.size(-1))
         return (outputs * weights.unsqueeze(-1)).sum(dim=1)
 
-    def _received(self, received: Tensor, sent_rows: int) -> int:
+    def _received(self, received: Tensor, pairs: int) -> int:
         """Return how many rows come in: what `received` says where it has values."""
         if type(received) is Tensor and not received.is_meta:
             return int(received.sum())
-        return min(ceil(sent_rows * self.imbalance), sent_rows * self.group)
+        everything = pairs * self.group // self.alike
+        return min(ceil(pairs * self.imbalance / self.alike), everything)
 
 
 torch.library.define(_COUNTS, "(Tensor sent, int group) -> Tensor")
@@ -144,7 +188,7 @@ torch.library.define(
 @torch.library.impl(_COUNTS, "CPU")
 def _exchanged_counts(sent: Tensor, group: int) -> Tensor:
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent)
+    dist.all_to_all_single(received, sent, group=process_group(group))
     return received
 
 
@@ -157,7 +201,7 @@ def _exchanged_rows(x: Tensor, sent: Tensor, received: Tensor, total: int, group
     """Return the rows that other devices have for this one, in the order of their ranks."""
     outputs = x.new_empty((total, *x.shape[1:]))
     counts = received.sum(dim=1).tolist(), sent.sum(dim=1).tolist()
-    dist.all_to_all_single(outputs, x.contiguous(), *counts)
+    dist.all_to_all_single(outputs, x.contiguous(), *counts, group=process_group(group))
     return outputs
 
 

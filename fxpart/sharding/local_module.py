@@ -6,7 +6,7 @@ arXiv:1909.08053, and torch's `ColwiseParallel` and `RowwiseParallel`. What the 
 is replicated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -73,6 +73,7 @@ def shard_module(
     *,
     sequence: bool = False,
     megatron: bool = False,
+    whole: Sequence[str] = (),
 ) -> nn.Module:
     """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
 
@@ -85,6 +86,7 @@ def shard_module(
             et al., arXiv:2205.05198), as by torch's `SequenceParallel`.
         megatron: whether pieces of a sequence are gathered once more in the backward, in place of
             keeping the whole, and the loss is computed on parts of the vocabulary.
+        whole: modules that are shared out in another way, whatever the plan has for them: experts.
 
     Raises:
         NotApplicableError: for a model without a plan, a style that is not known, or sizes that
@@ -95,10 +97,12 @@ def shard_module(
         return module
     check_heads(module, group)
     styles = tensor_plan(module) if plan is None else dict(plan)
+    inside = tuple(f"{path}." for path in whole)
+    styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     state = _Group(group, rank, is_megatron=megatron)
     if sequence:
-        state.regions = regions_of(module, styles)
+        state.regions = regions_of(module, styles, whole)
     for path, style in styles.items():
         if style not in _STYLES:
             raise NotApplicableError(

@@ -7,7 +7,7 @@ by columns and ends with one split by rows, as attention and MLP do.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,8 +39,10 @@ class Regions:
     """The module whose embedding is the first to be scattered."""
 
 
-def regions_of(module: nn.Module, styles: Mapping[str, str]) -> Regions:
+def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str] = ()) -> Regions:
     """Return the regions of a model with a tensor-parallel plan.
+
+    Modules `aside`, experts that are spread, see pieces and have weights of this device alone.
 
     Raises:
         NotApplicableError: for a plan with other layers than these.
@@ -68,7 +70,7 @@ def regions_of(module: nn.Module, styles: Mapping[str, str]) -> Regions:
     inner = frozenset(p for p, s in styles.items() if s in _COLUMNS and p not in parameters)
     outside = []
     for name, part in module.named_modules():
-        is_inside = any(name == path or name.startswith(path + ".") for path in paths)
+        is_inside = any(f"{name}.".startswith(f"{path}.") for path in (*paths, *aside))
         if part._parameters and not is_inside and name not in styles:
             outside.append(name)
     return Regions(paths, inner, tuple(outside), embeddings[0].rpartition(".")[0])

@@ -3,12 +3,19 @@
 What it leaves to a model's defaults is checked where the model is split.
 """
 
+from collections.abc import Sequence
 from math import gcd
 
 from fxpart.errors import NotApplicableError, nearest_degrees
 from runner.config.sections import Config
 
-__all__ = ["check_expert_degree", "check_tensor_degree", "device_count", "stated_experts"]
+__all__ = [
+    "check_expert_degree",
+    "check_tensor_degree",
+    "device_count",
+    "expert_degrees",
+    "stated_experts",
+]
 
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -35,16 +42,40 @@ def check_tensor_degree(config: Config, degree: int, n_devices: int) -> None:
             )
 
 
-def check_expert_degree(config: Config, replicas: int) -> None:
-    """Raise `NotApplicableError` if `expert_parallel` does not divide the stated experts."""
-    degree = config.expert_parallel
-    for count in stated_experts(config):
+def check_expert_degree(config: Config, tensor: int, replicas: int) -> None:
+    """Raise `NotApplicableError` if `expert_parallel` does not divide experts, or not the devices.
+
+    With groups of `tensor` devices the experts are spread over those of whole groups; without, what
+    goes with the replicas is for others to say.
+    """
+    degree, experts = config.expert_parallel, stated_experts(config)
+    for count in experts:
         if count % degree:
-            counts = [count, replicas] if gcd(count, replicas) > 1 else [count]
+            near = [count, *([replicas] if gcd(count, replicas) > 1 else [])]
+            fitting = expert_degrees(tensor, replicas, experts)
+            hint = _nearest(degree, fitting) if tensor > 1 else nearest_degrees(degree, near)
             raise NotApplicableError(
-                f"expert_parallel={degree} must divide the {count} experts; use"
-                f" {nearest_degrees(degree, counts)}"
+                f"expert_parallel={degree} must divide the {count} experts; use {hint}"
             )
+    if tensor > 1 and (degree % tensor or tensor * replicas % degree):
+        raise NotApplicableError(
+            f"expert_parallel={degree} spreads experts over whole groups of"
+            f" tensor_parallel={tensor}, of which there are {replicas}; use"
+            f" {_nearest(degree, expert_degrees(tensor, replicas, experts))}"
+        )
+
+
+def expert_degrees(tensor: int, replicas: int, experts: Sequence[int]) -> list[int]:
+    """Return the degrees above 1 of whole groups of `tensor` that divide each of `experts`."""
+    homes = [n for n in range(1, replicas + 1) if replicas % n == 0]
+    degrees = [tensor * n for n in homes]
+    return [d for d in degrees if d > 1 and not any(count % d for count in experts)]
+
+
+def _nearest(degree: int, fitting: Sequence[int]) -> str:
+    below = [str(d) for d in fitting if d < degree][-1:]
+    above = [str(d) for d in fitting if d > degree][:1]
+    return " or ".join(below + above) or "expert_parallel=1, or another tensor_parallel"
 
 
 def stated_experts(config: Config) -> list[int]:

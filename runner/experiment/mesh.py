@@ -2,7 +2,8 @@
 
 Devices are dealt out to replicas of a placement, `replica_count` of them: `data_parallel` share the
 batch, and `context_parallel` neighbours among them each sequence. `expert_parallel` neighbours
-share the experts, as Megatron-LM and torchtitan take that degree out of those of the data.
+share the experts, as Megatron-LM and torchtitan take that degree out of those of the data; beside
+`tensor_parallel` they are the devices of whole tensor-parallel groups.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from fxpart.cost.collective_times import expert_weights
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
 from runner.experiment.degrees import check_expert_degree, check_tensor_degree, device_count
-from runner.experiment.serving import generates, is_serving
+from runner.experiment.serving import is_serving
 
 __all__ = [
     "GATHERING",
@@ -57,26 +58,28 @@ def check_mesh(config: Config) -> None:
     check_imbalance(config.expert_imbalance, config.expert_parallel)
     if not shares_something(config):
         return
-    chosen = (
-        f"expert_parallel={config.expert_parallel}"
-        if config.expert_parallel > 1
-        else f"context_parallel={config.context_parallel}"
-    )
+    experts, context = config.expert_parallel, config.context_parallel
+    chosen = f"expert_parallel={experts}" if experts > 1 else f"context_parallel={context}"
     for other, is_chosen in _against(config).items():
         if is_chosen:
             raise NotApplicableError(
-                f"{chosen} is planned of whole sequences, operator by operator at one size, and"
-                f" not run here; leave out {other}, or {chosen.partition('=')[0]}"
+                f"{chosen} is planned operator by operator at one size, and not run here; leave out"
+                f" {other}, or {chosen.partition('=')[0]}"
             )
-    if config.expert_parallel > 1:
+    if context > 1 and is_serving(config) and config.phase.name != "prefill":
+        raise NotApplicableError(
+            f"context_parallel={context} cuts the sequences of a pass, and a step of"
+            f" phase={config.phase.name} has one token of each; use phase=prefill, or leave out"
+            " context_parallel"
+        )
+    if experts > 1:
         _check_experts(config)
 
 
 def _against(config: Config) -> dict[str, bool]:
     return {
-        f"phase={config.phase.name}": is_serving(config) or generates(config),
         f"finetune={config.finetune.name}": config.finetune.name != "none",
-        f"weights={config.weights.name}": config.weights.name != "none",
+        f"weights={config.weights.name}": config.weights.name != "none" and not is_serving(config),
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.level={config.capture.level}": config.capture.level != "operator",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
@@ -97,9 +100,9 @@ def check_imbalance(imbalance: float, degree: int) -> None:
 
 
 def _check_experts(config: Config) -> None:
-    degree, replicas = config.expert_parallel, replica_count(config)
-    check_expert_degree(config, replicas)
-    if replicas % degree:
+    degree, tensor, replicas = config.expert_parallel, config.tensor_parallel, replica_count(config)
+    check_expert_degree(config, tensor, replicas)
+    if tensor == 1 and replicas % degree:
         more = -(-replicas // degree) * degree
         raise NotApplicableError(
             f"expert_parallel={degree} spreads experts over replicas, each with tokens of its own,"
@@ -108,16 +111,11 @@ def _check_experts(config: Config) -> None:
             f" data_parallel={max(1, more // config.context_parallel)} with a model.batch_size that"
             " it divides"
         )
-    if config.tensor_parallel > 1:
-        raise NotApplicableError(
-            f"expert_parallel={degree} is planned with whole layers on each device, got"
-            f" tensor_parallel={config.tensor_parallel}, which splits each expert; leave out one"
-        )
-    if config.zero >= GATHERING and replicas != degree:
+    if config.zero >= GATHERING and tensor * replicas != degree:
         raise NotApplicableError(
             f"zero={config.zero} with expert_parallel={degree} is planned where all replicas share"
-            f" the experts, there are {replicas} replicas; use expert_parallel={replicas}, or"
-            " zero=1"
+            f" the experts, there are {replicas} replicas; use"
+            f" expert_parallel={tensor * replicas}, or zero=1"
         )
 
 
@@ -126,5 +124,6 @@ def weight_replicas(config: Config, graph: OpGraph) -> IntArray:
     count = replica_count(config)
     replicas = np.full(len(graph.weight_names), count, dtype=np.int64)
     if config.expert_parallel > 1:
-        replicas[expert_weights(graph)] = count // config.expert_parallel
+        homes = config.expert_parallel // config.tensor_parallel
+        replicas[expert_weights(graph)] = count // homes
     return replicas

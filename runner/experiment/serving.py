@@ -1,18 +1,25 @@
 """Steps of serving: the pass over a prompt, and one token against a cache."""
 
-from fxpart.core.few_bits import CACHE_DTYPES, WeightFormat, with_cache_dtype, with_few_bits
+from fxpart.core.few_bits import (
+    CACHE_DTYPES,
+    WeightFormat,
+    with_cache_dtype,
+    with_few_bits,
+    with_routed_share,
+)
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import CACHED_STEPS
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
+from runner.experiment.training import is_training
 from runner.output.units import GIB
 
 __all__ = [
+    "as_served",
     "check_serving",
     "generated_len",
     "generates",
-    "in_few_bits",
     "is_serving",
     "serving_metrics",
 ]
@@ -176,13 +183,17 @@ def _check_few_bits(config: Config) -> None:
         )
 
 
-def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:
+def as_served(config: Config, graph: OpGraph) -> OpGraph:
     """Return `graph` with weights and cache as `config` lays them out.
+
+    Where the devices of a tensor-parallel group run their own experts on all of its tokens, each
+    multiplies a share of the rows.
 
     Raises:
         SpecError: for a layout that the model's weights do not take.
 
     """
+    plain = graph
     if config.weights.name != "none":
         fields = {k: v for k, v in vars(config.weights).items() if k != "source"}
         try:
@@ -192,7 +203,15 @@ def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:
                 raise
             split = f"split over tensor_parallel={config.tensor_parallel}"
             raise SpecError(f"{error} ({split})") from error
+    if has_experts_in_place(config):
+        share = config.expert_imbalance / config.expert_parallel
+        graph = with_routed_share(graph, share, plain)
     return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
+
+
+def has_experts_in_place(config: Config) -> bool:
+    """Return whether experts are run on all tokens of a tensor-parallel group, which go nowhere."""
+    return 1 < config.expert_parallel == config.tensor_parallel and not is_training(config)
 
 
 def serving_metrics(

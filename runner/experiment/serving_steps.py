@@ -16,7 +16,7 @@ from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
-from runner.experiment.serving import in_few_bits
+from runner.experiment.serving import as_served
 
 __all__ = ["ServingSteps", "Sizes", "serving_steps"]
 
@@ -90,7 +90,7 @@ class ServingSteps:
         return high
 
     def _laid_out(self, graph: OpGraph) -> OpGraph:
-        return in_few_bits(self.config, graph)
+        return as_served(self.config, graph)
 
     def _at(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> OpGraph:
         symbolic = self._piece(step, symbols, batch, length)

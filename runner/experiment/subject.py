@@ -41,7 +41,7 @@ from runner.experiment.mesh import (
     weight_replicas,
 )
 from runner.experiment.objective import published_graph
-from runner.experiment.serving import generates, in_few_bits
+from runner.experiment.serving import as_served, generates
 from runner.experiment.serving_steps import ServingSteps, serving_steps
 from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import (
@@ -201,7 +201,7 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
             return _symbolic_subject(config, spec, symbols)
         captured = _captured(config, spec)
         run = _as_run(config, captured.graph)
-        graph = in_few_bits(config, run)
+        graph = as_served(config, run)
         return Subject(
             replace(captured, graph=graph),
             lambda: _program(config, spec),
@@ -333,8 +333,15 @@ def _mesh_subject(config: Config, spec: ModelSpec) -> Subject:
         graph, partial = sharded_graph(config, graph, partial)
     elif not config.all_reduce.gradient_as_bucket_view:
         graph = with_buckets(graph, partial)
-    captured = replace(captured, graph=_as_run(config, graph))
-    return Subject(captured, lambda: _program(config, spec), partial=partial, partial_ranks=ranks)
+    run = _as_run(config, graph)
+    graph = as_served(config, run)
+    return Subject(
+        replace(captured, graph=graph),
+        lambda: _program(config, spec),
+        partial=partial,
+        partial_ranks=ranks,
+        unconverted=None if graph is run else run,
+    )
 
 
 def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:

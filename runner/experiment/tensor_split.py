@@ -1,6 +1,6 @@
 """Devices dealt out to groups and replicas: what they exchange inside the model, at what cost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -130,18 +130,26 @@ def _exchange_groups(
         links = tuple(groups.links[group] for group in parallel.rings[0].tolist())
         inside = ring_curves(config.latency, topology, groups.members)
         yield "tensor", CollectiveGroup(groups.size, links, inside)
-    for axis, degree in (("expert", config.expert_parallel), ("context", config.context_parallel)):
-        if degree == 1:
+    tensor, n = groups.size, parallel.rings.shape[1]
+    degrees = {"expert": config.expert_parallel // tensor, "context": config.context_parallel}
+    for axis, degree in degrees.items():
+        spans = axis == "expert"  # whole groups, where others have a ring for each place in them
+        if degree * (tensor if spans else 1) <= 1:
             continue
-        parts = parallel.rings.reshape(-1, degree, parallel.rings.shape[1])
-        by_part = [ring_links(groups.topology, part) for part in parts]
-        links = tuple(
-            Link(min(link.bytes_per_s for link in of), max(link.latency_s for link in of))
-            for of in zip(*by_part, strict=True)
-        )
-        # Shape (parts, degree, D, N), and each column of neighbours is a ring.
-        rings = groups.members[parts].transpose(0, 2, 3, 1).reshape(-1, degree)
-        yield axis, CollectiveGroup(degree, links, ring_curves(config.latency, topology, rings))
+        # Shape (parts, degree, D, N): of each part the devices of the groups in each place.
+        members = groups.members[parallel.rings.reshape(-1, degree, n)]
+        if spans:
+            members = members.swapaxes(2, 3).reshape(-1, degree * tensor, n, 1)
+        rings = members.transpose(1, 0, 3, 2)
+        size = rings.shape[0]
+        each = ring_links(topology, rings.reshape(size, -1))
+        links = tuple(_slowest(each[place::n]) for place in range(n))
+        curves = ring_curves(config.latency, topology, rings.reshape(size, -1).T)
+        yield axis, CollectiveGroup(size, links, curves)
+
+
+def _slowest(links: Sequence[Link]) -> Link:
+    return Link(min(link.bytes_per_s for link in links), max(link.latency_s for link in links))
 
 
 def split_cost(
@@ -164,8 +172,11 @@ def split_cost(
     most = int(busy_s.argmax())
     there = [sizes[op] for op in ops[home == most].tolist()]
     shared = tuple(
-        f"{what} over {exchanges[axis].size} replicas"
-        for axis, what in (("expert", "experts"), ("context", "each sequence"))
+        f"{what} over {exchanges[axis].size} {of}"
+        for axis, what, of in (
+            ("expert", "experts", "devices" if groups.size > 1 else "replicas"),
+            ("context", "each sequence", "replicas"),
+        )
         if axis in exchanges
     )
     return TensorSplit(

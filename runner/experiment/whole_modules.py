@@ -178,7 +178,9 @@ def _sharded_by(config: Config) -> str:
         engines.append("context_parallel, which is experimental")
     carriers_of_all = [f"torch's {', '.join(engines)}"] if engines else []
     if config.expert_parallel > 1:
-        carriers_of_all.append(f"transformers' DistributedConfig(ep_size={config.expert_parallel})")
+        sizes = f"tp_size={config.tensor_parallel}, " if config.tensor_parallel > 1 else ""
+        sizes += f"ep_size={config.expert_parallel}"
+        carriers_of_all.append(f"transformers' DistributedConfig({sizes})")
     return ", ".join(carriers_of_all)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd
 from typing import Any
 
 from fxpart.core.data_parallel import split_topology
@@ -11,7 +10,7 @@ from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Topology
 from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
-from runner.experiment.degrees import check_tensor_degree, stated_experts
+from runner.experiment.degrees import check_tensor_degree, expert_degrees, stated_experts
 from runner.experiment.mesh import GATHERING
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
@@ -290,9 +289,12 @@ def _shared_layers(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
     if split:
         sequences = settings.switches("sequence_parallel") or [False, True][: 1 + settings.trains]
     experts = settings.numbers("expert_parallel")
-    if not experts:  # they are spread over replicas of whole layers
-        n = gcd(degrees.replicas, *settings.experts) if settings.experts and not split else 1
-        experts = _divisors(n)
+    if not experts:
+        experts = [1]
+        if settings.experts:
+            fitting = expert_degrees(degrees.tensor_parallel, degrees.replicas, settings.experts)
+            # Beside split layers as vLLM does it, over all devices of a stage or not at all.
+            experts += fitting[-1:] if split else fitting
     for sequence, expert in product(sequences, experts):
         yield replace(degrees, sequence_parallel=sequence, expert_parallel=expert)
 

@@ -167,7 +167,12 @@ def test_degrees_of_experts_and_sequences_are_in_the_words_of_each_engine() -> N
         "--moe-token-dispatcher-type alltoall",
     ):
         assert line in arguments
+    assert not any(line.startswith("--expert-tensor") for line in arguments)
+    split = replace(mixtral, tensor_parallel=2, expert_parallel=8, sequence_parallel=True)
+    assert "--expert-tensor-parallel-size 1" in _text(split, "Megatron-LM").split("\n")
     served = replace(SERVING, data_parallel=4, expert_parallel=4)
+    assert "--enable-expert-parallel \\\n" in _text(served, "vLLM")
+    served = replace(SERVING, tensor_parallel=2, data_parallel=4, expert_parallel=8)
     assert "--enable-expert-parallel \\\n" in _text(served, "vLLM")
 
 
@@ -428,7 +433,8 @@ REFUSED = [
     (replace(TRAINING, context_parallel=2), "torchtitan", "zero=2 or 3"),
     (replace(SHARDED, context_parallel=2), "DeepSpeed", "by heads"),
     (replace(SERVING, context_parallel=2), "vLLM", "of a cache"),
-    (replace(SERVING, data_parallel=4, expert_parallel=2), "vLLM", "all of its replicas"),
+    (replace(SERVING, data_parallel=4, expert_parallel=2), "vLLM", "all of its replicas, 4 dev"),
+    (replace(MEGATRON, tensor_parallel=2, expert_parallel=2), "Megatron-LM", "sequence_parallel=t"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]

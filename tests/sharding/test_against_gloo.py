@@ -25,7 +25,7 @@ from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
 from fxpart.sharding.context import split_context
-from fxpart.sharding.experts import spread_experts
+from fxpart.sharding.experts import expert_paths, spread_experts
 from fxpart.sharding.local_module import shard_module
 from tests.sharding.test_experts import MIXTRAL
 from tests.sharding.test_local_module import llama
@@ -61,18 +61,35 @@ def assert_parts_of(whole: dict[str, Any], parts: list[dict[str, Any]]) -> None:
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def experts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
-    """Run this process's part of a mixture of experts on its examples; return what it computes."""
+def experts_run(
+    rank: int, size: int, spec: ModelSpec, tensor: int = 1, *, sequence: bool = False
+) -> dict[str, Any]:
+    """Run this process's part of a mixture of experts on its examples; return what it computes.
+
+    `tensor` neighbours have the same examples, and pieces of their sequences with `sequence`.
+    """
     with seeded(0, CPU):
         built = build_model(spec, CPU)
-    module = spread_experts(built.module, size, rank)
-    inputs = share_of(built.kwargs, rank, size)
+    module, inputs = built.module, share_of(built.kwargs, rank // tensor, size // tensor)
+    aside = expert_paths(module)
+    module = shard_module(module, tensor, rank % tensor, sequence=sequence, whole=aside)
+    module = spread_experts(module, size, rank, alike=1 if sequence else tensor)
     loss = module(**inputs, labels=inputs["input_ids"])[0]
     loss.backward()
     with torch.no_grad():
         result = module(**inputs)[0]
     gradients = {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
     return {"result": result.numpy(), **gradients}
+
+
+def masked_run(rank: int, size: int, spec: ModelSpec) -> Any:  # noqa: ANN401
+    """Return what a group computes forward whose devices run their experts on all its tokens."""
+    with seeded(0, CPU):
+        built = build_model(spec, CPU)
+    module = shard_module(built.module, size, rank, whole=expert_paths(built.module))
+    module = spread_experts(module, size, rank, alike=size, trains=False)
+    with torch.no_grad():
+        return module(**built.kwargs)[0].numpy()
 
 
 def context_parts(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
@@ -108,7 +125,19 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
         *[zero_run(rank, size, spec, stage, "adamw") for stage in (2, 3)],
         (expert_run(rank, size, MIXTRAL), experts_run(rank, size, MIXTRAL)),
         (context_run(rank, size, LONGER), context_parts(rank, size, LONGER)),
+        (
+            expert_run(rank, size, MIXTRAL, size),
+            experts_run(rank, size, MIXTRAL, size),
+            experts_run(rank, size, MIXTRAL, size, sequence=True),
+            masked_run(rank, size, MIXTRAL),
+        ),
     )
+
+
+def stages_and_experts(rank: int, size: int) -> tuple[Any, ...]:
+    """Run two stages of two replicas, and experts over two tensor-parallel groups."""
+    counted = pipeline_run(rank, size, 3, "1f1b")
+    return counted, expert_run(rank, size, MIXTRAL, 2), experts_run(rank, size, MIXTRAL, 2)
 
 
 def test_llama_on_two_devices() -> None:
@@ -119,9 +148,10 @@ def test_llama_on_two_devices() -> None:
     runs = run_group(2, both, spec)
     for parts in zip(*(run[0] for run in runs), strict=True):
         assert_parts_of(parts_run(0, 1, spec), list(parts))
-    _check_experts([run[-2] for run in runs])
-    _check_contexts([run[-1] for run in runs])
-    for _, in_pieces, split, *sharded, _, _ in runs:
+    _check_experts([run[-3] for run in runs])
+    _check_contexts([run[-2] for run in runs])
+    _check_experts_of_one_group([run[-1] for run in runs])
+    for _, in_pieces, split, *sharded, _, _, _ in runs:
         for counted, said in ((in_pieces, pieces), (split, forecast)):
             assert counted.weight_bytes == said.parameter_bytes
             assert counted.forward_bytes == pytest.approx(said.forward_bytes, rel=0.02)
@@ -138,10 +168,12 @@ def test_llama_on_two_devices() -> None:
             assert run.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
-def test_stages_of_shards_on_four_devices() -> None:
+def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
     # Forwards that find nothing gathered, the root, or all; backwards likewise.
     forecast = predicted_pipeline(3, "1f1b")
-    runs = run_group(4, pipeline_run, 3, "1f1b")
+    both_runs = run_group(4, stages_and_experts)
+    _check_experts_of_groups([run[1:] for run in both_runs])
+    runs = [run[0] for run in both_runs]
     for expected, counted in zip((forecast[0], *forecast, forecast[1]), runs, strict=True):
         assert counted.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
         assert counted.collectives == expected.collectives
@@ -179,16 +211,56 @@ def _check_contexts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
         np.testing.assert_allclose(summed, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def _check_counted(counted: Counted, spec: ModelSpec, tensor: int = 1) -> None:
+    """Check what experts of transformers held and sent by what is predicted of `spec`."""
+    forecast = predicted(spec, tensor)
+    assert counted.weight_bytes == forecast.parameter_bytes
+    assert counted.forward_bytes == pytest.approx(forecast.forward_bytes, rel=0.02)
+    assert counted.step_bytes == pytest.approx(forecast.step_bytes, rel=0.02)
+    assert Counter(counted.forward_collectives) == forecast.forward_collectives
+    assert Counter(counted.step_collectives) == forecast.step_collectives
+
+
+def _check_experts_of_one_group(runs: list[tuple[Any, ...]]) -> None:
+    """Check experts of a tensor-parallel group, whose devices have the same tokens, or pieces."""
+    whole, expected = expert_run(0, 1, MIXTRAL), experts_run(0, 1, MIXTRAL)
+    _check_counted(runs[0][0], replace(MIXTRAL, expert_parallel=2), 2)
+    for counted, _, _, masked in runs:
+        np.testing.assert_allclose(counted.result, whole.result, atol=1e-5)
+        np.testing.assert_allclose(masked, expected["result"], atol=1e-5)
+    assert_parts_of(expected, [run[1] for run in runs])
+    assert_parts_of(expected, [run[2] for run in runs])
+
+
+def _check_experts_of_groups(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
+    """Check two tensor-parallel groups, each with examples of its own, that share all experts."""
+    whole, expected = expert_run(0, 1, MIXTRAL), experts_run(0, 1, MIXTRAL)
+    _check_counted(runs[0][0], replace(MIXTRAL, batch_size=2, expert_parallel=4), 2)
+    for rank, (counted, _) in enumerate(runs):
+        of_group = np.split(whole.result, 2)[rank // 2]
+        np.testing.assert_allclose(counted.result, of_group, atol=1e-5)
+    parts = [part for _, part in runs]
+    for name in [name for name in expected if ".experts." in name]:
+        joined = np.concatenate([part[name] for part in parts]) / 2
+        np.testing.assert_allclose(joined, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    of_pairs = [
+        {
+            name: np.concatenate([a[name], b[name]])
+            if name == "result"
+            else (a[name] + b[name]) / 2
+            for name in expected
+            if ".experts." not in name
+        }
+        for a, b in zip(parts[:2], parts[2:], strict=True)
+    ]
+    assert_parts_of({name: expected[name] for name in of_pairs[0]}, of_pairs)
+
+
 def _check_experts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
     """Check what transformers' experts held and sent, and what ours compute, by one process's."""
-    forecast = predicted(replace(MIXTRAL, batch_size=2, expert_parallel=2), tensor_parallel=1)
     whole, parts = expert_run(0, 1, MIXTRAL), [part for _, part in runs]
+    _check_counted(runs[0][0], replace(MIXTRAL, batch_size=2, expert_parallel=2))
     for rank, (counted, _) in enumerate(runs):
-        assert counted.weight_bytes == forecast.parameter_bytes
-        assert counted.forward_bytes == pytest.approx(forecast.forward_bytes, rel=0.02)
-        assert counted.step_bytes == pytest.approx(forecast.step_bytes, rel=0.02)
-        assert Counter(counted.forward_collectives) == forecast.forward_collectives
-        assert Counter(counted.step_collectives) == forecast.step_collectives
         expected = np.split(whole.result, 2)[rank]
         np.testing.assert_allclose(counted.result, expected, atol=1e-5)
     # Routers send as many tokens as they like here; each loss is the mean of its own tokens.

@@ -58,9 +58,10 @@ def test_what_has_no_such_pieces_is_refused(changes: dict[str, object], message:
         build_model(replace(llama(1), context_parallel=2, **changes))  # type: ignore[arg-type]
 
 
-def test_serving_has_no_pieces() -> None:
-    with pytest.raises(NotApplicableError, match="leave out phase=decode"):
-        check_mesh(read(*TINY_LLAMA, "context_parallel=2", "phase=decode"))
+def test_a_token_has_no_pieces() -> None:
+    for phase in ("decode", "generate"):
+        with pytest.raises(NotApplicableError, match="one token of each; use phase=prefill, or"):
+            check_mesh(read(*TINY_LLAMA, "context_parallel=2", f"phase={phase}"))
     with pytest.raises(SpecError, match="context_parallel=0 must be 1 or more"):
         check_mesh(read(*TINY_LLAMA, "context_parallel=0"))
 
@@ -87,6 +88,25 @@ def test_devices_that_share_sequences_sum_gradients_and_shard_updates(tmp_path: 
     # All that is not attention is halved; of attention each has half of the queries.
     assert split.captured.graph.flops.sum() * 2 == alone.captured.graph.flops.sum()
     assert "context_parallel=2, 2 replicas, zero=1" in split.subject_line
+
+
+def test_devices_fill_the_cache_of_a_prompt_piece_by_piece(tmp_path: Path) -> None:
+    prompt = (*TINY_LLAMA, "phase=prefill", "mode=single", f"capture.cache_dir={tmp_path}")
+    room = "context_len=64"  # more than the prompt takes, of which each device has half
+    pieces = read(*prompt, "devices=2x16gb", "context_parallel=2", room)
+    split, alone = (plan(c, model_spec(c)) for c in (pieces, read(*prompt, "devices=1x16gb", room)))
+    values, whole = headline(split), headline(alone)
+    assert values["kv_cache_gib"] == whole["kv_cache_gib"] > 0
+    caches = [result.evaluation.devices[0].cache_bytes for result in (split, alone)]
+    assert caches[0] * 2 == caches[1]
+    assert values["ttft_ms"] == values["latency_ms"]
+    # Of each layer keys and values of the prompt, whatever room there is.
+    config = pieces.model.config
+    heads = int(config["num_key_value_heads"]) * int(config["hidden_size"])
+    kept = heads // int(config["num_attention_heads"]) * int(pieces.model.seq_len or 0) * 2
+    assert values["collectives"] == 2 * int(config["num_hidden_layers"])
+    sent = values["collectives"] * kept * pieces.model.batch_size
+    assert values["collective_gib"] * GIB == pytest.approx(sent)
 
 
 def test_attention_of_one_device_is_that_of_torch() -> None:

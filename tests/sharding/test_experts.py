@@ -12,8 +12,14 @@ from benchmarks.sharding.predicted import predicted
 from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.few_bits import with_routed_share
 from fxpart.core.topology import Link
-from fxpart.cost.collective_times import CollectiveGroup, TimesWithCollectives, collective_bytes
+from fxpart.cost.collective_times import (
+    CollectiveGroup,
+    TimesWithCollectives,
+    collective_bytes,
+    collective_kinds,
+)
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError
 from runner.experiment.check import check_all
@@ -21,6 +27,7 @@ from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import check_mesh
 from runner.experiment.model_spec import model_spec
+from runner.experiment.tensor_split import dealt_out
 from tests.runner.composed import read
 from tests.sharding.test_local_module import llama
 from tests.sketch import devices
@@ -93,9 +100,24 @@ def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> N
     [
         (("expert_parallel=4",), "add data_parallel=4"),
         (("expert_parallel=3", "data_parallel=4"), "must divide the 4 experts; use 2 or 4"),
-        (("expert_parallel=2", "data_parallel=2", "tensor_parallel=2"), "got tensor_parallel=2"),
+        (
+            ("expert_parallel=3", "data_parallel=3", "tensor_parallel=2", "devices=6x16gb"),
+            "must divide the 4 experts; use 2",
+        ),
+        (
+            ("expert_parallel=1", "tensor_parallel=2", "devices=4x16gb", "expert_imbalance=2"),
+            "give 1 without expert_parallel",
+        ),
+        (
+            ("expert_parallel=4", "tensor_parallel=2", "devices=6x16gb", "data_parallel=3"),
+            "over whole groups of tensor_parallel=2, of which there are 3; use 2",
+        ),
+        (
+            ("expert_parallel=4", "tensor_parallel=2", "devices=2x16gb"),
+            "over whole groups of tensor_parallel=2, of which there are 1; use 2",
+        ),
         (("expert_parallel=2", "data_parallel=4", "zero=3"), "use expert_parallel=4, or zero=1"),
-        (("expert_parallel=2", "data_parallel=2", "phase=decode"), "leave out phase=decode"),
+        (("expert_parallel=2", "data_parallel=2", "granularity=1"), "leave out granularity=1"),
         (("expert_parallel=2", "data_parallel=2", "expert_imbalance=3"), "from 1 to expert_par"),
         (("expert_imbalance=2",), "give 1 without expert_parallel"),
     ],
@@ -147,3 +169,53 @@ def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
     values = headline(results[4, 0])
     assert values["collectives"] == 5.0
     assert values["exposed_collective_ms"] == values["collective_ms"] > 0
+
+
+def test_experts_go_over_the_links_of_all_groups_that_share_them() -> None:
+    """Of two nodes of 8: pairs for layers, four pairs of a node for experts, or all eight."""
+    rates = {}
+    for degree in (8, 16):
+        degrees = ("tensor_parallel=2", "data_parallel=8", f"expert_parallel={degree}")
+        config = read(*TINY, "devices=2x_dgx_h100", *degrees)
+        for axis, group in dealt_out(config).exchanges.items():
+            assert group.size == (2 if axis == "tensor" else degree)
+            rates[axis, degree] = group.links[0].bytes_per_s
+    assert rates["tensor", 8] == rates["tensor", 16] == rates["expert", 8] == 450e9
+    assert rates["expert", 16] == 50e9
+
+
+def test_experts_skip_the_rows_of_other_devices() -> None:
+    """Of 4 x 8 tokens to two experts each, half are for the two experts here."""
+    built = build_model(replace(MIXTRAL, tensor_parallel=2, expert_parallel=2))
+    graph = capture_graph(built.module, built.args, built.kwargs)
+    assert [collective_kinds(graph)[op] for op in collective_kinds(graph)].count("all_to_all") == 0
+    products = [op for op, name in enumerate(graph.targets) if "grouped_mm" in name]
+    rows, offsets_bytes = 4 * 8 * 2, 2 * 4
+    sizes = {"up": (32, 2 * 48), "down": (48, 32)}
+    for share, multiplied, experts in ((1.0, 64, 2), (0.5, 32, 2), (1 / 64, 1, 1)):
+        shared = with_routed_share(graph, share)
+        for op, (columns, made) in zip(products, sizes.values(), strict=True):
+            assert shared.flops[op] == 2 * multiplied * columns * made
+            row_bytes = 4 * (columns + made) * multiplied + offsets_bytes * multiplied // rows
+            assert shared.moved_bytes[op] == row_bytes + 4 * columns * made * experts
+
+
+def test_a_token_is_decoded_by_the_experts_of_a_group(tmp_path: Path) -> None:
+    """Each device has half of the heads, of the cache and of the experts; an all-reduce joins."""
+    serving = (*TINY, "phase=decode", "context_len=16", f"capture.cache_dir={tmp_path}")
+    split = ("devices=2xh100", "tensor_parallel=2", "expert_parallel=2")
+    results = [plan(c, model_spec(c)) for c in (read(*serving, *split), read(*serving))]
+    both, alone = map(headline, results)
+    assert both["kv_cache_gib"] == alone["kv_cache_gib"] == 2 * 2 * 8 * 16 * 4 / 2**30
+    # Embedding, attention and experts are summed, the scores gathered.
+    kinds = collective_kinds(results[0].captured.graph)
+    assert Counter(kinds.values()) == Counter(all_reduce=3, all_gather=1)
+    assert both["tpot_ms"] == both["latency_ms"]
+    sizes = [result.evaluation.devices[0].weight_bytes for result in results]
+    assert sizes[0] < 0.6 * sizes[1]
+    products = [name for name in results[0].captured.graph.targets if "grouped_mm" in name]
+    flops = [
+        r.captured.graph.flops[[t in products for t in r.captured.graph.targets]].sum()
+        for r in results
+    ]
+    assert flops[0] * 2 == flops[1] > 0

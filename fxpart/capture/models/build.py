@@ -117,7 +117,11 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
     if spec.context_parallel > 1:
         from fxpart.sharding.context import check_context
 
-        spec = replace(spec, seq_len=check_context(spec.seq_len, spec.context_parallel))
+        room = spec.cache_len
+        tokens = check_context(spec.seq_len or room, spec.context_parallel)
+        # Each device keeps the keys and values of its piece.
+        room = None if room is None else -(-room // spec.context_parallel)
+        spec = replace(spec, seq_len=tokens, cache_len=room)
     try:
         inputs = architecture_inputs(spec, module)
         _check_pieces(spec, inputs)
@@ -145,6 +149,7 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
         module = as_megatron(module, spec.tensor_parallel)
     if spec.tensor_parallel > 1:
+        from fxpart.sharding.experts import expert_paths
         from fxpart.sharding.local_module import shard_module
 
         module = shard_module(
@@ -152,6 +157,7 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
             spec.tensor_parallel,
             sequence=spec.sequence_parallel,
             megatron=is_megatron,
+            whole=expert_paths(module) if spec.expert_parallel > 1 else (),
         )
     if spec.context_parallel > 1:
         from fxpart.sharding.context import split_context
@@ -164,6 +170,8 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
             module,
             spec.expert_parallel,
             imbalance=spec.expert_imbalance,
+            alike=1 if spec.sequence_parallel else spec.tensor_parallel,
+            trains=spec.loss is not None,
             megatron=is_megatron,
         )
     return module

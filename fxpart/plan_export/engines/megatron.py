@@ -78,6 +78,8 @@ def megatron_arguments(plan: EnginePlan) -> str:
         raise SpecError("only Llama and Mixtral are put into its arguments")
     if plan.optimizer not in ("adam", "adamw"):
         raise SpecError("its optimizer is Adam")
+    if plan.expert_parallel > 1 and plan.tensor_parallel > 1 and not plan.sequence_parallel:
+        raise SpecError("its experts beside tensor parallelism are with sequence_parallel=true")
     if plan.checkpointing == "selective":
         raise SpecError("its checkpointing is block, core_attention or none")
     stages_first = plan.device_order(stages_first=True) is None
@@ -121,6 +123,8 @@ def _mesh(plan: EnginePlan) -> list[tuple[str, object]]:
         arguments.append(("cp-comm-type", "all_gather"))
     if plan.expert_parallel > 1:
         arguments.append(("expert-model-parallel-size", plan.expert_parallel))
+        if plan.tensor_parallel > 1:  # experts are whole, which is not its default
+            arguments.append(("expert-tensor-parallel-size", 1))
     if plan.architecture == "MixtralForCausalLM":
         arguments += [("moe-token-dispatcher-type", "alltoall"), ("moe-grouped-gemm", "")]
     return arguments

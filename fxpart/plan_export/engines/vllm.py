@@ -20,8 +20,10 @@ def vllm_command(plan: EnginePlan) -> str:
         raise SpecError("its sequence parallelism is a pass of its compiler")
     if plan.context_parallel > 1:
         raise SpecError("its context parallelism is of a cache, not of a pass")
-    if plan.expert_parallel > 1 and plan.expert_parallel != plan.data_parallel:
-        raise SpecError("it spreads experts over all of its replicas")
+    if plan.expert_parallel > 1:
+        everywhere = plan.tensor_parallel * plan.data_parallel
+        if plan.expert_parallel != everywhere:
+            raise SpecError(f"it spreads experts over all of its replicas, {everywhere} devices")
     order, layers = plan.visible_devices(), plan.stages.layers
     environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     if plan.stages.count > 1:
