@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # and leave alone what is no Python of today, such as templates, and what few or none import: that
 # is two fifths of it, and compiled when it is imported.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
-RARE := /(tests?|transformers/models|ray|_inductor|sklearn|databricks|pip|torch/testing|fontTools|mypyc?|playwright|setuptools|narwhals)/
+RARE := /(tests?|transformers/models|ray|_inductor|sklearn|databricks|pip|torch/testing|torchgen|fontTools|matplotlib|mypyc?|numba/cuda|peft/tuners|playwright|pygments/lexers|setuptools|narwhals|gunicorn|docker|graphql|aiohttp)/
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 # What a run needs, and what tests need beside it: launchers, browsers, linters.
 RUNS := $(VENV)/.runs
@@ -28,9 +28,11 @@ $(RUNS): pyproject.toml constraints.txt | $(BIN)/python
 	$(COMPILE)
 	touch $@
 
+# Installing takes one core and the network: meanwhile another compiles the loops, which need little
+# of it. `make test` does what is left of them, and says so if they do not compile.
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[dev]'
-	$(COMPILE)
+	$(INSTALL) numba scipy
+	nice $(BIN)/python -m tests.precompile >/dev/null 2>&1 & $(INSTALL) -e '.[dev]' && { $(COMPILE); } && wait
 	touch $(RUNS) $@
 
 demo: $(RUNS)
