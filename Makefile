@@ -28,8 +28,8 @@ $(RUNS): pyproject.toml constraints.txt | $(BIN)/python
 	$(COMPILE)
 	touch $@
 
-# Installing takes one core and the network: meanwhile another compiles the loops, which need little
-# of it. `make test` does what is left of them, and says so if they do not compile.
+# Installing takes one core and the network: meanwhile the others compile the loops, which need little
+# of it. `make test` compiles what is left of them, and fails if they do not compile.
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) numba scipy
 	nice $(BIN)/python -m tests.precompile >/dev/null 2>&1 & $(INSTALL) -e '.[dev]' && { $(COMPILE); } && wait

@@ -27,6 +27,7 @@ from fxpart.cost.symbolic.peak import peak_formulas
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
 from fxpart.schedule import stage_costs
+from fxpart.support.garbage import collect_rarely
 from fxpart.torch_compat.accounting.latency_modes import cost_aware as static_cost_aware
 from fxpart.torch_compat.accounting.latency_modes import kl_based as static_kl_based
 from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
@@ -160,4 +161,5 @@ def _any_batch(graph: OpGraph) -> SymbolicGraph:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     precompile()

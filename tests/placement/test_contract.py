@@ -82,7 +82,8 @@ def test_every_mode_keeps_its_promises(
 def test_no_mode_refuses_devices_that_each_hold_the_model(
     mode: str, count: int, spare: int
 ) -> None:
-    for seed in range(10):
+    # Where nothing is spare it is hard; with room left, three graphs show what there is to see.
+    for seed in range(3 if spare else 10):
         graph = random_graph(seed, 25)
         whole = independent.peak_bytes(graph, np.zeros(25, dtype=np.int64), 0)
         placed = make_mode(mode, OPTIONS.get(mode))(
