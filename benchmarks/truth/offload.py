@@ -31,6 +31,7 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.streams import Source, Streams, Uses, copies_of, with_streams
 from fxpart.cost.tables import memory_tables
+from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import offload
 from fxpart.placement.size_based import size_based
 
@@ -292,7 +293,7 @@ def _streamed_s(spec: ModelSpec, cache_bytes: int, share: float) -> float:
     options = OffloadOptions(
         "accelerate", overlap=False, on_host=False, pageable_share=share
     )  # conf/offload/accelerate.yaml
-    found = offload(
+    machine = Machine(
         _problem(graph, topology),
         Tiers(
             Tier("host", "host", 208 * 10**9), Tier("disk", "disk", 1500 * 10**9, _DISK_BYTES_PER_S)
@@ -300,6 +301,5 @@ def _streamed_s(spec: ModelSpec, cache_bytes: int, share: float) -> float:
         options,
         link=(PCIE3.bytes_per_s, PCIE3.latency_s),
         host_times=None,
-        place=size_based,
     )
-    return found.evaluation.latency_s
+    return offload(machine, size_based).evaluation.latency_s

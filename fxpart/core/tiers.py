@@ -69,6 +69,9 @@ class OffloadOptions:
     activations: str = "auto"
     """Whether what the blocks of a training step save for the backward goes there too: ``auto``
     where states do not make room, one of `AMOUNTS`."""
+    weights: str = "auto"
+    """Whether the weights of a training step lie there, updated there and copied to a device block
+    by block: ``auto`` where neither states nor activations make room, one of `AMOUNTS`."""
 
     def __post_init__(self) -> None:
         """Refuse rates that never deliver."""
@@ -83,7 +86,7 @@ class OffloadOptions:
             raise SpecError(f"offload.pinned_bytes={self.pinned_bytes} must be at least 0, or null")
         if not 0 <= self.copy_latency_s < 1:
             raise SpecError(f"offload.copy_latency_s={self.copy_latency_s} must be from 0 to 1")
-        for name in ("cache", "optimizer", "activations"):
+        for name in ("cache", "optimizer", "activations", "weights"):
             if (amount := getattr(self, name)) not in AMOUNTS:
                 near = nearest_names(amount, AMOUNTS)
                 raise SpecError(f"offload.{name}={amount} does not exist; {near}")
@@ -91,6 +94,11 @@ class OffloadOptions:
             raise SpecError(
                 f"offload.cache=all copies caches to devices, offload={self.name} copies nothing;"
                 " use offload=auto or offload.cache=none"
+            )
+        if self.weights == "all" and self.optimizer == "none":
+            raise SpecError(
+                "offload.weights=all leaves weights with the host, where they are updated; leave"
+                " out offload.optimizer=none"
             )
         if not (self.stream or self.on_host):
             raise SpecError(f"offload={self.name} neither streams nor computes on the host")

@@ -63,6 +63,8 @@ class Copy:
     """Room beside that, which the device fills itself: what is written to a cache."""
     stays: bool = False
     """Whether that room is taken from the start to the last operator, and nothing is copied."""
+    pool: int = 0
+    """Copies of one pool share room on a device: for two units, with overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +182,16 @@ def buffer_bytes(copies: Sequence[Copy], devices: int, *, overlap: bool) -> IntA
     With overlap that of the two largest units in a row; else that of the largest one. What stays
     is there at once, either way.
     """
-    room = np.zeros(devices, dtype=np.int64)
-    before = np.zeros(devices, dtype=np.int64)
-    staying = np.zeros(devices, dtype=np.int64)
-    for copy in copies:
-        held = copy.size_bytes + copy.filled_bytes
-        room[copy.device] = max(room[copy.device], held + before[copy.device] * overlap)
-        before[copy.device] = held
-        staying[copy.device] += held * copy.stays
-    return np.maximum(room, staying)
+    total = np.zeros(devices, dtype=np.int64)
+    for pool in sorted({copy.pool for copy in copies}):
+        room, before, staying = (np.zeros(devices, dtype=np.int64) for _ in range(3))
+        for copy in (copy for copy in copies if copy.pool == pool):
+            held = copy.size_bytes + copy.filled_bytes
+            room[copy.device] = max(room[copy.device], held + before[copy.device] * overlap)
+            before[copy.device] = held
+            staying[copy.device] += held * copy.stays
+        total += np.maximum(room, staying)
+    return total
 
 
 def run_copies(
@@ -274,10 +277,10 @@ def _in_turn(
 ) -> _Run:
     """Return when each copy and push runs, given when operators finish."""
     free = _Free(streams)
-    on_device: dict[int, list[Copy]] = defaultdict(list)
+    on_device: dict[tuple[int, int], list[Copy]] = defaultdict(list)
     copied, pushed = [], []
     for copy in copies:
-        earlier = on_device[copy.device]
+        earlier = on_device[copy.device, copy.pool]
         full = len(earlier) >= _BUFFERS
         ready_s = float(finish_s[earlier[-_BUFFERS].last_op]) if full else 0.0
         copied.append(free.run(copy, ready_s, to_host=False))

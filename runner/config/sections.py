@@ -182,6 +182,7 @@ class OffloadConfig:
     cache: str = "auto"
     optimizer: str = "auto"
     activations: str = "auto"
+    weights: str = "auto"
     source: str = ""
     """Where the numbers come from."""
 

@@ -15,6 +15,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place
+from fxpart.placement.offload.other_sizes import TieredPlan
 from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.optimal.mode import Progress
 from fxpart.placement.saturate import saturate
@@ -24,7 +25,7 @@ from runner.experiment.compiled_whole import compiled_whole
 from runner.experiment.device_memory import device_memory, does_not_fit, partners, with_less_memory
 from runner.experiment.generation import GenerationPlan
 from runner.experiment.objective import watched, with_proven_bound
-from runner.experiment.offload import placed
+from runner.experiment.offload import machine_of, placed
 from runner.experiment.pipeline_schedule import scheduled
 from runner.experiment.replicas import Replicas, with_sums
 from runner.experiment.subject import Subject
@@ -73,7 +74,8 @@ def fitting_plan(
     """Return a plan whose devices hold what it needs beside tensors, too.
 
     A mode knows what is reserved of each device whatever lies there. What the allocator and kernels
-    take depends on the plan: where that does not fit, the mode is asked again with that much less.
+    take depends on the plan: where that does not fit, the mode is asked again with that much less,
+    and at last with all in tiers that can lie there, if there are any.
 
     Raises:
         InfeasibleError: when no plan is found that fits.
@@ -81,15 +83,25 @@ def fitting_plan(
     """
     searched, failed = problem, None
     with_copies = partial(_placed, config, place)
-    searched_s, curves = 0.0, tuple[Progress, ...]()
-    for _ in range(_MOST_PLANS):
+    searched_s, curves, everything = 0.0, tuple[Progress, ...](), False
+    for attempt in range(_MOST_PLANS):
         begin = time.perf_counter()
+        if failed and failed.placement.offloaded and attempt == _MOST_PLANS - 1:
+            everything = True
+        if everything:
+            searched = problem
         try:
             with watched(shown=not quiet()) as curve:
-                assignment, in_tiers = placed(config, searched, problem, times, with_copies)
+                machine = machine_of(config, searched, problem, times)
+                assignment, in_tiers = placed(
+                    config, searched, machine, with_copies, everything=everything
+                )
         except InfeasibleError as error:
             if failed is None:
                 raise
+            if failed.placement.offloaded and not everything:
+                everything = True
+                continue
             raise does_not_fit(failed.device_memory) from error
         # Of all tries together: the first plan's search is part of how the last was found.
         curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
@@ -100,7 +112,9 @@ def fitting_plan(
                 config, subject, problem, assignment, times=times, searched=searched
             )
         placement = Placed(assignment, searched_s, curves, in_tiers)
-        candidate = _costed(config, subject, costed, dealt, times=times, placement=placement)
+        candidate = _costed(
+            config, subject, costed, dealt, times=times, placement=placement, whole=problem
+        )
         if all(need.verdict != "does not fit" for need in candidate.device_memory):
             return candidate
         failed = candidate
@@ -117,8 +131,9 @@ def _costed(
     *,
     times: LatencySource,
     placement: Placed,
+    whole: Problem,
 ) -> CostedPlan:
-    """Return what a placement costs."""
+    """Return what a placement costs; `whole` is the model before anything lies in tiers."""
     assignment, replicas = placement.assignment, None
     evaluation = (
         placement.offloaded.evaluation if placement.offloaded else evaluate(problem, assignment)
@@ -149,7 +164,13 @@ def _costed(
     both_steps = None
     if subject.steps is not None:
         peers = partners(config, evaluation)
-        both_steps = GenerationPlan(config, subject.steps, problem, assignment, times, peers)
+        found = placement.offloaded
+        # Sizes are tried on the devices as they are, not as a mode was told.
+        machine = machine_of(config, whole, whole, times)
+        tiers = TieredPlan.of(found) if found else None
+        both_steps = GenerationPlan(
+            config, subject.steps, problem, assignment, times, peers, machine, tiers
+        )
         needs = both_steps.needs()
     return CostedPlan(placement, problem, evaluation, replicas, schedule, needs, shards, both_steps)
 

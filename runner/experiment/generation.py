@@ -5,7 +5,8 @@ that leaves weights and caches. A size fits by the verdict of a run of that size
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.granularity import group_operators
@@ -13,12 +14,12 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.reserve import rounded
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.evaluation import Evaluation
-from fxpart.cost.holding import holding
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import SpecError
 from fxpart.placement.follow import follow
-from fxpart.placement.search.refine import latency_of
+from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.other_sizes import PlacedStep, TieredPlan, most_offloaded
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_needs
 from runner.experiment.runtime import as_kernels, devices_compiled_for
@@ -30,6 +31,7 @@ from runner.output.units import format_s, format_size
 __all__ = [
     "Generation",
     "GenerationPlan",
+    "Limits",
     "Pace",
     "generation",
     "generation_lines",
@@ -72,18 +74,29 @@ class Pace:
         return self.texts_per_s * self.output_len
 
 
-@dataclass(frozen=True, slots=True)
-class Generation(Pace):
-    """What a plan takes for the sizes that it was made for, and what else it holds."""
+class Limits(NamedTuple):
+    """What fits the devices, and tiers."""
 
-    max_batch: int
-    """The most texts of this length."""
-    max_context: int
-    """The most tokens of as many texts as there are, with prompts as they are."""
+    batch: int
+    """The most texts of the length that was planned."""
+    context: int
+    """The most tokens of as many texts as were planned, with prompts as they are."""
     batch_end: str = ""
     """Why there is no larger batch, where that is not memory."""
     context_end: str = ""
     """Why there is no longer context, where that is not memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Pace):
+    """What a plan takes for the sizes that it was made for, and what else it holds."""
+
+    limits: Limits
+    """Of this placement."""
+    in_tiers: Limits | None = None
+    """Of placements with all in tiers that can lie there; None without tiers."""
+    longest_tpot_s: float | None = None
+    """Time of a token at the longest context of `in_tiers`, where there is such a placement."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,6 +112,10 @@ class GenerationPlan:
     latency: LatencySource
     peers: Mapping[int, int]
     """With how many devices each exchanges tensors."""
+    machine: Machine | None = None
+    """The devices with tiers beside them; None without."""
+    tiers: TieredPlan | None = None
+    """What lies in tiers; None where nothing does."""
     _follows: dict[tuple[str, ...], Assignment] = field(default_factory=dict)
     """Placements of prompts, and of decodes captured otherwise, by the names of operators."""
 
@@ -110,8 +127,8 @@ class GenerationPlan:
     def needs(self, at: Sizes | None = None) -> tuple[DeviceMemory, ...]:
         """Return what each device needs for both steps, in the order of logical ids."""
         most: dict[int, DeviceMemory] = {}
-        for problem, assignment in self._both(at or self.sizes):
-            for need in self._needs_of(problem, assignment):
+        for step in self._both(at or self.sizes):
+            for need in self._needs_of(step):
                 known = most.get(need.device)
                 if known is None or need.needed.expected > known.needed.expected:
                     most[need.device] = need
@@ -119,84 +136,133 @@ class GenerationPlan:
 
     def fits(self, at: Sizes) -> bool:
         """Return whether a run of these sizes would be told to fit: its tensors, and all else."""
-        return all(self._holds(*placed) for placed in self._both(at))
+        return all(self._holds(step) for step in self._both(at))
 
     def has_room(self, at: Sizes) -> bool:
         """Return whether tensors of this size fit beside the reserve, as they do where it `fits`.
 
         That takes a tenth of the time.
         """
-        return all(self._holds_tensors(*placed) for placed in self._both(at))
+        return all(step.has_room for step in self._both(at))
 
     def decode_s(self, batch: int, context_len: int) -> float:
         """Return the time of one token of each text against `context_len` tokens, its own too."""
-        problem, assignment = self._placed(self.steps.decode(batch, context_len))
-        return latency_of(problem, assignment.device_of)
+        return self._decode(self.steps.decode(batch, context_len)).latency_s
 
     def pace(self, at: Sizes) -> Pace:
         """Return the times of a generation of these sizes, whether or not it fits."""
-        _, (problem, assignment) = self._both(at)
+        _, prompts = self._both(at)
         return Pace(
             at.texts,
             at.prompt_len,
             at.context_len - at.prompt_len,
-            ttft_s=latency_of(problem, assignment.device_of),
+            ttft_s=prompts.latency_s,
             tpot_s=_mean_decode_s(self, at.texts, at.prompt_len + 1, at.context_len - 1),
         )
 
-    def _both(self, at: Sizes) -> Iterator[tuple[Problem, Assignment]]:
+    def most_offloaded(self, at: Sizes) -> "GenerationPlan | None":
+        """Return the plan of these sizes with all in tiers that can lie there, None if none fits.
+
+        Its placement is a plain one.
+        """
+        if self.machine is None:
+            return None
+        problem = self._problem(self.steps.decode(at.texts, at.context_len))
+        offloaded = most_offloaded(replace(self.machine, problem=problem, first=None))
+        if offloaded is None:
+            return None
+        tiers, step = offloaded
+        plan = replace(
+            self, problem=step.problem, assignment=step.assignment, tiers=tiers, _follows={}
+        )
+        return plan if plan.has_room(at) and plan.fits(at) else None
+
+    def _both(self, at: Sizes) -> Iterator[PlacedStep]:
         """Yield the decode of these sizes, then the pass over prompts that fill its cache."""
         decode = self.steps.decode(at.texts, at.context_len)
-        yield self._placed(decode)
-        yield self._placed(self.steps.prefill(at.texts, at.prompt_len, decode))
+        yield self._decode(decode)
+        yield self._prompts(self.steps.prefill(at.texts, at.prompt_len, decode))
 
-    def _placed(self, graph: OpGraph) -> tuple[Problem, Assignment]:
-        multiple = rounding_bytes(self.config.devices, self.config.reserve)
-        topology = self.problem.topology
-        devices = devices_compiled_for(self.assignment)
-        grouped = group_operators(rounded(graph, multiple), self.config.granularity)
-        kernels = as_kernels(self.config, grouped, devices, is_kept=False)
-        problem = make_problem(kernels, topology, self.latency)
+    def _decode(self, graph: OpGraph) -> PlacedStep:
+        problem = self._problem(graph)
+        assignment = self._assignment(problem.graph)
+        if self.tiers is None:
+            return PlacedStep(problem, assignment)
+        return self.tiers.placed(problem, assignment)
+
+    def _prompts(self, graph: OpGraph) -> PlacedStep:
+        """Return the pass over prompts: the fastest way that fits."""
+        problem = self._problem(graph)
+        assignment = self._assignment(problem.graph)
+        if self.tiers is None:
+            return PlacedStep(problem, assignment)
+        steps = self.tiers.prompts(problem, assignment)
+        return next((step for step in steps[:-1] if self._holds(step)), steps[-1])
+
+    def _problem(self, graph: OpGraph) -> Problem:
+        """Return a graph on the devices of the plan, tiers aside."""
+        config, machine = self.config, self.machine
+        topology = machine.problem.topology if machine else self.problem.topology
+        in_parts = topology.n_devices if self.tiers else devices_compiled_for(self.assignment)
+        multiple = rounding_bytes(config.devices, config.reserve)
+        grouped = group_operators(rounded(graph, multiple), config.granularity)
+        kernels = as_kernels(config, grouped, in_parts, is_kept=False)
+        return make_problem(kernels, topology, self.latency)
+
+    def _assignment(self, graph: OpGraph) -> Assignment:
         # All sizes of a capture have the same names, in one tuple.
         if graph.names == self.problem.graph.names:
-            return problem, self.assignment
+            return self.assignment
         if graph.names not in self._follows:
             self._follows[graph.names] = follow(self.problem.graph, self.assignment, graph)
-        return problem, self._follows[graph.names]
+        return self._follows[graph.names]
 
-    def _needs_of(self, problem: Problem, assignment: Assignment) -> tuple[DeviceMemory, ...]:
-        held = holding(problem.memory, assignment, problem.topology.n_devices).peak_bytes
-        by_device = dict(enumerate(held.tolist()))
-        return device_needs(self.config, problem, assignment, by_device, self.peers)
+    def _needs_of(self, step: PlacedStep) -> tuple[DeviceMemory, ...]:
+        held = dict(enumerate(step.held_bytes.tolist()))
+        return device_needs(self.config, step.problem, step.assignment, held, self.peers)
 
-    def _holds_tensors(self, problem: Problem, assignment: Assignment) -> bool:
-        held = holding(problem.memory, assignment, problem.topology.n_devices).peak_bytes
-        return bool((held <= problem.topology.memory_bytes).all())
-
-    def _holds(self, problem: Problem, assignment: Assignment) -> bool:
-        if not self._holds_tensors(problem, assignment):
+    def _holds(self, step: PlacedStep) -> bool:
+        if not step.has_room:
             return False
-        needs = self._needs_of(problem, assignment)
-        return all(need.verdict != "does not fit" for need in needs)
+        return all(need.verdict != "does not fit" for need in self._needs_of(step))
 
 
 def generation(plan: GenerationPlan) -> Generation:
     """Return the times of a plan at the sizes of its configuration, and its limits."""
-    sizes, pace = plan.sizes, plan.pace(plan.sizes)
+    own = _limits(plan, plan.sizes, plan.has_room, plan.fits)
+    in_tiers, slowest = None, None
+    if plan.machine:
+
+        def fits(at: Sizes) -> bool:
+            return plan.most_offloaded(at) is not None
+
+        least = plan.sizes._replace(texts=own.batch), plan.sizes._replace(context_len=own.context)
+        in_tiers = _limits(plan, plan.sizes, fits, fits, least)
+        longest = plan.sizes._replace(context_len=in_tiers.context)
+        offloaded = plan.most_offloaded(longest)
+        slowest = offloaded.decode_s(longest.texts, longest.context_len) if offloaded else None
+    pace = plan.pace(plan.sizes)
+    return Generation(**asdict(pace), limits=own, in_tiers=in_tiers, longest_tpot_s=slowest)
+
+
+def _limits(
+    plan: GenerationPlan,
+    sizes: Sizes,
+    has_room: Callable[[Sizes], bool],
+    fits: Callable[[Sizes], bool],
+    known: tuple[Sizes, Sizes] | None = None,
+) -> Limits:
+    """Return the largest batch and the longest context that fit, from those `known` to."""
+    batch, context = known or (sizes, sizes)
     max_batch = _largest(
-        lambda texts: plan.has_room(sizes._replace(texts=texts)),
-        lambda texts: plan.fits(sizes._replace(texts=texts)),
-        sizes.texts,
+        lambda texts: has_room(sizes._replace(texts=texts)),
+        lambda texts: fits(sizes._replace(texts=texts)),
+        batch.texts,
         _MOST_TEXTS,
     )
-    max_context, context_end = _longest(plan, sizes)
-    return Generation(
-        **asdict(pace),
-        max_batch=max_batch,
-        max_context=max_context,
-        batch_end=_SEARCHED if max_batch == _MOST_TEXTS else "",
-        context_end=context_end,
-    )
+    max_context, context_end = _longest(plan, context, has_room, fits)
+    batch_end = _SEARCHED if max_batch == _MOST_TEXTS else ""
+    return Limits(max_batch, max_context, batch_end, context_end)
 
 
 def _mean_decode_s(plan: GenerationPlan, batch: int, first: int, last: int) -> float:
@@ -211,15 +277,20 @@ def _mean_decode_s(plan: GenerationPlan, batch: int, first: int, last: int) -> f
     return (plan.decode_s(batch, first) + 4 * middle + plan.decode_s(batch, last)) / 6
 
 
-def _longest(plan: GenerationPlan, sizes: Sizes) -> tuple[int, str]:
+def _longest(
+    plan: GenerationPlan,
+    sizes: Sizes,
+    has_room: Callable[[Sizes], bool],
+    fits: Callable[[Sizes], bool],
+) -> tuple[int, str]:
     """Return the longest context that fits, from one that does, and why no longer one is tried."""
     context_len = sizes.context_len
     while True:
         end = plan.steps.end_of_range(sizes.texts, context_len)
         most = min(end or _MOST_TOKENS, _MOST_TOKENS)
         longest = _largest(
-            lambda tokens: plan.has_room(sizes._replace(context_len=tokens)),
-            lambda tokens: plan.fits(sizes._replace(context_len=tokens)),
+            lambda tokens: has_room(sizes._replace(context_len=tokens)),
+            lambda tokens: fits(sizes._replace(context_len=tokens)),
             context_len,
             most,
         )
@@ -228,10 +299,10 @@ def _longest(plan: GenerationPlan, sizes: Sizes) -> tuple[int, str]:
         if end != most:
             return longest, _SEARCHED
         try:
-            fits = plan.fits(sizes._replace(context_len=end + 1))
+            is_next = fits(sizes._replace(context_len=end + 1))
         except SpecError:
             return longest, "the model's longest"
-        if not fits:
+        if not is_next:
             return longest, ""
         context_len = end + 1
 
@@ -269,29 +340,48 @@ def generation_metrics(made: Generation) -> dict[str, float]:
         "ttft_ms": made.ttft_s * 1e3,
         "tpot_ms": made.tpot_s * 1e3,
         "tokens_per_s": made.tokens_per_s,
-        "max_batch": float(made.max_batch),
-        "max_context": float(made.max_context),
+        "max_batch": float(made.limits.batch),
+        "max_context": float(made.limits.context),
+        **(
+            {
+                "max_batch_in_tiers": float(made.in_tiers.batch),
+                "max_context_in_tiers": float(made.in_tiers.context),
+            }
+            if made.in_tiers
+            else {}
+        ),
     }
 
 
-def generation_lines(made: Generation, evaluation: Evaluation, rate: str) -> tuple[str, str]:
-    """Return the times in one line, and in another what the placement holds; `evaluation` is its.
+def generation_lines(made: Generation, evaluation: Evaluation, rate: str) -> list[tuple[str, str]]:
+    """Return titles with lines: times, what the placement holds, and what tiers would.
 
-    The cache of each device is that of the last decode; `rate` is the throughput as text.
+    `evaluation` is of the last decode, as the cache of each device; `rate` is the throughput as
+    text.
     """
     times = (
         f"first token after {format_s(made.ttft_s)}, then {format_s(made.tpot_s)} a token;"
         f" {made.output_len} tokens of {counted(made.texts, 'text')} in {format_s(made.total_s)},"
         f" {rate}"
     )
-    cached = [use for use in evaluation.devices if use.cache_bytes]
-    most = max((use.cache_bytes for use in cached), default=0)
+    uses = [use for use in evaluation.devices if use.cache_bytes]
     context_len = made.prompt_len + made.output_len
-    batch_end = f" ({made.batch_end})" if made.batch_end else ""
-    context_end = f" ({made.context_end})" if made.context_end else ""
-    holds = (
-        f"{format_size(most)} a device at most; this plan holds"
-        f" {counted(made.max_batch, 'text')} of {context_len:,} tokens{batch_end}, or"
-        f" {made.texts} of {made.max_context:,}{context_end}"
+    held = f"this plan holds {_limits_text(made.limits, made.texts, context_len)}"
+    if uses:
+        most = format_size(max(use.cache_bytes for use in uses))
+        held = f"{most} a device at most; {held}"
+    lines = [("generate", times), ("cache", held)]
+    if made.in_tiers:
+        most = _limits_text(made.in_tiers, made.texts, context_len)
+        pace = "" if made.longest_tpot_s is None else f", {format_s(made.longest_tpot_s)} a token"
+        lines.append(("most", f"with all in tiers that can lie there {most}{pace}"))
+    return lines
+
+
+def _limits_text(limits: Limits, texts: int, context_len: int) -> str:
+    batch_end = f" ({limits.batch_end})" if limits.batch_end else ""
+    context_end = f" ({limits.context_end})" if limits.context_end else ""
+    return (
+        f"{counted(limits.batch, 'text')} of {context_len:,} tokens{batch_end}, or"
+        f" {texts} of {limits.context:,}{context_end}"
     )
-    return times, holds

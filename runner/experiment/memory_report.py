@@ -1,6 +1,6 @@
 """Where memory is fullest and what is held there, for the terminal, files and MLflow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fxpart.cost.peak_tensors import DevicePeak, LiveTensor
 from fxpart.cost.storage_kinds import PLURALS
@@ -23,10 +23,15 @@ def fullest(peaks: Sequence[DevicePeak]) -> DevicePeak:
     return max(peaks, key=lambda peak: peak.bytes)
 
 
-def peak_line(peaks: Sequence[DevicePeak]) -> str:
-    """Return in one line where the fullest device has its peak, and what it holds there."""
-    peak = fullest(peaks)
-    unit = size_unit(peak.bytes)
+def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = None) -> str:
+    """Return in one line where the fullest device has its peak, and what it holds there.
+
+    `rooms` has the bytes that devices keep free for copies, by logical ids.
+    """
+    kept = rooms or {}
+    peak = max(peaks, key=lambda peak: peak.bytes + kept.get(peak.device, 0))
+    room = kept.get(peak.device, 0)
+    unit = size_unit(peak.bytes + room)
     large = {
         PLURALS[kind]: size
         for kind, size in peak.by_kind.items()
@@ -35,9 +40,10 @@ def peak_line(peaks: Sequence[DevicePeak]) -> str:
     rest = peak.bytes - sum(large.values())
     # A remainder that would be shown as 0.00 is left out.
     shown = {**large, "other": rest} if float(unit.show(rest)) else large
+    shown |= {"room for copies": room} if room else {}
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
     where = f"{peak.module or peak.op_name} ({peak.doing})"
-    amount = f"{unit.show(peak.bytes)} {unit.name}"
+    amount = f"{unit.show(peak.bytes + room)} {unit.name}"
     return f"device {peak.device} holds {amount} at {where}: {parts}"
 
 

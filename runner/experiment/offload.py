@@ -30,6 +30,7 @@ __all__ = [
     "carried_by",
     "check_offload",
     "configured_tiers",
+    "machine_of",
     "offload_document",
     "offload_line",
     "offload_metrics",
@@ -84,7 +85,7 @@ def check_offload(config: Config) -> None:
                 f"offload={options.name} is of tensors in tiers, and devices={config.devices.spec}"
                 " has none; add one, such as +host64gb, or leave out offload"
             )
-        for name in ("cache", "optimizer", "activations"):
+        for name in ("cache", "optimizer", "activations", "weights"):
             if getattr(options, name) == "all":
                 raise SpecError(
                     f"offload.{name}=all moves to a tier, and devices={config.devices.spec} has"
@@ -123,6 +124,7 @@ def _check_amounts(config: Config, options: OffloadOptions) -> None:
         "cache": ("a step with a cache", "phase=decode", is_serving(config)),
         "optimizer": ("a training step", "phase=training", is_training(config)),
         "activations": ("a training step", "phase=training", is_training(config)),
+        "weights": ("a training step", "phase=training", is_training(config)),
     }
     for name, (step, phase, is_so) in wrong.items():
         if getattr(options, name) == "all" and not is_so:
@@ -146,37 +148,54 @@ def _check_host_times(config: Config, what: str, host: Tier) -> None:
 
 
 def placed(
-    config: Config, problem: Problem, first: Problem, times: LatencySource, place: Place
+    config: Config,
+    problem: Problem,
+    machine: Machine | None,
+    place: Place,
+    *,
+    everything: bool = False,
 ) -> tuple[Assignment, Offloaded | None]:
     """Return the placement of a mode, and what lies in tiers where the devices need that.
 
-    `first` is `problem` before earlier plans did not fit and took memory from it.
+    `machine` is `machine_of` the same `problem`. With `everything` all of a step that is not of
+    training lies in tiers that can.
 
     Raises:
         InfeasibleError: where there are no tiers or they are full, or the devices cannot hold what
             must be there.
 
     """
-    tiers = configured_tiers(config)
-    options = _options(config)
-    on_host = options.optimizer, options.activations
-    if tiers is None or (is_training(config) and set(on_host) == {"none"}):
+    if machine is None:
         return place(problem), None
-    is_forced = "all" in (options.cache, *on_host)
+    options = machine.options
+    on_host = options.optimizer, options.activations, options.weights
+    if is_training(config) and set(on_host[:2]) == {"none"}:
+        return place(problem), None
+    is_forced = everything or "all" in (options.cache, *on_host)
     if not is_forced and place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
         # A mode that keeps modules together, or to one device, may still find no room.
         with suppress(InfeasibleError):
             return place(problem), None
-    link = _link(config, tiers.host)
-    host_times = times.op_time_s if config.latency.source in _SOURCES else None
     if is_training(config):
-        machine = Machine(problem, tiers, options, link, host_times, first)
         found = offload_updates(machine, place)
     else:
-        found = offload(
-            problem, tiers, options, link=link, host_times=host_times, place=place, first=first
-        )
+        found = offload(machine, place, everything=everything)
     return found.assignment, found
+
+
+def machine_of(
+    config: Config, problem: Problem, first: Problem, times: LatencySource
+) -> Machine | None:
+    """Return the devices of `problem` and the tiers beside them; None where there are none.
+
+    `first` is `problem` before earlier plans did not fit and took memory from it.
+    """
+    tiers = configured_tiers(config)
+    if tiers is None:
+        return None
+    host_times = times.op_time_s if config.latency.source in _SOURCES else None
+    link, begins = _link(config, tiers.host), config.phase.name == "prefill"
+    return Machine(problem, tiers, _options(config), link, host_times, first, begins=begins)
 
 
 def _link(config: Config, host: Tier) -> tuple[float, float]:
@@ -211,10 +230,12 @@ def offload_line(config: Config, found: Offloaded) -> str:
         units = zip(found.units, found.cache_bytes.tolist(), strict=True)
         names = _names([unit.path for unit, size in units if size])
         parts.append(f"caches {format_size(cached)} of {names}")
-    if found.trains and (saved := found.stored_bytes()):
+    if found.trains and (gathered := found.gathered_bytes):
+        parts.append(f"weights copied block by block, {format_size(gathered)} a step")
+    if found.trains and (saved := found.stored_bytes() - found.frozen_bytes):
         parts.append(f"activations {format_size(saved)} of {_blocks(found)}")
     if found.copies or found.pushes:
-        parts.append(f"{format_s(found.waited_s)} waited for copies")
+        parts.append(_copies_text(found))
     if disk := found.stored_bytes(disk=True):
         passing = f", through {format_size(found.passing_bytes)} of the host's memory"
         parts.append(f"{format_size(disk)} from the disk{passing}")
@@ -226,6 +247,13 @@ def offload_line(config: Config, found: Offloaded) -> str:
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
         parts.append(f"none on the host, since latency={source} has no times of it")
     return ", ".join(parts)
+
+
+def _copies_text(found: Offloaded) -> str:
+    back = sum(push.size_bytes for push in found.pushes if push.to_host)
+    returned = f" and {format_size(back)} back" if back else ""
+    copied = f"{format_size(found.streamed_bytes)} copied to the devices{returned}"
+    return f"{copied} for one input, {format_s(found.waited_s)} waited for copies"
 
 
 def _blocks(found: Offloaded) -> str:

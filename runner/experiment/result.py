@@ -103,6 +103,18 @@ class Result:
         return of_devices or self.peaks
 
     @property
+    def copy_rooms(self) -> dict[int, int]:
+        """Bytes of each device that are kept for copies from tiers, by logical id."""
+        if self.offloaded is None:
+            return {}
+        peaks = {peak.device: peak.bytes for peak in self.device_peaks}
+        return {
+            use.logical_id: use.peak_bytes - peaks[use.logical_id]
+            for use in self.device_uses
+            if use.logical_id in peaks
+        }
+
+    @property
     def device_needs(self) -> tuple[DeviceMemory, ...]:
         """Those of `device_memory` that are of devices; all where only a tier computes."""
         of_devices = tuple(need for need in self.device_memory if need.device < self.n_devices)

@@ -81,7 +81,6 @@ def _check_generate(config: Config) -> None:
         f"data_parallel={config.data_parallel}": config.data_parallel > 1,
         f"schedule={config.schedule.name}": config.schedule.name != "none",
         "devices.saturate_host=true": config.devices.saturate_host,
-        "tiers of memory beside the devices": bool(config.devices.tiers),
         f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels"),
     }
     for other in (name for name, is_set in against.items() if is_set):

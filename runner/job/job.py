@@ -263,7 +263,7 @@ def _show_plan(config: Config, result: Result) -> None:
     )
     show(result.subject_line, table, _summary(config, result))
     if has_tensors:
-        show(f"peak:      {peak_line(result.device_peaks)}")
+        show(f"peak:      {peak_line(result.device_peaks, result.copy_rooms)}")
     if line := objective_line(result.problem, result.evaluation, result.n_devices):
         objective = result.problem.objective  # the line of memory is that of the device
         title = {"throughput": "load", "memory": "objective"}.get(objective, objective)
@@ -306,8 +306,8 @@ def _serving_sweep(result: Result) -> dict[str, dict[str, list[object]]]:
 def _generation_lines(result: Result) -> tuple[str, ...]:
     if result.generation is None:
         return ()
-    times, holds = generation_lines(result.generation, result.evaluation, _rate(result))
-    return (f"generate:  {times}", f"cache:     {holds}")
+    lines = generation_lines(result.generation, result.evaluation, _rate(result))
+    return tuple(f"{f'{title}:':11}{line}" for title, line in lines)
 
 
 def _rate(result: Result) -> str:

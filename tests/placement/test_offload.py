@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 
 from fxpart.core.graph import CACHE, FloatArray, OpGraph
-from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
 from fxpart.core.topology import DeviceSpec, Topology
-from fxpart.cost.evaluate import evaluate
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.other_sizes import TieredPlan, most_offloaded
 from fxpart.placement.offload.plan import Offloaded, finished, offload
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, cache_writes, units_of
-from fxpart.placement.offload.updates import offload_updates
 from fxpart.placement.size_based import size_based
 from tests.sketch import GIVEN, Sketch, devices, installed_modes, problem
 
@@ -51,14 +49,8 @@ def offloaded(
     options: OffloadOptions = AUTO,
     link_bytes_per_s: float = 1.0,
 ) -> Offloaded:
-    return offload(
-        problem(graph, topology),
-        tiers,
-        options,
-        link=(link_bytes_per_s, 0.0),
-        host_times=times,
-        place=size_based,
-    )
+    machine = Machine(problem(graph, topology), tiers, options, (link_bytes_per_s, 0.0), times)
+    return offload(machine, size_based)
 
 
 def test_only_what_does_not_fit_is_streamed_and_there_is_room_for_it() -> None:
@@ -276,14 +268,8 @@ def test_tiers_that_make_no_sense_are_refused() -> None:
 def test_every_mode_of_a_chain_places_what_is_left(mode: str) -> None:
     options = {"steps": 20} if mode == "optimal" else {}
     task = problem(blocks(12), devices(45, 45))
-    found = offload(
-        task,
-        Tiers(host()),
-        PREFETCH,
-        link=(1.0, 0.0),
-        host_times=times,
-        place=make_mode(mode, options),
-    )
+    machine = Machine(task, Tiers(host()), PREFETCH, (1.0, 0.0), times)
+    found = offload(machine, make_mode(mode, options))
     memory = task.topology.memory_bytes.tolist()
     for use, most in zip(found.evaluation.devices, memory, strict=True):
         assert use.peak_bytes <= most
@@ -365,108 +351,35 @@ def test_what_is_read_before_it_is_written_is_copied_whole() -> None:
     assert (writes.written_bytes[0], writes.copied_bytes[0], writes.last_op[0]) == (8, 8, 1)
 
 
-def step(layers: int, weight: int = 8) -> OpGraph:
-    """Layers that take 1 s, and 2 for the gradient of their weight; momentum as large as that."""
-    sketch, gradients = Sketch(), list[int]()
-    value = sketch.input(0)
-    for i in range(layers):
-        value = sketch.op([value], 0, [sketch.weight(weight)], 1, module=f"layers.{i}")
-    for i in reversed(range(layers)):
-        module = f"layers.{i}"
-        value = sketch.op([value], weight, [i], 2, module=module, backward_of=i)
-        gradients.insert(0, value)
-    return with_optimizer(
-        replace(
-            sketch.graph(*gradients),
-            weight_names=tuple(f"layers.{i}.weight" for i in range(layers)),
-            gradient_values=np.array(gradients),
-            gradient_weights=np.arange(layers),
-        ),
-        Optimizer("momentum"),
+def test_prompts_are_copied_to_the_device_where_the_host_takes_longer() -> None:
+    # A token takes 8 s on the host, 4 on the device and 10 for the copy; a hundred are 800 and 400.
+    found = offloaded(blocks(6), devices(45), Tiers(host(speed=0.5)))
+    hosted = int((found.ways == HOSTED).sum())
+    assert hosted > 0
+    plan = TieredPlan.of(found)
+    alike = plan.placed(problem(blocks(6), devices(45)), found.assignment)
+    assert alike.latency_s == found.evaluation.latency_s
+    assert alike.held_bytes.tolist()[0] == found.evaluation.devices[0].peak_bytes
+    assert alike.has_room
+    prompts = problem(blocks(6, flops=400), devices(65))
+    copied, as_placed = plan.prompts(prompts, found.assignment)
+    assert as_placed.latency_s >= 6 * 400 + hosted * 400
+    assert 6 * 400 < copied.latency_s <= 6 * 400 + 10
+    assert copied.has_room
+    # What is full of weights has no room for copies.
+    full, _ = plan.prompts(problem(blocks(6, flops=400), devices(45)), found.assignment)
+    assert not full.has_room
+
+
+def test_all_lies_in_tiers_where_no_less_is_asked() -> None:
+    machine = Machine(
+        problem(cached_blocks(4), devices(85)), Tiers(host()), PREFETCH, (1.0, 0.0), times
     )
-
-
-def updated_on_host(graph: OpGraph, memory: int, optimizer: str, host_bytes: int) -> Offloaded:
-    # An update reads or writes eight times the bytes of its weight.
-    processor = DeviceSpec("host", host_bytes, {"float32": 1e9}, 16.0)
-    tiers = Tiers(Tier("host", "host", host_bytes, processor=processor))
-    options = OffloadOptions(optimizer=optimizer)
-    task = problem(graph, devices(memory))
-    return offload_updates(Machine(task, tiers, options, (1.0, 0.0), times), size_based)
-
-
-def test_states_lie_on_the_host_which_updates_the_weights() -> None:
-    graph = step(3)
-    assert graph.moved_bytes[-3:].tolist() == [64] * 3
-    found = updated_on_host(graph, 1000, "all", 1000)
-    # Gradients are there at 5, 7 and 15, since there is room for two: the first goes from 5 to 13,
-    # then to 21 and 29. Updates of 4 s then follow each other, and weights go back from 33 on.
-    finish_s = found.evaluation.op_finish_s
-    assert finish_s[3:6].tolist() == [5, 7, 15]
-    assert finish_s[6:].tolist() == [33, 37, 41]
-    assert found.evaluation.latency_s == 33 + 3 * 8
-    device, on_host = found.evaluation.devices
-    assert (device.weight_bytes, device.state_bytes) == (24, 0)
-    assert device.peak_bytes == 24 + 2 * 8
-    # Weights, their gradients and their momentum.
-    assert (on_host.weight_bytes, on_host.state_bytes, found.hosted_bytes) == (48, 24, 72)
-    assert found.evaluation.lower_bound_s <= found.evaluation.latency_s
-    assert sum(push.size_bytes for push in found.pushes) == 2 * 24
-
-
-def test_as_few_states_as_must_go_to_the_host() -> None:
-    graph = step(3)
-    whole = evaluate(
-        problem(graph, devices(1000)), make_mode("single")(problem(graph, devices(1000)))
-    )
-    assert whole.devices[0].peak_bytes == 72  # weights, momentum and gradients
-    # Without the momentum of the last layer, and its gradient once it is there.
-    found = updated_on_host(graph, 64, "auto", 1000)
-    assert [u.path for u, way in zip(found.units, found.ways, strict=True) if way] == ["layers.2"]
-    assert found.evaluation.devices[0].peak_bytes <= 64
-    with pytest.raises(InfeasibleError, match="optimizer states, with their weights and gradients"):
-        updated_on_host(graph, 64, "auto", 20)
-    with pytest.raises(InfeasibleError, match=r"with states of 3 modules .*tensors of"):
-        updated_on_host(graph, 20, "auto", 1000)
-
-
-def test_what_blocks_save_goes_to_the_host_and_comes_back() -> None:
-    sketch, saved, gradients = Sketch(), [sketch_input := 0], list[int]()
-    assert sketch.input(0) == sketch_input
-    for i in range(4):
-        saved.append(sketch.op([saved[-1]], 8, [sketch.weight(4)], 1, module=f"layers.{i}"))
-    for i in reversed(range(4)):
-        reads = [gradients[0] if gradients else saved[-1], saved[i + 1]]
-        value = sketch.op(reads, 4, [i], 2, module=f"layers.{i}", backward_of=i)
-        gradients.insert(0, value)
-    graph = with_optimizer(
-        replace(
-            sketch.graph(*gradients),
-            weight_names=tuple(f"layers.{i}.weight" for i in range(4)),
-            gradient_values=np.array(gradients),
-            gradient_weights=np.arange(4),
-        ),
-        Optimizer("sgd"),
-    )
-    task, plain = problem(graph, devices(100)), OffloadOptions(optimizer="none")
-    offloading = replace(plain, activations="all")
-    machine = Machine(task, Tiers(host(speed=1.0)), offloading, (1.0, 0.0), times)
-    found = offload_updates(machine, size_based)
-    # The first two go from 1 to 9 and to 17, and the third and fourth layer wait for their room.
-    # They come back when the gradients of the fourth and third are done: from 20 to 28 and to 36.
-    assert found.evaluation.op_finish_s[:8].tolist() == [1, 2, 10, 18, 20, 22, 30, 38]
-    whole = evaluate(task, make_mode("single")(task))
-    # Weights, what four layers save and a gradient; then room for two layers and four gradients.
-    assert whole.devices[0].peak_bytes == 16 + 4 * 8 + 4
-    assert found.evaluation.devices[0].peak_bytes == 16 + 2 * 8 + 4 * 4
-    assert found.stored_bytes() == 16
-    assert (found.ways == RESIDENT).all()
-    # The last two stay also where the device waits for the others.
-    waiting = replace(machine, options=replace(offloading, overlap=False))
-    assert offload_updates(waiting, size_based).evaluation.devices[0].peak_bytes == 48
-    # Where states make no room they go by themselves, as here, where there are none.
-    by_itself = replace(machine, problem=problem(graph, devices(50)), options=OffloadOptions())
-    assert offload_updates(by_itself, size_based).stored_bytes() == 16
-    small = Tiers(host(10, speed=1.0), Tier("nvme1tb", "disk", 10**12, bytes_per_s=1.0))
-    with pytest.raises(InfeasibleError, match=r"activations of 16 B do not fit host.* to nvme1tb"):
-        offload_updates(replace(machine, tiers=small), size_based)
+    found = offload(machine, size_based, everything=True)
+    assert (found.ways == STREAMED).all()
+    assert found.stored_bytes() == 4 * (10 + 20)
+    most = most_offloaded(machine)
+    assert most is not None
+    assert most[1].latency_s == found.evaluation.latency_s
+    small = replace(machine, problem=problem(cached_blocks(4), devices(30)))
+    assert most_offloaded(small) is None

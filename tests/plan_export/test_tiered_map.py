@@ -12,6 +12,7 @@ from fxpart.core.module_paths import covering
 from fxpart.core.tiers import OffloadOptions, Tier, Tiers
 from fxpart.cost.roofline import LatencyModel
 from fxpart.execution.real_model import RealModel, real_model
+from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded, offload
 from fxpart.placement.offload.units import RESIDENT
 from fxpart.placement.size_based import size_based
@@ -27,14 +28,14 @@ def planned(real: RealModel) -> Offloaded:
     """Return a plan for a device with too little memory, a small host and a disk."""
     size = real.graph.total_weight_bytes
     values = int(real.graph.value_alloc_bytes[real.graph.value_producer >= 0].max())
-    return offload(
+    machine = Machine(
         problem(real.graph, devices(size // 2 + 8 * values)),
         Tiers(Tier("host", "host", size), Tier("disk", "disk", size, bytes_per_s=1.0)),
         SERIAL,
         link=(1e9, 0.0),
         host_times=LatencyModel().op_time_s,
-        place=size_based,
     )
+    return offload(machine, size_based)
 
 
 def test_accelerate_runs_a_model_whose_streamed_blocks_are_on_disk(tmp_path: Path) -> None:

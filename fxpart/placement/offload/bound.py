@@ -46,39 +46,42 @@ def _roomy(machine: Machine) -> Problem:
 
 
 def _offloaded_s(machine: Machine) -> float:
-    """Return the least time for the weights that do not fit the devices."""
-    first = machine.first or machine.problem
-    excess = used_weight_bytes(first) - int(first.topology.memory_bytes.sum())
-    if not machine.computes:  # on whose host caches may lie and be used
-        excess += int(cache_writes(first.graph).copied_bytes.sum())
+    """Return the least time for the weights and caches that do not fit the devices."""
+    first, graph = machine.first or machine.problem, machine.problem.graph
+    caches = cache_writes(first.graph).copied_bytes
+    if machine.begins:
+        caches = np.zeros_like(caches)
+    sizes = np.concatenate([graph.weight_bytes, caches])
+    excess = used_weight_bytes(first) + int(caches.sum()) - int(first.topology.memory_bytes.sum())
     rate = 0.0
     if machine.options.stream:
         links = machine.link[0] * machine.problem.topology.n_devices
         share = max(machine.options.pinned_share, machine.options.pageable_share)
         rate = min(links * share, machine.options.host_bytes_per_s or np.inf)
-    sizes = machine.problem.graph.weight_bytes
     from_disk_s = 0.0
     if machine.tiers.disk and machine.tiers.disk.bytes_per_s:
         beyond = max(0, excess - machine.tiers.host.memory_bytes)
         from_disk_s = beyond / machine.tiers.disk.bytes_per_s
-    copied_s = _least_s(excess, rate, sizes, _weight_s(machine))
+    copied_s = _least_s(excess, rate, sizes, _used_s(machine, sizes))
     return max(copied_s, from_disk_s)
 
 
-def _weight_s(machine: Machine) -> FloatArray:
-    """Return the time on the host of what uses each weight, shape (W,).
+def _used_s(machine: Machine, sizes: IntArray) -> FloatArray:
+    """Return the time on the host of what uses each weight, then each value, shape (W + V,).
 
-    The time of an operator is shared by its weights, by their bytes.
+    The time of an operator is shared by the weights and caches that it uses, by their bytes.
     """
     graph = machine.problem.graph
     if not machine.computes:
-        return np.full(len(graph.weight_names), np.inf)
-    users, size = graph.users, np.maximum(graph.weight_bytes[graph.uses], 1)
+        return np.full(len(sizes), np.inf)
+    users = np.concatenate([graph.users, graph.readers])
+    used = np.concatenate([graph.uses, len(graph.weight_names) + graph.reads])
+    users, used = users[sizes[used] > 0], used[sizes[used] > 0]
     of_op = np.zeros(graph.n_ops)
-    np.add.at(of_op, users, size)
-    seconds = np.zeros(len(graph.weight_names))
+    np.add.at(of_op, users, sizes[used])
+    seconds = np.zeros(len(sizes))
     times = machine.with_host.costs.op_time_s[:, -1]
-    np.add.at(seconds, graph.uses, times[users] * size / of_op[users])
+    np.add.at(seconds, used, times[users] * sizes[used] / of_op[users])
     return seconds
 
 
@@ -87,7 +90,7 @@ def _least_s(excess: int, rate: float, sizes: IntArray, host_s: FloatArray) -> f
     if excess <= 0:
         return 0.0
     most = excess / rate if rate > 0 else np.inf
-    usable = np.isfinite(host_s)
+    usable = np.isfinite(host_s) & (sizes > 0)
     order = np.argsort(host_s[usable] / np.maximum(sizes[usable], 1), kind="stable")
     spent_s = np.concatenate([[0.0], np.cumsum(host_s[usable][order])])
     done = np.concatenate([[0.0], np.cumsum(sizes[usable][order], dtype=np.float64)])

@@ -44,6 +44,8 @@ def costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntA
         value_alloc_bytes=alloc_bytes,
     )
     writes = cache_writes(graph)
+    if machine.begins:
+        writes = writes._replace(copied_bytes=np.zeros_like(writes.copied_bytes))
     filled_bytes = graph.value_alloc_bytes - writes.copied_bytes
     uses = Uses(
         np.concatenate([graph.users, graph.readers]),

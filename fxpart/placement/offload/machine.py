@@ -44,6 +44,10 @@ class Machine:
     where it is the same."""
     cached: BoolArray | None = None
     """Of which units the cache lies in a tier; None for none."""
+    begins: bool = False
+    """Whether there is nothing yet in the caches, so that none of them is copied to a device."""
+    known_units: tuple[Unit, ...] | None = None
+    """Those of the model, where they are known; None to find them."""
 
     @property
     def computes(self) -> bool:
@@ -54,6 +58,8 @@ class Machine:
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """What may be offloaded, in graph order."""
+        if self.known_units is not None:
+            return self.known_units
         least = int(self.problem.topology.memory_bytes.min())
         return units_of(self.problem.graph, least // _PART)
 

@@ -11,31 +11,38 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import FloatArray, IntArray
+from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
-from fxpart.core.tiers import OffloadOptions, Tiers
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Copy, Push, run_copies, with_streams
-from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.costed import costed
-from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine, with_less
+from fxpart.placement.offload.gathered_weights import WEIGHT_POOL
+from fxpart.placement.offload.machine import BoolArray, Machine
+from fxpart.placement.offload.searched import hosted_ops, most_buffer, searched_problem
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
 from fxpart.placement.offload.ways import put_back_order, stream_order, ways_of
 from fxpart.placement.search.fill import place_all
 
-__all__ = ["Offloaded", "Place", "finished", "less_stored", "offload"]
+__all__ = [
+    "LeastOnDevices",
+    "Offloaded",
+    "Place",
+    "finished",
+    "least_on_devices",
+    "less_stored",
+    "offload",
+]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Of what is offloaded, the shares that are tried to be streamed."""
@@ -77,6 +84,10 @@ class Offloaded:
     pushes: tuple[Push, ...] = ()
     passing_bytes: int = 0
     """Room in the host's memory through which passes what is read from the disk."""
+    machine: Machine | None = None
+    """What was planned on; None of a training step."""
+    frozen_bytes: int = 0
+    """Of a training step's weights that lie in the host's memory, those that nothing updates."""
 
     @property
     def trains(self) -> bool:
@@ -86,6 +97,11 @@ class Offloaded:
     def stored_bytes(self, *, disk: bool = False) -> int:
         """Return the bytes of what is streamed in the host's memory, or on the disk."""
         return int(self.tier_bytes[self.on_disk == disk].sum())
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Return the bytes of weights that are copied to devices for a training step."""
+        return sum(copy.size_bytes for copy in self.copies if copy.pool == WEIGHT_POOL)
 
     @property
     def beside_bytes(self) -> int:
@@ -99,33 +115,19 @@ class Offloaded:
         return to_devices + sum(copy.size_bytes for copy in self.copies)
 
 
-def offload(
-    problem: Problem,
-    tiers: Tiers,
-    options: OffloadOptions,
-    *,
-    link: tuple[float, float],
-    host_times: HostTimes | None,
-    place: Place,
-    first: Problem | None = None,
-) -> Offloaded:
-    """Return a plan for a model that the devices of `problem` do not hold.
+def offload(machine: Machine, place: Place, *, everything: bool = False) -> Offloaded:
+    """Return a plan for a model that the devices of a machine do not hold; `place` is the mode.
 
-    Args:
-        problem: the model on the devices alone.
-        tiers: where weights may lie.
-        options: how offloaded modules may run.
-        link: bytes per second and latency in seconds of the link of a device to the host.
-        host_times: times of operators on a topology that has the host as its last device; None
-            where it does not compute.
-        place: the mode.
-        first: `problem` before earlier plans did not fit and took memory from it, for bounds.
+    With `everything` all lies in tiers that can, else no more than must.
 
     Raises:
         InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
 
     """
-    machine = Machine(problem, tiers, options, link, host_times, first)
+    options = machine.options
+    if everything:
+        least = least_on_devices(machine)
+        return finished(least.machine, least.ways, place)
     caches = _cache_order(machine) if options.stream and options.cache != "none" else []
     if options.cache == "all":
         return _offloaded(_with_caches(machine, caches), place)
@@ -158,7 +160,7 @@ def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
 
     def fits(count: int) -> bool:
         most = _with_caches(machine, caches[:count])
-        return place_all(*_searched(most, np.full(len(machine.units), STREAMED))) is not None
+        return place_all(*searched_problem(most, np.full(len(machine.units), STREAMED))) is not None
 
     if not (caches and fits(len(caches))):
         return None
@@ -185,6 +187,33 @@ def _offloaded(machine: Machine, place: Place) -> Offloaded:
         assert refused is not None
         raise refused
     return _placed(machine, min(found, key=lambda least: least[:3]), place)
+
+
+class LeastOnDevices(NamedTuple):
+    """A plain placement with all in tiers that can lie there."""
+
+    machine: Machine
+    ways: IntArray
+    on_disk: BoolArray
+    device_of: IntArray
+
+
+def least_on_devices(machine: Machine) -> LeastOnDevices:
+    """Return a plain placement with all in tiers that can lie there.
+
+    Raises:
+        InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
+
+    """
+    options = machine.options
+    if options.stream and options.cache != "none":
+        machine = _with_caches(machine, _cache_order(machine))
+    ways = np.full(len(machine.units), STREAMED if options.stream else HOSTED, dtype=np.int64)
+    device_of = place_all(*searched_problem(machine, ways))
+    if device_of is None:
+        raise _does_not_fit(machine)
+    device_of = _on_host(machine, ways, device_of)
+    return LeastOnDevices(machine, ways, _stored(machine, ways, device_of), device_of)
 
 
 class _Least(NamedTuple):
@@ -228,14 +257,14 @@ def _least_offloaded(machine: Machine, share: float) -> _Least:
     room = int(machine.problem.topology.memory_bytes.sum())
     low, high = max(0, used_weight_bytes(machine.problem) - room), total
     resident = np.full(len(machine.units), RESIDENT, dtype=np.int64)
-    device_of = place_all(*_searched(machine, resident)) if not low else None
+    device_of = place_all(*searched_problem(machine, resident)) if not low else None
     if device_of is not None:  # caches made room enough
         return _timed(machine, 0, share, resident, device_of)
     fitting: tuple[IntArray, IntArray, int] | None = None
     target, smallest = high, int(machine.sizes.min(initial=total))
     for _ in range(_TRIES):
         ways = ways_of(machine, target, share)
-        device_of = place_all(*_searched(machine, ways))
+        device_of = place_all(*searched_problem(machine, ways))
         if device_of is not None:
             fitting, high = (ways, device_of, target), target
         elif target == total:
@@ -276,7 +305,7 @@ def _refilled(machine: Machine, ways: IntArray, device_of: IntArray) -> tuple[In
             continue
         fewer = ways.copy()
         fewer[unit] = RESIDENT
-        placed = place_all(*_searched(machine, fewer))
+        placed = place_all(*searched_problem(machine, fewer))
         if placed is None:
             too_large[way] = float(machine.sizes[unit])
         else:
@@ -286,7 +315,7 @@ def _refilled(machine: Machine, ways: IntArray, device_of: IntArray) -> tuple[In
 
 def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
     """Return the plan with the mode's own placement."""
-    problem, _ = _searched(machine, ways)
+    problem, _ = searched_problem(machine, ways)
     device_of = _on_host(machine, ways, place(problem).device_of)
     on_disk = _stored(machine, ways, device_of)
     what = costed(machine, ways, on_disk, device_of)
@@ -317,7 +346,8 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
         machine.tier_sizes(ways),
         np.where(ways == HOSTED, 0, machine.cache_sizes),
         tuple(what.pushes),
-        _most_buffer(machine, ways) if on_disk.any() else 0,
+        most_buffer(machine, ways) if on_disk.any() else 0,
+        machine,
     )
     return replace(found, evaluation=less_stored(evaluation, found))
 
@@ -335,81 +365,9 @@ def less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
     return replace(evaluation, devices=tuple(rows))
 
 
-def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
-    """Return what a mode places, and what each device has for it.
-
-    Offloaded weights count nothing, nor does the cache of modules on the host.
-    """
-    graph, base = machine.problem.graph, machine.problem
-    gone, hosted = _in_tiers(machine, ways), _hosted_ops(machine, ways)
-    read_elsewhere = np.zeros(graph.n_values, dtype=np.bool_)
-    read_elsewhere[graph.reads[~hosted[graph.readers]]] = True
-    inputs = (graph.value_producer < 0) & ~read_elsewhere
-    inputs[machine.tier_caches(ways)] = True
-    bare = replace(
-        graph,
-        weight_bytes=np.where(gone, 0, graph.weight_bytes),
-        value_alloc_bytes=np.where(inputs, 0, graph.value_alloc_bytes),
-    )
-    room = _most_buffer(machine, ways)
-    topology = with_less(base.topology, room)
-    costs = base.costs._replace(op_time_s=_times_with_waits(machine, ways, hosted))
-    problem = replace(base, graph=bare, topology=topology, costs=costs, memory=memory_tables(bare))
-    return problem, topology.memory_bytes.tolist()
-
-
-def _times_with_waits(machine: Machine, ways: IntArray, hosted: BoolArray) -> FloatArray:
-    """Return the times of operators on the devices, shape (n, D); of `hosted` ones on the host.
-
-    The time that a copy is waited for is in that of the first operator which needs it.
-    """
-    times = machine.problem.costs.op_time_s.copy()
-    if hosted.any():
-        times[hosted] = machine.with_host.costs.op_time_s[hosted, -1:]
-    since, previous = 0.0, -1
-    op_s = times.min(axis=1)
-    sizes = machine.tier_sizes(ways)
-    for index in np.flatnonzero(sizes).tolist():
-        first = int(machine.units[index].ops[0])
-        if machine.options.overlap and previous >= 0:
-            since = float(op_s[previous:first].sum())
-        copy_s = float(sizes[index]) / machine.copied_bytes_per_s
-        times[first] += max(0.0, copy_s - since)
-        previous = first
-    return times
-
-
-def _most_buffer(machine: Machine, ways: IntArray) -> int:
-    """Return the room for copies that any device may need."""
-    sizes = machine.tier_sizes(ways)
-    if not machine.options.overlap:
-        largest = [
-            (unit.largest_bytes if way == STREAMED else 0, cached if way != HOSTED else 0)
-            for unit, way, cached in zip(machine.units, ways, machine.cache_sizes, strict=True)
-        ]
-        return max((sum(both) for both in largest), default=0)
-    return max((a + b for a, b in pairwise([0, *sizes[sizes > 0].tolist()])), default=0)
-
-
-def _in_tiers(machine: Machine, ways: IntArray) -> BoolArray:
-    """Return which weights lie in a tier, shape (W,)."""
-    gone = np.zeros(len(machine.problem.graph.weight_names), dtype=np.bool_)
-    for unit in np.flatnonzero(ways != RESIDENT).tolist():
-        gone[machine.units[unit].weights] = True
-    return gone
-
-
-def _hosted_ops(machine: Machine, ways: IntArray) -> BoolArray:
-    """Return which operators run on the host: those of hosted units."""
-    hosted = np.zeros(machine.problem.graph.n_ops, dtype=np.bool_)
-    for unit in np.flatnonzero(ways == HOSTED).tolist():
-        hosted[machine.units[unit].ops] = True
-    return hosted
-
-
 def _on_host(machine: Machine, ways: IntArray, device_of: IntArray) -> IntArray:
     """Return the placement with hosted operators on the host."""
-    return np.where(_hosted_ops(machine, ways), machine.problem.topology.n_devices, device_of)
+    return np.where(hosted_ops(machine, ways), machine.problem.topology.n_devices, device_of)
 
 
 def _host_bytes(machine: Machine, device_of: IntArray) -> int:
@@ -433,7 +391,7 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
     sizes = machine.tier_sizes(ways)
     needed = int(sizes.sum() + machine.sizes[ways == HOSTED].sum())
     if disk and int(sizes.sum()) > left >= 0:
-        passing = _most_buffer(machine, ways)  # what is read from the disk passes through
+        passing = most_buffer(machine, ways)  # what is read from the disk passes through
         if passing > left:
             raise InfeasibleError(
                 f"blocks that come from {disk.name} pass through {show_bytes(passing)} of"
@@ -466,14 +424,16 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
 def _does_not_fit(machine: Machine) -> InfeasibleError:
     """Return the error where not even weights that lie elsewhere make room."""
     n = machine.problem.graph.n_ops
-    bare, capacity = _searched(machine, np.full(len(machine.units), STREAMED, dtype=np.int64))
+    bare, capacity = searched_problem(
+        machine, np.full(len(machine.units), STREAMED, dtype=np.int64)
+    )
     everywhere = np.zeros(n, dtype=np.int64)
     held = peak_on_device(bare.memory, everywhere, 0, np.empty(n + 1, dtype=np.int64))
     return InfeasibleError(
         "with all weights that can be in tiers, "
         + ("caches too, " if machine.cached is not None else "")
         + f"tensors of {show_bytes(int(held))} and room"
-        f" for copies of {show_bytes(_most_buffer(machine, np.full(len(machine.units), STREAMED)))}"
+        f" for copies of {show_bytes(most_buffer(machine, np.full(len(machine.units), STREAMED)))}"
         f" do not fit the devices' {show_bytes(sum(capacity))}; take larger devices, a smaller"
         " batch or a shorter context",
         needed_bytes=int(held),

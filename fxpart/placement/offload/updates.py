@@ -2,14 +2,16 @@
 
 The gradients of a block are pushed to the host while the backward goes on, and a device has room
 for those of two blocks. The host then updates its own copy of the weights, in the order of the
-step's updates, and each block's is pushed back when it is done. Weights stay on the devices; what
-blocks save may go, too.
+step's updates, and each block's is pushed back when it is done. What blocks save may go to the host
+too, and so may the weights themselves, which are then copied to a device block by block.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -20,11 +22,12 @@ from fxpart.core.tiers import Tiers
 from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
-from fxpart.cost.streams import Push, Source, with_streams
+from fxpart.cost.streams import Push, Source, buffer_bytes, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.offload.activations import Saved, moved, room_bytes, saved_values
 from fxpart.placement.offload.costed import sources_of, streams_of
+from fxpart.placement.offload.gathered_weights import Gathered, gathered_copies, gathered_of
 from fxpart.placement.offload.machine import BoolArray, Machine, with_less
 from fxpart.placement.offload.plan import Offloaded, Place, less_stored
 from fxpart.placement.offload.units import HOSTED, RESIDENT, Unit
@@ -46,28 +49,43 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
         InfeasibleError: when the host has no room for them, or the devices none for the rest.
 
     """
-    units = _with_saving(machine.problem.graph, _update_units(machine.problem.graph))
+    graph = machine.problem.graph
+    units = _with_saving(graph, _update_units(graph))
     refused: InfeasibleError | None = None
-    for saves in {"none": (False,), "all": (True,)}.get(machine.options.activations, (False, True)):
+    for gathers, saves in product(
+        _tried(machine.options.weights), _tried(machine.options.activations)
+    ):
         # A mode may need more than filling devices does.
-        least, most = _least_count(machine, units, saves=saves)
+        least, most = _least_count(machine, units, saves=saves, gathers=gathers)
         for count in sorted({least, (least + most) // 2, most}):
             try:
-                return _finished(machine, _Step(machine.problem.graph, units, count, saves), place)
+                return _finished(machine, _Step(graph, units, count, saves, gathers), place)
             except InfeasibleError as error:
                 refused = error
     assert refused is not None
     raise refused
 
 
-def _least_count(machine: Machine, units: tuple[Unit, ...], *, saves: bool) -> tuple[int, int]:
-    """Return how few units must be updated on the host, and how many may be."""
+def _tried(amount: str) -> tuple[bool, ...]:
+    """Return whether something is put on the host, in the order in which that is tried."""
+    return {"none": (False,), "all": (True,)}.get(amount, (False, True))
+
+
+def _least_count(
+    machine: Machine, units: tuple[Unit, ...], *, saves: bool, gathers: bool
+) -> tuple[int, int]:
+    """Return how few units must be updated on the host, and how many may be.
+
+    Weights that lie there are updated there.
+    """
 
     def fits(count: int) -> bool:
         searched = _searched(machine, _Step(machine.problem.graph, units, count, saves))
         return place_all(searched, searched.topology.memory_bytes.tolist()) is not None
 
     updated = sum(len(unit.ops) > 0 for unit in units)
+    if gathers:
+        return updated, updated
     if machine.options.optimizer != "auto":
         return (0, 0) if machine.options.optimizer == "none" else (updated, updated)
     return bisect_left(range(updated), True, key=fits), updated
@@ -112,6 +130,25 @@ class _Step:
     count: int
     saves: bool
     """Whether saved activations go there too."""
+    gathers: bool = False
+    """Whether weights lie there and are copied to the devices; all units are updated there."""
+
+    @cached_property
+    def gathered(self) -> Gathered:
+        """The weights that are copied to the devices."""
+        if self.gathers:
+            return gathered_of(self.graph, [unit.path for unit in self.units])
+        none = np.full(len(self.graph.weight_names), -1, dtype=np.int64)
+        return Gathered(none, self.graph.weight_bytes)
+
+    @cached_property
+    def frozen_bytes(self) -> IntArray:
+        """What of each unit lies on the host and is not updated."""
+        sizes = np.zeros(len(self.units), dtype=np.int64)
+        frozen = self.gathered.unit_of >= 0
+        frozen[self.weights] = False
+        np.add.at(sizes, self.gathered.unit_of[frozen], self.gathered.sizes[frozen])
+        return sizes
 
     @property
     def hosted(self) -> tuple[Unit, ...]:
@@ -163,7 +200,10 @@ class _Step:
             weight_names=graph.weight_names
             + tuple(f"{graph.weight_names[weight]} on the host" for weight in weights.tolist()),
             weight_bytes=np.concatenate(
-                [graph.weight_bytes, (graph.weight_bytes + gradient_bytes)[weights]]
+                [
+                    np.where(self.gathered.unit_of >= 0, 0, graph.weight_bytes),
+                    (graph.weight_bytes + gradient_bytes)[weights],
+                ]
             ),
             weight_state_bytes=np.concatenate([stays, graph.weight_state_bytes[weights]]),
             state_tensor_bytes=tensors,
@@ -207,6 +247,12 @@ def _searched(machine: Machine, step: _Step) -> Problem:
     if step.saves:
         blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
         graph, room = _without(graph, blocks), room_bytes(blocks, 1)
+    if step.gathers:
+        everywhere = np.zeros(graph.n_ops, dtype=np.int64)
+        sources = [Source()] * len(step.units)
+        copies = gathered_copies(step.graph, step.gathered, everywhere, sources)
+        room += int(buffer_bytes(copies, 1, overlap=True)[0])
+    if room:
         topology = with_less(topology, room)
     bare = replace(
         graph,
@@ -271,11 +317,17 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     change = np.empty(graph.n_ops + 1, dtype=np.int64)
     held = int(peak_on_device(final.memory, device_of, n_devices, change))
     saved = _saved_bytes(step.units, blocks)
-    _check_host(machine.tiers, held, int(saved.sum()))
+    _check_host(machine.tiers, held + int(step.frozen_bytes.sum()), int(saved.sum()))
     sources = _sources(machine, step, int(saved.sum()))
     pushes = _pushes(step, device_of, sources)
     copies, saves = moved(blocks, sources[-1])
     pushes = saves + pushes
+    copied = tuple(block.path for block in blocks)
+    if step.gathers:
+        weights = gathered_copies(step.graph, step.gathered, device_of, sources)
+        copies += [replace(copy, unit=len(blocks) + copy.unit) for copy in weights]
+        copies.sort(key=lambda copy: copy.first_op)
+        copied += tuple(unit.path for unit in step.units)
     assignment = partition_by_device(graph, device_of)
     evaluation = with_streams(
         final,
@@ -297,13 +349,14 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
         ways,
         np.zeros(len(step.units), dtype=np.bool_),
         tuple(copies),
-        tuple(block.path for block in blocks),
+        copied,
         evaluation.latency_s - float(without),
         held,
         machine.problem.topology.devices,
-        saved,
+        saved + step.frozen_bytes,
         np.zeros_like(saved),
         tuple(pushes),
+        frozen_bytes=int(step.frozen_bytes.sum()),
     )
     return replace(found, evaluation=less_stored(evaluation, found))
 
@@ -329,6 +382,7 @@ def _does_not_fit(searched: Problem, step: _Step) -> InfeasibleError:
     everywhere, change = np.zeros(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
     held = int(peak_on_device(searched.memory, everywhere, 0, change))
     gone = f"states of {step.count} modules" + (" and saved activations" if step.saves else "")
+    gone += " and weights" if step.gathers else ""
     return InfeasibleError(
         f"with {gone} on the host, tensors of {show_bytes(held)} do not fit the devices'"
         f" {show_bytes(available)}"
@@ -351,7 +405,8 @@ def _saved_bytes(units: Sequence[Unit], blocks: Sequence[Saved]) -> IntArray:
 
 def _sources(machine: Machine, step: _Step, saved_bytes: int) -> list[Source]:
     """Return where the tensors of each unit on the host lie, and at last what blocks save."""
-    sizes = np.array([*(unit.weight_bytes for unit in step.hosted), saved_bytes], dtype=np.int64)
+    held = [unit.weight_bytes if index < step.count else 0 for index, unit in enumerate(step.units)]
+    sizes = np.array([*(step.frozen_bytes + held), saved_bytes], dtype=np.int64)
     return sources_of(machine, sizes, np.zeros(len(sizes), dtype=np.bool_))
 
 
@@ -368,7 +423,7 @@ def _pushes(step: _Step, device_of: IntArray, sources: Sequence[Source]) -> list
             size = int(graph.value_bytes[gradients[here]].sum())
             last = int(makers[here].max())
             up.append(Push(device, size, last, waiting, to_host=True, source=sources[index]))
-        for device, size in _used_bytes(graph, unit, step.ops, device_of).items():
+        for device, size in _used_bytes(step, unit, step.ops, device_of).items():
             last = int(unit.ops.max())
             down.append(Push(device, size, last, to_host=False, source=sources[index]))
     return _by_op(up) + _by_op(down)
@@ -378,11 +433,11 @@ def _by_op(pushes: Sequence[Push]) -> list[Push]:
     return sorted(pushes, key=lambda push: push.after_op)
 
 
-def _used_bytes(
-    graph: OpGraph, unit: Unit, hosted: IntArray, device_of: IntArray
-) -> dict[int, int]:
-    """Return the bytes of a unit's weights on each device that computes with them."""
-    users = np.isin(graph.uses, unit.weights) & ~np.isin(graph.users, hosted)
+def _used_bytes(step: _Step, unit: Unit, hosted: IntArray, device_of: IntArray) -> dict[int, int]:
+    """Return the bytes of a unit's weights that stay on each device that computes with them."""
+    graph, gathered = step.graph, step.gathered
+    stays = np.isin(graph.uses, unit.weights) & (gathered.unit_of[graph.uses] < 0)
+    users = stays & ~np.isin(graph.users, hosted)
     pairs = zip(device_of[graph.users[users]].tolist(), graph.uses[users].tolist(), strict=True)
     sizes: dict[int, int] = defaultdict(int)
     for device, weight in sorted(set(pairs)):

@@ -98,22 +98,23 @@ def test_the_sizes_it_says_fit_are_the_last_that_do(reserve: str) -> None:
     sizes = (reserve, device)
     made = _planned(*_lengths(20, 5), *sizes, f"model.batch_size={texts}").generation
     assert made is not None
-    assert made.max_batch > texts
-    assert made.max_context > 25
-    _planned(*_lengths(20, made.max_context - 20), *sizes, f"model.batch_size={texts}")
+    assert made.limits.batch > texts
+    assert made.limits.context > 25
+    _planned(*_lengths(20, made.limits.context - 20), *sizes, f"model.batch_size={texts}")
     with pytest.raises(InfeasibleError):
-        _planned(*_lengths(20, made.max_context - 19), *sizes, f"model.batch_size={texts}")
-    _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.max_batch}")
+        _planned(*_lengths(20, made.limits.context - 19), *sizes, f"model.batch_size={texts}")
+    _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.limits.batch}")
     with pytest.raises(InfeasibleError):
-        _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.max_batch + 1}")
+        _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.limits.batch + 1}")
 
 
 def test_a_context_ends_with_the_model_where_memory_does_not() -> None:
     made = _planned(*_lengths(20, 5), "devices=1x1gb")
     assert made.generation is not None
-    assert made.generation.max_context == 4096
+    assert made.generation.limits.context == 4096
     assert (
-        "4,096 (the model's longest)" in generation_lines(made.generation, made.evaluation, "")[1]
+        "4,096 (the model's longest)"
+        in generation_lines(made.generation, made.evaluation, "")[1][1]
     )
 
 
@@ -131,10 +132,10 @@ def test_a_window_is_passed_on_the_way_to_the_longest_context() -> None:
 
     made = planned(5).generation
     assert made is not None
-    assert 64 < made.max_context < 100000
-    planned(made.max_context - 20)
+    assert 64 < made.limits.context < 100000
+    planned(made.limits.context - 20)
     with pytest.raises(InfeasibleError):
-        planned(made.max_context - 19)
+        planned(made.limits.context - 19)
 
 
 def test_both_steps_of_several_devices_have_their_weights_in_one_place() -> None:
@@ -320,3 +321,43 @@ def test_a_table_of_sizes_says_of_each_what_a_run_of_it_says(tmp_path: Path) -> 
     svg = (tmp_path / "serving_sweep.svg").read_text()
     assert svg.count("does not fit</title>") == 2  # in each panel
     ElementTree.fromstring(svg)
+
+
+_TIERED = ("devices=1x0.02mb+host1mb", "offload=prefetch")
+"""Of the blocks, of some 7 kB each, the device has room for two, and for one that is computed."""
+
+
+def test_a_generation_with_tiers_takes_what_its_steps_take_beside_the_same_tiers() -> None:
+    made = _planned(*_lengths(20, 3), *_TIERED)
+    metrics, offloaded = headline(made), made.offloaded
+    assert offloaded is not None
+    assert metrics["streamed_gib"] > 0
+    decodes = [
+        headline(_planned("phase=decode", f"context_len={n}", *_TIERED)) for n in (21, 22, 23)
+    ]
+    assert metrics["tpot_ms"] == pytest.approx(
+        (decodes[0]["latency_ms"] + decodes[1]["latency_ms"]) / 2, rel=1e-4
+    )
+    assert metrics["latency_ms"] == pytest.approx(decodes[2]["latency_ms"], rel=1e-9)
+    prefill = headline(_planned("phase=prefill", "model.seq_len=20", "context_len=23", *_TIERED))
+    assert metrics["ttft_ms"] == pytest.approx(prefill["latency_ms"], rel=1e-6)
+    # Each step copies the blocks again, over PCIe 4.0 at the share that pinned memory reaches.
+    assert metrics["tpot_ms"] / 1e3 > metrics["streamed_gib"] * 2**30 / (31.5e9 * 0.8)
+
+
+def test_the_sizes_that_tiers_make_room_for_are_planned_and_not_twice_as_much() -> None:
+    tiered = (
+        *("devices=1x0.03mb+host1mb", "offload=prefetch"),
+        *("model.config.num_hidden_layers=4", "mode=size_based"),
+    )
+    made = _planned(*_lengths(20, 5), *tiered).generation
+    assert made is not None
+    most = made.in_tiers
+    assert most is not None
+    assert most.batch >= made.limits.batch >= 1
+    assert most.context > made.limits.context >= 25
+    for texts, context in ((1, most.context), (most.batch, 25)):
+        _planned(*_lengths(20, context - 20), *tiered, f"model.batch_size={texts}")
+    for texts, context in ((1, 2 * most.context), (2 * most.batch, 25)):
+        with pytest.raises(InfeasibleError):
+            _planned(*_lengths(20, context - 20), *tiered, f"model.batch_size={texts}")

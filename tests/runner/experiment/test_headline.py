@@ -7,7 +7,7 @@ import pytest
 
 from fxpart.cost.prefetch import ShardedStep
 from runner.experiment.experiment import plan
-from runner.experiment.generation import Generation, generation_metrics
+from runner.experiment.generation import Generation, Limits, generation_metrics
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_metrics
 from runner.experiment.model_spec import model_spec
@@ -109,7 +109,10 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
         priced - set(headline(jobs["phase=decode"])) - logged["price_per_hour"]
     )
     steps = logged.pop("phase=prefill") | logged.pop("phase=decode")
-    generated = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, 1, 1)))
+    limits = Limits(1, 1)
+    generated = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, limits)))
+    tiered = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, limits, limits)))
+    logged["phase=generate with a tier"] = tiered - generated
     logged["phase=prefill or generate"] = {"ttft_ms"} & steps & generated
     logged["phase=decode or generate"] = {"tpot_ms"} & steps & generated
     logged["phase=generate"] = generated - steps

@@ -194,7 +194,7 @@ def test_what_would_make_it_fit_is_tried_with_the_tiers(here: Path) -> None:
         planned(*small_host)
     assert "makes it fit" not in str(refused.value)
     # Two of these devices hold the step with states on the host alone.
-    small = (*trained, "offload.activations=none")
+    small = (*trained, "offload.activations=none", "offload.weights=none")
     with pytest.raises(InfeasibleError, match=r"2 x \w+ makes it fit"):
         planned(*small, "devices=1x0.1mb+host10mb")
     assert planned(*small, "devices=2x0.1mb+host10mb").offloaded is not None

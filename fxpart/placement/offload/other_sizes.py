@@ -1,0 +1,208 @@
+"""A plan for devices and tiers at other sizes, and for another step of the same model.
+
+What lies in a tier stays there; of prompts, a module that the host computes for single tokens may
+be copied to a device, which is the faster way to use its weights for many.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.tiers import Tiers
+from fxpart.cost.holding import holding
+from fxpart.cost.kernels import schedule, schedule_log
+from fxpart.cost.problem import Problem
+from fxpart.cost.streams import buffer_bytes, run_copies
+from fxpart.errors import InfeasibleError
+from fxpart.placement.offload.costed import Costed, costed
+from fxpart.placement.offload.machine import BoolArray, Machine
+from fxpart.placement.offload.plan import Offloaded, least_on_devices
+from fxpart.placement.offload.searched import hosted_ops, most_buffer
+from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
+from fxpart.placement.search.refine import latency_of
+
+__all__ = ["PlacedStep", "TieredPlan", "most_offloaded"]
+
+
+# Without slots, for the cached properties.
+@dataclass(frozen=True, eq=False)
+class PlacedStep:
+    """One step of serving on a placement."""
+
+    problem: Problem
+    """What lies in tiers counts nothing in it."""
+    assignment: Assignment
+    copies: Costed | None = None
+    """What is copied meanwhile; None where nothing is."""
+    tiers_hold: bool = True
+    """Whether the tiers have room for what lies in them."""
+
+    @cached_property
+    def held_bytes(self) -> IntArray:
+        """Bytes on each device at its peak, with room for copies, shape (D,)."""
+        devices = self.problem.topology.n_devices
+        held = holding(self.problem.memory, self.assignment, devices).peak_bytes
+        if self.copies is None:
+            return held
+        overlap = self.copies.streams.overlap
+        return held + buffer_bytes(self.copies.copies, devices, overlap=overlap)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether tensors fit beside the reserve, and what lies in tiers fits these."""
+        room = self.problem.topology.memory_bytes
+        return self.tiers_hold and bool((self.held_bytes <= room).all())
+
+    @cached_property
+    def latency_s(self) -> float:
+        """Time of the step."""
+        device_of = self.assignment.device_of
+        if self.copies is None:
+            return latency_of(self.problem, device_of)
+        what = self.copies
+        timed, run = run_copies(
+            self.problem.costs, device_of, what.copies, what.streams, what.pushes
+        )
+        latency_s, _ = schedule(timed, device_of, schedule_log(timed))
+        return max(float(latency_s), run.pushed_s)
+
+
+class _Ways(NamedTuple):
+    """What becomes of the units of one graph."""
+
+    units: tuple[Unit, ...]
+    ways: IntArray
+    on_disk: BoolArray
+    cached: BoolArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TieredPlan:
+    """What of a model lies in tiers, for graphs of all its steps and sizes."""
+
+    machine: Machine
+    """That of the plan."""
+    ways: IntArray
+    on_disk: BoolArray
+    _known: dict[tuple[str, ...], _Ways] = field(default_factory=dict)
+    """By the names of a graph's operators."""
+
+    @classmethod
+    def of(cls, found: Offloaded) -> "TieredPlan":
+        """Return the tiers of a plan."""
+        assert found.machine is not None
+        return cls(found.machine, found.ways, found.on_disk)
+
+    def placed(self, problem: Problem, assignment: Assignment) -> PlacedStep:
+        """Return a step on the devices of `problem`; `assignment` puts it on them and the host."""
+        return self._step(problem, assignment.device_of, self._ways(problem))
+
+    def prompts(self, problem: Problem, assignment: Assignment) -> tuple[PlacedStep, ...]:
+        """Return the ways to run a pass over prompts, as `placed` does.
+
+        The last has the modules of the host there. In the first those are copied to a device that
+        take longer on the host than their copy, where modules may be streamed.
+        """
+        ways = self._ways(problem)
+        steps = []
+        machine = self._machine(problem, ways, begins=True)
+        slow = machine.host_s - machine.device_s > machine.copy_s
+        moved = (ways.ways == HOSTED) & slow
+        if machine.options.stream and moved.any():
+            copied = ways._replace(
+                ways=np.where(moved, STREAMED, ways.ways), cached=ways.cached | moved
+            )
+            device_of = _nearest_devices(
+                assignment.device_of, hosted_ops(machine, np.where(moved, HOSTED, RESIDENT))
+            )
+            steps.append(self._step(problem, device_of, copied, begins=True))
+        return (*steps, self._step(problem, assignment.device_of, ways, begins=True))
+
+    def _step(
+        self, problem: Problem, device_of: IntArray, ways: _Ways, *, begins: bool = False
+    ) -> PlacedStep:
+        machine = self._machine(problem, ways, begins=begins)
+        what = costed(machine, ways.ways, ways.on_disk, device_of)
+        sizes = machine.tier_sizes(ways.ways)
+        passing = most_buffer(machine, ways.ways) if ways.on_disk.any() else 0
+        beside = int(sizes[~ways.on_disk].sum()) + passing
+        assignment = partition_by_device(what.problem.graph, device_of)
+        step = PlacedStep(what.problem, assignment, what)
+        here = int(step.held_bytes[machine.problem.topology.n_devices :].sum())
+        holds = _hold(machine.tiers, here + beside, int(sizes[ways.on_disk].sum()))
+        return replace(step, tiers_hold=holds)
+
+    def _machine(self, problem: Problem, ways: _Ways, *, begins: bool) -> Machine:
+        alloc_bytes = problem.graph.value_alloc_bytes
+        units = tuple(
+            replace(unit, cache_bytes=int(alloc_bytes[unit.caches].sum())) for unit in ways.units
+        )
+        return replace(
+            self.machine,
+            problem=problem,
+            first=None,
+            cached=ways.cached,
+            begins=begins,
+            known_units=units,
+        )
+
+    def _ways(self, problem: Problem) -> _Ways:
+        """Return what becomes of the units of a graph, by the names of their weights."""
+        names = problem.graph.names
+        if names not in self._known:
+            own = self.machine
+            of_weight = {
+                own.problem.graph.weight_names[weight]: number
+                for number, unit in enumerate(own.units)
+                for weight in unit.weights.tolist()
+            }
+            # The devices are those that the units of the plan were divided for.
+            divided = replace(problem, topology=own.problem.topology)
+            machine = replace(own, problem=divided, known_units=None)
+            weight_names = problem.graph.weight_names
+            same = [of_weight.get(weight_names[int(u.weights[0])], -1) for u in machine.units]
+            numbers = np.array(same, dtype=np.int64)
+            is_known, cached = numbers >= 0, own.cached
+            self._known[names] = _Ways(
+                machine.units,
+                np.where(is_known, self.ways[numbers], RESIDENT),
+                is_known & self.on_disk[numbers],
+                is_known & (cached[numbers] if cached is not None else False),
+            )
+        return self._known[names]
+
+
+def _hold(tiers: Tiers, host_bytes: int, disk_bytes: int) -> bool:
+    disk = tiers.disk.memory_bytes if tiers.disk else 0
+    return host_bytes <= tiers.host.memory_bytes and disk_bytes <= disk
+
+
+def _nearest_devices(device_of: IntArray, moved: BoolArray) -> IntArray:
+    """Return the placement with operators `moved` to the device of the one before them on any."""
+    host = int(device_of[moved].max())
+    homes, before = device_of.copy(), 0
+    on_devices = device_of[device_of < host]
+    if len(on_devices):
+        before = int(on_devices[0])
+    for op in range(len(homes)):
+        if moved[op]:
+            homes[op] = before
+        elif homes[op] < host:
+            before = int(homes[op])
+    return homes
+
+
+def most_offloaded(machine: Machine) -> tuple[TieredPlan, PlacedStep] | None:
+    """Return the plan with all in tiers that can lie there, None where that does not fit either."""
+    try:
+        least = least_on_devices(machine)
+    except InfeasibleError:
+        return None
+    plan = TieredPlan(least.machine, least.ways, least.on_disk)
+    assignment = partition_by_device(machine.problem.graph, least.device_of)
+    return plan, plan.placed(machine.problem, assignment)
