@@ -126,8 +126,8 @@ def offload(machine: Machine, place: Place, *, everything: bool = False) -> Offl
     """
     options = machine.options
     if everything:
-        least = least_on_devices(machine)
-        return finished(least.machine, least.ways, place)
+        most = least_on_devices(machine)
+        return finished(most.machine, most.ways, place)
     caches = _cache_order(machine) if options.stream and options.cache != "none" else []
     if options.cache == "all":
         return _offloaded(_with_caches(machine, caches), place)
