@@ -370,10 +370,13 @@ def _trained_by(found: Offloaded) -> str:
         if n_devices > 1:
             return f"nothing yet: states on the host of a step on {n_devices} devices"
         tools.append(
-            "DeepSpeed (zero_optimization.offload_optimizer), torchao's CPUOffloadOptimizer with"
-            " offload_gradients"
+            "DeepSpeed (zero_optimization.offload_param and offload_optimizer), torch's fully_shard"
+            " with CPUOffloadPolicy"
+            if found.gathered_bytes
+            else "DeepSpeed (zero_optimization.offload_optimizer), torchao's CPUOffloadOptimizer"
+            " with offload_gradients"
         )
-    if found.stored_bytes():
+    if found.stored_bytes() > found.frozen_bytes:
         tools.append(
             "activations by torchtune (enable_activation_offloading) or"
             " torch.autograd.graph.save_on_cpu"

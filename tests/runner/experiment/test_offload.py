@@ -84,6 +84,11 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
         ),
         (["devices=1x24gb+host64gb", "offload.cache=all"], "is of a step with a cache"),
         (["devices=1x24gb+host64gb", "offload.optimizer=all"], "is of a training step"),
+        (["devices=1x24gb+host64gb", "offload.weights=all"], "is of a training step"),
+        (
+            ["devices=1x24gb+host64gb", "offload.weights=all", "offload.optimizer=none"],
+            "leave out offload.optimizer=none",
+        ),
         (["devices=1x24gb+host64gb", "offload.cache=most"], "offload.cache=most does not exist"),
         (
             ["devices=1x24gb+host64gb", "phase=decode", "offload=host", "offload.cache=all"],
@@ -246,3 +251,12 @@ def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     two = planned(*trained, "devices=2x0.1mb+host1mb").offloaded
     assert two is not None
     assert carried_by(two) == "nothing yet: states on the host of a step on 2 devices"
+    gathered = (*trained, "offload.weights=all", "devices=1x1mb+host1mb")
+    step = planned(*gathered)
+    assert step.offloaded is not None
+    assert step.evaluation.devices[0].weight_bytes == 0
+    # Forward and backward copy each layer: the last one once for both, and of the first, whose
+    # inputs need no gradient, the backward needs no weight.
+    assert headline(step)["streamed_gib"] * 2**30 == (2 * 6 - 2) * 16640
+    assert "weights copied block by block, 162.50 KiB a step" in line_of(step, *gathered)
+    assert "offload_param" in carried_by(step.offloaded)
