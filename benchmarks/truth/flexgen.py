@@ -11,9 +11,6 @@ computes attention over the cache on the CPU, which is not modelled: the cache i
 By the constants of FlexGen's own cost model (12.3 GFLOP/s there, copies at 12.89 GB/s) both take
 as long: a token's attention is one operation for each byte of the cache.
 
-A T4 that multiplies matrices without a pause is held to 24 TFLOP/s by its 70 W: cuBLAS on 4,096 x
-4,096 numbers of 16 bits (forums.developer.nvidia.com, "About GPU peak performance", 264462).
-
 OPT is GPT-2's class with its sizes, since OPT's own has no graph with a cache here. The disk reads
 2 GB/s, as FlexGen's paper has it (arXiv 2303.06865, section 6), and is taken to write as fast.
 """
@@ -48,7 +45,6 @@ SOURCE = "FMInference/FlexLLMGen README.md@004ffef (Apache-2.0), FlexGen on a T4
 _HOST_BYTES, _DISK_BYTES = 208 * 10**9, 1500 * 10**9
 _DISK_BYTES_PER_S = 2e9
 _PINNED_SHARE = 0.8  # conf/offload/prefetch.yaml
-_SUSTAINED_FLOPS_PER_S = 24e12
 _ROOM_BYTES = 2**50
 """Devices are not what limits a policy that is given."""
 
@@ -126,8 +122,7 @@ def _step_s(spec: ModelSpec, policy: Policy) -> float:
     """Return the time of one of the batches, which copies its share of the weights."""
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
     graph = replace(graph, weight_bytes=graph.weight_bytes // policy.batches)
-    rates = {"float16": _SUSTAINED_FLOPS_PER_S / ROOFLINE.compute_efficiency}
-    device = replace(T4, memory_bytes=_ROOM_BYTES, flops_per_s={**T4.flops_per_s, **rates})
+    device = replace(T4, memory_bytes=_ROOM_BYTES)
     topology = replace(uniform_topology((device,), PCIE3), host_launch_s=LAUNCH_S)
     host = Tier("host", "host", _HOST_BYTES // policy.batches)
     disk = Tier("disk", "disk", _DISK_BYTES // policy.batches, _DISK_BYTES_PER_S)
