@@ -33,7 +33,7 @@ __all__ = ["DRAWN", "NAME", "SOURCE", "rows"]
 NAME = "vtrain_multi"
 SOURCE = "VIA-Research/vTrain data/ground_truth_multi.csv (MIT), Megatron-DeepSpeed on A100s"
 _FILE = "vtrain_multi.csv"
-DRAWN = 3
+DRAWN = 1
 """Rows of each size of model."""
 _SEED = 0
 _NODE = 8

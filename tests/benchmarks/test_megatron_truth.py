@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks.truth import megatron_b200, vtrain, vtrain_calibrated
+from benchmarks.truth.finetune_time import rows as finetune_rows
 from benchmarks.truth.megatron_b200 import FILE, cases
+from benchmarks.truth.megatron_paper import MODELS
+from benchmarks.truth.megatron_steps import Cluster, step_of_many_layers_s
 from benchmarks.truth.row import Row
 from benchmarks.truth.vtrain import plans
 from runner.config.read import read_config
@@ -123,3 +126,54 @@ def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:
     assert plan.microbatches == 8
     assert plan.label == "h1024 l24 b64/4 tp2 dp2 pp2"
     assert plan.iteration_ms == pytest.approx(219.7)
+
+
+def test_a_step_of_many_layers_follows_from_few() -> None:
+    planned: list[tuple[int, int]] = []
+
+    def step_s(stages: int, layers_each: int) -> float:
+        planned.append((stages, layers_each))
+        return 3 + 2 * stages + 5 * layers_each + 0.5 * stages * layers_each
+
+    for stages, layers_each in ((1, 10), (2, 1), (4, 3), (64, 12), (8, 1)):
+        expected = 3 + 2 * stages + 5 * layers_each + 0.5 * stages * layers_each
+        assert step_of_many_layers_s(step_s, stages, layers_each) == pytest.approx(expected)
+    assert max(stages for stages, _ in planned) == 4
+    assert (1, 1) not in planned  # a single layer is no repeated block
+
+
+def test_machines_of_a_cluster_have_eight_devices() -> None:
+    cluster = Cluster("a100_80gb", 25e9)
+    assert cluster.overrides(8) == ("devices=8xa100_80gb",)
+    assert cluster.overrides(16) == ("devices=8xa100_80gb+8xa100_80gb", "devices.nodes=[0,1]")
+
+
+def test_layers_of_the_papers_models_are_dealt_out_evenly() -> None:
+    for gpt in MODELS.values():
+        assert gpt.layers_each * gpt.stages * gpt.chunks == gpt.layers
+    # 12 l h^2 (1 + 13 / 12 h + (v + s) / 12 l h): parameters of table 3, in billions.
+    sizes = [
+        12 * g.layers * g.hidden**2 * (1 + (51200 + 2048) / (12 * g.layers * g.hidden)) / 1e9
+        for g in MODELS.values()
+    ]
+    assert sizes == pytest.approx([22, 175, 530, 1008], rel=0.005)
+
+
+def test_rates_that_no_run_stands_for_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = {"source": "pytorch/torchtune", "n_devices": 1, "unit": "tok/s", "value": 1.0}
+    row = {**usual, "model": "Llama-3.2-3B", "metric": "tokens_per_s"}
+    points = [
+        {**row, "phase": "train-full +8-bit AdamW"},
+        {**row, "phase": "train-full", "n_devices": 8},
+        {**row, "phase": "decode", "model": "Other"},
+        {**row, "phase": "train-LoRA r8", "metric": "time_per_1k_iterations"},
+        {**row, "phase": "train-full", "metric": "peak_memory"},
+    ]
+    (tmp_path / "measured.json").write_text(json.dumps(points))
+    assert list(finetune_rows(tmp_path)) == []
+    printed = capsys.readouterr().out
+    for reason in ("updates in 8 bits", "sharded", "no configuration", "different lengths"):
+        assert reason in printed
+    assert "4 rows are left out" in printed
