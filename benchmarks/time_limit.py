@@ -15,8 +15,11 @@ class OverLimitError(KeyboardInterrupt):
 
 
 @contextmanager
-def limited(limit_s: float | None) -> Iterator[None]:
-    """Raise `OverLimitError` in the block when it takes longer; main thread only."""
+def limited(limit_s: float | None, of_cpu: bool = False) -> Iterator[None]:
+    """Raise `OverLimitError` in the block when it takes longer; main thread only.
+
+    With `of_cpu` its seconds are those of CPU, of all threads of the process together.
+    """
     if limit_s is None:
         yield
         return
@@ -24,10 +27,13 @@ def limited(limit_s: float | None) -> Iterator[None]:
     def stop(_signal: int, _frame: object) -> None:
         raise OverLimitError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    number, timer = signal.SIGALRM, signal.ITIMER_REAL
+    if of_cpu:
+        number, timer = signal.SIGPROF, signal.ITIMER_PROF
+    before = signal.signal(number, stop)
+    signal.setitimer(timer, limit_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)

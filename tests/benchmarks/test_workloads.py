@@ -1,10 +1,13 @@
 """`benchmarks.workloads` on problems of our own; those published stay in their folder."""
 
 import json
+import sys
+from graphlib import CycleError
 from pathlib import Path
 
 import pytest
 
+from benchmarks.published_values import largest_load_ms, sample_ms
 from benchmarks.workloads import Known, main, read_known
 from tests.placement.workloads import document
 
@@ -20,8 +23,9 @@ README = """
 
 
 def test_it_prints_a_table_for_each_objective(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "mtkahypar", None)  # put back what there was
     (tmp_path / "README.md").write_text(README)
     for objective in ("throughput", "latency"):
         (tmp_path / objective).mkdir()
@@ -29,7 +33,7 @@ def test_it_prints_a_table_for_each_objective(
     known = read_known(tmp_path / "README.md")
     assert known["throughput", "small"] == Known(1.0, 4.0, (5.0,))
     assert known["latency", "small"] == Known(1.0, 20.0, (50.0, 45.0))
-    main(["--data", str(tmp_path), "--time-limit-s", "0.2"])
+    main(["--data", str(tmp_path), "--cpu-limit-s", "0.5", "--without-mtkahypar"])
     printed = capsys.readouterr().out
     rows = [line.split() for line in printed.splitlines() if line.startswith("small")]
     assert len(rows) == 2
@@ -37,6 +41,32 @@ def test_it_prints_a_table_for_each_objective(
         assert float(row[1]) / best == pytest.approx(float(row[6]), abs=1e-3)
         assert float(row[2]) <= float(row[1])
     assert printed.count("over best known: geometric mean") == 2
+
+
+def test_a_placement_that_the_definition_does_not_allow_has_no_value(tmp_path: Path) -> None:
+    """What fits, colours and support; two pieces that read from each other are never done."""
+    path = tmp_path / "small.json"
+    problem = document(1)
+    for node in problem["nodes"]:
+        node["size"] = 0.0
+    path.write_text(json.dumps(problem))
+    alone = {f"op{i}": 0 if i != 3 else 2 for i in range(7)}
+    assert largest_load_ms(path, alone) > 0
+    with pytest.raises(ValueError, match="cannot run"):
+        largest_load_ms(path, {**alone, "op3": 1})
+    with pytest.raises(ValueError, match="of its colour"):
+        largest_load_ms(path, {**alone, "op0": 1})
+    with pytest.raises(ValueError, match="a name of its own"):
+        largest_load_ms(path, {"op0": 1})
+    problem["edges"] = [{"sourceId": 10 + i, "destId": 11 + i, "cost": 1.0} for i in range(6)]
+    path.write_text(json.dumps(problem))
+    with pytest.raises(CycleError):
+        sample_ms(path, alone)
+    problem["maxSizePerFPGA"] = 1.0
+    problem["nodes"][1]["size"] = 2.0
+    path.write_text(json.dumps(problem))
+    with pytest.raises(ValueError, match="too many"):
+        largest_load_ms(path, alone)
 
 
 def test_without_the_folder_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
