@@ -108,8 +108,70 @@ def _together_s(b: Branching, placed: int, free: IntArray, begun_s: FloatArray) 
     return float(together_s * (1.0 - _ROUNDING))
 
 
+@inlined
+def _start_on_each(  # noqa: PLR0917 - compiled loops take arrays by position
+    b: Branching,
+    op: int,
+    here: int,
+    free: IntArray,
+    free_s: FloatArray,
+    ready_s: FloatArray,
+    starts_s: FloatArray,
+) -> None:
+    """Fill `starts_s` (D,) with when `op` can start on each device, infinite where it cannot be.
+
+    It is on `here`, or anywhere with room for what stays of its unit if that is -1.
+    """
+    t = b.costs
+    for device in range(starts_s.shape[0]):
+        starts_s[device] = np.inf
+        if here >= 0 and device != here:
+            continue
+        if here < 0 and b.stays_bytes[b.unit_of[op]] > free[device]:
+            continue
+        start = max(free_s[device], t.issue_s[op])
+        for i in range(t.read_start[op], t.read_start[op + 1]):
+            if t.producer[t.reads[i]] >= 0:
+                start = max(start, ready_s[t.reads[i], device])
+        starts_s[device] = start
+
+
+@inlined
+def _send_to_each(  # noqa: PLR0917 - compiled loops take arrays by position
+    t: CostTables,
+    op: int,
+    device_of: IntArray,
+    ends_s: FloatArray,
+    link_free: FloatArray,
+    ready_s: FloatArray,
+) -> None:
+    """Fill `ready_s` with when each device can have what `op` makes, the earliest of its makers.
+
+    A link is taken only from where `op` is for certain to where a reader is for certain.
+    """
+    here, devices = device_of[op], ends_s.shape[0]
+    for value in range(t.made_start[op], t.made_start[op + 1]):
+        for target in range(devices):
+            ready_s[value, target] = ends_s[target]
+            for source in range(devices):
+                if source == target or ends_s[source] == np.inf:
+                    continue
+                begin = ends_s[source]
+                if here >= 0:
+                    begin = max(begin, link_free[source, target])
+                end = begin + t.link_latency_s[source, target]
+                end += t.value_bytes[value] * t.s_per_byte[source, target]
+                ready_s[value, target] = min(ready_s[value, target], end)
+        if here < 0:
+            continue
+        for j in range(t.reader_start[value], t.reader_start[value + 1]):
+            target = device_of[t.readers[j]]
+            if target >= 0 and target != here:
+                link_free[here, target] = ready_s[value, target]
+
+
 @compiled
-def _least_latency_s(  # noqa: PLR0912 - one loop, compiled whole
+def _least_latency_s(
     b: Branching, device_of: IntArray, placed: int, free: IntArray, ready_s: FloatArray
 ) -> float:
     """Return a latency that no placement beats that goes on from this one; its own if it is whole.
@@ -121,48 +183,22 @@ def _least_latency_s(  # noqa: PLR0912 - one loop, compiled whole
     n, devices = t.op_time_s.shape
     frontier = b.first_op[placed]
     free_s, link_free = np.zeros(devices), np.zeros((devices, devices))
-    ends_s, begun_s = np.empty(devices), np.full(devices, np.inf)
-    later_s = np.zeros(devices)
+    starts_s, ends_s = np.empty(devices), np.empty(devices)
+    begun_s, later_s = np.full(devices, np.inf), np.zeros(devices)
     longest = 0.0
     for op in range(n):
-        here, least = device_of[op], np.inf
+        here = device_of[op]
+        _start_on_each(b, op, here, free, free_s, ready_s, starts_s)
         for device in range(devices):
-            ends_s[device] = np.inf
-            if here >= 0 and device != here:
-                continue
-            if here < 0 and b.stays_bytes[b.unit_of[op]] > free[device]:
-                continue
-            start = max(free_s[device], t.issue_s[op])
-            for i in range(t.read_start[op], t.read_start[op + 1]):
-                if t.producer[t.reads[i]] >= 0:
-                    start = max(start, ready_s[t.reads[i], device])
-            ends_s[device] = start + b.possible_s[op, device]
-            least = min(least, ends_s[device])
+            ends_s[device] = starts_s[device] + b.possible_s[op, device]
             if op >= frontier:
-                begun_s[device] = min(begun_s[device], start)
-        longest = max(longest, least)
+                begun_s[device] = min(begun_s[device], starts_s[device])
+        longest = max(longest, ends_s.min())
         if here >= 0:
             free_s[here] = ends_s[here]
             if op >= frontier:
                 later_s[here] += t.op_time_s[op, here]
-        for value in range(t.made_start[op], t.made_start[op + 1]):
-            for target in range(devices):
-                ready_s[value, target] = ends_s[target]
-                for source in range(devices):
-                    if source == target or ends_s[source] == np.inf:
-                        continue
-                    begin = ends_s[source]
-                    if here >= 0:
-                        begin = max(begin, link_free[source, target])
-                    end = begin + t.link_latency_s[source, target]
-                    end += t.value_bytes[value] * t.s_per_byte[source, target]
-                    ready_s[value, target] = min(ready_s[value, target], end)
-            if here < 0:
-                continue
-            for j in range(t.reader_start[value], t.reader_start[value + 1]):
-                target = device_of[t.readers[j]]
-                if target >= 0 and target != here:
-                    link_free[here, target] = ready_s[value, target]
+        _send_to_each(t, op, device_of, ends_s, link_free, ready_s)
     if frontier == n or longest == np.inf:
         return float(longest)
     # A device that runs nothing from here on ends before the last operator does.

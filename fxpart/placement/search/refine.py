@@ -167,8 +167,9 @@ USUAL_OPERATORS = 2048
 """About a language model of 7 billion parameters, where the default gain was measured."""
 
 KICKED, _KICKS = 512, 256
-"""Operators up to which the search tries to leave the optimum that it found, and how often. Larger
-models gained nothing from it."""
+"""Operators up to which the search tries to leave the optimum that it found operator by operator,
+and how often. Larger models are kicked by their smallest modules, and the less often the larger
+they are: what a layer gains from another cut, each layer has to find by itself."""
 
 _MOST_PASSES = 1_000_000
 """More would only be a slip of the keyboard."""
@@ -211,14 +212,15 @@ def refine(
     Each start must respect every device's memory, and so does what is returned. From each start,
     modules move first, coarse to fine, then operators. Then chains of moves in windows go on from
     there, and from the start itself too, since neither always ends lower. Above `LARGE` operators
-    only the start that is best once large modules have moved goes on. Small models are kicked out
-    of their optimum; and in the end partitions that save too little are combined.
+    only the start that is best once large modules have moved goes on. Up to there a model is kicked
+    out of its optimum; and in the end partitions that save too little are combined.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
     working, atomic = working_units(graph, works), atomic_units(graph)
     tables, passes = search_tables(problem, options), options.max_passes
-    levels = (*module_units(graph), working, atomic)
+    modules = module_units(graph)
+    levels = (*modules, working, atomic)
 
     def moved(device_of: IntArray, levels: Iterable[Units]) -> IntArray:
         for units in levels:
@@ -242,6 +244,9 @@ def refine(
         best = lowest([chained(placed) for placed in [*ends, *(s.copy() for s in starts)]])
     if graph.n_ops <= KICKED:
         kick(tables, best, atomic, _KICKS, passes, seed=0)
+    elif graph.n_ops <= LARGE and modules:
+        kick(tables, best, modules[-1], _KICKS * KICKED // graph.n_ops, passes, seed=0)
+        improve(tables, best, atomic, passes)
     combine(graph, tables, best)
     return best, latency_of(problem, best)
 
