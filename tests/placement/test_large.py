@@ -49,6 +49,13 @@ def test_promises_hold_in_larger_graphs(
     assert latency_s <= latency_of(this, size_based(this).device_of)
 
 
+def test_larger_models_are_kicked_by_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    this = _problem(600, 600)
+    kicked_s = latency_of(this, make_mode("kl_based")(this).device_of)
+    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 0)
+    assert kicked_s < latency_of(this, make_mode("kl_based")(this).device_of)
+
+
 def test_of_a_large_model_one_start_is_searched_finely(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[int] = []
 
