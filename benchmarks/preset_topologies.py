@@ -1,11 +1,12 @@
 """Presets on six topologies, by every mode and peer: ``python -m benchmarks.presets --topologies``.
 
 Equal devices; unlike ones; two nodes over InfiniBand; memory 2 % above the least that `size_based`
-fills; a host's CPU beside two devices; pairs of NVLink. For latency and for throughput: the best of
+fills; a host's CPU beside two devices; pairs of NVLink. For each objective: the best of
 `mode=optimal` in so many steps, its gap to the bound, and how far above it each mode and peer is in
 percent; ``-`` where one refuses. None may be below it.
 """
 
+import itertools
 import math
 import sys
 import time
@@ -18,26 +19,28 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology, with_pair_links
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
-from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.problem import OBJECTIVES, Problem, make_problem
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place, make_mode
 from fxpart.placement.mtkahypar import is_installed
 from runner.experiment.experiment import problem_of
 from runner.experiment.model_spec import model_spec
+from runner.experiment.objective import objective_metrics
 from runner.experiment.subject import shared_subject
 from runner.experiment.topology import build_topology
 from runner.experiment.user_mode import chosen_mode
 
 __all__ = ["print_topologies"]
 
-OBJECTIVES = ("latency", "throughput")
+UNITS = dict(zip(OBJECTIVES, ("ms", "ms", "GiB", "J"), strict=True))
 NEAR, _ROUNDING = 1e-3, 1e-9
 LARGE = ("dlrm", "mixtral_8x7b", "llama3_70b")
 PCIE, NVLINK, INFINIBAND = Link(32e9, 5e-6), Link(300e9, 5e-6), Link(50e9, 5e-6)
 """PCIe 4, NVLink 3 and one InfiniBand NDR port, as in conf/transfer_rate."""
-HOST = DeviceSpec("host", 128 * 10**9, {"float32": 3e12, "bfloat16": 6.6e12}, 300e9)
-"""32 cores as in conf/accelerator/cpu.yaml: this machine's own number would change the table."""
+HOST = DeviceSpec("host", 128 * 10**9, {"float32": 3e12, "bfloat16": 6.6e12}, 300e9, power_w=210.0)
+"""32 cores as in conf/accelerator/cpu.yaml: this machine's own number would change the table. The
+power is that of AMD's EPYC 9334."""
 MODES = ("single", "size_based", "equal_layers", "pipeline", "kl_based", "cost_aware")
 
 
@@ -106,60 +109,79 @@ def _tight(model: _Model, devices: tuple[DeviceSpec, ...]) -> tuple[DeviceSpec, 
     return of(most * 102 // 100)
 
 
-def _value_s(evaluation: Evaluation, objective: str) -> float:
-    return evaluation.latency_s if objective == "latency" else evaluation.load_s
+def _value(problem: Problem, evaluation: Evaluation) -> float:
+    """Return what the objective makes small, in its unit of `UNITS`."""
+    if problem.objective == "latency":
+        return evaluation.latency_s * 1e3
+    if problem.objective == "throughput":
+        return evaluation.load_s * 1e3
+    if problem.objective == "memory":
+        return evaluation.peak_bytes / 2**30
+    return objective_metrics(problem, evaluation, problem.topology.n_devices)["energy_j"]
+
+
+def _gap(problem: Problem, evaluation: Evaluation) -> float:
+    """Return how far the value is above its bound, as a share."""
+    if problem.objective == "latency":
+        return evaluation.optimality_gap
+    metrics = objective_metrics(problem, evaluation, problem.topology.n_devices)
+    key = "load" if problem.objective == "throughput" else problem.objective
+    return metrics[f"{key}_gap_pct"] / 100
 
 
 def _values(model: _Model, problem: Problem) -> dict[str, float]:
-    """Return what every mode and peer comes to in s, infinite where one refuses."""
+    """Return what every mode and peer comes to, infinite where one refuses."""
     places = {**{mode: make_mode(mode) for mode in MODES}, **model.peers}
     values = {}
     for mode, place in places.items():
         try:
-            values[mode] = _value_s(evaluate(problem, place(problem)), problem.objective)
+            values[mode] = _value(problem, evaluate(problem, place(problem)))
         except InfeasibleError:
             values[mode] = math.inf
     return values
 
 
-def _above(value_s: float, best_s: float) -> str:
-    return "-" if math.isinf(value_s) else f"{(value_s / best_s - 1) * 100:.2f}"
+def _above(value: float, best: float) -> str:
+    percent = round((value / best - 1) * 100, 2)
+    return "-" if math.isinf(value) else f"{percent + 0.0:.2f}"  # no -0.00
 
 
-def print_topologies(names: Sequence[str], steps: int) -> bool:
-    """Print a table for each objective, and what comes near; return whether none is beaten."""
-    rows: dict[str, list[list[str]]] = {objective: [] for objective in OBJECTIVES}
+def print_topologies(
+    names: Sequence[str], steps: int, objectives: Sequence[str], places: Sequence[str]
+) -> bool:
+    """Print a table for each objective, and what comes near; return whether none is beaten.
+
+    Of the topologies called `places`, or of all without any.
+    """
+    rows: dict[str, list[list[str]]] = {objective: [] for objective in objectives}
     near: list[str] = []
     beaten: list[str] = []
-    heads: list[str] = []
+    peers: list[str] = []
     for name in names:
         model = _model(name)
-        for place, topology in _topologies(model):
-            for objective in OBJECTIVES:
-                begin = time.process_time()
-                problem = model.on(topology, objective)
-                optimal = make_mode("optimal", {"steps": steps})
-                evaluation = evaluate(problem, optimal(problem))
-                seconds = time.process_time() - begin
-                best_s = _value_s(evaluation, objective)
-                gap = evaluation.optimality_gap if objective == "latency" else evaluation.load_gap
-                values = _values(model, problem)
-                heads = ["", "topology", "optimal ms", "gap %", "CPU s", *values]
-                where = f"{name}, {place}, {objective}"
-                above = {mode: value_s / best_s - 1 for mode, value_s in values.items()}
-                beaten += [f"{where}: {m} {a:.4%}" for m, a in above.items() if a < -_ROUNDING]
-                close = [m for m in model.peers if above[m] < NEAR]
-                if close:
-                    near.append(
-                        f"{where}: {', '.join(close)}; optimal is {gap:.2%} above the bound"
-                    )
-                rows[objective].append(
-                    [name, place, f"{best_s * 1e3:.3f}", f"{gap * 100:.1f}", f"{seconds:.0f}"]
-                    + [_above(value_s, best_s) for value_s in values.values()]
-                )
-                print(*rows[objective][-1], objective, file=sys.stderr, flush=True)
-    for objective in OBJECTIVES:
+        chosen = [(p, t) for p, t in _topologies(model) if p in places or not places]
+        for (place, topology), objective in itertools.product(chosen, objectives):
+            begin = time.process_time()
+            problem = model.on(topology, objective)
+            evaluation = evaluate(problem, make_mode("optimal", {"steps": steps})(problem))
+            seconds = time.process_time() - begin
+            best, gap = _value(problem, evaluation), _gap(problem, evaluation)
+            values = _values(model, problem)
+            peers = list(values)
+            where = f"{name}, {place}, {objective}"
+            above = {mode: value / best - 1 for mode, value in values.items()}
+            beaten += [f"{where}: {m} {a:.4%}" for m, a in above.items() if a < -_ROUNDING]
+            close = [m for m in model.peers if above[m] < NEAR]
+            if close:
+                near.append(f"{where}: {', '.join(close)}; optimal is {gap:.2%} above the bound")
+            rows[objective].append(
+                [name, place, f"{best:.3f}", f"{gap * 100:.1f}", f"{seconds:.0f}"]
+                + [_above(value, best) for value in values.values()]
+            )
+            print(*rows[objective][-1], objective, file=sys.stderr, flush=True)
+    for objective in objectives:
         print(f"\n{objective}; percent above mode=optimal, {steps} steps\n")
+        heads = ["", "topology", f"optimal {UNITS[objective]}", "gap %", "CPU s", *peers]
         print(table(heads, rows[objective]))
     print(f"\npeers within {NEAR:.1%}: {len(near)}", *near, sep="\n  ")
     print(f"\noptimal beaten: {len(beaten)}", *beaten, sep="\n  ")

@@ -1,7 +1,8 @@
 """``python -m benchmarks.presets [name ...]``: every preset captured and placed on a laptop.
 
-With ``--topologies [--steps 16]`` on six topologies instead, by every mode and peer
-(`benchmarks.preset_topologies`); the exit code is 1 where one beats `mode=optimal`.
+With ``--topologies [--steps 16]`` on six topologies instead, by every mode and peer, for latency
+and throughput (`benchmarks.preset_topologies`); the exit code is 1 where one beats `mode=optimal`.
+``--objectives memory energy`` and ``--places equal "with a CPU"`` choose others, and some of them.
 
 For each model: operators, seconds to build and capture it from nothing, peak memory of that
 process; then three modes on enough devices. The devices are as many of 16, 24 or 80 GB as hold the
@@ -18,6 +19,7 @@ from typing import Any
 
 from benchmarks.preset_topologies import print_topologies
 from benchmarks.process import run_python
+from fxpart.cost.problem import BY_TIME, OBJECTIVES
 
 DEVICES = {
     "gpt2": "4x16gb",
@@ -75,10 +77,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(DEVICES))
     parser.add_argument("--topologies", action="store_true")
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(BY_TIME))
+    parser.add_argument("--places", nargs="+", default=[], metavar="TOPOLOGY")
     arguments = parser.parse_args()
     chosen = arguments.names
     if arguments.topologies:
-        sys.exit(not print_topologies(chosen, arguments.steps))
+        wanted = arguments.objectives, arguments.places
+        sys.exit(not print_topologies(chosen, arguments.steps, *wanted))
     print(HEAD)
     for model in chosen:
         with tempfile.TemporaryDirectory() as folder:

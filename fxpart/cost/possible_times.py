@@ -5,7 +5,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.problem import Problem
 
-__all__ = ["possible_s", "work_shares"]
+__all__ = ["needed_bytes", "possible_s", "work_shares"]
 
 
 def possible_s(problem: Problem) -> FloatArray:
@@ -14,7 +14,7 @@ def possible_s(problem: Problem) -> FloatArray:
     Where it fits nowhere, all its times are as they are: what such a placement costs is no matter.
     """
     group, times = problem.graph.group, problem.costs.op_time_s
-    needed = _needed_bytes(problem)
+    needed = needed_bytes(problem)
     of_group = np.zeros(len(group), dtype=np.int64)
     np.maximum.at(of_group, group, needed)
     fits = of_group[group][:, None] <= problem.topology.memory_bytes[None, :]
@@ -22,7 +22,7 @@ def possible_s(problem: Problem) -> FloatArray:
     return np.where(fits | ~somewhere[:, None], times, np.inf)
 
 
-def _needed_bytes(problem: Problem) -> IntArray:
+def needed_bytes(problem: Problem) -> IntArray:
     """Return bytes that a device holds for certain while it runs each operator. Shape (n,).
 
     The weights of its group and the model's inputs that the group reads; what the operator makes,

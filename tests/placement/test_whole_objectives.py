@@ -19,7 +19,7 @@ from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.search.steady import steadily
 from fxpart.placement.search.whole import BY_WHOLE, bound_of, value_of
 from tests import independent
-from tests.sketch import Sketch, chain, devices, random_graph
+from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 POWERS = (10.0, 30.0, 100.0)
 MODES: dict[str, dict[str, object]] = {"kl_based": {}, "cost_aware": {}, "optimal": {"steps": 8}}
@@ -83,6 +83,17 @@ def test_searches_find_what_brute_force_does(objective: str) -> None:
             assert _cost(this, device_of) == pytest.approx(min(costs), rel=1e-9)
             assert value_of(this, device_of) == pytest.approx(_cost(this, device_of), rel=1e-9)
     assert tried >= 3
+
+
+def test_the_bound_of_memory_knows_what_must_meet() -> None:
+    """Two of three equal weights share a device; one operator reads 50 bytes and makes 40."""
+    for makes, known in (((1, 1), (20.0, "weights")), ((50, 40), (100.0, "one operator"))):
+        sketch = Sketch()
+        value = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], 1)
+        for size in makes:
+            value = sketch.op([value], size, [sketch.weight(10)], 1)
+        this = problem(sketch.graph(value), devices(500, 500))
+        assert bound_of(replace(this, objective="memory"), 0.0) == known
 
 
 @pytest.mark.parametrize("objective", ["memory", "energy"])

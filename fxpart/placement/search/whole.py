@@ -7,6 +7,7 @@ from fxpart.cost.energy import IDLE_SHARE, energy_bound_j, energy_j, powers_w
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
 from fxpart.cost.least_placement import are_few
+from fxpart.cost.possible_times import needed_bytes
 from fxpart.cost.problem import OBJECTIVES, Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.placement.search.refine import latency_of
@@ -38,17 +39,36 @@ def value_of(problem: Problem, device_of: IntArray) -> float:
 def bound_of(problem: Problem, latency_s: float) -> tuple[float, str]:
     """Return what no placement is below, and what proves it; no latency is below `latency_s`.
 
-    Of memory: an equal share of all weights with their optimizer's state, or those of one group.
+    Of memory: an equal share of all weights with their optimizer's state, those that some device
+    has two or more of, or what one operator needs while it runs.
     """
     if problem.objective == "energy":
         power_w = powers_w(problem.topology)
         return energy_bound_j(power_w, problem.costs.op_time_s, latency_s), "work"
+    operator_bytes = float(needed_bytes(problem).max())
+    weights_bytes = _fullest_by_weights(problem)
+    if operator_bytes > weights_bytes:
+        return operator_bytes, "one operator"
+    return weights_bytes, "weights"
+
+
+def _fullest_by_weights(problem: Problem) -> float:
+    """Return what some device has of weights at least: a share, or the largest that must meet.
+
+    Of the k D + 1 groups with the largest weights some device has k + 1. A weight counts for the
+    first group that uses it.
+    """
     graph, weight_bytes = problem.graph, problem.memory.weight_bytes
-    used = np.unique(np.stack([graph.group[graph.users], graph.uses], axis=1), axis=0)
-    of_group = np.zeros(graph.n_ops)
-    np.add.at(of_group, used[:, 0], weight_bytes[used[:, 1]])
-    total_bytes = float(weight_bytes[np.unique(graph.uses)].sum())
-    return max(np.ceil(total_bytes / problem.topology.n_devices), float(of_group.max())), "weights"
+    devices = problem.topology.n_devices
+    first = np.full(len(weight_bytes), graph.n_ops, dtype=np.int64)
+    np.minimum.at(first, graph.uses, graph.group[graph.users])
+    of_group = np.zeros(graph.n_ops + 1)
+    np.add.at(of_group, first, weight_bytes)
+    largest = np.sort(of_group[:-1])[::-1]
+    so_far = np.concatenate([[0.0], np.cumsum(largest)])
+    met = np.arange((graph.n_ops - 1) // devices + 1)
+    together = so_far[met * devices + 1] - so_far[met * (devices - 1)]
+    return max(np.ceil(so_far[-1] / devices), float(together.max()))
 
 
 def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int) -> IntArray:
