@@ -68,7 +68,7 @@ def _fullest_by_weights(problem: Problem) -> float:
     so_far = np.concatenate([[0.0], np.cumsum(largest)])
     met = np.arange((graph.n_ops - 1) // devices + 1)
     together = so_far[met * devices + 1] - so_far[met * (devices - 1)]
-    return max(np.ceil(so_far[-1] / devices), float(together.max()))
+    return float(max(np.ceil(so_far[-1] / devices), together.max()))
 
 
 def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int) -> IntArray:
