@@ -60,7 +60,7 @@ def _lengths(prompt_len: int, output_len: int) -> tuple[str, ...]:
 
 
 def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
-    sizes = ("model.batch_size=3", "devices=1x1gb")
+    sizes = ("model.batch_size=3", "devices=1x1gb", "model.config.num_hidden_layers=1")
     # Three tokens are sent to at most six of eight experts, which a symbolic batch cannot say.
     metrics = headline(_planned(*_lengths(20, 3), *sizes, architecture="MixtralForCausalLM"))
 
