@@ -1,12 +1,14 @@
 """What would make a model fit: one change at a time, each tried before it is proposed."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from fxpart.sharding.zero import STAGES
-from runner.config.sections import Config, ModeConfig
+from runner.config.sections import Config, ModeConfig, TierConfig
+from runner.config.specs import tiers_in
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import is_captured
@@ -21,6 +23,9 @@ _MOST_DEVICES = 8
 _FITS_WHERE_IT_DOES = "size_based"
 """Places a model in no time; searches refuse nothing that it places."""
 _SEARCHES = ("kl_based", "cost_aware", "sparse_nn")
+_SPREADS_WHERE_IT_CAN = (*_SEARCHES, _FITS_WHERE_IT_DOES)
+_HOSTS_GB = (64, 256, 1024, 4096)
+"""Memory of hosts that is proposed as a tier."""
 
 
 class Change(NamedTuple):
@@ -50,7 +55,9 @@ def with_remedy(
     """
     tried: list[str] = []
     with progress("trying what would make it fit"):
-        for change in changes(config, knows_devices=error.devices_that_fit is not None):
+        knows_devices = error.devices_that_fit is not None
+        needed_bytes = error.needed_bytes or 0
+        for change in changes(config, knows_devices=knows_devices, needed_bytes=needed_bytes):
             if change.captures and not (may_capture or _has_graph(change.config)):
                 continue
             try:
@@ -89,10 +96,13 @@ def _quickly(config: Config) -> Config:
     return replace(config, mode=replace(config.mode, name=_FITS_WHERE_IT_DOES, options={}))
 
 
-def changes(config: Config, *, knows_devices: bool = False) -> Iterator[Change]:
+def changes(
+    config: Config, *, knows_devices: bool = False, needed_bytes: int = 0
+) -> Iterator[Change]:
     """Yield what may help, what costs a user least first.
 
-    More devices are left out where the error `knows_devices`: how many would do.
+    More devices are left out where the error `knows_devices`: how many would do. `needed_bytes` are
+    what the error says is needed, and a host's memory has.
     """
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
@@ -106,16 +116,46 @@ def changes(config: Config, *, knows_devices: bool = False) -> Iterator[Change]:
     yield from _of_fewer_microbatches(config)
     if config.granularity != "operator":
         yield Change("granularity=operator", replace(config, granularity="operator"))
-    if config.schedule.name == "none" and config.mode.name in ("single", "pipeline"):
-        searched = replace(config.mode, name="kl_based", options={})
-        yield Change("mode=kl_based", replace(config, mode=searched))
+    searched = _searched(config)
+    if searched is not None:
+        yield Change("mode=kl_based", searched)
+    yield from _of_host_memory(config, needed_bytes)
     size = config.model.batch_size // 2
     while size >= 1 and size % config.data_parallel == 0:
         smaller = replace(config, model=replace(config.model, batch_size=size))
         yield Change(f"model.batch_size={size}", smaller, captures=True)
         size //= 2
-    if not knows_devices:
+    if knows_devices:
+        return
+    if config.mode.name != "single":  # for which one device more is of no use
         yield from _of_more_devices(config)
+    if searched is not None:
+        for change in _of_more_devices(searched):
+            yield Change(f"mode=kl_based {change.overrides}", change.config)
+
+
+def _searched(config: Config) -> Config | None:
+    """Return the same with a mode that places whatever can be; None where it has such a mode."""
+    if config.schedule.name != "none" or config.mode.name in _SPREADS_WHERE_IT_CAN:
+        return None
+    return replace(config, mode=replace(config.mode, name="kl_based", options={}))
+
+
+def _of_host_memory(config: Config, needed_bytes: int) -> Iterator[Change]:
+    """Yield a host that has `needed_bytes`, where the devices are a spec and have no such host."""
+    parts = [part for part in config.devices.spec.split("+") if not part.startswith("host")]
+    size_gb = next((size for size in _HOSTS_GB if size * 10**9 >= needed_bytes), None)
+    is_spec = all(re.match(r"\d+x|nvme", part) for part in parts)
+    if size_gb is None or not is_spec or config.schedule.name != "none":
+        return
+    if all(
+        tier.memory_bytes < needed_bytes for tier in config.devices.tiers if tier.kind == "host"
+    ):
+        parts.insert(sum("x" in part for part in parts), f"host{size_gb}gb")
+        spec = "+".join(parts)
+        tiers = [TierConfig(**tier) for tier in tiers_in(spec)[1]]
+        changed = replace(config, devices=replace(config.devices, spec=spec, tiers=tiers))
+        yield Change(f"devices={spec}", changed)
 
 
 def _in_order_1f1b(config: Config) -> Change | None:
@@ -164,7 +204,7 @@ def _of_more_devices(config: Config) -> Iterator[Change]:
         count = times * pools[0].count
         more = replace(config.devices, pools=[replace(pools[0], count=count)])
         # As many stages as devices, unless a number was asked for.
-        yield Change(f"{count} x {pools[0].name}", replace(config, devices=more))
+        yield Change(_counted_spec(config, count), replace(config, devices=more))
         times *= 2
 
 
@@ -172,3 +212,12 @@ def _known_options(config: Config, options: dict[str, object]) -> ModeConfig:
     """Return the mode with those of `options` that it has."""
     known = {key: value for key, value in options.items() if key in config.mode.options}
     return replace(config.mode, options=known)
+
+
+def _counted_spec(config: Config, count: int) -> str:
+    """Return what to type for `count` of the devices, of those of a file their number alone."""
+    pool = config.devices.pools[0]
+    typed, times, rest = config.devices.spec.partition("x")
+    if typed == str(pool.count) and times:
+        return f"devices={count}x{rest}"
+    return f"devices.pools.0.count={count}"

@@ -51,7 +51,7 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
     """
     graph = machine.problem.graph
     units = _with_saving(graph, _update_units(graph))
-    refused: InfeasibleError | None = None
+    refused: list[InfeasibleError] = []
     for gathers, saves in product(
         _tried(machine.options.weights), _tried(machine.options.activations)
     ):
@@ -61,9 +61,14 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
             try:
                 return _finished(machine, _Step(graph, units, count, saves, gathers), place)
             except InfeasibleError as error:
-                refused = error
-    assert refused is not None
-    raise refused
+                refused.append(error)
+    # With least on the host, and not with all of it: so much more it must have.
+    of_host = [error for error in refused if isinstance(error, _FullHostError)]
+    raise min(of_host, key=lambda error: error.needed_bytes or 0) if of_host else refused[-1]
+
+
+class _FullHostError(InfeasibleError):
+    """The host has no room for what the devices have none for."""
 
 
 def _tried(amount: str) -> tuple[bool, ...]:
@@ -366,7 +371,7 @@ def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
     host, disk = tiers.host, tiers.disk
     stored = held_bytes + saved_bytes
     if stored > host.memory_bytes:
-        raise InfeasibleError(
+        raise _FullHostError(
             f"optimizer states, with their weights and gradients {show_bytes(held_bytes)}, and"
             f" activations of {show_bytes(saved_bytes)} do not fit {host.name}, which has"
             f" {show_bytes(host.memory_bytes)}"

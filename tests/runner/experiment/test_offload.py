@@ -197,12 +197,23 @@ def test_what_would_make_it_fit_is_tried_with_the_tiers(here: Path) -> None:
     small_host = (*trained, "offload.optimizer=all", "devices=1x1mb+host0.1mb")
     with pytest.raises(InfeasibleError, match="do not fit host") as refused:
         planned(*small_host)
-    assert "makes it fit" not in str(refused.value)
+    assert str(refused.value).endswith("; devices=1x1mb+host64gb makes it fit")
     # Two of these devices hold the step with states on the host alone.
     small = (*trained, "offload.activations=none", "offload.weights=none")
-    with pytest.raises(InfeasibleError, match=r"2 x \w+ makes it fit"):
+    with pytest.raises(InfeasibleError, match=r"; devices=2x0.1mb\+host10mb makes it fit"):
         planned(*small, "devices=1x0.1mb+host10mb")
     assert planned(*small, "devices=2x0.1mb+host10mb").offloaded is not None
+
+
+def test_a_host_that_is_too_small_is_told_by_what_must_lie_there(here: Path) -> None:
+    trained = (*("phase=training", "optimizer=adamw"), "offload.activations=none", "offload.weights=none")
+    devices = "devices=1x0.3mb"
+    enough = planned(*trained, f"{devices}+host10mb").offloaded
+    assert enough is not None
+    assert 0 < enough.hosted_bytes < sum(unit.weight_bytes for unit in enough.units)
+    with pytest.raises(InfeasibleError, match="do not fit host0.001mb") as refused:
+        planned(*trained, f"{devices}+host0.001mb")
+    assert refused.value.needed_bytes == enough.hosted_bytes
 
 
 @pytest.mark.parametrize(("objective", "unit"), [("memory", "KiB"), ("energy", "J")])

@@ -28,18 +28,36 @@ def test_what_costs_a_user_least_is_tried_first() -> None:
         "microbatches=2",
         "microbatches=1",
         "model.batch_size=1",
-        "4 x rtx_a4000",
-        "8 x rtx_a4000",
-        "16 x rtx_a4000",
+        "devices=4x16gb",
+        "devices=8x16gb",
+        "devices=16x16gb",
     ]
     several = names(*STEP, "schedule=interleaved", "mode.interleave=2", "devices=2x16gb+2x24gb")
     assert several[0] == "schedule=1f1b mode.interleave=1"
-    assert not [name for name in several if " x " in name]
+    assert not [name for name in several if "devices" in name]
     plain = names("mode=pipeline", "granularity=2", "devices=2x16gb")
-    assert plain[:2] == ["granularity=operator", "mode=kl_based"]
-    # How many devices would do is in the error of most modes.
-    said = changes(read("mode=kl_based", "devices=2x16gb"), knows_devices=True)
-    assert list(said) == []
+    assert plain[:3] == ["granularity=operator", "mode=kl_based", "devices=2x16gb+host64gb"]
+
+
+def test_a_mode_that_spreads_is_tried_with_more_devices() -> None:
+    many = [f"mode=kl_based devices={count}x16gb" for count in (2, 4, 8)]
+    assert names("mode=single", "devices=1x16gb")[2:] == many
+    equal = names("mode=equal_layers", "devices=1x16gb")[2:]
+    assert equal == [change.removeprefix("mode=kl_based ") for change in many] + many
+
+
+def test_a_host_that_has_what_is_needed_is_tried() -> None:
+    """How many devices would do is in the error of most modes, whose memory may be a host's."""
+
+    def said(devices: str, needed_bytes: int = 0) -> list[str]:
+        known = {"knows_devices": True, "needed_bytes": needed_bytes}
+        return [c.overrides for c in changes(read("mode=kl_based", f"devices={devices}"), **known)]
+
+    assert said("2x16gb+1x24gb", 65 * 10**9) == ["devices=2x16gb+1x24gb+host256gb"]
+    assert said("1x16gb+host8gb+nvme1tb", 10**10) == ["devices=1x16gb+host64gb+nvme1tb"]
+    assert said("1x16gb+host8gb", 10**9) == []  # of which there is enough
+    assert said("mixed_box", 10**9) == []  # whose tiers are in a file
+    assert said("1x16gb", 10**13) == []
 
 
 def test_replicas_that_train_share_what_they_hold() -> None:
@@ -90,7 +108,7 @@ def where(fits: Callable[[Config], bool]) -> Callable[[Config], None]:
             lambda _: False,
             False,
             "too large; tried one at a time, and not enough: schedule=1f1b;"
-            " microbatches=2; microbatches=1; 4 x rtx_a4000; 8 x rtx_a4000; 16 x rtx_a4000",
+            " microbatches=2; microbatches=1; devices=4x16gb; devices=8x16gb; devices=16x16gb",
         ),
     ],
 )
