@@ -49,6 +49,8 @@ _USUAL = (
 
 _GIVE_UP = signal.SIGUSR1
 """Tells the server to kill the command that it runs."""
+_ASKS_NOTHING = '"answer"'
+"""A request that is answered by itself."""
 
 
 @cache
@@ -100,9 +102,16 @@ def fork_command(
         try:
             answer = server.stdout.readline()
         except BaseException:
-            # Whoever asks next would read this answer as its own.
+            # Whoever asks next would read this answer as its own. It may have been read already, and
+            # lost to what was raised: what a last line is answered by comes after it in any case.
             server.send_signal(_GIVE_UP)
-            if not server.stdout.readline():  # it was not started yet
+            with suppress(BrokenPipeError):
+                server.stdin.write(f"{_ASKS_NOTHING}\n")
+                server.stdin.flush()
+            answer = server.stdout.readline()
+            while answer not in ("", f"{_ASKS_NOTHING}\n"):
+                answer = server.stdout.readline()
+            if not answer:  # it was not started yet
                 _server.cache_clear()
             raise
         code = json.loads(answer)
@@ -121,6 +130,10 @@ def _serve() -> None:
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
     for line in sys.stdin:
         request = json.loads(line)
+        if not isinstance(request, dict):
+            answers.write(line)
+            answers.flush()
+            continue
         # A child's collections would touch, and so copy, all that has been imported here.
         gc.freeze()
         child = os.fork()

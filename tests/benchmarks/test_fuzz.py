@@ -2,9 +2,11 @@
 
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from benchmarks import fork_server
 from benchmarks.fork_server import fork_command
 from benchmarks.fuzz import judge
 from benchmarks.fuzz.__main__ import fuzz
@@ -63,4 +65,29 @@ def test_a_command_that_is_given_up_leaves_no_answer_to_the_next(tmp_path: Path)
     assert fork_command(tmp_path, ("-c", "print(1)"), [], 60)[:2] == (0, "1\n")
     with pytest.raises(OverLimitError), limited(0.5):
         fork_command(tmp_path, ("-c", "import time; time.sleep(30)"), [], 60)
+    assert fork_command(tmp_path, ("-c", "print(2)"), [], 60)[:2] == (0, "2\n")
+
+
+class _LosesOne:
+    """Reads lines of a server; what it says first is lost to an interrupt that comes right then."""
+
+    def __init__(self, lines: IO[str]) -> None:
+        self.lines, self.is_first = lines, True
+
+    def readline(self) -> str:
+        line = self.lines.readline()
+        if self.is_first:
+            self.is_first = False
+            raise OverLimitError
+        return line
+
+
+def test_an_answer_that_is_lost_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fork_server._server()
+    assert server.stdout is not None
+    monkeypatch.setattr(server, "stdout", _LosesOne(server.stdout))
+    with limited(300), pytest.raises(OverLimitError):
+        fork_command(tmp_path, ("-c", "print(1)"), [], 60)
     assert fork_command(tmp_path, ("-c", "print(2)"), [], 60)[:2] == (0, "2\n")
