@@ -102,8 +102,8 @@ def fork_command(
         try:
             answer = server.stdout.readline()
         except BaseException:
-            # Whoever asks next would read this answer as its own. It may have been read already, and
-            # lost to what was raised: what a last line is answered by comes after it in any case.
+            # Whoever asks next would read this answer as its own. It may have been read already and
+            # lost to what was raised: what is answered after it shows that it was given.
             server.send_signal(_GIVE_UP)
             with suppress(BrokenPipeError):
                 server.stdin.write(f"{_ASKS_NOTHING}\n")

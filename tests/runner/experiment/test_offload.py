@@ -211,7 +211,7 @@ def test_a_host_that_is_too_small_is_told_by_what_must_lie_there(here: Path) -> 
     enough = planned(*trained, f"{devices}+host10mb").offloaded
     assert enough is not None
     assert 0 < enough.hosted_bytes < sum(unit.weight_bytes for unit in enough.units)
-    with pytest.raises(InfeasibleError, match="do not fit host0.001mb") as refused:
+    with pytest.raises(InfeasibleError, match=r"do not fit host0\.001mb") as refused:
         planned(*trained, f"{devices}+host0.001mb")
     assert refused.value.needed_bytes == enough.hosted_bytes
 
