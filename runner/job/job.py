@@ -279,8 +279,8 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"zero:      {zero_line(config, result.shards)}")
     if result.offloaded:
         show(f"tiers:     {offload_line(config, result.offloaded)}")
-    if result.replicas:
-        show(f"replicas:  {replicas_line(result.replicas, _group(result))}")
+    for line in _replica_lines(config, result):
+        show(line)
     if result.batches:
         show(f"batch:     {batch_line(result.batches)}")
     show(*_generation_lines(result))
@@ -325,6 +325,16 @@ def _times_lines(result: Result) -> Iterator[str]:
         started = len(set(issue_s) - {0.0})
         if by_host := host_line(issue_s[-1], result.evaluation.latency_s, started):
             yield f"host:      {by_host}"
+
+
+def _replica_lines(config: Config, result: Result) -> Iterator[str]:
+    """Yield what replicas cost, and that a pipeline is none where one device has all of a model."""
+    stages, more = "there is one stage", "more devices"
+    if result.replicas:
+        yield f"replicas:  {replicas_line(result.replicas, _group(result))}"
+        stages, more = "each replica is one stage", f"{more} or a smaller data_parallel"
+    if config.mode.name == "pipeline" and result.n_devices == 1:
+        yield f"pipeline:  none, {stages}; give {more}"
 
 
 def _summary(config: Config, result: Result) -> str:

@@ -116,6 +116,12 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
     assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
     _show_plan(read(*TINY, *options, *groups), result)
     assert "replicas:  2 replicas of 2 devices; " in capsys.readouterr().out
+    of_one_stage = (*options, *groups, "mode=pipeline")
+    _show_plan(read(*TINY, *of_one_stage), _planned(*of_one_stage))
+    said = (
+        "pipeline:  none, each replica is one stage; give more devices or a smaller data_parallel"
+    )
+    assert said in capsys.readouterr().out
     # Each of the two devices of a replica sums the gradients of its own shards.
     graph = result.captured.graph
     gradients = graph.value_bytes[graph.gradient_values].sum()
