@@ -50,8 +50,9 @@ def test_a_host_that_has_what_is_needed_is_tried() -> None:
     """How many devices would do is in the error of most modes, whose memory may be a host's."""
 
     def said(devices: str, needed_bytes: int = 0) -> list[str]:
-        known = {"knows_devices": True, "needed_bytes": needed_bytes}
-        return [c.overrides for c in changes(read("mode=kl_based", f"devices={devices}"), **known)]
+        config = read("mode=kl_based", f"devices={devices}")
+        proposed = changes(config, knows_devices=True, needed_bytes=needed_bytes)
+        return [change.overrides for change in proposed]
 
     assert said("2x16gb+1x24gb", 65 * 10**9) == ["devices=2x16gb+1x24gb+host256gb"]
     assert said("1x16gb+host8gb+nvme1tb", 10**10) == ["devices=1x16gb+host64gb+nvme1tb"]
