@@ -206,7 +206,11 @@ def test_what_would_make_it_fit_is_tried_with_the_tiers(here: Path) -> None:
 
 
 def test_a_host_that_is_too_small_is_told_by_what_must_lie_there(here: Path) -> None:
-    trained = (*("phase=training", "optimizer=adamw"), "offload.activations=none", "offload.weights=none")
+    trained = (
+        *("phase=training", "optimizer=adamw"),
+        "offload.activations=none",
+        "offload.weights=none",
+    )
     devices = "devices=1x0.3mb"
     enough = planned(*trained, f"{devices}+host10mb").offloaded
     assert enough is not None
