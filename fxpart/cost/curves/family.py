@@ -38,6 +38,9 @@ class CurveFamily:
     """Of the device that the curves are fitted to, in bfloat16; None where nobody says."""
     torch_attention: Carried | None = None
     """What torch runs in place of `attention`; None where that is as fast."""
+    sustained_share: float = 1.0
+    """Of the rate of computing that a product reaches alone, what a long run keeps: its power limit
+    lowers the clock, and other kernels run beside it."""
 
 
 _KINDS: Mapping[str, type] = {
@@ -47,7 +50,10 @@ _KINDS: Mapping[str, type] = {
 }
 
 
-_OTHERS = ("collectives", "link_bytes_per_s", "measured_on", "torch_attention")
+_OTHERS = (
+    *("collectives", "link_bytes_per_s", "measured_on", "torch_attention"),
+    "sustained_share",
+)
 
 
 def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
@@ -87,16 +93,22 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         link_bytes_per_s=link_bytes_per_s,
         measured_on=measured_on,
         torch_attention=None if carried is None else _carried(f"{place}.torch_attention", carried),
+        sustained_share=_share(f"{place}.sustained_share", settings.get("sustained_share", 1.0)),
     )
 
 
 def _carried(place: str, settings: object) -> Carried:
     if not isinstance(settings, Mapping) or set(settings) != set(Carried._fields):
         raise SpecError(f"{place} states {', '.join(Carried._fields)}, is {settings}")
-    share = _number(f"{place}.compute_share", settings["compute_share"])
-    if share > 1:
-        raise SpecError(f"{place}.compute_share must be at most 1, is {share}")
+    share = _share(f"{place}.compute_share", settings["compute_share"])
     return Carried(str(settings["family"]), share)
+
+
+def _share(place: str, number: object) -> float:
+    share = _number(place, number)
+    if share > 1:
+        raise SpecError(f"{place} must be at most 1, is {share}")
+    return share
 
 
 def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:

@@ -101,7 +101,7 @@ def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> 
     """Write the times of products and attentions on a device into `times`, of length n."""
     device, family, residuals, attention_share = on
     rates = {dtype: device.rate_for(dtype) for dtype in sorted(set(graph.dtypes))}
-    peak = np.array([rates[dtype] for dtype in graph.dtypes])
+    peak = np.array([rates[dtype] for dtype in graph.dtypes]) * family.sustained_share
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, Rates(peak[ops], bandwidth, processors))

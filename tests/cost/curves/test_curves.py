@@ -156,6 +156,25 @@ def test_a_device_with_curves_takes_them_and_another_the_roofline() -> None:
     assert expected != plain[0, 0]
 
 
+def test_a_long_run_keeps_a_share_of_what_a_product_reaches_alone() -> None:
+    topology = uniform_topology((_device("f"),), Link(1e9))
+    times = [
+        KernelModel(
+            {"f": family_from("f", {**settings(), "sustained_share": share})}, LatencyModel()
+        ).op_time_s(graph_of_a_product(), topology)
+        for share in (1.0, 0.5)
+    ]
+    sizes = [np.array([float(size)]) for size in (1, 16, 4, 8, 4, 4)]
+    # Half of the rate of computing; memory and whatever is no product are as fast as before.
+    assert times[1][0, 0] == GEMM.seconds(Products(*sizes), Rates(0.5e6, 1e6, 4))[0]
+    assert times[1][0, 0] > times[0][0, 0]
+    assert times[1][1, 0] == times[0][1, 0]
+    with pytest.raises(
+        SpecError, match=r"latency\.curves\.f\.sustained_share must be at most 1, is 2"
+    ):
+        family_from("f", {**settings(), "sustained_share": 2})
+
+
 def test_a_family_without_curves_is_named() -> None:
     model = KernelModel({"h100": family_from("h100", settings())}, LatencyModel())
     topology = uniform_topology((_device("h10"),), Link(1e9))

@@ -165,7 +165,12 @@ def test_attention_of_torch_on_hopper_is_the_one_made_for_ampere() -> None:
     prompts = subject(export_program(_Attention(), (query,), {}))
     shares = {}
     for engine, device in (("torch", "h100"), ("megatron", "h100"), ("torch", "a100_80gb")):
-        config = read("latency=kernels", f"engine={engine}", f"devices=1x{device}")
+        config = read(
+            "latency=kernels",
+            *(f"latency.curves.{family}.sustained_share=1" for family in ("a100", "h100")),
+            f"engine={engine}",
+            f"devices=1x{device}",
+        )
         topology = build_topology(config.devices, config.transfer_rate)
         graph = prompts.captured.graph
         seconds = operator_times(config, prompts, MODEL).op_time_s(graph, topology)[:, 0]
