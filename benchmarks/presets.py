@@ -46,6 +46,7 @@ def _run(folder: Path, model: str, mode: str) -> tuple[dict[str, Any], int]:
             f"model={model}",
             f"mode={mode}",
             f"devices={DEVICES[model]}",
+            "latency=roofline",  # on devices with curves too: one model of times for all rows
             "tracking=none",
             f"capture.cache_dir={folder / 'cache'}",
             f"hydra.run.dir={out}",

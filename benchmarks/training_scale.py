@@ -12,7 +12,10 @@ from pathlib import Path
 from benchmarks.process import run_python
 
 ASKED_S, ASKED_GB = 300.0, 4.0
-_STEP = ("model=llama3_70b", "phase=training", "devices=16x80gb", "tracking=none")
+_STEP = (
+    *("model=llama3_70b", "phase=training", "devices=16x80gb"),
+    *("latency=roofline", "tracking=none"),
+)
 MODES = ("size_based", "pipeline", "kl_based")
 
 

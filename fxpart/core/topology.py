@@ -45,6 +45,8 @@ class DeviceSpec:
     curves: str = ""
     """The family whose kernels it runs, such as ``h100``; its curves are in the latency's settings.
     Empty: none that is known."""
+    own_curves: bool = False
+    """Whether these are of devices such as this one; else they are carried to it by its peaks."""
     power_w: float = 0.0
     """Rated power of the board in W; 0 where nobody has said."""
     on_host: bool = False

@@ -14,6 +14,7 @@ from omegaconf import BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from fxpart.errors import SpecError, nearest_names
+from runner.config.auto_latency import with_decided_latency
 from runner.config.sections import (
     Config,
     DevicesConfig,
@@ -101,7 +102,8 @@ def read_config(composed: DictConfig) -> Config:
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
     _refuse_unknown(values, "")
     config = Config(**sections, mode=ModeConfig(name, options))
-    return _with_published_devices(config) if config.model.path is not None else config
+    config = _with_published_devices(config) if config.model.path is not None else config
+    return with_decided_latency(config)
 
 
 @dataclass(slots=True)

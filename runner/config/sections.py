@@ -105,6 +105,8 @@ class PoolConfig:
     """Parts of the device that each run one block of a kernel at a time."""
     curves: str = ""
     """The family whose kernels it runs, of ``latency.curves``."""
+    own_curves: bool = False
+    """Whether these are of devices such as this one; else they are carried to it by its peaks."""
     host_launch_s: float = 0.0
     """Time of the host that it comes in to start an operator on it."""
     power_w: float = 0.0
@@ -213,12 +215,15 @@ class LatencyConfig:
     name: str = MISSING
     source: str = "roofline"
     """``roofline`` with the coefficients below, ``kernels``, ``profiled``, ``calibrated`` or
-    ``trace``."""
+    ``trace``; ``auto`` is ``kernels`` or ``roofline`` once the configuration is read."""
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     op_overhead_s: float = 0.0
     curves: dict[str, Any] = field(default_factory=dict)
     """Of ``kernels``: coefficients by family of devices."""
+    carries_curves: bool = True
+    """Of ``kernels``: whether devices without curves of their own take those of another family;
+    else they take the roofline."""
     tables: str | None = None
     """Of ``kernels``: a folder of measured tables, which are interpolated."""
     file: str | None = None

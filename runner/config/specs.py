@@ -171,6 +171,7 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "on_host": entry.get("on_host", False),
         "multiprocessors": entry.get("multiprocessors") or 100,
         "curves": entry.get("curves", ""),
+        "own_curves": entry.get("own_curves", False),
         "host_launch_s": entry.get("host_launch_s", 0.0),
         "power_w": float(entry.get("power_w") or 0.0),
         "price_per_hour": entry.get("price_per_hour"),

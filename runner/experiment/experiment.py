@@ -24,7 +24,7 @@ from runner.experiment.check import check
 from runner.experiment.fitting_plan import fitting_plan
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
-from runner.experiment.operator_times import operator_times, roofline_note, source_note
+from runner.experiment.operator_times import operator_times, source_note
 from runner.experiment.rates import price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas
@@ -132,7 +132,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
         subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
-        times_note=source_note(config, times, problem.graph) or roofline_note(config),
+        times_note=source_note(config, times, problem.graph),
         shards=costed.shards,
         split=split_cost(
             problem,

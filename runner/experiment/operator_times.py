@@ -18,6 +18,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.tables import LatencySource
 from fxpart.cost.trace import TraceTimes, read_trace
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
+from runner.config.auto_latency import roofline_reason
 from runner.config.sections import Config, LatencyConfig
 from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_megatron, is_training, step_options
@@ -29,7 +30,6 @@ __all__ = [
     "is_measured",
     "operator_times",
     "ring_curves",
-    "roofline_note",
     "source_note",
 ]
 
@@ -166,9 +166,12 @@ def ring_curves(
     members = [[topology.devices[device] for device in ring] for ring in rings.tolist()]
     if any(len({device.node for device in ring}) > 1 for ring in members):
         return None
-    families = {device.curves for ring in members for device in ring}
+    devices = [device for ring in members for device in ring]
+    families = {device.curves for device in devices}
     model = _kernel_model(latency)
     if len(families) > 1 or not families <= set(model.families):
+        return None
+    if not all(model.has_curves(device) for device in devices):
         return None
     family = model.families[families.pop()]
     rates = topology.bytes_per_s[rings, np.roll(rings, -1, axis=1)]
@@ -184,7 +187,7 @@ def _kernel_model(latency: LatencyConfig) -> KernelModel:
     tables = Path(latency.tables) if latency.tables else None
     if tables and not tables.is_dir():
         raise SpecError(f"latency.tables={tables} is no folder; name one of measured tables")
-    return KernelModel(families, _roofline(latency), tables)
+    return KernelModel(families, _roofline(latency), tables, carries=latency.carries_curves)
 
 
 def _roofline(latency: LatencyConfig) -> LatencyModel:
@@ -255,12 +258,11 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
 
 
 def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
-    """Return what a trace has, what no curve is of, or that a measurement was disturbed."""
-    if isinstance(times, KernelModel) and times.layout:
-        return (
-            f"of curves, but a roofline for products of weights in {times.layout}, of which no"
-            " kernels are measured"
-        )
+    """Return where times are from, unless a calibration or the roofline of all devices says it."""
+    if isinstance(times, KernelModel):
+        return _curves_note(config, times)
+    if isinstance(times, LatencyModel):
+        return _roofline_note(config)
     if isinstance(times, TraceTimes):
         return f"of {config.latency.file}: {times.coverage(graph).sentence()}"
     if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:
@@ -271,12 +273,40 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
     return ""
 
 
-def roofline_note(config: Config) -> str:
-    """Return that what is run here is predicted for another machine, where that is so."""
-    if config.execute.name == "none" or config.latency.source != "roofline":
-        return ""
+def _curves_note(config: Config, times: KernelModel) -> str:
+    """Return which devices take curves, where that was not asked for, and what takes none."""
+    notes = []
+    if not times.carries:
+        pools = config.devices.pools
+        has_own = {pool.name: bool(pool.curves and pool.own_curves) for pool in pools}
+        with_curves, without = (
+            ", ".join(name for name, owns in has_own.items() if owns is wanted)
+            for wanted in (True, False)
+        )
+        notes.append(f"of curves of {with_curves}" + f", a roofline of {without}" * bool(without))
+    if times.layout:
+        notes.append(
+            f"{'' if notes else 'of curves, but '}a roofline for products of weights in"
+            f" {times.layout}, of which no kernels are measured"
+        )
+    if config.execute.name != "none":
+        notes.append(f"{'' if notes else 'of curves, '}{_NOT_HERE}")
+    return ", ".join(notes)
+
+
+_NOT_HERE = (
+    "not of this machine, on which the plan is run; latency=profiled measures its operators here"
+)
+
+
+def _roofline_note(config: Config) -> str:
+    """Return that curves are not taken, or that what is run here is predicted for other devices."""
     names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))
-    return (
-        f"of a roofline of {names}, not of this machine, on which the plan is run;"
-        " latency=profiled measures its operators here"
-    )
+    notes = []
+    reason = roofline_reason(config)
+    has_own = any(pool.own_curves for pool in config.devices.pools)
+    if reason and has_own and not config.latency.carries_curves:
+        notes.append(f"since {reason} takes no curves")
+    if config.execute.name != "none":
+        notes.append(_NOT_HERE)
+    return f"of a roofline of {names}, {', '.join(notes)}" if notes else ""

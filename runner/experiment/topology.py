@@ -83,6 +83,7 @@ def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
         node=node,
         multiprocessors=pool.multiprocessors,
         curves=pool.curves,
+        own_curves=pool.own_curves,
         power_w=pool.power_w,
         on_host=pool.on_host,
     )

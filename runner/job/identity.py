@@ -364,7 +364,7 @@ def latency_settings(latency: LatencyConfig) -> dict[str, object]:
     roofline = ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s")
     read_by = {
         "roofline": roofline,
-        "kernels": (*roofline, "curves", "tables"),
+        "kernels": (*roofline, "curves", "carries_curves", "tables"),
         "trace": (*roofline, "file"),
         "profiled": _MEASURED,
         # A file says it all: nothing is measured.

@@ -225,7 +225,11 @@ def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
     """
     from runner.tracking.mlflow_store import sqlite_path, store_uri
 
-    if identity.sweep or config.tracking.name != "mlflow" or config.latency.source != "roofline":
+    if (
+        identity.sweep
+        or config.tracking.name != "mlflow"
+        or (config.latency.source not in ("roofline", "kernels"))
+    ):
         return False
     try:
         is_file = sqlite_path(store_uri(config.tracking, identity.root)) is not None

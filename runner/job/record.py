@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fxpart.support.host import installed_version
-from runner.config.sections import RECOMMEND, Config
+from runner.config.sections import RECOMMEND, Config, LatencyConfig
 from runner.config.tags import config_tags
 from runner.job.identity import (
     Choices,
@@ -136,7 +136,7 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     open_choices: dict[str, object] = {
         "model": {k: model[k] for k in from_model},
         "mode": settings["mode"]["options"],
-        "latency": latency_settings(config.latency),
+        "latency": _latency_parameters(config.latency),
         "capture": {"level": config.capture.level},
     }
     kept.update(_flat(open_choices))
@@ -152,6 +152,14 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
         if "." in key and not known and not aside:
             kept[key] = value
     return kept
+
+
+def _latency_parameters(latency: LatencyConfig) -> dict[str, object]:
+    """Return the settings of the times; not a hundred coefficients that nobody chose."""
+    settings = latency_settings(latency)
+    if not latency.carries_curves:  # of latency=auto
+        settings.pop("curves", None)
+    return settings
 
 
 def _plan_text(config: Config) -> str:

@@ -41,6 +41,8 @@ class CurveFamily:
     sustained_share: float = 1.0
     """Of the rate of computing that a product reaches alone, what a long run keeps: its power limit
     lowers the clock, and other kernels run beside it."""
+    op_overhead_s: float | None = None
+    """The device's time for a kernel that does next to nothing; None for the roofline's."""
 
 
 _KINDS: Mapping[str, type] = {
@@ -52,7 +54,7 @@ _KINDS: Mapping[str, type] = {
 
 _OTHERS = (
     *("collectives", "link_bytes_per_s", "measured_on", "torch_attention"),
-    "sustained_share",
+    *("sustained_share", "op_overhead_s"),
 )
 
 
@@ -86,7 +88,7 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         link_bytes_per_s = _number(f"{place}.link_bytes_per_s", link_bytes_per_s)
     rates = settings.get("measured_on")
     measured_on = None if rates is None else _curve(f"{place}.measured_on", Rates, rates)
-    carried = settings.get("torch_attention")
+    carried, overhead_s = settings.get("torch_attention"), settings.get("op_overhead_s")
     return CurveFamily(
         **curves,
         collectives=collectives,
@@ -94,6 +96,9 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         measured_on=measured_on,
         torch_attention=None if carried is None else _carried(f"{place}.torch_attention", carried),
         sustained_share=_share(f"{place}.sustained_share", settings.get("sustained_share", 1.0)),
+        op_overhead_s=None
+        if overhead_s is None
+        else _number(f"{place}.op_overhead_s", overhead_s, may_be_0=True),
     )
 
 

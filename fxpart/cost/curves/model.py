@@ -28,7 +28,8 @@ of the peak where the forward reaches 73 % (Dao: FlashAttention-2, 2023, arXiv:2
 class KernelModel:
     """Curves by family of devices, and the roofline for all that they do not know.
 
-    Pointwise operators, reductions and copies are the roofline's on every device: they move bytes.
+    Pointwise operators, reductions and copies are the roofline's on every device: they move bytes,
+    after the fixed time of a kernel of the family, if that states one.
     """
 
     families: Mapping[str, CurveFamily]
@@ -41,6 +42,9 @@ class KernelModel:
     runs_torch: bool = False
     """Whether attention of prompts is torch's own (`CurveFamily.torch_attention`), rather than the
     fastest kernel that was measured."""
+    carries: bool = True
+    """Whether a device without curves of its own (`DeviceSpec.own_curves`) takes those that it
+    names, by its own peaks; else it takes the roofline."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
@@ -55,7 +59,7 @@ class KernelModel:
         shapes: Shapes | None = None
         seen: dict[tuple[object, ...], int] = {}
         for column, device in enumerate(topology.devices):
-            if not device.curves:
+            if not self.has_curves(device):
                 continue
             family, compute_share = self._family(device.curves, device.name), 1.0
             kind: tuple[object, ...] = (
@@ -73,10 +77,17 @@ class KernelModel:
                 other, compute_share = family.torch_attention
                 family = replace(family, attention=self._family(other, device.name).attention)
                 residuals = {kind: of for kind, of in residuals.items() if kind != "attention"}
+            if family.op_overhead_s is not None:
+                roofline = replace(self.roofline, op_overhead_s=family.op_overhead_s)
+                times[:, column] = roofline.op_time_s(graph, topology)[:, column]
             on = _OnDevice(device, family, residuals, compute_share)
             _place(times[:, column], graph, shapes, on)
             seen[kind] = column
         return times
+
+    def has_curves(self, device: DeviceSpec) -> bool:
+        """Return whether a device takes curves, and not the roofline for everything."""
+        return bool(device.curves) and (self.carries or device.own_curves)
 
     def _family(self, name: str, device: str) -> CurveFamily:
         if name not in self.families:

@@ -92,12 +92,15 @@ def test_rings_that_were_not_measured_go_at_their_links_rates(devices: tuple[str
     topology = build_topology(config.devices, config.transfer_rate)
     whole = np.arange(4)[None, :]
     assert ring_curves(config.latency, topology, whole) is None
-    roofline = read(*TINY_LLAMA, "devices=4xa100_80gb", "transfer_rate=nvlink3")
+    linked = ("devices=4xa100_80gb", "transfer_rate=nvlink3")
+    roofline = read(*TINY_LLAMA, *linked, "latency=roofline")
     alike = build_topology(roofline.devices, roofline.transfer_rate)
     assert ring_curves(roofline.latency, alike, whole) is None
-    known = ring_curves(config.latency, alike, whole)
-    assert known is not None
-    assert known["all_reduce"] == _ALL_REDUCE
+    # Those of latency=kernels, and so by default on devices with curves of their own.
+    for latency in (config.latency, read(*TINY_LLAMA, *linked).latency):
+        known = ring_curves(latency, alike, whole)
+        assert known is not None
+        assert known["all_reduce"] == _ALL_REDUCE
 
 
 def test_groups_in_one_machine_and_replicas_in_two_have_times_each(cache: tuple[str, ...]) -> None:

@@ -11,14 +11,18 @@ from torch.export import ExportedProgram
 from fxpart.capture.captured import CapturedGraph
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.inference.from_export import op_graph
+from fxpart.core.graph import FloatArray
 from fxpart.cost.calibration import Calibration, write_calibration
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError, SpecError
-from runner.experiment.operator_times import check_latency, operator_times
+from runner.config.specs import accelerator_files
+from runner.experiment.check import check_all
+from runner.experiment.operator_times import check_latency, operator_times, source_note
 from runner.experiment.subject import Subject
 from runner.experiment.topology import build_topology
 from tests.runner.composed import read
+from tests.sketch import chain
 
 MODEL = {"name": "two layers"}
 
@@ -52,7 +56,7 @@ def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
         ),
         (
             ["latency.tables=/tables"],
-            "latency.tables=/tables is read with latency=kernels, got latency=roofline",
+            "latency.tables=/tables is read with latency=kernels, got latency=auto",
         ),
         (
             ["latency=profiled", "latency.file=host.json"],
@@ -153,6 +157,86 @@ def test_curves_are_those_of_the_settings(program: ExportedProgram) -> None:
     assert (seconds[computes] > 0.5).all()
     assert (seconds[computes] < 0.501).all()
     assert (seconds[~computes] < 1e-5).all()
+
+
+def _seconds(program: ExportedProgram, *overrides: str) -> FloatArray:
+    """Return the times of the operators with `overrides`, shape (n, devices)."""
+    config = read(*overrides)
+    check_latency(config)
+    topology = build_topology(config.devices, config.transfer_rate)
+    graph = op_graph(program)
+    return operator_times(config, subject(program, known=True), MODEL).op_time_s(graph, topology)
+
+
+def test_devices_with_curves_of_their_own_take_them_by_default(program: ExportedProgram) -> None:
+    # As with latency=kernels on the one, as with latency=roofline on the other, also side by side:
+    # a device is as fast whatever is beside it.
+    mixed = _seconds(program, "devices=1xh100+1xt4+1xa100_40gb")
+    for column, device in enumerate(("h100", "t4", "a100_40gb")):
+        (alone,) = _seconds(program, f"devices=1x{device}").T
+        assert mixed[:, column].tolist() == alone.tolist()
+        kind = "roofline" if device == "t4" else "kernels"
+        assert (
+            alone.tolist()
+            == _seconds(program, f"devices=1x{device}", f"latency={kind}")[:, 0].tolist()
+        )
+        other = "kernels" if device == "t4" else "roofline"
+        assert (
+            alone.tolist()
+            != _seconds(program, f"devices=1x{device}", f"latency={other}")[:, 0].tolist()
+        )
+
+
+@pytest.mark.parametrize("accelerator", sorted(accelerator_files()))
+def test_an_accelerator_has_curves_of_its_own_or_the_roofline(accelerator: str) -> None:
+    latency = read(f"devices=1x{accelerator}").latency
+    assert latency.name == "auto"
+    measured = {"a100_40gb": "a100", "a100_80gb": "a100", "h100": "h100", "h200": "h100"}
+    family = {**measured, "b200": "b200"}.get(accelerator, "")
+    assert latency.source == ("kernels" if family else "roofline")
+    # And no others, which would be in the key of the job.
+    assert set(latency.curves) == ({family, "a100"} if family == "h100" else {family} - {""})
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["capture.symbolic=batch", "capture.level=module", "kv_cache=fp8"],
+)
+def test_what_takes_no_curves_takes_the_roofline_by_default(override: str) -> None:
+    config = read("devices=1xh100", override)
+    check_latency(config)
+    assert config.latency.source == "roofline"
+    note = source_note(config, LatencyModel(), chain(2))
+    assert note == f"of a roofline of h100, since {override} takes no curves"
+    assert not source_note(read("devices=1xt4", override), LatencyModel(), chain(2))
+    served = ("model=llama2_7b", "phase=decode") if "kv_cache" in override else ()
+    with pytest.raises(SpecError, match=r"latency=(roofline|kernels)"):
+        check_all(read("devices=1xh100", override, "latency=kernels", *served))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["devices=2xh100"], "of curves of h100"),
+        (
+            ["devices=1xh100+1xt4", "execute=local"],
+            "of curves of h100, a roofline of t4, not of this machine, on which the plan is run;"
+            " latency=profiled measures its operators here",
+        ),
+        (["devices=1xh100", "latency=kernels"], ""),
+        (
+            ["devices=1xh100", "weights=int8", "phase=decode"],
+            "of curves of h100, a roofline for products of weights in int8, of which no kernels are"
+            " measured",
+        ),
+    ],
+)
+def test_a_line_says_which_devices_take_curves(
+    program: ExportedProgram, overrides: list[str], note: str
+) -> None:
+    config = read(*overrides)
+    times = operator_times(config, subject(program, known=True), MODEL)
+    assert source_note(config, times, chain(2)) == note
 
 
 class _Attention(nn.Module):

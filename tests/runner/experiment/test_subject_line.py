@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fxpart.cost.calibration import Calibration
 from fxpart.cost.profile import OperatorProfile
-from runner.experiment.operator_times import roofline_note, source_note
+from fxpart.cost.roofline import LatencyModel
+from runner.experiment.operator_times import source_note
 from runner.experiment.subject_line import count_parameters, subject_line
 from tests.runner.composed import read
 from tests.sketch import chain
@@ -55,7 +57,9 @@ def test_the_line_says_all_that_was_planned() -> None:
     ],
 )
 def test_times_of_another_machine_are_called_so(overrides: list[str], said: str) -> None:
-    note = roofline_note(read("devices=2x16gb", *overrides))
+    config = read("devices=2x16gb", *overrides)
+    times = LatencyModel() if config.latency.source == "roofline" else Calibration(0, 0, 1, {}, "x")
+    note = source_note(config, times, chain(2))
     assert note.startswith(said)
     assert bool(note) is bool(said)
     assert ("latency=profiled" in note) is bool(said)

@@ -1,0 +1,59 @@
+"""``latency=auto``: curves of measured kernels on devices that have their own, else a roofline."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from runner.config.paths import conf_dir
+from runner.config.sections import Config
+
+__all__ = ["roofline_reason", "with_decided_latency"]
+
+
+def with_decided_latency(config: Config) -> Config:
+    """Return `config` with ``kernels`` or ``roofline`` in place of ``latency.source=auto``.
+
+    ``kernels`` is taken where a device has curves of its own; devices beside it that have none take
+    the roofline, with the same coefficients as in a machine without such a device.
+    """
+    if config.latency.source != "auto":
+        return config
+    names = {pool.curves for pool in config.devices.pools if pool.own_curves and pool.curves}
+    if not names or roofline_reason(config):
+        return replace(config, latency=replace(config.latency, source="roofline"))
+    shipped = _shipped()
+    overhead_s, curves = shipped["op_overhead_s"], shipped["curves"]
+    # What runs kernels of a family that is not there is refused where times are asked for.
+    stated = [curves[name] for name in sorted(names) if name in curves]
+    names |= {
+        family["torch_attention"]["family"] for family in stated if "torch_attention" in family
+    }
+    families = {
+        name: {"op_overhead_s": overhead_s, **family}
+        for name, family in curves.items()
+        if name in names
+    }
+    return replace(config, latency=replace(config.latency, source="kernels", curves=families))
+
+
+def roofline_reason(config: Config) -> str:
+    """Return the choice that needs a roofline on every device; empty if there is none."""
+    for choice, needs_it in (
+        (f"capture.symbolic={config.capture.symbolic}", config.capture.symbolic != "none"),
+        (f"capture.level={config.capture.level}", config.capture.level != "operator"),
+        (f"model={config.model.name}", config.model.path is not None),
+        (f"kv_cache={config.kv_cache}", config.kv_cache != "auto"),
+    ):
+        if needs_it:
+            return choice
+    return ""
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    """Return the file of ``latency=kernels``."""
+    settings = OmegaConf.to_container(OmegaConf.load(conf_dir() / "latency" / "kernels.yaml"))
+    assert isinstance(settings, dict)
+    return {str(name): value for name, value in settings.items()}
