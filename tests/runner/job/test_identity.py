@@ -105,6 +105,15 @@ def test_of_times_and_runs_only_what_changes_them_counts(
     assert key_of(read(*BASE, given, does_not)) == base
 
 
+def test_times_by_default_are_those_of_the_source_that_is_taken() -> None:
+    by_default, roofline = (
+        {d: key_of(read(*BASE, f"devices=2x{d}", *more)) for d in ("t4", "h100")}
+        for more in ((), ("latency=roofline",))
+    )
+    assert by_default["t4"] == roofline["t4"]
+    assert by_default["h100"] != roofline["h100"]
+
+
 def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
     """How its own model would be measured does not count: nothing is."""
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):

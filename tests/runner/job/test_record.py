@@ -231,3 +231,14 @@ def test_a_package_that_is_missing_has_no_version() -> None:
 def test_source_is_the_command(program: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [program])
     assert environment_tags()["mlflow.source.name"] == source
+
+
+def test_coefficients_that_nobody_chose_are_no_parameters() -> None:
+    by_default, chosen = (
+        parameters(read(*BASE, "devices=2xh100", *more), GPT2, ())
+        for more in ((), ("latency=kernels",))
+    )
+    assert by_default["latency"] == "auto"
+    assert by_default["latency.carries_curves"] is False
+    assert not any("curves." in name for name in by_default)
+    assert chosen["latency.curves.h100.gemm.launch_s"] == 1.911e-6
