@@ -60,8 +60,9 @@ def gpt2(
     """Return GPT-2 of 124M parameters that computes its loss under autocast, and its tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager"
-    )
+    settings: dict[str, Any] = {"attn_implementation": "eager"}
+    settings.update((f"{kind}_pdrop", 0.0) for kind in ("resid", "embd", "attn"))
+    config = GPT2Config(**settings)
     tokens = torch.zeros(batch_size, seq_len, dtype=torch.int64)
-    return _Step(GPT2LMHeadModel(config).to(dtype)), (tokens,)
+    model: nn.Module = GPT2LMHeadModel(config)
+    return _Step(model.to(dtype)), (tokens,)
