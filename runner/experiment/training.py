@@ -149,7 +149,7 @@ def check_decided(config: Config) -> None:
     """Raise `NotApplicableError` where it is still open what a step computes again."""
     if config.checkpointing == BUDGET:
         raise NotApplicableError(
-            "checkpointing=budget is decided for one plan; of many take none, block, selective or"
+            "checkpointing=budget is decided before a plan is made; take none, block, selective or"
             " core_attention"
         )
 

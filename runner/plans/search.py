@@ -13,13 +13,14 @@ from dataclasses import replace
 from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
 from fxpart.support.digest import stable_digest
-from runner.config.sections import Config
+from runner.config.sections import BUDGET, Config
+from runner.experiment.budget import within_budget
 from runner.experiment.check import check
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
 from runner.experiment.subject import Subject, shared_subject, symbols_of
-from runner.experiment.training import check_decided, is_training
+from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
@@ -37,7 +38,7 @@ _ORDER: Mapping[str, Callable[[Costed], tuple[float, float]]] = {
 """What is smallest of the best plan, by objective."""
 _ROUNDING = 1e-9
 """A bound and a cost are sums in different order."""
-_RECOMPUTED = ("none", *(name for name in reversed(CHECKPOINTING) if name != "none"))
+_RECOMPUTED = ("none", BUDGET, *(name for name in reversed(CHECKPOINTING) if name != "none"))
 """Ways of checkpointing, those that compute least again first."""
 
 
@@ -94,7 +95,6 @@ class _Search:
         for candidate in candidates:
             try:
                 check(candidate.config)
-                check_decided(candidate.config)
                 known.append(candidate)
             except SpecError as error:  # what all share was checked: it is of what this plan adds
                 self._refusals.add(candidate.plan, error)
@@ -152,6 +152,9 @@ class _Search:
                 return True
             self._capture(candidate, countdown)
             with without_progress():
+                if candidate.plan.checkpointing == BUDGET:
+                    decided, _ = within_budget(candidate.config)
+                    candidate = replace(candidate, config=decided)
                 plan = costed(candidate, streams=self._streams(candidate.config))
         except InfeasibleError as error:
             self._unfit.append((candidate, error))
@@ -190,7 +193,11 @@ class _Search:
     def _bounds_by(
         self, candidate: Candidate, checkpointing: str, subject: Callable[[], Subject]
     ) -> Bounds:
-        """Return the bounds of a plan's devices by `subject`, a step with that `checkpointing`."""
+        """Return the bounds of a plan's devices by `subject`, a step with that `checkpointing`.
+
+        What a budget computes again is not known before a plan is placed: nothing, at best.
+        """
+        checkpointing = "none" if checkpointing == BUDGET else checkpointing
         plan, config = candidate.plan, replace(candidate.config, zero=0)
         graph = stable_digest(model_spec(config).key())
         key = (graph, checkpointing, plan.devices, plan.replicas)

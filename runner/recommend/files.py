@@ -10,7 +10,7 @@ from runner.output.text_files import write_json, write_text
 from runner.output.units import GIB
 from runner.plans.evaluate import Costed, Outcome
 from runner.plans.request import Request
-from runner.recommend.table import habit_lines, proof, run_command
+from runner.recommend.table import habit_lines, proof, run_command, untried
 
 __all__ = ["JSON_FILE", "PLOT_FILE", "document", "plot", "write_files"]
 
@@ -40,6 +40,7 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
         "version": _VERSION,
         "request": asdict(request),
         "proved": proof(request, outcome),
+        "not_tried": untried(outcome),
         "habits": list(habit_lines(request, outcome)),
         "plans": [
             {

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxpart.core.phases import CHECKPOINTING
+from fxpart.schedule import SCHEDULES
 from runner.config.paths import shown_path
+from runner.config.sections import BUDGET
+from runner.experiment.degrees import stated_experts
+from runner.experiment.training import is_training
 from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
 from runner.output.units import GIB, format_s, format_size, time_unit
 from runner.plans.evaluate import Candidate, Costed, Outcome, shortly
@@ -17,7 +22,7 @@ from runner.plans.space import REPLICAS, STAGES, Plan
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["habit_lines", "proof", "run_command", "show_outcome"]
+__all__ = ["habit_lines", "proof", "run_command", "show_outcome", "untried"]
 
 _FSDP = 3
 """The ZeRO stage of FSDP2."""
@@ -38,7 +43,8 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
     show(f"best:      {run_command(command, best.candidate)}")
     for line in habit_lines(request, outcome):
         show(f"habit:     {line}")
-    show(f"proved:    {proof(request, outcome)}", f"files:     {shown_path(folder)}")
+    show(f"proved:    {proof(request, outcome)}", f"not tried: {untried(outcome)}")
+    show(f"files:     {shown_path(folder)}")
 
 
 def run_command(command: Sequence[str], candidate: Candidate) -> str:
@@ -108,6 +114,28 @@ def proof(request: Request, outcome: Outcome) -> str:
         f"{costed} of {counted(outcome.total, 'plan')} were costed{fit}; {bounded} cannot be among"
         f" the best {request.rows} on any placement, by their operators' times; {first}"
     )
+
+
+def untried(outcome: Outcome) -> str:
+    """Return what the plans of the space do not have, and a wider one could, in a few words."""
+    config, plans = outcome.ranking[0].candidate.config, outcome.plans
+    parts = []
+    if is_training(config):
+        all_of = {"checkpointing": (*CHECKPOINTING, BUDGET), "schedule": ("none", *SCHEDULES)}
+        for name, values in all_of.items():
+            tried = {getattr(plan, name) for plan in plans}
+            left = [value for value in values if value not in tried]
+            parts += [f"{name}={','.join(left)}"] * bool(left)
+        counts = sorted({plan.microbatches for plan in plans})
+        parts.append(f"microbatches other than {', '.join(map(str, counts))}")
+        chunks = max(plan.interleave for plan in plans)
+        parts += [f"mode.interleave other than {chunks}"] * (chunks > 1)
+    batches = sorted({plan.batch for plan in plans})
+    parts.append(f"batches of a replica other than {', '.join(map(str, batches))}")
+    if stated_experts(config) and any(plan.tensor_parallel > 1 for plan in plans):
+        parts.append("expert_parallel beside tensor_parallel")
+    parts += ["weights or states on tiers"] * (not config.devices.tiers)
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def test_the_fewest_blocks_with_which_a_step_fits(captures: Path) -> None:
     config = _config(captures, f"devices=1x{(least - 1000) / 1e6}mb", "checkpointing=budget")
     with pytest.raises(InfeasibleError):
         within_budget(config)
-    with pytest.raises(NotApplicableError, match="is decided for one plan"):
+    with pytest.raises(NotApplicableError, match="is decided before a plan is made"):
         plan(config, model_spec(config))
 
 

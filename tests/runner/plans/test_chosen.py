@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import NotApplicableError, SpecError
+from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
 from runner.plans.chosen import recommended_plan
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -17,10 +19,23 @@ def test_a_setting_is_named_as_it_was_given() -> None:
         recommended_plan(config)
 
 
-@pytest.mark.parametrize("given", ["checkpointing=budget", "mode.space={checkpointing: [budget]}"])
-def test_what_is_computed_again_is_not_left_open(given: str) -> None:
-    with pytest.raises(NotApplicableError, match="is decided for one plan; of many take none"):
-        recommended_plan(read(*RECOMMEND, "phase=training", given))
+def test_what_a_budget_computes_again_is_decided_for_each_plan(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    sizes = ("model.config.num_hidden_layers=2", "model.batch_size=4", "model.seq_len=64")
+    step = (*TINY_LLAMA, *sizes, "phase=training")
+    first = ["model.layers.0"]
+    again = read(*step, "devices=1x1gb", "checkpointing=block", f"recomputed_blocks={first}")
+    needed = plan(again, model_spec(again), advises=False).evaluation.peak_bytes
+    space = "mode.space={schedule: [none], checkpointing: [none, block, budget]}"
+    fitting = (*step, f"devices=1x{needed / 1e6}mb", "mode=recommend")
+    # All blocks fit, too; that takes longer.
+    chosen, summary = recommended_plan(read(*fitting, space))
+    assert (chosen.checkpointing, chosen.recomputed_blocks) == ("block", first)
+    assert "checkpointing=budget" in summary
+    held, _ = recommended_plan(read(*fitting, "checkpointing=budget"))
+    assert held.recomputed_blocks == first
 
 
 @pytest.mark.parametrize("imbalance", [-7, 1.5])
