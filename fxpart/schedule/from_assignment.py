@@ -1,5 +1,7 @@
 """From a placement in stages to what each stage of a pipeline costs."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +21,7 @@ __all__ = ["stage_costs", "stages_of", "tied_parts", "update_bytes"]
 # Memory that the updates of one stage's weights allocate at the end of a step.
 
 
-def update_bytes(graph: OpGraph, stage_of: IntArray, stage: int) -> tuple[int, int]:
+def update_bytes(graph: OpGraph, updates: IntArray) -> tuple[int, int]:
     """Return the most bytes at once that the updates of a stage make, and those that stay.
 
     What stays is kept until all updates of the device are done. Weights, their gradients and the
@@ -27,11 +29,9 @@ def update_bytes(graph: OpGraph, stage_of: IntArray, stage: int) -> tuple[int, i
 
     Args:
         graph: a step of n operators.
-        stage_of: stage of each operator. Length n.
-        stage: the one that is asked about.
+        updates: those of the stage.
 
     """
-    updates = np.flatnonzero(graph.is_update & (stage_of == stage))
     if not len(updates):
         return 0, 0
     values = np.flatnonzero(np.isin(graph.value_producer, updates))
@@ -174,27 +174,39 @@ def _stages(
         for device_s, those in ((forward_s, is_forward), (backward_s, ~is_forward))
     )
     seconds = (forward_s.tolist(), backward_s.tolist(), update_s.tolist())
+    cut = _Cut(stage_of, devices, np.where(is_update, -1, stage_of), first)
     return [
-        _stage(problem, (stage_of, devices), stage, of_stage, shards)
+        _stage(problem, cut, stage, of_stage, shards)
         for stage, of_stage in enumerate(zip(*seconds, strict=True))
     ]
 
 
+class _Cut(NamedTuple):
+    """Which stage each operator is of."""
+
+    stage_of: IntArray
+    devices: list[int]
+    """Of each stage."""
+    before_updates: IntArray
+    """As `stage_of`, and -1 for updates. Length n."""
+    first_backward: int
+
+
 def _stage(
     problem: Problem,
-    cut: tuple[IntArray, list[int]],
+    cut: _Cut,
     stage: int,
     seconds: tuple[float, float, float],
     sharding: WeightShards | None,
 ) -> StageCost:
     """Return the costs of a stage that takes `seconds` forward, backward and for updates."""
-    graph, (stage_of, devices) = problem.graph, cut
+    graph, (stage_of, devices, before_updates, first_backward) = problem.graph, cut
     same = [s for s in range(stage + 1) if devices[s] == devices[stage]]
     weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
     before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
-    before_updates = np.where(graph.is_update, -1, stage_of)
-    held = stage_bytes(problem.memory, before_updates, stage, graph.first_backward)
-    update_peak_bytes, update_kept_bytes = update_bytes(graph, stage_of, stage)
+    held = stage_bytes(problem.memory, before_updates, stage, first_backward)
+    updates = np.flatnonzero((stage_of == stage) & (before_updates < 0))
+    update_peak_bytes, update_kept_bytes = update_bytes(graph, updates)
     shards = None
     if sharding is not None:
         ops = np.flatnonzero(before_updates == stage)

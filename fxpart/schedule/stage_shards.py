@@ -10,6 +10,7 @@ microbatches, and scattered once, at the end, when the weights are freed.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -210,11 +211,16 @@ def stage_shards(
     )
 
 
+@lru_cache(maxsize=2)
+def _weights_read(graph: OpGraph, gradients: tuple[int, ...]) -> list[list[int]]:
+    """Return what `weights_read` does of the weights of `gradients`: the same for all stages."""
+    return weights_read(graph, graph.gradient_weights[np.array(gradients, dtype=np.int64)])
+
+
 def _blocks(graph: OpGraph, ops: IntArray, shards: WeightShards) -> list[Block]:
     """Return the blocks of the weights that the forward of `ops` reads."""
-    numbers = np.array(shards.gradients, dtype=np.int64)
-    read = weights_read(graph, graph.gradient_weights[numbers])
-    here = {w for op in ops.tolist() if op < graph.first_backward for w in read[op]}
+    read, first = _weights_read(graph, shards.gradients), graph.first_backward
+    here = {w for op in ops[ops < first].tolist() for w in read[op]}
     there = [g for g in shards.gradients if int(graph.gradient_weights[g]) in here]
     return blocks_of(graph, read, there, ops.tolist()) if there else []
 

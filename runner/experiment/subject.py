@@ -71,8 +71,8 @@ __all__ = [
     "symbols_of",
 ]
 
-MOST_KEPT = 4
-"""Graphs of each sort that are kept in memory."""
+MOST_KEPT = 12
+"""Graphs of each sort that are kept in memory: a recommendation goes to and fro among as many."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

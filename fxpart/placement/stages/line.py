@@ -16,7 +16,7 @@ from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_byte
 
 __all__ = ["StageLine", "stage_line"]
 
-_MOST_KEPT = 4
+_MOST_KEPT = 12
 """Graphs of which it is kept what their stretches hold: plans of one graph ask for the same."""
 
 

@@ -283,8 +283,8 @@ class KnownBytes(NamedTuple):
     """The one behind them."""
 
 
-_FIRST_PLACES, _MOST_PLACES = 1 << 12, 1 << 18
-"""23 MB at most; what does not fit in is walked each time."""
+_FIRST_PLACES, _MOST_PLACES = 1 << 12, 1 << 16
+"""6 MB at most; what does not fit in is walked each time."""
 
 
 def no_bytes(places: int = _FIRST_PLACES, repeated: tuple[int, int, int] = (0, 0, 0)) -> KnownBytes:
