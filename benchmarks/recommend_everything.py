@@ -71,7 +71,7 @@ def combinations(base: Config) -> Iterator[Config]:
         ("single", "pipeline", "size_based", "kl_based"),
     ):
         is_row = mode == "pipeline"
-        if tensor * data > n or data % expert or (sequence and tensor == 1):
+        if tensor * data > n or tensor * data % expert or (sequence and tensor == 1):
             continue
         if mode not in ("single", "pipeline") and (data > 1 or schedule != "none"):
             continue

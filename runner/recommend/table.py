@@ -133,7 +133,7 @@ def untried(outcome: Outcome) -> str:
     batches = sorted({plan.batch for plan in plans})
     parts.append(f"batches of a replica other than {', '.join(map(str, batches))}")
     if stated_experts(config) and any(plan.tensor_parallel > 1 for plan in plans):
-        parts.append("expert_parallel beside tensor_parallel")
+        parts.append("other degrees of expert_parallel beside tensor_parallel")
     parts += ["weights or states on tiers"] * (not config.devices.tiers)
     return "; ".join(parts)
 
