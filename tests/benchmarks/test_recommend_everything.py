@@ -11,11 +11,9 @@ from tests.runner.composed import TINY_LLAMA, read
 
 
 @pytest.mark.parametrize("devices", ["1x80gb+2x24gb", "4x16gb"])
-def test_no_combination_is_faster(
-    devices: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    two_layers = (*TINY_LLAMA, "model.config.num_hidden_layers=2", f"devices={devices}")
+def test_no_combination_is_faster(devices: str, tmp_path: Path) -> None:
+    cache = ("capture.use_cache=true", f"capture.cache_dir={tmp_path}")
+    two_layers = (*TINY_LLAMA, *cache, "model.config.num_hidden_layers=2", f"devices={devices}")
     row = compared(replace(read(*two_layers), mode=ModeConfig("single", {})))
     assert row.fit > 1
     assert row.most_examples_per_s == row.examples_per_s
