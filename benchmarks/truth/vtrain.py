@@ -3,9 +3,10 @@
 The steps are planned by the command's own functions with ``latency=kernels``, and nothing is fitted
 to them: the host starts operators as fast as the accelerator's file says. `vtrain_calibrated` fits
 two numbers to a tenth of the same rows. A GPT is a Starcoder2 of transformers, which has its layers
-(biases, LayerNorm, GELU, as many keys as heads); attention is not fused, as in 2022; float16 is
-likely, and not stated. Stages are alike, so that a step of n layers a stage takes
-t1 + (n - 1) (t2 - t1), of steps with 1 and 2.
+(biases, LayerNorm, GELU, as many keys as heads); attention is products with one kernel between
+them, as in 2022; float16 is likely, and not stated. Blocks are computed again, as vTrain's
+configurations have it where they state nothing else (``use_checkpoint``). Layers and stages are
+alike: see `step_of_many_layers_s`.
 """
 
 import csv
@@ -95,6 +96,7 @@ class Plan:
             *gpt_overrides(self.hidden, self.heads, layers, self.sequence),
             f"model.batch_size={self.micro_batch * self.data}",
             f"microbatches={self.microbatches}",
+            "checkpointing=block",
             "transfer_rate=nvlink3",
             *(() if host_launch_s is None else (f"runtime.host_launch_s={host_launch_s}",)),
         )
