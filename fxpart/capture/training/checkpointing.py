@@ -15,7 +15,7 @@ Models", MLSys 2023, arXiv:2205.05198.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -192,26 +192,46 @@ def _calls(graph: fx.Graph) -> Iterator[fx.Node]:
     return (node for node in graph.nodes if node.op == "call_function")
 
 
-_SOFTMAX = re.compile(r"\b_?(causal_)?softmax\b")
+_SOFTMAX = re.compile(r"\b_?(causal_|safe_)?softmax\b")
 _PRODUCT = torch.ops.aten.bmm.default
 """Of queries and keys, and of probabilities and values."""
+_MIXING = (_PRODUCT, torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+"""What does not lie inside of the core of an attention."""
 
 
 def _attention_cores(calls: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """Return the calls of each attention from the product before its softmax to the one after it.
 
-    The view that gives the sum its shape is of the same formula in the backward. A softmax without
-    the two products, as that of a router, is of no attention.
+    The view that gives the sum its shape is of the same formula in the backward. A softmax that
+    does not read one product and feed the other, as that of a router, is of no attention.
     """
-    products = [place for place, node in enumerate(calls) if node.target is _PRODUCT]
+    place_of = {node: place for place, node in enumerate(calls)}
     cores = []
-    for place, node in enumerate(calls):
-        before = max((p for p in products if p < place), default=None)
-        after = min((p for p in products if p > place), default=None)
-        if _SOFTMAX.search(str(node.target)) and before is not None and after is not None:
-            is_shaped = any(user in calls[after + 1 : after + 2] for user in calls[after].users)
-            cores.append(list(calls[before : after + 1 + is_shaped]))
+    for node in calls:
+        if not _SOFTMAX.search(str(node.target)):
+            continue
+        before = [place_of[p] for p in _nearest_products(node, place_of, "all_input_nodes")]
+        after = [place_of[p] for p in _nearest_products(node, place_of, "users")]
+        if before and after:
+            last = min(after)
+            is_shaped = any(user in calls[last + 1 : last + 2] for user in calls[last].users)
+            cores.append(list(calls[max(before) : last + 1 + is_shaped]))
     return cores
+
+
+def _nearest_products(node: fx.Node, among: Container[fx.Node], towards: str) -> list[fx.Node]:
+    """Return the batched products that `node` leads to with no product of any kind between."""
+    pending, seen, products = list(getattr(node, towards)), {node}, []
+    while pending:
+        near = pending.pop()
+        if near in seen or near not in among:
+            continue
+        seen.add(near)
+        if near.target is _PRODUCT:
+            products.append(near)
+        elif near.target not in _MIXING:
+            pending += getattr(near, towards)
+    return products
 
 
 def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "block") -> None:

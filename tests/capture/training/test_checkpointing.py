@@ -114,36 +114,51 @@ def test_a_selective_step_keeps_attention_and_every_second_product() -> None:
 
 
 class _Attention(nn.Module):
-    """Attention as products, between two lines."""
+    """Attention as products, between two lines, and experts of batched products, with a router."""
 
     def __init__(self) -> None:
         super().__init__()
         self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.router, self.experts = nn.Linear(16, 2), nn.Parameter(torch.randn(2, 16, 16))
 
     def forward(self, x: Tensor) -> Tensor:
-        q = self.into(x)
-        scores = torch.softmax(q @ q.transpose(1, 2) * 0.25, dim=-1)
-        return x + self.out(scores @ q)  # type: ignore[no-any-return]
+        y = x + self.out(self.attend(self.into(x)))
+        shares = torch.softmax(self.router(y), dim=-1)
+        outputs = y.expand(2, -1, -1) @ self.experts
+        return y + (outputs * shares.permute(2, 1, 0)).sum(0)  # type: ignore[no-any-return]
+
+    def attend(self, q: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(1, 2) * 0.25, dim=-1) @ q
 
 
-def test_the_core_of_attention_is_computed_again_and_nothing_else() -> None:
-    module, x = _Stack(_Attention, 2), torch.randn(1, 64, 16)
+class _NarrowValues(_Attention):
+    """Values narrower than keys, which torch attends to by products."""
+
+    def attend(self, q: Tensor) -> Tensor:
+        parts = (q[:, None], q[:, None], q[:, None, :, :8])
+        return nn.functional.scaled_dot_product_attention(*parts)[:, 0].repeat(1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("attention", "scales", "softmax"),
+    [(_Attention, 2, "_softmax"), (_NarrowValues, 0, "_safe_softmax")],
+)
+def test_the_core_of_attention_is_computed_again_and_nothing_else(
+    attention: type[_Attention], scales: int, softmax: str
+) -> None:
+    module, x = _Stack(attention, 2), torch.randn(1, 64, 16)
     plain, checked = (
         joint_capture(module, (x,), options=replace(BLOCK, checkpointing=how))
         for how in ("none", "core_attention")
     )
     _same(plain, checked, module, {"x": x})
     again = Counter(target.split(".")[1] for target in _targets_again(checked))
-    # Of each block: scores, their scale, the softmax. Neither lines nor the sum of values.
-    assert {name: again[name] for name in ("bmm", "mul", "_softmax", "mm", "addmm")} == {
-        "bmm": 2,
-        "mul": 2,
-        "_softmax": 2,
-        "mm": 0,
-        "addmm": 0,
-    }
-    # The softmax of one block at a time is kept, not of two.
-    assert _peak(plain.graph) - _peak(checked.graph) == 64 * 64 * 4
+    # Of each block: scores, what scales them then, the softmax. No line, router or expert.
+    products = {name: again[name] for name in ("bmm", "mul", "mm", "addmm")}
+    assert products == {"bmm": 2, "mul": scales, "mm": 0, "addmm": 0}
+    assert {name: n for name, n in again.items() if "softmax" in name} == {softmax: 2}
+    # The softmax of one block at a time is kept, not of two; and so are copies for its products.
+    assert 1 <= (_peak(plain.graph) - _peak(checked.graph)) / (64 * 64 * 4) < 1.25
 
 
 def test_attention_of_one_kernel_has_no_scores_to_compute_again() -> None:
