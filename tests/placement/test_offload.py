@@ -13,6 +13,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.offload.bound import bound_s, least_load_s
+from fxpart.placement.offload.costed import costed
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.other_sizes import TieredPlan, most_offloaded
 from fxpart.placement.offload.plan import Offloaded, finished, offload
@@ -242,6 +243,26 @@ def test_units_are_blocks_and_modules_beside_them() -> None:
         "layers.1.mlp",
         "norm",
     ]
+
+
+def test_a_streamed_weight_is_there_until_its_views_are_read() -> None:
+    sketch = Sketch()
+    value = sketch.input(0)
+    for i in range(2):
+        view = sketch.op([], 10, [sketch.weight(10)], module=f"layers.{i}")
+        product = [value, view, sketch.op([view], 10, view_of=view, module=f"layers.{i}")]
+        value = sketch.op(product, 1, flops=4, module=f"layers.{i}")
+    graph = sketch.graph(value)
+    graph.value_alloc_bytes[graph.value_bytes == 10] = 0  # they lie where the weights do
+    machine = Machine(problem(graph, devices(25)), Tiers(host()), PREFETCH, (1.0, 0.0), times)
+    found = finished(machine, np.full(2, STREAMED), size_based)
+    assert [(copy.first_op, copy.last_op) for copy in found.copies] == [(0, 2), (3, 5)]
+    # Sent to another device, a view is no use of the weight there.
+    what = costed(machine, found.ways, found.on_disk, np.array([0, 0, 1, 0, 0, 1]))
+    assert [(copy.device, copy.last_op) for copy in what.copies] == [(0, 1), (0, 4)]
+    # A weight that another module reads by a view stays.
+    other = replace(graph, modules=(*graph.modules[:5], "head"))
+    assert [unit.path for unit in units_of(other, 100)] == ["layers.0"]
 
 
 def test_tiers_that_make_no_sense_are_refused() -> None:

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import IntArray
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import owner
 from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Copy, Push, Source, Streams, Uses, copies_of
 from fxpart.cost.tables import memory_tables
 from fxpart.placement.offload.machine import BoolArray, Machine
-from fxpart.placement.offload.units import HOSTED, STREAMED, CacheWrites, cache_writes
+from fxpart.placement.offload.units import HOSTED, STREAMED, CacheWrites, cache_writes, weight_uses
 
 __all__ = ["Costed", "costed", "sources_of", "streams_of"]
 
@@ -47,9 +47,10 @@ def costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntA
     if machine.begins:
         writes = writes._replace(copied_bytes=np.zeros_like(writes.copied_bytes))
     filled_bytes = graph.value_alloc_bytes - writes.copied_bytes
+    users, weights = _weight_uses_where_copied(graph, device_of)
     uses = Uses(
-        np.concatenate([graph.users, graph.readers]),
-        np.concatenate([graph.uses, len(graph.weight_bytes) + graph.reads]),
+        np.concatenate([users, graph.readers]),
+        np.concatenate([weights, len(graph.weight_bytes) + graph.reads]),
         np.concatenate([graph.weight_bytes, writes.copied_bytes]),
         np.concatenate([np.zeros_like(graph.weight_bytes), filled_bytes]),
     )
@@ -59,6 +60,18 @@ def costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntA
     pushes = _pushed(writes, values_part, device_of, copies, sources)
     problem = replace(base, graph=bare, memory=memory_tables(bare))
     return Costed(problem, copies, streams, parts, pushes)
+
+
+def _weight_uses_where_copied(graph: OpGraph, device_of: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the operators that use weights, and those weights.
+
+    Who reads a view on another device than that which made it is sent the view, not the weight.
+    """
+    users, weights = weight_uses(graph)
+    devices = int(device_of.max()) + 1
+    direct = graph.uses * devices + device_of[graph.users]
+    is_here = np.isin(weights * devices + device_of[users], direct)
+    return users[is_here], weights[is_here]
 
 
 def streams_of(machine: Machine, devices: int) -> Streams:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph, storage_roots
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.cost.streams import Copy, Source
+from fxpart.placement.offload.units import weight_uses
 
 __all__ = ["WEIGHT_POOL", "Gathered", "gathered_copies", "gathered_of"]
 
@@ -28,36 +29,13 @@ class Gathered(NamedTuple):
     """Bytes of each weight. Shape (W,)."""
 
 
-def _weight_uses(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """Return the operators that compute with weights, and those weights, by way of views too.
-
-    A product's backward reads the transposed view of a weight that its forward made.
-    """
-    computes = ~graph.is_update[graph.users]
-    users, weights = graph.users[computes], graph.uses[computes]
-    one_weight = dict(zip(users.tolist(), weights.tolist(), strict=True))
-    several = np.bincount(users, minlength=graph.n_ops) > 1
-    viewed = np.full(graph.n_values, -1, dtype=np.int64)
-    is_view = (graph.value_producer >= 0) & (graph.value_alloc_bytes == 0) & (graph.value_base < 0)
-    for value in np.flatnonzero(is_view & (graph.value_bytes > 0)).tolist():
-        maker = int(graph.value_producer[value])
-        if not several[maker]:
-            viewed[value] = one_weight.get(maker, -1)
-    of_read = viewed[storage_roots(graph)[graph.reads]]
-    by_view = of_read >= 0
-    return (
-        np.concatenate([users, graph.readers[by_view]]),
-        np.concatenate([weights, of_read[by_view]]),
-    )
-
-
 def gathered_of(graph: OpGraph, paths: Sequence[str]) -> Gathered:
     """Return the weights that only one of the units with these paths computes with.
 
     What two units share, such as tied embeddings, stays on the devices.
     """
     number = {path: index for index, path in enumerate(paths)}
-    users, used = _weight_uses(graph)
+    users, used = weight_uses(graph)
     of_op = np.array([number.get(block_of(m) or m, -1) for m in graph.modules], dtype=np.int64)
     units = of_op[users]
     least = np.full(len(graph.weight_names), len(paths), dtype=np.int64)
@@ -75,7 +53,7 @@ def gathered_copies(
     One lasts for as long as a device computes with no other unit, so that a block whose backward
     follows its forward is copied once. `sources` says where each unit lies.
     """
-    users, weights = _weight_uses(graph)
+    users, weights = weight_uses(graph)
     is_gathered = gathered.unit_of[weights] >= 0
     users, weights = users[is_gathered], weights[is_gathered]
     units, devices = gathered.unit_of[weights], device_of[users]

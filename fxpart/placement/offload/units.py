@@ -17,6 +17,7 @@ __all__ = [
     "Unit",
     "cache_writes",
     "units_of",
+    "weight_uses",
 ]
 
 RESIDENT, STREAMED, HOSTED = 0, 1, 2
@@ -50,6 +51,30 @@ class Unit:
     cache_bytes: int = 0
 
 
+def weight_uses(graph: OpGraph) -> tuple[IntArray, IntArray]:
+    """Return the operators that compute with weights, and those weights, by way of views too.
+
+    A product reads the transposed view of a weight, which may be made by an operator before it; so
+    does its backward.
+    """
+    computes = ~graph.is_update[graph.users]
+    users, weights = graph.users[computes], graph.uses[computes]
+    one_weight = dict(zip(users.tolist(), weights.tolist(), strict=True))
+    several = np.bincount(users, minlength=graph.n_ops) > 1
+    viewed = np.full(graph.n_values, -1, dtype=np.int64)
+    is_view = (graph.value_producer >= 0) & (graph.value_alloc_bytes == 0) & (graph.value_base < 0)
+    for value in np.flatnonzero(is_view & (graph.value_bytes > 0)).tolist():
+        maker = int(graph.value_producer[value])
+        if not several[maker]:
+            viewed[value] = one_weight.get(maker, -1)
+    of_read = viewed[storage_roots(graph)[graph.reads]]
+    by_view = of_read >= 0
+    return (
+        np.concatenate([users, graph.readers[by_view]]),
+        np.concatenate([weights, of_read[by_view]]),
+    )
+
+
 def units_of(graph: OpGraph, most_bytes: int) -> tuple[Unit, ...]:
     """Return what may be offloaded, in graph order.
 
@@ -75,7 +100,8 @@ def _one_deeper(path: str, module: str) -> str:
 def _units(graph: OpGraph, path_of: Sequence[str]) -> tuple[Unit, ...]:
     number = {path: index for index, path in enumerate(dict.fromkeys(path_of))}
     unit_of_op = np.array([number[path] for path in path_of], dtype=np.int64)[graph.group]
-    unit_of = _only_user(len(graph.weight_names), graph.uses, unit_of_op[graph.users])
+    users, used = weight_uses(graph)
+    unit_of = _only_user(len(graph.weight_names), used, unit_of_op[users])
     cache_of = _only_user(graph.n_values, graph.reads, unit_of_op[graph.readers])
     cache_of[~graph.value_is_cache] = -1
     units = []
