@@ -2,13 +2,14 @@
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _START_S = 180.0
 _POLL_S = 0.1
 _GRACE_S = 0.5
 """How long others may take to end after the first: the first to end is not always the cause."""
+_END_S = 10.0
+"""How long killed processes may take to end, on a machine that does much else."""
 _READ_BYTES = 1 << 16
 
 
@@ -30,8 +33,11 @@ class _Worker:
     """One stage process, and what it has reported."""
 
     stage: int
-    process: subprocess.Popen[bytes]
+    pipe: int
+    """Where it reports."""
     log: Path
+    status: int | None = None
+    """How it ended, as `subprocess.Popen.returncode` has it; None before."""
     phase: str = "starting"
     reported_s: float = field(default_factory=time.monotonic)
     error: str = ""
@@ -54,14 +60,45 @@ class _Worker:
     @property
     def has_died(self) -> bool:
         """Whether it ended before its work was done."""
-        ended = self.process.poll()
-        return ended is not None and (ended != 0 or self.phase != DONE)
+        return self.status is not None and (self.status != 0 or self.phase != DONE)
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    """The process that all stage processes are forked from, and tells how each of them ends."""
+
+    process: subprocess.Popen[bytes]
+    workers: list[_Worker]
+    unread: bytes = b""
+
+    @property
+    def pipe(self) -> int:
+        """Where it reports."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def receive(self, data: bytes) -> None:
+        """Read reports: ``[stage, status]``, one a line, as `fxpart.execution.worker` has them."""
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        for line in lines:
+            stage, status = json.loads(line)
+            self.workers[stage].status = status
+
+    def end(self) -> None:
+        """Take note of its end: stage processes that it did not tell of have ended with it."""
+        status = self.process.wait()
+        for worker in self.workers:
+            if worker.status is None:
+                worker.status = status
 
 
 def run_stages(
     folder: Path, n_stages: int, environments: Sequence[Mapping[str, str]], silent_s: float
 ) -> None:
     """Run a process for each stage of the job in `folder`, until all are done.
+
+    They are forked from one process that has imported torch and its pipelining, which takes longer
+    than most runs.
 
     No process is left when this returns or raises. If this process is killed, its stage processes
     end too (see `fxpart.execution.worker`).
@@ -70,6 +107,7 @@ def run_stages(
         folder: as `fxpart.execution.pipeline_job` describes it.
         n_stages: number of stages.
         environments: environment variables of each process, in addition to those of this one.
+            What is read when torch is imported is that of stage 0.
         silent_s: seconds without a report from any of them after which the run ends; at start-up,
             at least `_START_S`.
 
@@ -78,9 +116,9 @@ def run_stages(
 
     """
     begin = time.monotonic()
-    with _started(folder, n_stages, environments) as workers:
+    with _started(folder, n_stages, environments) as server:
         try:
-            _watch(workers, silent_s)
+            _watch(server, silent_s)
         except _StageError as failure:
             after = time.monotonic() - begin
             raise ExecutionError(
@@ -100,46 +138,71 @@ class _StageError(Exception):
 @contextmanager
 def _started(
     folder: Path, n_stages: int, environments: Sequence[Mapping[str, str]]
-) -> Iterator[list[_Worker]]:
-    workers: list[_Worker] = []
+) -> Iterator[_Server]:
+    pipes = [os.pipe() for _ in range(n_stages)]
+    workers = [_Worker(i, pipes[i][0], log_path(folder, i)) for i in range(n_stages)]
+    server = None
     try:
-        for stage in range(n_stages):
-            process = _start(folder, stage, environments[stage])
-            workers.append(_Worker(stage, process, log_path(folder, stage)))
-        yield workers
+        try:
+            process = _start(folder, [write for _, write in pipes], environments)
+        finally:
+            for _, write in pipes:
+                os.close(write)
+        server = _Server(process, workers)
+        yield server
     finally:
+        if server is not None:
+            _end(server)
         for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.wait()
-            for pipe in (worker.process.stdin, worker.process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            os.close(worker.pipe)
 
 
-def _start(folder: Path, stage: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, pipes: Sequence[int], environments: Sequence[Mapping[str, str]]
+) -> subprocess.Popen[bytes]:
     # The folder of this package, but not the working directory.
     package_home = str(Path(__file__).resolve().parent.parent.parent)
     paths = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-P", "-m", "fxpart.execution.worker"]
-    with log_path(folder, stage).open("wb") as log:
+    command = [sys.executable, "-P", "-m", "fxpart.execution.worker", str(folder), str(os.getpid())]
+    stages = list(zip(pipes, map(dict, environments), strict=True))
+    with log_path(folder, 0).open("ab") as log:
         return subprocess.Popen(
-            [*command, str(folder), str(stage), str(os.getpid())],
+            [*command, json.dumps(stages)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **environment, "PYTHONPATH": paths},
-            # Ctrl-C goes to this process only, which then ends them.
+            env={**os.environ, **environments[0], "PYTHONPATH": paths},
+            pass_fds=pipes,
+            # Ctrl-C goes to this process only, which then ends them: a group of their own.
             start_new_session=True,
         )
 
 
-def _watch(workers: Sequence[_Worker], silent_s: float) -> None:
+def _end(server: _Server) -> None:
+    """Kill all processes that are left, and wait until they have ended."""
+    process = server.process
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):  # the latter if all have ended (macOS)
+            os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+    process.wait()
+    # The system closes a process's pipe once it does nothing any more.
+    end_s = time.monotonic() + _END_S
+    for worker in server.workers:
+        while select.select([worker.pipe], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            if not os.read(worker.pipe, _READ_BYTES):
+                break
+
+
+def _watch(server: _Server, silent_s: float) -> None:
+    workers = server.workers
+    sources: list[_Server | _Worker] = [server, *workers]
     with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            assert worker.process.stdout is not None
-            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-        while any(worker.process.poll() is None for worker in workers):
+        for source in sources:
+            selector.register(source.pipe, selectors.EVENT_READ, source)
+        while any(worker.status is None for worker in workers):
             _listen(selector, _POLL_S)
             _refuse_death(selector, workers)
             _refuse_silence(workers, silent_s)
@@ -153,8 +216,7 @@ def _refuse_death(selector: selectors.BaseSelector, workers: Sequence[_Worker]) 
     _listen(selector, 0.0)
     if any(worker.has_died for worker in workers):
         end_s = time.monotonic() + _GRACE_S
-        # A process closes its pipe a moment before it has ended.
-        while time.monotonic() < end_s and any(w.process.poll() is None for w in workers):
+        while time.monotonic() < end_s and any(worker.status is None for worker in workers):
             _listen(selector, _POLL_S / 10)
         _listen(selector, 0.0)
         raise _cause_of_death(workers)
@@ -167,6 +229,8 @@ def _listen(selector: selectors.BaseSelector, wait_s: float) -> None:
             key.data.receive(data)
         else:
             selector.unregister(key.fileobj)
+            if isinstance(key.data, _Server):
+                key.data.end()
 
 
 def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
@@ -188,7 +252,7 @@ def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
 def _cause_of_death(workers: Sequence[_Worker]) -> _StageError:
     """Return the stage that failed first; others fail because their neighbour has ended."""
     dead = [worker for worker in workers if worker.has_died]
-    killed = [w for w in dead if w.process.returncode and w.process.returncode < 0]
+    killed = [w for w in dead if w.status is not None and w.status < 0]
     silent = [w for w in dead if not w.error and w not in killed]
     failed = sorted((w for w in dead if w.error), key=lambda worker: worker.failed_s)
     by_itself = [w for w in failed if not _is_of_a_lost_peer(w.error)]
@@ -202,10 +266,10 @@ def _is_of_a_lost_peer(error: str) -> bool:
 
 
 def _how_it_ended(worker: _Worker) -> str:
-    status = worker.process.returncode
+    status = worker.status
     if worker.error:
         return f"failed with {worker.error}"
-    if status < 0:
+    if status is not None and status < 0:
         name = signal.Signals(-status).name
         doubt = " (out of memory?)" if name == "SIGKILL" else ""
         return f"was killed by {name}{doubt} while {worker.phase}"

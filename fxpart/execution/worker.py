@@ -1,19 +1,25 @@
-"""The process of one stage: ``python -m fxpart.execution.worker <folder> <stage> <parent's pid>``.
+"""The processes of stages: ``python -m fxpart.execution.worker <folder> <parent's pid> <stages>``.
 
-Started by `fxpart.execution.supervise`. It ends with its parent, however that ends: the kernel
-kills it (Linux), and a thread watches its standard input, which closes when the parent ends.
+Started by `fxpart.execution.supervise`. This process imports what stages run on, forks itself for
+each of them, and tells on its standard output how each ended. All end with the parent, however that
+ends: the kernel kills them (Linux), and in each stage process a thread watches the standard input,
+which closes when the parent ends. So do stage processes if this one is killed.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from fxpart.errors import one_line
+from fxpart.execution.pipeline_job import log_path
 from fxpart.support.garbage import collect_rarely
 
 __all__ = ["main"]
@@ -39,13 +45,44 @@ class Reporter:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the stage that the arguments name; return the exit status."""
+    """Run the stages that the arguments name, each in a process; return this one's exit status.
+
+    `arguments` are the job's folder, the parent's process number, and in JSON for each stage the
+    pipe that it reports to, and its environment variables.
+    """
     collect_rarely()
-    folder, stage, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    folder, parent, stages = Path(arguments[0]), int(arguments[1]), json.loads(arguments[2])
     _end_with(parent)
     # Output of libraries must not mix with the reports.
-    report = Reporter(os.dup(sys.stdout.fileno()))
+    statuses = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with suppress(Exception):  # each stage imports it again, and reports what is wrong
+        import_module("fxpart.execution.stage_run")
+    # A look for garbage would touch, and so copy, all that has been imported here.
+    gc.freeze()
+    this, stage_of = os.getpid(), {}
+    for stage, (pipe, environment) in enumerate(stages):
+        child = os.fork()
+        if child == 0:
+            os.close(statuses)
+            os.environ.update(environment)
+            return _run(folder, stage, Reporter(pipe), this)
+        stage_of[child] = stage
+        os.close(pipe)
+    while stage_of:
+        child, status = os.wait()
+        ended = [stage_of.pop(child), os.waitstatus_to_exitcode(status)]
+        os.write(statuses, json.dumps(ended).encode() + b"\n")
+    return 0
+
+
+def _run(folder: Path, stage: int, report: Reporter, parent: int) -> int:
+    """Run a stage in this process, which `parent` forked; return its exit status."""
+    _end_with(parent)
+    threading.Thread(target=_watch_input, daemon=True).start()
+    with log_path(folder, stage).open("ab") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
     try:
         report("importing torch")
         from fxpart.execution.stage_run import run_stage
@@ -65,7 +102,6 @@ def _end_with(parent: int) -> None:
     # The parent may have ended before the signal was set.
     if os.getppid() != parent:
         os._exit(_ORPHANED)
-    threading.Thread(target=_watch_input, daemon=True).start()
 
 
 def _watch_input() -> None:

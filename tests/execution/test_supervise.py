@@ -82,6 +82,7 @@ def test_trouble_is_told_in_one_line(
         run_fates(folder, fates, silent_s=2.0 if "nap" in fates else 60.0)
     assert "\n" not in str(raised.value)
     assert "s after the start; all stages were ended" in str(raised.value)
+    assert _wait_until(lambda: not any(_runs(pid) for pid in napping(folder)), 10.0)
     assert _children(os.getpid()) == before
 
 
@@ -100,6 +101,8 @@ def test_an_interrupt_ends_all_processes(folder: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             run_fates(folder, ["nap", "wait"], silent_s=80.0)
         presser.join()
+        assert napping(folder)
+        assert _wait_until(lambda: not any(_runs(pid) for pid in napping(folder)), 10.0)
     finally:
         signal.signal(signal.SIGINT, heard)
     assert _children(os.getpid()) == before
@@ -113,12 +116,32 @@ def test_stage_processes_end_with_their_parent(folder: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT)
     try:
         assert _wait_until(lambda: len(napping(folder)) == 2, 60.0)
-        workers = _children(parent.pid)
+        (server,) = _children(parent.pid)
+        workers = _children(server)
         assert sorted(workers) == sorted(napping(folder))
         assert all(_runs(worker) for worker in workers)
         parent.kill()
         assert parent.wait(60.0) == -signal.SIGKILL
-        assert _wait_until(lambda: not any(_runs(worker) for worker in workers), 60.0)
+        assert _wait_until(lambda: not any(_runs(pid) for pid in [server, *workers]), 60.0)
     finally:
         parent.kill()
         parent.wait()
+
+
+def test_stage_processes_end_with_the_one_that_they_are_forked_from(folder: Path) -> None:
+    killed: list[int] = []
+
+    def kill() -> None:
+        if _wait_until(lambda: len(napping(folder)) == 2, 60.0):
+            killed.extend(napping(folder))
+            (server,) = set(_children(os.getpid())) - before
+            os.kill(server, signal.SIGKILL)
+
+    before = set(_children(os.getpid()))
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(ExecutionError, match=r"^stage 0 of 2 was killed by SIGKILL \(out of mem"):
+        run_fates(folder, ["nap", "nap"], silent_s=80.0)
+    killer.join()
+    assert len(killed) == 2
+    assert _wait_until(lambda: not any(_runs(pid) for pid in killed), 10.0)

@@ -132,11 +132,11 @@ def test_jobs_after_an_edit_during_the_sweep_fail_and_are_done_again(here: Path)
 def test_workers_know_the_files_too(folder: Path) -> None:
     (folder / "reads.py").write_text(READS)
     (folder / "layers.json").write_text("6")
-    swept = [*SWEPT, *READING, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
-    assert run(folder, "-m", *swept).code == 0
+    assert run(folder, "-m", *SWEPT, *READING).code == 0
     before = {logged.info.run_id for logged in _runs(folder)}
     (folder / "layers.json").write_text("3")
-    again = run(folder, "-m", *swept)
+    in_a_worker = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    again = run(folder, "-m", *SWEPT, *READING, *in_a_worker)
     assert again.code == 0, again.err
     after = {logged.info.run_id for logged in _runs(folder)}
     assert before < after
