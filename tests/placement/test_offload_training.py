@@ -155,3 +155,6 @@ def test_weights_go_to_the_host_where_states_make_no_room() -> None:
     assert not updated_on_host(step(6), 70, "auto", 1000, weights="auto").gathered_bytes
     with pytest.raises(InfeasibleError, match="on the host, tensors of"):
         updated_on_host(step(6), 60, "auto", 1000)
+    # Weights that lie on the host are updated there, so without its updates they stay.
+    with pytest.raises(InfeasibleError, match=r"states of 0 modules .*on the host, tensors of"):
+        updated_on_host(step(6), 60, "none", 1000, weights="auto")

@@ -49,12 +49,12 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
         InfeasibleError: when the host has no room for them, or the devices none for the rest.
 
     """
-    graph = machine.problem.graph
+    graph, options = machine.problem.graph, machine.options
     units = _with_saving(graph, _update_units(graph))
+    # Weights that lie on the host are updated there.
+    weights = "none" if options.optimizer == "none" else options.weights
     refused: list[InfeasibleError] = []
-    for gathers, saves in product(
-        _tried(machine.options.weights), _tried(machine.options.activations)
-    ):
+    for gathers, saves in product(_tried(weights), _tried(options.activations)):
         # A mode may need more than filling devices does.
         least, most = _least_count(machine, units, saves=saves, gathers=gathers)
         for count in sorted({least, (least + most) // 2, most}):
@@ -79,10 +79,7 @@ def _tried(amount: str) -> tuple[bool, ...]:
 def _least_count(
     machine: Machine, units: tuple[Unit, ...], *, saves: bool, gathers: bool
 ) -> tuple[int, int]:
-    """Return how few units must be updated on the host, and how many may be.
-
-    Weights that lie there are updated there.
-    """
+    """Return how few units must be updated on the host, and how many may be."""
 
     def fits(count: int) -> bool:
         searched = _searched(machine, _Step(machine.problem.graph, units, count, saves))
