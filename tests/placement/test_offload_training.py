@@ -10,7 +10,7 @@ from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.tiers import OffloadOptions, Tier, Tiers
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.evaluate import evaluate
-from fxpart.errors import InfeasibleError
+from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded
@@ -128,6 +128,14 @@ def test_what_blocks_save_goes_to_the_host_and_comes_back() -> None:
     small = Tiers(host(10, speed=1.0), Tier("nvme1tb", "disk", 10**12, bytes_per_s=1.0))
     with pytest.raises(InfeasibleError, match=r"activations of 16 B do not fit host.* to nvme1tb"):
         offload_updates(replace(machine, tiers=small), size_based)
+    # A host that only stores is enough for them, and not for states.
+    stores = replace(machine, tiers=Tiers(host()), host_times=None)
+    assert offload_updates(stores, size_based).stored_bytes() == 16
+    updating = replace(machine, tiers=Tiers(host()), options=OffloadOptions())
+    with pytest.raises(SpecError, match=r"optimizer=auto updates .* host has no processor; "):
+        offload_updates(updating, size_based)
+    with pytest.raises(SpecError, match=r"optimizer=auto updates .* host has no times of its op"):
+        offload_updates(replace(by_itself, host_times=None), size_based)
 
 
 def test_weights_that_lie_on_the_host_are_copied_for_forward_and_backward() -> None:

@@ -24,7 +24,7 @@ from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Push, Source, buffer_bytes, with_streams
 from fxpart.cost.tables import memory_tables
-from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.errors import InfeasibleError, SpecError, show_bytes
 from fxpart.placement.offload.activations import Saved, moved, room_bytes, saved_values
 from fxpart.placement.offload.costed import sources_of, streams_of
 from fxpart.placement.offload.gathered_weights import Gathered, gathered_copies, gathered_of
@@ -47,9 +47,17 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
 
     Raises:
         InfeasibleError: when the host has no room for them, or the devices none for the rest.
+        SpecError: when states may go to a host of which no times are known.
 
     """
     graph, options = machine.problem.graph, machine.options
+    host = machine.tiers.host
+    if options.optimizer != "none" and (host.processor is None or machine.host_times is None):
+        missing = "times of its operators" if host.processor else "processor"
+        raise SpecError(
+            f"offload.optimizer={options.optimizer} updates weights on the host, and {host.name}"
+            f" has no {missing}; add that, or use offload.optimizer=none"
+        )
     units = _with_saving(graph, _update_units(graph))
     # Weights that lie on the host are updated there.
     weights = "none" if options.optimizer == "none" else options.weights
