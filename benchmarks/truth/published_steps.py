@@ -4,7 +4,7 @@
   says. What a V100's host takes to start an operator (60 us) comes from there: fitted.
 - nanoGPT's README of December 2022 (MIT), GPT-2 of 124M, 12 texts of 1,024 tokens on an A100: some
   250 ms in eager PyTorch, 135 ms compiled. Attention was computed as products then, and weights
-  were float32 under autocast, whose casts are written out (`benchmarks.truth.autocast`).
+  were float32 under autocast (`model.autocast=bfloat16`).
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ _RESNET = (
     "devices=1xv100_16gb",
 )
 _GPT2 = (
-    *("model=custom", "model.factory=benchmarks.truth.autocast:gpt2", "model.dtype=float32"),
+    *("model=gpt2", "model.dtype=float32", "model.autocast=bfloat16"),
+    "model.config.attn_implementation=eager",
+    *(f"model.config.{kind}_pdrop=0.0" for kind in ("resid", "embd", "attn")),
     *("model.batch_size=12", "model.seq_len=1024", "phase=training", "devices=1xa100_40gb"),
 )
 _STEPS = (

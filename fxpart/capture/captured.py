@@ -115,6 +115,11 @@ def captured_graph(
     """
     check_level(level)
     check_phase(phase, level)
+    if spec.autocast is not None and level != "operator":
+        raise SpecError(
+            f"model.autocast={spec.autocast} casts what operators read, got capture.level={level};"
+            " use capture.level=operator"
+        )
     begin = time.perf_counter()
     path = None
     if cache_dir:

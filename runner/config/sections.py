@@ -78,6 +78,9 @@ class ModelConfig:
     batch_size: int = 1
     seq_len: int | None = None
     dtype: str = "float32"
+    autocast: str | None = None
+    """What products are computed in, as under `torch.autocast` of CUDA: ``bfloat16`` or
+    ``float16``; None for `dtype`."""
     loss: str = "own"
     """Of a training step: ``own``, what the model computes from labels as `Trainer` gives them, or
     the mean of its outputs where it takes none; ``mean``; or ``package.module:function``."""

@@ -21,7 +21,8 @@ def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) ->
     """Return the files of a plan, None for one that is no row of stages of whole layers."""
     if config.model.path is not None or assignment.replicas > 1:
         return None
-    if finetunes(config):  # the files say nothing of adapters and frozen weights
+    # The files say nothing of adapters and frozen weights, nor of weights in two dtypes.
+    if finetunes(config) or config.model.autocast:
         return None
     if config.devices.tiers:  # what lies there is streamed in other ways than engines do
         return None

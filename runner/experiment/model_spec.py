@@ -37,6 +37,7 @@ def model_spec(config: Config) -> ModelSpec:
         step=_step(config),
         cache_len=_cache_len(config),
         dtype=model.dtype,
+        autocast=model.autocast,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
         expert_parallel=config.expert_parallel,

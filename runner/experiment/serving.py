@@ -164,6 +164,10 @@ def _check_few_bits(config: Config) -> None:
             config.data_parallel > 1,
             "one replica, others serve texts of their own",
         ),
+        f"model.autocast={config.model.autocast}": (
+            config.model.autocast is not None,
+            "products that read them, not a cast of theirs",
+        ),
         f"latency={config.latency.name}": (
             config.latency.source not in ("roofline", "kernels"),
             "a roofline, no kernels of few bits are measured",

@@ -26,14 +26,15 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     model = config.model
     against_cache = config.phase.name == "decode" and config.context_len is not None
     length = None if against_cache or generates(config) else model.seq_len
-    parameters, dtype = count_parameters(graph)
+    parameters, dtype = count_parameters(graph, model.dtype if model.autocast else "")
     if config.zero >= GATHERING and not in_stages(config) and config.expert_parallel == 1:
         parameters *= replica_count(config)  # the graph has those of a replica
     parts = [
         model.name,
         f"{_short(parameters)} parameters"
         + (" a device" if config.tensor_parallel > 1 or config.expert_parallel > 1 else ""),
-        _weights(config, dtype or model.dtype),
+        _weights(config, dtype or model.dtype)
+        + (f" under {model.autocast} autocast" if model.autocast else ""),
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
         _phase(config, graph),
         _mode(config),
@@ -96,18 +97,19 @@ def _mode(config: Config) -> str:
     return f"{config.mode.name} ({config.schedule.name}, {count})"
 
 
-def count_parameters(graph: OpGraph) -> tuple[int, str]:
+def count_parameters(graph: OpGraph, dtype: str = "") -> tuple[int, str]:
     """Return how many elements the weights of `graph` have, and the dtype of most of their bytes.
 
     Buffers count, tied weights do once. The dtype of a weight is that which its first user computes
-    in. No dtype without weights.
+    in, or `dtype` where given: under autocast that user is a cast. No dtype without weights.
     """
     first_user = np.full(len(graph.weight_bytes), -1, dtype=np.int64)
     first_user[graph.uses[::-1]] = graph.users[::-1]
     bytes_of: dict[str, int] = {}
     for op, size in zip(first_user.tolist(), graph.weight_bytes.tolist(), strict=True):
         if op >= 0:
-            bytes_of[graph.dtypes[op]] = bytes_of.get(graph.dtypes[op], 0) + size
+            own = dtype or graph.dtypes[op]
+            bytes_of[own] = bytes_of.get(own, 0) + size
     elements = sum(size // _itemsize(dtype) for dtype, size in bytes_of.items())
     return elements, max(bytes_of, key=lambda dtype: bytes_of[dtype], default="")
 

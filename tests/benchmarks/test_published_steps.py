@@ -3,13 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from benchmarks.truth import __main__ as command
 from benchmarks.truth import planned_run, published_steps
 from benchmarks.truth.__main__ import SETS
-from benchmarks.truth.autocast import _Autocast
 from runner.experiment.check import check_all
 from tests.runner.composed import read
 
@@ -24,19 +21,6 @@ def test_each_step_is_a_run_on_the_device_that_was_measured() -> None:
         assert config.runtime.name in label
         assert (config.phase.name in label) == (config.phase.name == "training")
         assert 10 < measured_ms < 300
-
-
-def test_casts_are_where_autocast_has_them() -> None:
-    x, weight = torch.ones(2, 4), torch.ones(4, 4)
-    with _Autocast():
-        product = torch.matmul(x, weight)
-        scores = nn.functional.softmax(product, dim=-1)
-        assert (product.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
-        # As they come where autocast lists them nowhere: as wide as the wider.
-        assert (product + x).dtype == torch.float32
-        assert (product * 2).dtype == torch.bfloat16
-        assert nn.functional.layer_norm(product, (4,)).dtype == torch.float32
-    assert torch.matmul(x, weight).dtype == torch.float32
 
 
 def test_an_override_of_the_command_wins_over_those_of_a_run(

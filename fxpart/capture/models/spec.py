@@ -13,7 +13,7 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
-__all__ = ["DTYPES", "ENGINES", "LOSSES", "ModelSpec", "timm_spec"]
+__all__ = ["AUTOCAST", "DTYPES", "ENGINES", "LOSSES", "ModelSpec", "timm_spec"]
 
 LOSSES = ("own", "mean")
 """What a training step may start its backward from, beside a function of the user's."""
@@ -29,11 +29,14 @@ _USUAL: Mapping[str, object] = {
     "expert_imbalance": 1.0,
     "context_parallel": 1,
     "engine": "torch",
+    "autocast": None,
 }
 _TIMM = "fxpart.capture.models.timm_model:timm_model"
 _LOSS = "model.loss"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Names of the dtypes that weights and real-valued inputs may have."""
+AUTOCAST = ("bfloat16", "float16")
+"""Names of the dtypes that `ModelSpec.autocast` may be."""
 
 
 def _plain(value: object, where: str) -> object:
@@ -91,6 +94,9 @@ class ModelSpec:
     """Tokens that the cache of such a step has room for; None for those of a prompt."""
     dtype: str = "float32"
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
+    autocast: str | None = None
+    """What products are computed in, one of `AUTOCAST`, as `torch.autocast` of CUDA casts for them;
+    None without it."""
     tensor_parallel: int = 1
     """Devices that share every operator; the model is the part of one of them."""
     sequence_parallel: bool = False
@@ -143,6 +149,7 @@ class ModelSpec:
             raise SpecError(f"engine={self.engine}: {nearest_names(self.engine, ENGINES)}")
         if self.dtype not in DTYPES:
             raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
+        self._check_autocast()
         for name in ("config", "factory_args", "lora"):
             object.__setattr__(self, name, _plain(getattr(self, name), name))
         object.__setattr__(self, "depends_on", tuple(files))
@@ -160,6 +167,23 @@ class ModelSpec:
                 f" got factory={self.factory}; let the factory return a model and inputs with their"
                 " cache, named kv_cache_..., and use phase=inference"
             )
+
+    def _check_autocast(self) -> None:
+        if self.autocast is None:
+            return
+        asked = f"model.autocast={self.autocast}"
+        if self.autocast not in AUTOCAST:
+            raise SpecError(f"{asked} is not known; {nearest_names(self.autocast, AUTOCAST)}")
+        against = {
+            f"phase={self.step}": (self.step, f"model.dtype={self.autocast}"),
+            "engine=megatron": (self.engine != "torch", "model.dtype=bfloat16"),
+        }
+        for other, (is_set, instead) in against.items():
+            if is_set:
+                raise SpecError(
+                    f"{asked} is of phase=training and phase=inference in PyTorch, got {other}; set"
+                    f" {instead}, and leave out model.autocast"
+                )
 
     @property
     def loss_function(self) -> str | None:

@@ -41,6 +41,7 @@ def key_of(config: Config) -> str:
     [
         "model.batch_size=3",
         "model.config.n_layer=3",
+        "model.autocast=bfloat16",
         "devices.nodes=[0]",
         "devices=2x24gb",
         "transfer_rate=pcie3",

@@ -1,0 +1,234 @@
+"""`autocast`: a module runs as under `torch.autocast` of CUDA, on whatever device it lies.
+
+Where there is no GPU `torch.autocast("cuda")` does nothing, on meta tensors it does not exist, and
+that of the CPU has other lists. The lists here are those of torch's ``ATen/autocast_mode.h`` (and
+of its page "Automatic Mixed Precision package"), by the names that functions have in Python;
+``tests/capture/models/test_autocast.py`` compares them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = ["autocast"]
+
+IN_16_BITS = frozenset(
+    {
+        "addbmm",
+        "addmm",
+        "addmv",
+        "addr",
+        "baddbmm",
+        "bmm",
+        "chain_matmul",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "convolution",
+        "_convolution",
+        "einsum",
+        "gru_cell",
+        "linalg_multi_dot",
+        "linalg_vecdot",
+        "linear",
+        "lstm_cell",
+        "matmul",
+        "mm",
+        "mv",
+        "prelu",
+        "rnn_relu_cell",
+        "rnn_tanh_cell",
+        "scaled_dot_product_attention",
+        # Made of these.
+        "__matmul__",
+        "__rmatmul__",
+        "gru",
+        "lstm",
+        "multi_head_attention_forward",
+        "rnn_relu",
+        "rnn_tanh",
+    }
+)
+"""Functions whose floating-point operands are cast to 16 bits."""
+IN_FLOAT32 = frozenset(
+    {
+        "acos",
+        "asin",
+        "binary_cross_entropy_with_logits",
+        "cdist",
+        "cosh",
+        "cosine_embedding_loss",
+        "cosine_similarity",
+        "dist",
+        "erfinv",
+        "exp",
+        "expm1",
+        "frobenius_norm",
+        "group_norm",
+        "hinge_embedding_loss",
+        "huber_loss",
+        "kl_div",
+        "l1_loss",
+        "layer_norm",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logsumexp",
+        "margin_ranking_loss",
+        "mse_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "native_layer_norm",
+        "nll_loss",
+        "nll_loss2d",
+        "norm",
+        "nuclear_norm",
+        "pdist",
+        "poisson_nll_loss",
+        "pow",
+        "reciprocal",
+        "renorm",
+        "rms_norm",
+        "rsqrt",
+        "sinh",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "softplus",
+        "tan",
+        "triplet_margin_loss",
+        # Made of these.
+        "__pow__",
+        "__rdiv__",
+        "__rpow__",
+        "__rtruediv__",
+        "cross_entropy",
+        "gumbel_softmax",
+        "interpolate",
+        "normalize",
+        "softmin",
+    }
+)
+"""Functions whose operands of 16 bits are cast to float32."""
+SUMMED_IN_FLOAT32 = frozenset(
+    {
+        "cumprod",
+        "cumsum",
+        "linalg_matrix_norm",
+        "linalg_norm",
+        "linalg_vector_norm",
+        "log_softmax",
+        "prod",
+        "softmax",
+        "sum",
+    }
+)
+"""Functions that are told ``dtype=torch.float32`` where nobody tells them another."""
+IN_THE_WIDEST = frozenset(
+    {
+        "addcdiv",
+        "addcmul",
+        "atan2",
+        "bilinear",
+        "cross",
+        "dot",
+        "grid_sample",
+        "grid_sampler",
+        "index_put",
+        "scatter_add",
+        "tensordot",
+        "vdot",
+    }
+)
+"""Functions whose operands are cast to float32 where one of them is."""
+_16_BITS = (torch.bfloat16, torch.float16)
+
+
+def autocast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let `module` run as under ``torch.autocast("cuda", dtype)``; it is changed in place.
+
+    A float32 leaf that requires a gradient is cast to 16 bits once in a forward, and the cast is
+    kept to its end, as torch's cache keeps it. Where a function of Python is made of several, such
+    as attention with its projections, all of it is in the dtype of the products. A forward's own
+    regions of `torch.autocast` are not seen.
+    """
+    forward = module.forward
+
+    @wraps(forward)
+    def forward_with_casts(*args: object, **kwargs: object) -> object:
+        with _Autocast(dtype):
+            return forward(*args, **kwargs)
+
+    # On the module itself: a module around it would change the path of every other.
+    module.forward = forward_with_casts
+
+
+class _Autocast(TorchFunctionMode):
+    """Casts what functions of torch read, by their names."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+        # By `id`, with the leaf itself so that no other tensor takes its id.
+        self._casts: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what a function returns is anything
+        name = getattr(func, "__name__", "")
+        given = dict(kwargs or {})
+        if name in IN_16_BITS:
+            args, given = tree_map_only(Tensor, self._in_16_bits, (args, given))
+        elif name in SUMMED_IN_FLOAT32:
+            if _is_short(args, given) and not _has_dtype(args, given):
+                given["dtype"] = torch.float32
+        elif name in IN_FLOAT32 or (name in IN_THE_WIDEST and _has_float32(args, given)):
+            args, given = tree_map_only(Tensor, _in_float32, (args, given))
+        return func(*args, **given)
+
+    def _in_16_bits(self, tensor: Tensor) -> Tensor:
+        if tensor.dtype == self._dtype or tensor.dtype not in (torch.float32, *_16_BITS):
+            return tensor
+        if not _is_cached(tensor):
+            return tensor.to(self._dtype)
+        if id(tensor) not in self._casts:
+            self._casts[id(tensor)] = (tensor, tensor.to(self._dtype))
+        return self._casts[id(tensor)][1]
+
+
+def _is_cached(tensor: Tensor) -> bool:
+    is_leaf = tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    return is_leaf and tensor.dtype == torch.float32
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _16_BITS else tensor
+
+
+def _tensors(*given: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+
+
+def _is_short(*given: object) -> bool:
+    return any(tensor.dtype in _16_BITS for tensor in _tensors(*given)[:1])
+
+
+def _has_float32(*given: object) -> bool:
+    return any(tensor.dtype == torch.float32 for tensor in _tensors(*given))
+
+
+def _has_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
