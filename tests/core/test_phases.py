@@ -26,7 +26,7 @@ def test_every_option_makes_another_graph_in_the_cache() -> None:
         for options in chosen
         for train_mode in (True, False)
     ]
-    assert len({cache_key({}, "operator", "training", key) for key in keys}) == len(keys) == 48
+    assert len({cache_key({}, "operator", "training", key) for key in keys}) == len(keys) == 64
 
 
 @pytest.mark.parametrize("phase", PHASES)

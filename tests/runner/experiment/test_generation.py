@@ -83,12 +83,13 @@ def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
 
 def test_kernels_of_other_sizes_are_those_of_the_devices_used_and_not_remembered() -> None:
     asked = (*_lengths(20, 3), "runtime=compiled")
-    before = _kept_kernels.cache_info().misses
+    _kept_kernels.cache_clear()
     one, two = (headline(_planned(*asked, f"devices={n}x1gb")) for n in (1, 2))
     assert (one["ttft_ms"], one["tpot_ms"]) == (two["ttft_ms"], two["tpot_ms"])
     assert one["latency_ms"] == two["latency_ms"]
-    # The last decode as a whole, and for two devices block by block.
-    assert _kept_kernels.cache_info().misses - before == 2
+    # The last decode as a whole, once or for each of two captures, and for two devices block by
+    # block; none of the sizes that limits were sought among.
+    assert 2 <= _kept_kernels.cache_info().currsize <= 3
 
 
 @pytest.mark.parametrize("reserve", ["reserve=none", "reserve=cuda"])
