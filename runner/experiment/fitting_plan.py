@@ -1,6 +1,7 @@
 """A placement with what it costs, that fits with what devices need beside tensors."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from runner.experiment.zero import Gather, weight_gathers, weight_shards, with_s
 from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
-"""Tries to find one that fits with what it needs beside tensors."""
+"""Tries to find one that fits with what it needs beside tensors, before all lies in tiers."""
 
 
 class Placed(NamedTuple):
@@ -61,6 +62,11 @@ class CostedPlan:
     both_steps: GenerationPlan | None
     """Of ``phase=generate``."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether each device has what the plan needs beside tensors, too."""
+        return all(need.verdict != "does not fit" for need in self.device_memory)
+
 
 def fitting_plan(
     config: Config,
@@ -81,46 +87,56 @@ def fitting_plan(
         InfeasibleError: when no plan is found that fits.
 
     """
-    searched, failed = problem, None
-    with_copies = partial(_placed, config, place)
-    searched_s, curves, everything = 0.0, tuple[Progress, ...](), False
-    for attempt in range(_MOST_PLANS):
-        begin = time.perf_counter()
-        if failed and failed.placement.offloaded and attempt == _MOST_PLANS - 1:
-            everything = True
-        if everything:
-            searched = problem
-        try:
-            with watched(shown=not quiet()) as curve:
-                machine = machine_of(config, searched, problem, times)
-                assignment, in_tiers = placed(
-                    config, searched, machine, with_copies, everything=everything
-                )
-        except InfeasibleError as error:
-            if failed is None:
-                raise
-            if failed.placement.offloaded and not everything:
-                everything = True
-                continue
-            raise does_not_fit(failed.device_memory) from error
-        # Of all tries together: the first plan's search is part of how the last was found.
-        curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
-        searched_s += time.perf_counter() - begin
-        costed = in_tiers.problem if in_tiers else problem
-        if not in_tiers:
-            costed, assignment = compiled_whole(
-                config, subject, problem, assignment, times=times, searched=searched
-            )
-        placement = Placed(assignment, searched_s, curves, in_tiers)
-        candidate = _costed(
-            config, subject, costed, dealt, times=times, placement=placement, whole=problem
+    attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
+    searched, candidate = problem, attempt(problem)
+    with suppress(InfeasibleError):
+        for _ in range(_MOST_PLANS - 1):
+            if candidate.fits:
+                return candidate
+            searched = with_less_memory(searched, candidate.evaluation, candidate.device_memory)
+            candidate = attempt(searched, before=candidate)
+    with suppress(InfeasibleError):
+        if not candidate.fits and candidate.placement.offloaded:
+            candidate = attempt(problem, before=candidate, everything=True)
+    if not candidate.fits:
+        raise does_not_fit(candidate.device_memory)
+    return candidate
+
+
+def _attempt(
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    dealt: Dealt,
+    searched: Problem,
+    *,
+    place: Place,
+    times: LatencySource,
+    before: CostedPlan | None = None,
+    everything: bool = False,
+) -> CostedPlan:
+    """Return what the mode's plan for the devices of `searched` costs on those of `problem`.
+
+    Its search is counted from the start of the one that found `before`.
+    """
+    begin = time.perf_counter()
+    with watched(shown=not quiet()) as curve:
+        machine = machine_of(config, searched, problem, times)
+        assignment, in_tiers = placed(
+            config, searched, machine, partial(_placed, config, place), everything=everything
         )
-        if all(need.verdict != "does not fit" for need in candidate.device_memory):
-            return candidate
-        failed = candidate
-        searched = with_less_memory(searched, candidate.evaluation, candidate.device_memory)
-    assert failed is not None
-    raise does_not_fit(failed.device_memory)
+    earlier_s, curves = (
+        (before.placement.partition_s, before.placement.curve) if before else (0.0, ())
+    )
+    curves += tuple(replace(p, seconds=earlier_s + p.seconds) for p in curve)
+    placement = Placed(assignment, earlier_s + time.perf_counter() - begin, curves, in_tiers)
+    costed = in_tiers.problem if in_tiers else problem
+    if not in_tiers:
+        costed, assignment = compiled_whole(
+            config, subject, problem, assignment, times=times, searched=searched
+        )
+        placement = placement._replace(assignment=assignment)
+    return _costed(config, subject, costed, dealt, times=times, placement=placement, whole=problem)
 
 
 def _costed(
@@ -164,10 +180,9 @@ def _costed(
     both_steps = None
     if subject.steps is not None:
         peers = partners(config, evaluation)
-        found = placement.offloaded
         # Sizes are tried on the devices as they are, not as a mode was told.
         machine = machine_of(config, whole, whole, times)
-        tiers = TieredPlan.of(found) if found else None
+        tiers = TieredPlan.of(placement.offloaded) if placement.offloaded else None
         both_steps = GenerationPlan(
             config, subject.steps, problem, assignment, times, peers, machine, tiers
         )

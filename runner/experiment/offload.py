@@ -177,10 +177,10 @@ def placed(
         with suppress(InfeasibleError):
             return place(problem), None
     if is_training(config):
-        found = offload_updates(machine, place)
+        offloaded = offload_updates(machine, place)
     else:
-        found = offload(machine, place, everything=everything)
-    return found.assignment, found
+        offloaded = offload(machine, place, everything=everything)
+    return offloaded.assignment, offloaded
 
 
 def machine_of(
@@ -216,32 +216,32 @@ def _link(config: Config, host: Tier) -> tuple[float, float]:
 # What is said of it.
 
 
-def offload_line(config: Config, found: Offloaded) -> str:
+def offload_line(config: Config, offloaded: Offloaded) -> str:
     """Return in one line what lies where, and what it costs."""
     parts = []
-    on_host = "states and updates on the host" if found.trains else "on the host"
+    on_host = "states and updates on the host" if offloaded.trains else "on the host"
     for way, text in ((STREAMED, "streamed"), (HOSTED, on_host)):
-        chosen = found.ways == way
+        chosen = offloaded.ways == way
         if chosen.any():
-            size = sum(u.weight_bytes for u, c in zip(found.units, chosen, strict=True) if c)
-            names = _names([u.path for u, c in zip(found.units, chosen, strict=True) if c])
+            size = sum(u.weight_bytes for u, c in zip(offloaded.units, chosen, strict=True) if c)
+            names = _names([u.path for u, c in zip(offloaded.units, chosen, strict=True) if c])
             parts.append(f"{text} {format_size(size)} of {names}")
-    if cached := int(found.cache_bytes.sum()):
-        units = zip(found.units, found.cache_bytes.tolist(), strict=True)
+    if cached := int(offloaded.cache_bytes.sum()):
+        units = zip(offloaded.units, offloaded.cache_bytes.tolist(), strict=True)
         names = _names([unit.path for unit, size in units if size])
         parts.append(f"caches {format_size(cached)} of {names}")
-    if found.trains and (gathered := found.gathered_bytes):
+    if offloaded.trains and (gathered := offloaded.gathered_bytes):
         parts.append(f"weights copied block by block, {format_size(gathered)} a step")
-    if found.trains and (saved := found.stored_bytes() - found.frozen_bytes):
-        parts.append(f"activations {format_size(saved)} of {_blocks(found)}")
-    if found.copies or found.pushes:
-        parts.append(_copies_text(found))
-    if disk := found.stored_bytes(disk=True):
-        passing = f", through {format_size(found.passing_bytes)} of the host's memory"
+    if offloaded.trains and (saved := offloaded.stored_bytes() - offloaded.frozen_bytes):
+        parts.append(f"activations {format_size(saved)} of {_blocks(offloaded)}")
+    if offloaded.copies or offloaded.pushes:
+        parts.append(_copies_text(offloaded))
+    if disk := offloaded.stored_bytes(disk=True):
+        passing = f", through {format_size(offloaded.passing_bytes)} of the host's memory"
         parts.append(f"{format_size(disk)} from the disk{passing}")
     tiers = configured_tiers(config)
     assert tiers is not None
-    left = tiers.host.memory_bytes - found.hosted_bytes - found.beside_bytes
+    left = tiers.host.memory_bytes - offloaded.hosted_bytes - offloaded.beside_bytes
     parts.append(f"{format_size(left)} of {tiers.host.name} left")
     source = config.latency.source
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
@@ -249,15 +249,15 @@ def offload_line(config: Config, found: Offloaded) -> str:
     return ", ".join(parts)
 
 
-def _copies_text(found: Offloaded) -> str:
-    back = sum(push.size_bytes for push in found.pushes if push.to_host)
+def _copies_text(offloaded: Offloaded) -> str:
+    back = sum(push.size_bytes for push in offloaded.pushes if push.to_host)
     returned = f" and {format_size(back)} back" if back else ""
-    copied = f"{format_size(found.streamed_bytes)} copied to the devices{returned}"
-    return f"{copied} for one input, {format_s(found.waited_s)} waited for copies"
+    copied = f"{format_size(offloaded.streamed_bytes)} copied to the devices{returned}"
+    return f"{copied} for one input, {format_s(offloaded.waited_s)} waited for copies"
 
 
-def _blocks(found: Offloaded) -> str:
-    units = zip(found.units, found.tier_bytes.tolist(), strict=True)
+def _blocks(offloaded: Offloaded) -> str:
+    units = zip(offloaded.units, offloaded.tier_bytes.tolist(), strict=True)
     return _names([unit.path for unit, size in units if size])
 
 
@@ -274,26 +274,26 @@ def _names(paths: list[str]) -> str:
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
-def offload_metrics(found: Offloaded) -> dict[str, float]:
+def offload_metrics(offloaded: Offloaded) -> dict[str, float]:
     """Return the metrics of tiers by name."""
     return {
-        "streamed_gib": found.streamed_bytes / GIB,
-        "hosted_gib": found.hosted_bytes / GIB,
-        "host_memory_gib": (found.hosted_bytes + found.beside_bytes) / GIB,
-        "disk_gib": found.stored_bytes(disk=True) / GIB,
-        "pushed_gib": sum(push.size_bytes for push in found.pushes if push.to_host) / GIB,
-        "tier_cache_gib": int(found.cache_bytes.sum()) / GIB,
-        "copy_wait_ms": found.waited_s * 1e3,
+        "streamed_gib": offloaded.streamed_bytes / GIB,
+        "hosted_gib": offloaded.hosted_bytes / GIB,
+        "host_memory_gib": (offloaded.hosted_bytes + offloaded.beside_bytes) / GIB,
+        "disk_gib": offloaded.stored_bytes(disk=True) / GIB,
+        "pushed_gib": sum(push.size_bytes for push in offloaded.pushes if push.to_host) / GIB,
+        "tier_cache_gib": int(offloaded.cache_bytes.sum()) / GIB,
+        "copy_wait_ms": offloaded.waited_s * 1e3,
     }
 
 
-def offload_document(found: Offloaded) -> dict[str, object]:
+def offload_document(offloaded: Offloaded) -> dict[str, object]:
     """Return where what of each unit lies and what becomes of it, as plain values.
 
     Of a training step the bytes are those of the host: of the weights, gradients and states.
     """
-    held = "host_bytes" if found.trains else "weight_bytes"
-    words = np.array(["resident", "streamed", "hosted"])[found.ways].tolist()
+    held = "host_bytes" if offloaded.trains else "weight_bytes"
+    words = np.array(["resident", "streamed", "hosted"])[offloaded.ways].tolist()
     return {
         "units": [
             {
@@ -304,44 +304,46 @@ def offload_document(found: Offloaded) -> dict[str, object]:
                 "cache_bytes": int(cached),
             }
             for unit, way, on_disk, size, cached in zip(
-                found.units,
+                offloaded.units,
                 words,
-                found.on_disk,
-                found.tier_bytes,
-                found.cache_bytes,
+                offloaded.on_disk,
+                offloaded.tier_bytes,
+                offloaded.cache_bytes,
                 strict=True,
             )
         ],
         "copies": [
             {
-                "module": found.copied[copy.unit],
+                "module": offloaded.copied[copy.unit],
                 "device": copy.device,
                 "bytes": copy.size_bytes,
                 "from": "disk" if copy.source.from_disk else "host",
             }
-            for copy in found.copies
+            for copy in offloaded.copies
             if copy.size_bytes
         ],
         "pushes": [
             {"device": push.device, "bytes": push.size_bytes, "to_host": push.to_host}
-            for push in found.pushes
+            for push in offloaded.pushes
         ],
     }
 
 
-def offloaded_map(found: Offloaded, graph: OpGraph) -> dict[str, int | str]:
+def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> dict[str, int | str]:
     """Return the plan as accelerate's `device_map`; `graph` is the captured model.
 
     What is to run on the host is on ``cpu`` too, where accelerate only keeps it; a training step's
     modules are on their devices.
     """
-    device_of = found.assignment.device_of
-    on_host = device_of >= len(found.devices)
-    if found.trains:
+    device_of = offloaded.assignment.device_of
+    on_host = device_of >= len(offloaded.devices)
+    if offloaded.trains:
         return tiered_device_map(graph, np.where(on_host, device_of[graph.group], device_of), {})
     words = {
         op: "disk" if on_disk else "cpu"
-        for unit, way, on_disk in zip(found.units, found.ways, found.on_disk, strict=True)
+        for unit, way, on_disk in zip(
+            offloaded.units, offloaded.ways, offloaded.on_disk, strict=True
+        )
         if way != RESIDENT
         for op in unit.ops.tolist()
     }
@@ -349,34 +351,34 @@ def offloaded_map(found: Offloaded, graph: OpGraph) -> dict[str, int | str]:
     return tiered_device_map(graph, np.where(on_host, 0, device_of), words)
 
 
-def carried_by(found: Offloaded) -> str:
+def carried_by(offloaded: Offloaded) -> str:
     """Return what can carry the plan out."""
-    if found.trains:
-        return _trained_by(found)
-    if found.cache_bytes.any():
+    if offloaded.trains:
+        return _trained_by(offloaded)
+    if offloaded.cache_bytes.any():
         return "FlexGen; whole caches and no weights: transformers' cache_implementation=offloaded"
     streams = "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
-    if not (found.ways == HOSTED).any():
+    if not (offloaded.ways == HOSTED).any():
         return streams
     return f"{streams}; what is planned on the host, llama.cpp runs there and accelerate copies"
 
 
-def _trained_by(found: Offloaded) -> str:
+def _trained_by(offloaded: Offloaded) -> str:
     """Return what keeps states, and what keeps activations, of a training step on the host."""
-    used = np.unique(found.assignment.device_of)
-    n_devices = int((used < len(found.devices)).sum())
+    used = np.unique(offloaded.assignment.device_of)
+    n_devices = int((used < len(offloaded.devices)).sum())
     tools = []
-    if (found.ways == HOSTED).any():
+    if (offloaded.ways == HOSTED).any():
         if n_devices > 1:
             return f"nothing yet: states on the host of a step on {n_devices} devices"
         tools.append(
             "DeepSpeed (zero_optimization.offload_param and offload_optimizer), torch's fully_shard"
             " with CPUOffloadPolicy"
-            if found.gathered_bytes
+            if offloaded.gathered_bytes
             else "DeepSpeed (zero_optimization.offload_optimizer), torchao's CPUOffloadOptimizer"
             " with offload_gradients"
         )
-    if found.stored_bytes() > found.frozen_bytes:
+    if offloaded.stored_bytes() > offloaded.frozen_bytes:
         tools.append(
             "activations by torchtune (enable_activation_offloading) or"
             " torch.autograd.graph.save_on_cpu"

@@ -93,10 +93,10 @@ class TieredPlan:
     """By the names of a graph's operators."""
 
     @classmethod
-    def of(cls, found: Offloaded) -> "TieredPlan":
+    def of(cls, offloaded: Offloaded) -> "TieredPlan":
         """Return the tiers of a plan."""
-        assert found.machine is not None
-        return cls(found.machine, found.ways, found.on_disk)
+        assert offloaded.machine is not None
+        return cls(offloaded.machine, offloaded.ways, offloaded.on_disk)
 
     def placed(self, problem: Problem, assignment: Assignment) -> PlacedStep:
         """Return a step on the devices of `problem`; `assignment` puts it on them and the host."""

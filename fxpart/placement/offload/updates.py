@@ -351,7 +351,7 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
     without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
     ways = np.full(len(step.units), RESIDENT, dtype=np.int64)
     ways[: step.count] = HOSTED
-    found = Offloaded(
+    offloaded = Offloaded(
         final,
         assignment,
         evaluation,
@@ -368,7 +368,7 @@ def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
         tuple(pushes),
         frozen_bytes=int(step.frozen_bytes.sum()),
     )
-    return replace(found, evaluation=less_stored(evaluation, found))
+    return replace(offloaded, evaluation=less_stored(evaluation, offloaded))
 
 
 def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
