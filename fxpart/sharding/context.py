@@ -25,6 +25,7 @@ __all__ = [
     "positions_of",
     "register_attention",
     "split_context",
+    "with_positions",
 ]
 
 _NAME = "fxpart_context"
@@ -59,7 +60,8 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
     if reason := _not_attention_alone(layers, config):
         raise _refused(module, group, reason)
     attend_fused(module, group, rank)
-    layers.forward = partial(_with_positions, layers.forward, names, group, rank)
+    own_positions = partial(positions_of, group=group, rank=rank)
+    layers.forward = partial(with_positions, layers.forward, names, own_positions)
     return module
 
 
@@ -158,18 +160,21 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as transforme
     """Return that a mask is not needed: the attention knows positions."""
 
 
-def _with_positions(
+def with_positions(
     forward: Any,  # noqa: ANN401
     names: list[str],
-    group: int,
-    rank: int,
+    positions: Callable[..., Tensor],
     *args: Any,  # noqa: ANN401
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
+    """Call `forward`, whose parameters have `names`, and tell it positions that it is not given.
+
+    `positions` returns those of so many ids of this device, on a device.
+    """
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     ids = arguments["input_ids"]
     if arguments.get("position_ids") is None:
-        arguments["position_ids"] = positions_of(ids.shape[1], group, rank, ids.device).unsqueeze(0)
+        arguments["position_ids"] = positions(ids.shape[1], device=ids.device).unsqueeze(0)
     return forward(**arguments)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fxpart.errors import NotApplicableError
+from fxpart.sharding.context import is_causal_alone, with_positions
 
 __all__ = ["Regions", "check_positions", "count_positions", "regions_of"]
 
@@ -106,27 +107,19 @@ def count_positions(module: nn.Module) -> None:
         raise _refused(module, "positions are not among its inputs")
     config: Any = getattr(module, "config", None)
     # Other kernels are told that they are causal, and get no mask.
-    is_masked = getattr(config, "_attn_implementation", None) == "eager"
-    if is_masked and getattr(config, "sliding_window", None) is not None:
-        raise _refused(module, "attention as products is masked by a window")
-    masked_as = next(module.parameters()).dtype if is_masked else None
-    module.forward = partial(_with_positions, module.forward, names, masked_as)
+    forward = module.forward
+    if getattr(config, "_attn_implementation", None) == "eager":
+        if not is_causal_alone(module):
+            raise _refused(module, "attention as products is not causal over all that came before")
+        forward = partial(_with_mask, forward, next(module.parameters()).dtype)
+    module.forward = partial(with_positions, forward, names, torch.arange)
 
 
-def _with_positions(
-    forward: Any,  # noqa: ANN401
-    names: list[str],
-    masked_as: torch.dtype | None,
-    *args: Any,  # noqa: ANN401
-    **kwargs: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    ids = given["input_ids"]
-    count = ids.shape[1]
-    if given.get("position_ids") is None:
-        given["position_ids"] = torch.arange(count, device=ids.device).unsqueeze(0)
-    if masked_as is not None and given.get("attention_mask") is None:
-        least = torch.finfo(masked_as).min
-        later = torch.full((count, count), least, dtype=masked_as, device=ids.device).triu(1)
-        given["attention_mask"] = later[None, None]
-    return forward(**given)
+def _with_mask(forward: Any, dtype: torch.dtype, **arguments: Any) -> Any:  # noqa: ANN401
+    """Call `forward` with a causal mask over the whole sequence, unless it is given one."""
+    if arguments.get("attention_mask") is None:
+        ids = arguments["input_ids"]
+        least = torch.finfo(dtype).min
+        later = torch.full((ids.shape[1],) * 2, least, dtype=dtype, device=ids.device).triu(1)
+        arguments["attention_mask"] = later[None, None]
+    return forward(**arguments)

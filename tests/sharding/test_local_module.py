@@ -164,3 +164,9 @@ def test_a_plan_with_experts_is_not_split_along_the_sequence() -> None:
         shard_module(block, 2, plan={"experts": "moe_tp_experts"}, sequence=True)
     with pytest.raises(NotApplicableError, match="layer does not both begin by columns"):
         shard_module(block, 2, plan={"layer.gate": "colwise"}, sequence=True)
+
+
+def test_a_mask_for_both_directions_is_not_taken_for_a_causal_one() -> None:
+    spec = llama(2, attn_implementation="eager", pad_token_id=0)
+    with pytest.raises(NotApplicableError, match="as products is not causal"):
+        build_model(replace(spec, architecture="EuroBertForMaskedLM", sequence_parallel=True))
