@@ -223,8 +223,8 @@ _MEANINGS = (
     (r"Invalid loaded object type", "a file holds a single value; write `key: value` lines"),
     (
         r"Unexpected type for root|AttributeError: 'NoneType' object has no attribute 'get'",
-        "what is null has no values to set; give it first those of another section, such as"
-        " devices.between_nodes='${{transfer_rate}}'",
+        "what is null has no values to set; give them in a file of its section, as conf/devices/"
+        "2x_dgx_h100.yaml does for devices.between_nodes",
     ),
     (
         r"Input config does not have a `_target_` field",

@@ -146,10 +146,9 @@ def test_values_of_what_is_null_are_set_another_way(override: str) -> None:
     key, _, value = override.partition("=")
     for typed in (f"between_nodes.{override}", f"between_nodes={{{key}: {value}}}"):
         line = refused_line(lambda typed=typed: composed(f"devices.{typed}"))  # type: ignore[misc]
-        assert line.startswith("what is null has no values to set; give it first those of another")
-    first = line.rpartition(" ")[2].replace("'", "")
-    devices = composed(first, "devices.between_nodes.latency_s=1").devices
-    assert (devices.between_nodes.name, devices.between_nodes.latency_s) == ("pcie4", 1)
+        assert line.startswith("what is null has no values to set; give them in a file")
+    far = composed("devices=2x_dgx_h100", "devices.between_nodes.latency_s=1").devices.between_nodes
+    assert far.latency_s == 1
 
 
 def test_a_password_is_not_said() -> None:
