@@ -10,7 +10,7 @@ from fxpart.core.granularity import group_operators
 from fxpart.core.graph import OpGraph
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from fxpart.placement import Place
+from fxpart.placement import Place, make_mode
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
@@ -215,7 +215,10 @@ def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeMod
         reason = f"a stage begins inside {carried.inside}"
         gain = config.mode.options.get("boundary_gain") or 0.0
         if isinstance(gain, float | int) and gain < _DEARER:
-            reason += f"; mode.boundary_gain={_DEARER} may find cuts at modules"
+            options = {**config.mode.options, "boundary_gain": _DEARER}
+            dearer = make_mode("pipeline", options)(problem)
+            if not carriers(problem.graph, dearer).inside:
+                reason += f"; mode.boundary_gain={_DEARER} finds cuts at modules"
         return reason
     if is_training(config) or config.schedule.name != "none":
         return "torch pipelining runs stages in the model's order; add mode=pipeline"

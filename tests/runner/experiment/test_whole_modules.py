@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fxpart.core.graph import OpGraph
+from fxpart.core.partitions import partition_by_device
 from fxpart.core.topology import Link
 from fxpart.placement import make_mode
 from fxpart.placement.search.refine import latency_of
@@ -113,9 +115,12 @@ def test_each_result_says_what_can_carry_it_out(
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
     config = read("mode=pipeline", "mode.stages=2")
     line = carrier_line(config, inside, result.assignment, None)
-    assert line == (
-        "execute=local; a stage begins inside net; mode.boundary_gain=0.2 may find cuts at modules"
-    )
+    assert line == "execute=local; a stage begins inside net"  # and so does each of that graph
+    graph, n = inside.graph, inside.graph.n_ops
+    two = replace(inside, graph=replace(graph, modules=("a",) * (n // 2) + ("b",) * (n - n // 2)))
+    early = partition_by_device(graph, np.minimum(np.arange(n), 1))
+    line = carrier_line(config, two, early, None)
+    assert line.endswith("mode.boundary_gain=0.2 finds cuts at modules")
     line = carrier_line(read("mode=size_based"), inside, result.assignment, None)
     assert line.startswith("execute=local; accelerate would run 4 operators elsewhere than planned")
 
