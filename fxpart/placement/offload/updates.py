@@ -9,8 +9,7 @@ too, and so may the weights themselves, which are then copied to a device block 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -22,21 +21,19 @@ from fxpart.core.tiers import Tiers
 from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
-from fxpart.cost.streams import Push, Source, buffer_bytes, with_streams
+from fxpart.cost.streams import Push, Source, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, SpecError, show_bytes
-from fxpart.placement.offload.activations import Saved, moved, room_bytes, saved_values
+from fxpart.placement.offload.activations import Saved, moved, saved_values
 from fxpart.placement.offload.costed import sources_of, streams_of
-from fxpart.placement.offload.gathered_weights import Gathered, gathered_copies, gathered_of
-from fxpart.placement.offload.machine import BoolArray, Machine, with_less
+from fxpart.placement.offload.gathered_weights import gathered_copies
+from fxpart.placement.offload.hosted_step import BUFFERS, HostedStep, searched_step, without_saved
+from fxpart.placement.offload.machine import BoolArray, Machine
 from fxpart.placement.offload.plan import Offloaded, Place, less_stored
 from fxpart.placement.offload.units import HOSTED, RESIDENT, Unit
 from fxpart.placement.search.fill import place_all
 
 __all__ = ["offload_updates"]
-
-_BUFFERS = 2
-"""Blocks whose gradients a device has room for."""
 
 
 def offload_updates(machine: Machine, place: Place) -> Offloaded:
@@ -67,7 +64,7 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
         least, most = _least_count(machine, units, saves=saves, gathers=gathers)
         for count in sorted({least, (least + most) // 2, most}):
             try:
-                return _finished(machine, _Step(graph, units, count, saves, gathers), place)
+                return _finished(machine, HostedStep(graph, units, count, saves, gathers), place)
             except InfeasibleError as error:
                 refused.append(error)
     # With least on the host, and not with all of it: so much more it must have.
@@ -90,7 +87,7 @@ def _least_count(
     """Return how few units must be updated on the host, and how many may be."""
 
     def fits(count: int) -> bool:
-        searched = _searched(machine, _Step(machine.problem.graph, units, count, saves))
+        searched = searched_step(machine, HostedStep(machine.problem.graph, units, count, saves))
         return place_all(searched, searched.topology.memory_bytes.tolist()) is not None
 
     updated = sum(len(unit.ops) > 0 for unit in units)
@@ -131,178 +128,11 @@ def _with_saving(graph: OpGraph, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
     return (*units, *more)
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """A training step, the first `count` of whose units are updated on the host."""
-
-    graph: OpGraph
-    units: tuple[Unit, ...]
-    count: int
-    saves: bool
-    """Whether saved activations go there too."""
-    gathers: bool = False
-    """Whether weights lie there and are copied to the devices; all units are updated there."""
-
-    @cached_property
-    def gathered(self) -> Gathered:
-        """The weights that are copied to the devices."""
-        if self.gathers:
-            return gathered_of(self.graph, [unit.path for unit in self.units])
-        none = np.full(len(self.graph.weight_names), -1, dtype=np.int64)
-        return Gathered(none, self.graph.weight_bytes)
-
-    @cached_property
-    def frozen_bytes(self) -> IntArray:
-        """What of each unit lies on the host and is not updated."""
-        sizes = np.zeros(len(self.units), dtype=np.int64)
-        frozen = self.gathered.unit_of >= 0
-        frozen[self.weights] = False
-        np.add.at(sizes, self.gathered.unit_of[frozen], self.gathered.sizes[frozen])
-        return sizes
-
-    @property
-    def hosted(self) -> tuple[Unit, ...]:
-        return self.units[: self.count]
-
-    @property
-    def ops(self) -> IntArray:
-        """Updates on the host, and casts of gradients."""
-        none = np.zeros(0, dtype=np.int64)
-        return np.concatenate([none, *(unit.ops for unit in self.hosted)])
-
-    @property
-    def weights(self) -> IntArray:
-        """What they update."""
-        none = np.zeros(0, dtype=np.int64)
-        return np.unique(np.concatenate([none, *(unit.weights for unit in self.hosted)]))
-
-    def gradients(self, unit: Unit) -> IntArray:
-        """Return the values that are gradients of a unit's weights."""
-        return self.graph.gradient_values[np.isin(self.graph.gradient_weights, unit.weights)]
-
-    def first_op(self, index: int) -> int | None:
-        """Return the first operator that makes a gradient of a unit; None where there is none."""
-        if index >= self.count:
-            return None
-        makers = self.graph.value_producer[self.gradients(self.units[index])]
-        return int(makers.min()) if makers.min() >= 0 else None
-
-    def split(self) -> OpGraph:
-        """Return the graph whose updates on the host use weights of their own.
-
-        Such a weight has room for the weight, its gradient and its state.
-        """
-        graph, ops, weights = self.graph, self.ops, self.weights
-        copy_of = np.full(len(graph.weight_names), -1, dtype=np.int64)
-        copy_of[weights] = len(graph.weight_names) + np.arange(len(weights))
-        on_host = np.isin(graph.users, ops)
-        gradient_bytes = np.zeros(len(graph.weight_names), dtype=np.int64)
-        np.add.at(gradient_bytes, graph.gradient_weights, graph.value_bytes[graph.gradient_values])
-        stays = graph.weight_state_bytes.copy()
-        stays[weights] = 0
-        tensors = graph.state_tensor_bytes
-        if len(tensors):
-            left = tensors.copy()
-            left[:, weights] = 0
-            tensors = np.concatenate([left, tensors[:, weights]], axis=1)
-        return replace(
-            _without_gradients(self),
-            weight_names=graph.weight_names
-            + tuple(f"{graph.weight_names[weight]} on the host" for weight in weights.tolist()),
-            weight_bytes=np.concatenate(
-                [
-                    np.where(self.gathered.unit_of >= 0, 0, graph.weight_bytes),
-                    (graph.weight_bytes + gradient_bytes)[weights],
-                ]
-            ),
-            weight_state_bytes=np.concatenate([stays, graph.weight_state_bytes[weights]]),
-            state_tensor_bytes=tensors,
-            uses=np.where(on_host, copy_of[graph.uses], graph.uses),
-        )
-
-
-def _without_gradients(step: _Step) -> OpGraph:
-    """Return the step whose updates on the host read no gradients, which are freed when pushed.
-
-    The gradients of a unit are there until those of the next but one are made.
-    """
-    graph = step.graph
-    held, is_output = np.full(graph.n_values, -1, dtype=np.int64), graph.value_is_output.copy()
-    if len(graph.value_held):
-        held = graph.value_held.copy()
-    for index, unit in enumerate(step.hosted):
-        values, later = step.gradients(unit), step.first_op(index + _BUFFERS)
-        is_output[values] = False
-        held[values] = np.maximum(held[values], graph.n_ops - 1 if later is None else later - 1)
-    of_host = np.isin(graph.readers, step.ops) & np.isin(graph.reads, graph.gradient_values)
-    dropped = np.bincount(graph.readers[of_host], minlength=graph.n_ops)
-    return replace(
-        graph,
-        reads=graph.reads[~of_host],
-        read_start=graph.read_start - np.concatenate([[0], np.cumsum(dropped)]),
-        value_is_output=is_output,
-        value_held=held,
-    )
-
-
-def _searched(machine: Machine, step: _Step) -> Problem:
-    """Return what a mode places: updates on the host take no time and no room on a device."""
-    problem, graph = machine.problem, step.split()
-    made = np.isin(graph.value_producer, step.ops)
-    weights = np.arange(len(graph.weight_names)) >= len(problem.graph.weight_names)
-    tensors = graph.state_tensor_bytes
-    if len(tensors):
-        tensors = np.where(weights, 0, tensors)
-    room, topology = 0, problem.topology
-    if step.saves:
-        blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
-        graph, room = _without(graph, blocks), room_bytes(blocks, 1)
-    if step.gathers:
-        everywhere = np.zeros(graph.n_ops, dtype=np.int64)
-        sources = [Source()] * len(step.units)
-        copies = gathered_copies(step.graph, step.gathered, everywhere, sources)
-        room += int(buffer_bytes(copies, 1, overlap=True)[0])
-    if room:
-        topology = with_less(topology, room)
-    bare = replace(
-        graph,
-        weight_bytes=np.where(weights, 0, graph.weight_bytes),
-        weight_state_bytes=np.where(weights, 0, graph.weight_state_bytes),
-        state_tensor_bytes=tensors,
-        value_bytes=np.where(made, 0, graph.value_bytes),
-        value_alloc_bytes=np.where(made, 0, graph.value_alloc_bytes),
-    )
-    times = problem.costs.op_time_s.copy()
-    times[step.ops] = 0.0
-    return replace(_problem_of(problem, bare, times), topology=topology)
-
-
-def _without(graph: OpGraph, blocks: Sequence[Saved]) -> OpGraph:
-    """Return the graph in which what blocks save takes no room."""
-    alloc_bytes = graph.value_alloc_bytes.copy()
-    for block in blocks:
-        alloc_bytes[block.values] = 0
-    return replace(graph, value_alloc_bytes=alloc_bytes)
-
-
-def _problem_of(problem: Problem, graph: OpGraph, op_time_s: np.ndarray) -> Problem:
-    memory = memory_tables(graph)
-    costs = problem.costs._replace(
-        read_start=memory.read_start,
-        reads=memory.reads,
-        reader_start=memory.reader_start,
-        readers=memory.readers,
-        value_bytes=memory.value_bytes,
-        op_time_s=op_time_s,
-    )
-    return replace(problem, graph=graph, costs=costs, memory=memory)
-
-
 def _placed(
-    machine: Machine, step: _Step, place: Place
+    machine: Machine, step: HostedStep, place: Place
 ) -> tuple[Problem, IntArray, Sequence[Saved]]:
     """Return the devices and the host, the mode's placement, and what its blocks save there."""
-    searched = _searched(machine, step)
+    searched = searched_step(machine, step)
     if place_all(searched, searched.topology.memory_bytes.tolist()) is None:
         raise _does_not_fit(searched, step)
     device_of = place(searched).device_of.copy()
@@ -312,14 +142,14 @@ def _placed(
     group[step.ops] = step.ops
     graph = replace(graph, group=group)
     blocks = saved_values(graph, device_of) if step.saves else []
-    graph = _without(graph, blocks)
+    graph = without_saved(graph, blocks)
     wide = replace(
         machine, problem=replace(machine.problem, graph=graph, memory=memory_tables(graph))
     )
     return wide.with_host, device_of, blocks
 
 
-def _finished(machine: Machine, step: _Step, place: Place) -> Offloaded:
+def _finished(machine: Machine, step: HostedStep, place: Place) -> Offloaded:
     """Return the plan with the mode's own placement."""
     n_devices = machine.problem.topology.n_devices
     final, device_of, blocks = _placed(machine, step, place)
@@ -387,7 +217,7 @@ def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
         )
 
 
-def _does_not_fit(searched: Problem, step: _Step) -> InfeasibleError:
+def _does_not_fit(searched: Problem, step: HostedStep) -> InfeasibleError:
     n, available = searched.graph.n_ops, int(searched.topology.memory_bytes.sum())
     everywhere, change = np.zeros(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
     held = int(peak_on_device(searched.memory, everywhere, 0, change))
@@ -413,19 +243,19 @@ def _saved_bytes(units: Sequence[Unit], blocks: Sequence[Saved]) -> IntArray:
     return sizes
 
 
-def _sources(machine: Machine, step: _Step, saved_bytes: int) -> list[Source]:
+def _sources(machine: Machine, step: HostedStep, saved_bytes: int) -> list[Source]:
     """Return where the tensors of each unit on the host lie, and at last what blocks save."""
     held = [unit.weight_bytes if index < step.count else 0 for index, unit in enumerate(step.units)]
     sizes = np.array([*(step.frozen_bytes + held), saved_bytes], dtype=np.int64)
     return sources_of(machine, sizes, np.zeros(len(sizes), dtype=np.bool_))
 
 
-def _pushes(step: _Step, device_of: IntArray, sources: Sequence[Source]) -> list[Push]:
+def _pushes(step: HostedStep, device_of: IntArray, sources: Sequence[Source]) -> list[Push]:
     """Return the gradients of each unit as they go to the host, then its weights as they return."""
     graph = step.graph
     up, down = [], []
     for index, unit in enumerate(step.hosted):
-        gradients, later = step.gradients(unit), step.first_op(index + _BUFFERS)
+        gradients, later = step.gradients(unit), step.first_op(index + BUFFERS)
         waiting = (*unit.ops.tolist(), *(() if later is None else (later,)))
         makers = np.maximum(graph.value_producer[gradients], 0)
         for device in np.unique(device_of[makers]).tolist():
@@ -443,7 +273,9 @@ def _by_op(pushes: Sequence[Push]) -> list[Push]:
     return sorted(pushes, key=lambda push: push.after_op)
 
 
-def _used_bytes(step: _Step, unit: Unit, hosted: IntArray, device_of: IntArray) -> dict[int, int]:
+def _used_bytes(
+    step: HostedStep, unit: Unit, hosted: IntArray, device_of: IntArray
+) -> dict[int, int]:
     """Return the bytes of a unit's weights that stay on each device that computes with them."""
     graph, gathered = step.graph, step.gathered
     stays = np.isin(graph.uses, unit.weights) & (gathered.unit_of[graph.uses] < 0)
