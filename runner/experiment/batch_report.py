@@ -187,6 +187,6 @@ def batch_line(report: BatchReport) -> str:
     if report.no_larger:
         largest = f"at least {largest} ({report.no_larger})"
     return (
-        f"largest that fits this plan {largest}; batch {batch} needs {format_size(needed)} for"
-        " tensors on its fullest device"
+        f"largest whose tensors fit this plan {largest}; batch {batch} needs {format_size(needed)}"
+        " for tensors on its fullest device"
     )

@@ -1,6 +1,7 @@
 """Whether a plan can be carried out, and by what; and beside a search, a plan of whole modules."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -216,9 +217,10 @@ def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeMod
         gain = config.mode.options.get("boundary_gain") or 0.0
         if isinstance(gain, float | int) and gain < _DEARER:
             options = {**config.mode.options, "boundary_gain": _DEARER}
-            dearer = make_mode("pipeline", options)(problem)
-            if not carriers(problem.graph, dearer).inside:
-                reason += f"; mode.boundary_gain={_DEARER} finds cuts at modules"
+            with suppress(InfeasibleError):  # cuts at modules may need more memory
+                dearer = make_mode("pipeline", options)(problem)
+                if not carriers(problem.graph, dearer).inside:
+                    reason += f"; mode.boundary_gain={_DEARER} finds cuts at modules"
         return reason
     if is_training(config) or config.schedule.name != "none":
         return "torch pipelining runs stages in the model's order; add mode=pipeline"

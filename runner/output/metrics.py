@@ -239,7 +239,7 @@ METRICS = (
     Metric("exposed_collective_ms", "ms", ",.3f", _LOWER,
            "The most of that time in which a device computes nothing.", _COLLECTIVES),
     Metric("max_batch_size", "", ".0f", _HIGHER,
-           "The largest batch that fits the plan, of all replicas together.", _SYMBOLIC),
+           "The largest batch whose tensors fit the plan, of all replicas together.", _SYMBOLIC),
     Metric("smallest_device_memory_gib", "GiB", ".3f", _LOWER,
            "What the fullest device needs for tensors at this batch size.", _SYMBOLIC),
     Metric("measured_ms", "ms", ",.3f", _LOWER,

@@ -79,7 +79,9 @@ def test_limits_are_solved_for() -> None:
         "max_batch_size": 5.0,
         "smallest_device_memory_gib": 140 / 2**30,
     }
-    assert batch_line(report).startswith("largest that fits this plan 5; batch 2 needs 140 B")
+    assert batch_line(report).startswith(
+        "largest whose tensors fit this plan 5; batch 2 needs 140 B"
+    )
 
 
 def test_the_allocator_rounds_up() -> None:
@@ -108,7 +110,7 @@ def test_nothing_outside_the_captured_range_is_asked_for(
     assert (report.max_batch_size, report.no_larger) == (largest, why)
     assert sweep_columns(report)["batch"] == [4, 5]
     limit = f"at least 5 ({why}); batch 4" if why else f"{largest}; batch 4"
-    assert batch_line(report).startswith(f"largest that fits this plan {limit}")
+    assert batch_line(report).startswith(f"largest whose tensors fit this plan {limit}")
     write_batch_files(tmp_path, report, topology)
     text = (tmp_path / "formulas.txt").read_text()
     assert "device 0, before the allocator rounds, for batch from 4 to 5\n100 + 20*batch" in text
@@ -118,7 +120,7 @@ def test_nothing_outside_the_captured_range_is_asked_for(
 def test_where_memory_sets_no_limit_the_search_does() -> None:
     report, _ = _report(memory_bytes=10**9, replicas=2)
     assert report.max_batch_size == 2**20
-    line = "largest that fits this plan at least 2097152 (the search ends there); batch 4"
+    line = "largest whose tensors fit this plan at least 2097152 (the search ends there); batch 4"
     assert batch_line(report).startswith(line)
 
 
@@ -130,7 +132,7 @@ def test_no_batch_may_fit() -> None:
 def test_replicas_share_a_batch(tmp_path: Path) -> None:
     report, topology = _report(replicas=3)
     assert report.max_global_batch_size == 15
-    assert "fits this plan 15; batch 6 needs" in batch_line(report)
+    assert "fit this plan 15; batch 6 needs" in batch_line(report)
     columns = sweep_columns(report)
     assert columns["batch"] == [3 * batch for batch in range(1, 9)]
     # 4 s an example, and 4/3 of its 10 bytes round a ring of 10 bytes a second.
