@@ -47,19 +47,16 @@ class Comparison:
     """Processor time of the recommendation, and of all combinations."""
 
 
+_SCHEDULES = (("1f1b", 8, 1), ("1f1b", 32, 1), ("interleaved", 8, 2), ("interleaved", 32, 2))
+"""With microbatches, and stages on a device."""
+
+
 def combinations(base: Config) -> Iterator[Config]:
     """Yield `base` with all values of a recommendation's settings, whether they go or not."""
     topology = build_topology(base.devices, base.transfer_rate, base.reserve)
     trains, n = is_training(base), topology.n_devices
     degrees = [d for d in range(1, n + 1) if n % d == 0]
-    schedules = [("none", 1, 1)]
-    if trains:
-        schedules += [
-            ("1f1b", 8, 1),
-            ("1f1b", 32, 1),
-            ("interleaved", 8, 2),
-            ("interleaved", 32, 2),
-        ]
+    schedules = [("none", 1, 1), *(_SCHEDULES if trains else ())]
     for tensor, sequence, data, expert, zero, again, (schedule, count, chunks), mode in product(
         degrees,
         (False, True) if trains else (False,),

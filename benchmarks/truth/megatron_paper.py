@@ -93,6 +93,6 @@ def _step_s(gpt: Gpt, point: Mapping[str, Any]) -> float:
             *chunks,
             f"checkpointing={recomputed}",
         )
-        return schedule_of(planned_step.__wrapped__(overrides, _SELENE.bytes_per_s)).step_s
+        return schedule_of(planned_step(overrides, _SELENE.bytes_per_s)).step_s
 
     return step_of_many_layers_s(step_s, gpt.stages, gpt.layers_each)

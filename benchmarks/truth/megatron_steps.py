@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from benchmarks.truth.planned_run import planned_run
 from fxpart.schedule import ScheduleResult
@@ -112,7 +111,6 @@ def step_of_many_layers_s(
     return few + (stages - _FEW_STAGES) * (more - few) / (_MORE_STAGES - _FEW_STAGES)
 
 
-@lru_cache(maxsize=64)
 def planned_step(overrides: tuple[str, ...], far_bytes_per_s: float | None = None) -> Result:
     """Return the step that ``python -m runner`` plans with `overrides` and those of Megatron-LM.
 

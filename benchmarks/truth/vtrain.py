@@ -107,7 +107,7 @@ class Plan:
 
 @lru_cache(maxsize=16384)
 def _step_s(overrides: tuple[str, ...]) -> float:
-    return schedule_of(planned_step.__wrapped__(overrides)).step_s
+    return schedule_of(planned_step(overrides)).step_s
 
 
 def plans(data: Path, workloads: int | None = None) -> list[Plan]:

@@ -94,4 +94,4 @@ def _of_layers(plan: Plan, stages: int, layers_each: int) -> float:
         *cluster.overrides(plan.tensor * plan.data * stages),
         "checkpointing=block",
     )
-    return schedule_of(planned_step.__wrapped__(overrides, cluster.bytes_per_s)).step_s
+    return schedule_of(planned_step(overrides, cluster.bytes_per_s)).step_s

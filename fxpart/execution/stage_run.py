@@ -34,6 +34,8 @@ __all__ = ["run_stage"]
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 # The parent ends a run that makes no progress, and names the stage.
 _NEVER = timedelta(days=7)
+_SETTLING_S = 0.05
+"""A thread of gloo lets go of its tensors a moment after a collective is done."""
 
 Report = Callable[[str], None]
 
@@ -228,6 +230,7 @@ def _peak_bytes(running: _Running) -> int:
     running.stage.clear_runtime_states()
     running.losses.clear()
     gc.collect()
+    time.sleep(_SETTLING_S)  # gloo tells nobody when it has let go of what it summed last
     live = LiveBytes([storage_sizes(_live_tensors())])
     with live:
         _step(running)

@@ -30,7 +30,6 @@ __all__ = [
     "device_rows",
     "least_step_s",
     "refuse_stuck",
-    "row_peak_bytes",
     "simulate_schedule",
 ]
 
@@ -169,7 +168,7 @@ def _refuse_astray(link: StageLink, stages: int) -> None:
 # Peak memory of a device over a step.
 
 
-def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:
+def _row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:
     """Return the most that a device holds while it runs the actions of `row`, then its updates.
 
     `costs` are of all stages of the pipeline.
@@ -236,7 +235,7 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
         throughput_per_s=microbatches / step_s if step_s > 0 else float("inf"),
         devices=devices,
         busy_s=busy_s,
-        peak_bytes=tuple(row_peak_bytes(stages, row, microbatches) for row in rows),
+        peak_bytes=tuple(_row_peak_bytes(stages, row, microbatches) for row in rows),
         events=tuple(sorted(step.events, key=attrgetter("start_s", "device", "finish_s"))),
         transfers=tuple(sorted(step.transfers, key=attrgetter("start_s", "source", "target"))),
         updates=updates,

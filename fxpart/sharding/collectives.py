@@ -124,12 +124,16 @@ def place_in(group: int) -> int:
 
 
 def process_group(size: int) -> dist.ProcessGroup | None:
-    """Return this process's group of `size` neighbours; None for that of all processes."""
-    return None if size == dist.get_world_size() else _neighbours(size)
+    """Return this process's group of `size` neighbours; None for that of all processes.
+
+    The first time, all processes must ask for it: they make their groups together.
+    """
+    return None if size == dist.get_world_size() else _neighbours(size, dist.group.WORLD)
 
 
 @cache
-def _neighbours(size: int) -> dist.ProcessGroup:
+def _neighbours(size: int, world: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return the group made in `world`, which later processes of a run may not share."""
     group: dist.ProcessGroup = dist.new_subgroups(size)[0]  # type: ignore[no-untyped-call]
     return group
 

@@ -8,7 +8,7 @@ so that under a causal mask all have the same work.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -178,6 +178,25 @@ def with_positions(
     return forward(**arguments)
 
 
+_OTHER_ATTENTION = ("softcap", "s_aux", "sliding_window", "position_bias")
+"""What transformers calls an attention with that no kernel here computes."""
+
+
+def refuse_other_attention(settings: Mapping[str, object]) -> None:
+    """Refuse an attention that is called with more than masks of later positions.
+
+    Raises:
+        NotApplicableError: naming what it is called with.
+
+    """
+    others = [name for name in _OTHER_ATTENTION if settings.get(name) is not None]
+    if others:
+        raise NotApplicableError(
+            f"attention with {', '.join(others)} has no kernel in engine=megatron or"
+            " context_parallel; set engine=torch and context_parallel=1"
+        )
+
+
 def _attend(  # noqa: PLR0917 - as transformers calls it
     module: Any,  # noqa: ANN401
     query: Tensor,
@@ -186,9 +205,10 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
     """Return what each query of this device makes of the whole sequence, (B, S / N, H, D)."""
+    refuse_other_attention(settings)
     group, rank = module.context_group
     # Of a cache with room for more, what the prompt has filled.
     keys, values = (tensor[:, :, : query.shape[2]] for tensor in (key, value))

@@ -11,6 +11,7 @@ or, where the group has all experts and nothing is trained, each runs its own on
 results are summed (``AllReduceEP``; vLLM's ``--enable-expert-parallel`` without data parallelism).
 """
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -41,7 +42,7 @@ def spread_experts(
     rank: int = 0,
     imbalance: float = 1.0,
     *,
-    alike: int = 1,
+    same_tokens: int = 1,
     trains: bool = True,
     megatron: bool = False,
 ) -> nn.Module:
@@ -53,8 +54,8 @@ def spread_experts(
         rank: which of them.
         imbalance: by how much more than its share of the tokens the device gets for its experts,
             where there are no values to tell; 1 where routers balance the load.
-        alike: neighbours in the group that have the same tokens: those of a tensor-parallel group,
-            1 where each has a piece of them.
+        same_tokens: neighbours in the group that have them: those of a tensor-parallel group, 1
+            where each has a piece of them.
         trains: whether it is for a training step.
         megatron: whether no rows are masked, which transformers does for those of other devices.
 
@@ -81,18 +82,25 @@ def spread_experts(
                 f"expert_parallel={group} must divide the {count} experts of {path}; use"
                 f" {nearest_degrees(group, [count])}"
             )
-        for name, whole in list(experts._parameters.items()):
-            if styles.get(f"{path}.{name}") == _WHOLE_EXPERTS and whole is not None:
-                with torch.no_grad():
-                    local = torch.chunk(whole, group)[rank].clone()
-                experts._parameters[name] = nn.Parameter(local, requires_grad=whole.requires_grad)
+        names = [n for n in experts._parameters if styles.get(f"{path}.{n}") == _WHOLE_EXPERTS]
+        _keep_part(experts, names, group, rank)
         experts.num_experts = count // group
         experts._is_expert_parallel = not megatron
-        if alike == group and not trains:
+        if same_tokens == group and not trains:
             experts.forward = _Masked(experts, group, rank)
         else:
-            experts.forward = _Dispatch(experts, group, imbalance, alike)
+            experts.forward = _Dispatch(experts, group, imbalance, same_tokens)
     return module
+
+
+def _keep_part(experts: nn.Module, names: Sequence[str], group: int, rank: int) -> None:
+    """Leave of these parameters, which have all experts one after the other, those of a device."""
+    for name in names:
+        whole = experts._parameters[name]
+        if whole is not None:
+            with torch.no_grad():
+                local = torch.chunk(whole, group)[rank].clone()
+            experts._parameters[name] = nn.Parameter(local, requires_grad=whole.requires_grad)
 
 
 class _Masked:
@@ -113,9 +121,9 @@ class _Masked:
 class _Dispatch:
     """The forward of one layer's experts, step by step as transformers' ``AllToAllEP``."""
 
-    def __init__(self, experts: Any, group: int, imbalance: float, alike: int) -> None:  # noqa: ANN401
+    def __init__(self, experts: Any, group: int, imbalance: float, same_tokens: int) -> None:  # noqa: ANN401
         self.forward, self.count = experts.forward, int(experts.num_experts)
-        self.group, self.imbalance, self.alike = group, imbalance, alike
+        self.group, self.imbalance, self.same_tokens = group, imbalance, same_tokens
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum of what each token's experts make of it, shape (T, H).
@@ -132,13 +140,13 @@ class _Dispatch:
             received_rows, local, torch.ones_like(local, dtype=received_rows.dtype)
         )
         result = self._returned(results, self._own(weights), counts, order)
-        if self.alike > 1:
-            result = gather_rows(result, len(hidden), self.alike)
+        if self.same_tokens > 1:
+            result = gather_rows(result, len(hidden), self.same_tokens)
         return result.to(hidden.dtype)
 
     def _own(self, x: Tensor) -> Tensor:
         """Return the rows of `x` that none of those with the same tokens sends, but this device."""
-        return x if self.alike == 1 else own_rows(x, self.alike)
+        return x if self.same_tokens == 1 else own_rows(x, self.same_tokens)
 
     def _sent(
         self, hidden: Tensor, chosen: Tensor
@@ -175,8 +183,8 @@ class _Dispatch:
         """Return how many rows come in: what `received` says where it has values."""
         if type(received) is Tensor and not received.is_meta:
             return int(received.sum())
-        everything = pairs * self.group // self.alike
-        return min(ceil(pairs * self.imbalance / self.alike), everything)
+        everything = pairs * self.group // self.same_tokens
+        return min(ceil(pairs * self.imbalance / self.same_tokens), everything)
 
 
 torch.library.define(_COUNTS, "(Tensor sent, int group) -> Tensor")

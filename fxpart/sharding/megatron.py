@@ -1,5 +1,6 @@
 """`as_megatron`: a model of transformers with the kernels that Megatron-LM runs it with."""
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.errors import NotApplicableError
-from fxpart.sharding.context import attend_fused, is_causal_alone, register_attention
+from fxpart.sharding.context import (
+    attend_fused,
+    is_causal_alone,
+    refuse_other_attention,
+    register_attention,
+)
 from fxpart.sharding.fused import causal_softmax, gated, rms_norm, vocabulary_losses
 
 __all__ = ["as_megatron"]
@@ -37,7 +43,7 @@ def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
     for part in module.modules():
         parts = dict(part.named_children())
         eps = next((getattr(part, name) for name in _EPS if hasattr(part, name)), None)
-        if type(part).__name__.endswith("RMSNorm") and isinstance(eps, float):
+        if isinstance(eps, float) and _is_rms_norm(part, eps):
             part.forward = partial(_normed, part, eps)
         elif _is_silu(parts.get("act_fn")) and {"gate_proj", "up_proj"} <= set(parts):
             part.forward = partial(_gated, part)
@@ -62,15 +68,32 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    **_: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
     """Return what a causal attention makes of all heads, as transformers calls for it."""
+    refuse_other_attention(settings)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     weights = causal_softmax(query @ key.transpose(2, 3), scaling)
     weights = nn.functional.dropout(weights, dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def _is_rms_norm(part: nn.Module, eps: float) -> bool:
+    """Return whether the fused norm computes what a norm of a model does, of any weight.
+
+    That of Gemma multiplies by 1 + weight, others read a gate too: they run as they are.
+    """
+    weight = getattr(part, "weight", None)
+    if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor):
+        return False
+    if len(inspect.signature(part.forward).parameters) != 1:
+        return False
+    x = torch.linspace(-1.0, 2.0, weight.numel(), device="cpu").reshape(1, -1)
+    scale = torch.linspace(0.5, 1.5, weight.numel(), device="cpu")
+    own = torch.func.functional_call(part, {"weight": scale}, (x,))
+    return torch.allclose(own, rms_norm(x, scale, eps), atol=1e-5)
 
 
 def _is_silu(activation: nn.Module | None) -> bool:

@@ -102,13 +102,14 @@ class PoolConfig:
     flops_per_s: dict[str, float] = field(default_factory=dict)
     """Dense peak by dtype name."""
     memory_bandwidth_bytes_per_s: float = MISSING
-    on_host: Any = False  # a bool, for which OmegaConf takes any number in a list of pools
+    # Switches are any value here: of a bool in a list, OmegaConf takes any number for true.
+    on_host: Any = False
     """Whether it is the host itself, of whose memory nothing is reserved."""
     multiprocessors: int = 100
     """Parts of the device that each run one block of a kernel at a time."""
     curves: str = ""
     """The family whose kernels it runs, of ``latency.curves``."""
-    own_curves: bool = False
+    own_curves: Any = False
     """Whether these are of devices such as this one; else they are carried to it by its peaks."""
     host_launch_s: float = 0.0
     """Time of the host that it comes in to start an operator on it."""
@@ -123,13 +124,14 @@ class PoolConfig:
         """Refuse what is neither true nor false.
 
         Raises:
-            SpecError: for such an `on_host`.
+            SpecError: for such a switch.
 
         """
-        if not isinstance(self.on_host, bool):
-            raise SpecError(
-                f"devices.pools: on_host of {self.name} must be true or false, got {self.on_host!r}"
-            )
+        for switch in ("on_host", "own_curves"):
+            if not isinstance(value := getattr(self, switch), bool):
+                raise SpecError(
+                    f"devices.pools: {switch} of {self.name} must be true or false, got {value!r}"
+                )
 
 
 @dataclass

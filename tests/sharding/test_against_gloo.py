@@ -73,7 +73,7 @@ def experts_run(
     module, inputs = built.module, share_of(built.kwargs, rank // tensor, size // tensor)
     aside = expert_paths(module)
     module = shard_module(module, tensor, rank % tensor, sequence=sequence, whole=aside)
-    module = spread_experts(module, size, rank, alike=1 if sequence else tensor)
+    module = spread_experts(module, size, rank, same_tokens=1 if sequence else tensor)
     loss = module(**inputs, labels=inputs["input_ids"])[0]
     loss.backward()
     with torch.no_grad():
@@ -87,7 +87,7 @@ def masked_run(rank: int, size: int, spec: ModelSpec) -> Any:  # noqa: ANN401
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     module = shard_module(built.module, size, rank, whole=expert_paths(built.module))
-    module = spread_experts(module, size, rank, alike=size, trains=False)
+    module = spread_experts(module, size, rank, same_tokens=size, trains=False)
     with torch.no_grad():
         return module(**built.kwargs)[0].numpy()
 

@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fxpart.core.phases import StepOptions
 from fxpart.cost.collective_times import collective_bytes, collective_kinds
 from fxpart.errors import NotApplicableError, SpecError
 from fxpart.execution.device import seeded
+from fxpart.sharding import context, megatron
 from fxpart.sharding.main_gradients import kept_gradient_bytes, with_main_gradients
 from fxpart.sharding.megatron import as_megatron
 from fxpart.sharding.zero import with_zero
@@ -98,25 +101,40 @@ def test_of_experts_one_gradient_of_each_shape_is_kept() -> None:
 
 
 PRODUCTS = replace(llama(1, attn_implementation="eager"), name="products")
+GEMMA = replace(llama(1, head_dim=8, pad_token_id=0), name="gemma", architecture="GemmaForCausalLM")
+"""Its norms multiply by 1 + weight."""
 
 
-@pytest.mark.parametrize("spec", [llama(1), PRODUCTS, LATENTS, MIXTRAL], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [llama(1), PRODUCTS, LATENTS, MIXTRAL, GEMMA], ids=lambda spec: spec.name
+)
 def test_fused_kernels_have_the_results_and_gradients_of_the_models_own(spec: ModelSpec) -> None:
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     module, inputs = built.module, {**built.kwargs, "labels": built.kwargs["input_ids"]}
-    found = []
-    for run in (module, as_megatron(module)):
-        module.zero_grad()
-        loss = run(**inputs)[0]
-        loss.backward()
-        gradients = [p.grad for p in run.parameters() if p.grad is not None]
-        found.append((loss.item(), [gradient.numpy().copy() for gradient in gradients]))
-    (plain_loss, plain), (fused_loss, fused) = found
+    plain_loss, plain = _loss_and_gradients(module, inputs)
+    fused_loss, fused = _loss_and_gradients(as_megatron(module), inputs)
     assert fused_loss == pytest.approx(plain_loss, rel=1e-6)
     assert len(plain) == len([p for p in module.parameters() if p.requires_grad])
-    for one, other in zip(plain, fused, strict=True):
-        np.testing.assert_allclose(other, one, atol=1e-6)
+    for own, gradient in zip(plain, fused, strict=True):
+        np.testing.assert_allclose(gradient, own, atol=1e-6)
+
+
+def _loss_and_gradients(
+    module: nn.Module, inputs: Mapping[str, Any]
+) -> tuple[float, list[np.ndarray]]:
+    module.zero_grad()
+    loss = module(**inputs)[0]
+    loss.backward()
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return loss.item(), [gradient.numpy().copy() for gradient in gradients]
+
+
+@pytest.mark.parametrize("attend", [megatron._attend, context._attend])
+def test_an_attention_with_what_no_kernel_computes_is_refused(attend: Callable[..., Any]) -> None:
+    heads = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(NotApplicableError, match="attention with softcap, s_aux has no kernel in"):
+        attend(nn.Module(), heads, heads, heads, None, scaling=1.0, softcap=50.0, s_aux=heads)
 
 
 def test_pieces_of_a_sequence_are_gathered_again_in_the_backward(split_step: OpGraph) -> None:

@@ -175,7 +175,7 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
             module,
             spec.expert_parallel,
             imbalance=spec.expert_imbalance,
-            alike=1 if spec.sequence_parallel else spec.tensor_parallel,
+            same_tokens=1 if spec.sequence_parallel else spec.tensor_parallel,
             trains=spec.loss is not None,
             megatron=is_megatron,
         )

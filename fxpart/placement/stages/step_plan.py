@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,7 +113,8 @@ class StepMemory:
 
         `cuts` say where each stage begins, and where the last one ends. Length S + 1.
         """
-        held = np.array([self._of(stretch) for stretch in itertools.pairwise(cuts.tolist())])
+        stages = [self._of(stretch) for stretch in itertools.pairwise(cuts.tolist())]
+        held = _StageBytes(*np.array(stages, dtype=np.int64).T.copy())
         weights = _device_weights(
             self._use_start,
             self._uses,
@@ -126,6 +128,21 @@ class StepMemory:
         if stretch not in self._held:
             self._held[stretch] = tuple(self._solver.stage_bytes(*stretch))
         return self._held[stretch]
+
+
+class _StageBytes(NamedTuple):
+    """The `StretchBytes` of all stages, field by field. Each of length S."""
+
+    weights: IntArray
+    inputs: IntArray
+    outputs: IntArray
+    gradients: IntArray
+    saved: IntArray
+    forward_live: IntArray
+    first_backward_live: IntArray
+    backward_live: IntArray
+    update_live: IntArray
+    update_kept: IntArray
 
 
 @compiled
@@ -146,42 +163,43 @@ def _device_weights(
 
 @compiled
 def _peak_bytes(
-    actions: IntArray, starts: IntArray, held: IntArray, weights: IntArray, microbatches: int
+    actions: IntArray, starts: IntArray, held: _StageBytes, weights: IntArray, microbatches: int
 ) -> IntArray:
-    """Return `fxpart.schedule.simulate.row_peak_bytes` of each device, and its weights. Shape (D,).
+    """Return what `simulate_schedule` says that each device holds, where none shares weights. (D,).
 
     Args:
         actions: whether each is a forward, and its stage, device after device.
         starts: where those of each device begin. Length D + 1.
-        held: the `StretchBytes` of each stage, in the order of the fields. Shape (S, 10).
+        held: by each of S stages.
         weights: bytes of each device's weights.
         microbatches: of the step.
 
     """
-    devices, stages = starts.shape[0] - 1, held.shape[0]
+    devices, stages = starts.shape[0] - 1, held.inputs.shape[0]
     peaks = np.zeros(devices, dtype=np.int64)
     has_gradient = np.zeros(stages, dtype=np.bool_)
     for device in range(devices):
         now = weights[device]
         for stage in range(device, stages, devices):
-            now += microbatches * held[stage, 1]
+            now += microbatches * held.inputs[stage]
         peak = now
         for i in range(starts[device], starts[device + 1]):
             stage = actions[i, 1]
-            outputs, gradients, saved = held[stage, 2], held[stage, 3], held[stage, 4]
+            outputs, gradients = held.outputs[stage], held.gradients[stage]
             if actions[i, 0] == 1:
-                peak = max(peak, now + held[stage, 5])
-                now += saved + outputs
+                peak = max(peak, now + held.forward_live[stage])
+                now += held.saved[stage] + outputs
                 continue
-            now -= saved
+            now -= held.saved[stage]
             if has_gradient[stage]:
-                peak = max(peak, now + max(0, held[stage, 7] - outputs - gradients))
+                peak = max(peak, now + max(0, held.backward_live[stage] - outputs - gradients))
             else:
-                peak = max(peak, now + max(0, held[stage, 6] - outputs))
+                peak = max(peak, now + max(0, held.first_backward_live[stage] - outputs))
                 now += gradients
                 has_gradient[stage] = True
         for stage in range(device, stages, devices):
-            peak = max(peak, now + max(0, held[stage, 8] - held[stage, 2] - held[stage, 3]))
-            now += held[stage, 9]
+            kept = held.outputs[stage] + held.gradients[stage]
+            peak = max(peak, now + max(0, held.update_live[stage] - kept))
+            now += held.update_kept[stage]
         peaks[device] = peak
     return peaks

@@ -156,11 +156,13 @@ def test_a_model_that_is_nothing_yet_is_refused(choice: str) -> None:
         read(choice)
 
 
+@pytest.mark.parametrize("switch", ["on_host", "own_curves"])
 @pytest.mark.parametrize("value", ["2", "0", "null"])
-def test_a_switch_of_a_pool_takes_no_number(value: str) -> None:
-    with pytest.raises(SpecError, match="on_host of rtx_a4000 must be true or false, got "):
-        read("devices=2x16gb", f"devices.pools.0.on_host={value}")
-    assert read("devices=2x16gb", "devices.pools.0.on_host=true").devices.pools[0].on_host is True
+def test_a_switch_of_a_pool_takes_no_number(switch: str, value: str) -> None:
+    with pytest.raises(SpecError, match=f"{switch} of rtx_a4000 must be true or false, got "):
+        read("devices=2x16gb", f"devices.pools.0.{switch}={value}")
+    (pool,) = read("devices=2x16gb", f"devices.pools.0.{switch}=true").devices.pools
+    assert getattr(pool, switch) is True
 
 
 def test_a_published_problem_needs_its_file() -> None:
