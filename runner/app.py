@@ -1,4 +1,4 @@
-"""The command: Hydra composes a config, a job runs it, mistakes come out as one line."""
+"""The main command: Hydra composes a config, a job runs it, and user errors print as one line."""
 
 import sys
 from dataclasses import asdict, replace
@@ -21,12 +21,12 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command line; return the exit code. The entry point of ``fxpart`` too."""
+    """Run the command line and return its exit code. Also the ``fxpart`` entry point."""
     return reported(_compose_and_run)
 
 
 def _compose_and_run() -> int:
-    # Before Hydra's first look for plugins; an installed package has them where Python looks.
+    # Before Hydra first scans for plugins. An installed package has them on Python's path already.
     sys.path.append(str(plugins_dir()))
     import hydra
 
@@ -45,7 +45,7 @@ def _compose_and_run() -> int:
         from runner.config.read import read_tracking
         from runner.sweep.launching import JOB_KEY, TRACKING_KEY, run_job_file
 
-        if JOB_KEY in config:  # of a sweep, in a process that its launcher started
+        if JOB_KEY in config:  # a sweep's job, in a process started by its launcher
             return run_job_file(Path(config[JOB_KEY]), read_tracking(config[TRACKING_KEY]))
         status, code = run_composed(config)
         codes.append(code)
@@ -62,7 +62,10 @@ def _compose_and_run() -> int:
 
 
 def _hydra_arguments() -> list[str]:
-    """Tell Hydra of our configuration, print what is printed first; return what Hydra is given."""
+    """Register our configuration with Hydra and return the arguments to pass to it.
+
+    Warnings and the version are printed here, ahead of any output of Hydra.
+    """
     from fxpart.support.host import installed_version
     from runner.cli.arguments import hydra_arguments
     from runner.config import choices
@@ -76,21 +79,21 @@ def _hydra_arguments() -> list[str]:
     arguments = choices.quoted_overrides(hydra_arguments(sys.argv[1:]))
     if "--version" in arguments:
         sys.stdout.write(f"fxpart {installed_version('fxpart')}\n")
-        sys.stdout.flush()  # before what Hydra prints of itself
+        sys.stdout.flush()  # before Hydra prints its own version
     return arguments
 
 
 def _is_plain_help(arguments: list[str]) -> bool:
-    """Return whether no other flag and no setting of Hydra's own stands beside ``--help``."""
+    """Return whether ``--help`` comes first, without other flags or settings of Hydra's own."""
     return arguments[:1] == ["--help"] and not any(
         text.startswith("-") or text.lstrip("+~").startswith("hydra") for text in arguments[1:]
     )
 
 
 def _print_help(overrides: list[str]) -> None:
-    """Print what Hydra prints for ``--help``, in less time.
+    """Print Hydra's ``--help`` text, faster than Hydra does.
 
-    For templates that ask for it, as ours does not, Hydra lists each group of choices first.
+    Hydra lists every config group first, for templates that show them. Ours does not.
     """
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf, open_dict
@@ -114,7 +117,7 @@ def _warn_of_unread_choices() -> None:
 
 
 def run_composed(composed: "DictConfig") -> tuple[str, int]:
-    """Run the job that Hydra composed; return its status and exit code."""
+    """Run the job that Hydra composed and return its status and exit code."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.utils import get_original_cwd
 

@@ -1,7 +1,7 @@
-"""``python -m runner.calibrate``: measure some models here, and fit one roofline to them all.
+"""``python -m runner.calibrate``: measure some models here and fit one roofline to all of them.
 
-The file that it writes says how long operators of other models take on this machine, without
-another measurement: ``latency=calibrated latency.file=<file>``.
+The file it writes predicts operator times of other models on this machine without measuring again:
+``latency=calibrated latency.file=<file>``.
 """
 
 import sys
@@ -29,31 +29,31 @@ _CHOSEN = {
     "model": "name the presets without model=",
     "latency": "operators are measured; use --device, --threads and --repeats",
 }
-"""Groups that are no overrides here, and what to do instead."""
+"""Config groups that cannot be overridden here, with what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for."""
+    """The parsed command line."""
 
     file: Path
-    """Where the calibration goes."""
+    """The calibration file to write."""
     presets: tuple[str, ...]
-    """Models as ``model=`` names them."""
+    """Model presets, as named in ``model=``."""
     overrides: tuple[str, ...]
-    """For every model, as Hydra takes them: what is measured on first."""
+    """Hydra overrides of every model, the measurement settings first."""
 
 
 def main() -> int:
-    """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
+    """Run the command line and return the exit code: 0, or 2 for a user error."""
     return reported(lambda: _calibrate(parsed(sys.argv[1:])))
 
 
 def parsed(arguments: "Sequence[str]") -> Request:
-    """Return what `arguments` ask for.
+    """Parse the command line.
 
     Raises:
-        SpecError: for arguments that are missing, unknown, or of no meaning here.
+        SpecError: if an argument is missing, unknown or not allowed here.
 
     """
     parser = Parser(
@@ -97,7 +97,7 @@ def _calibrate(request: Request) -> int:
     from fxpart.cost.fit import calibrate
     from runner.output.terminal import show
 
-    # What is cheap to refuse is refused before anything is measured.
+    # Reject what is cheap to check before measuring anything.
     _check_place(request.file)
     configs = [_config(preset, request.overrides) for preset in request.presets]
     samples = [_sample(config) for config in configs]
@@ -109,11 +109,11 @@ def _calibrate(request: Request) -> int:
 
 
 def _check_place(file: Path) -> None:
-    """Make the folder of `file`, and refuse a place where no file can be written.
+    """Create the folder of `file` and check that it is writable.
 
     Raises:
-        SpecError: for a folder.
-        CacheError: where nothing can be written.
+        SpecError: if `file` is a folder.
+        CacheError: if nothing can be written there.
 
     """
     if file.is_dir():
@@ -127,7 +127,7 @@ def _check_place(file: Path) -> None:
 
 
 def _config(preset: str, overrides: "Sequence[str]") -> "Config":
-    """Return what the main command would run for the preset, checked."""
+    """Return the checked config that the main command would run for the preset."""
     from hydra import compose, initialize_config_dir
 
     from fxpart.core.granularity import check_level
@@ -173,23 +173,23 @@ def _show_errors(
     samples: "Sequence[tuple[OpGraph, OperatorProfile]]",
     calibration: "Calibration",
 ) -> None:
-    """Print for each model the measured and the fitted sum of its operators' times.
+    """Print the measured and fitted sums of operator times of each model.
 
-    Of several models, what counts for another one is the error where it was not fitted.
+    With several models the held-out error, of a fit to the others, is what to expect of a new one.
     """
     from runner.output.terminal import add_numbers, empty_table, show
 
     table = empty_table("sum of operators")
     table.add_column("model", overflow="fold")
     held_out = calibration.held_out_errors
-    last = ["held out\n%"] if held_out else []
-    add_numbers(table, "operators", "measured\nms", "fitted\nms", "error\n%", *last)
+    held_out_heading = ["held out\n%"] if held_out else []
+    add_numbers(table, "operators", "measured\nms", "fitted\nms", "error\n%", *held_out_heading)
     rows = zip(names, samples, calibration.total_errors, strict=True)
     for index, (name, (graph, profile), error) in enumerate(rows):
         measured_ms = profile.total_s * 1e3
         cells = (f"{measured_ms:.2f}", f"{measured_ms * (1 + error):.2f}", f"{error * 100:+.1f}")
-        others = [f"{held_out[index] * 100:+.1f}"] if held_out else []
-        table.add_row(name, str(graph.n_ops), *cells, *others)
+        held_out_cell = [f"{held_out[index] * 100:+.1f}"] if held_out else []
+        table.add_row(name, str(graph.n_ops), *cells, *held_out_cell)
     rates = _with_spread(calibration, calibration.flops_per_s)
     moves = {"move": calibration.bytes_per_s, **calibration.moves_per_s}
     show(
@@ -207,7 +207,7 @@ def _show_errors(
 
 
 def _with_spread(calibration: "Calibration", rates: "Mapping[str, float]") -> str:
-    """Return rates in billions, each with the typical factor by which fitted operators are off."""
+    """Return rates in billions, each with the typical error factor of the operators fitted."""
     texts = []
     for kind, rate in sorted(rates.items()):
         spread = calibration.spread.get(kind)
@@ -217,7 +217,7 @@ def _with_spread(calibration: "Calibration", rates: "Mapping[str, float]") -> st
 
 
 def _held_out_line(errors: "Sequence[float]") -> list[str]:
-    """Return the line that says how far another model may be off; none for a single one."""
+    """Return a line on the expected error of another model; no line for a single model."""
     if not errors:
         return []
     sizes = sorted(map(abs, errors))

@@ -1,4 +1,4 @@
-"""Errors that only the runner raises; those of the library are in `fxpart.errors`."""
+"""Errors raised only by the runner; the library's are in `fxpart.errors`."""
 
 from fxpart.errors import FxpartError
 

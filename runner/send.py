@@ -1,4 +1,4 @@
-"""``python -m runner.send``: log the runs that were kept on disk while their store was gone."""
+"""``python -m runner.send``: log the runs kept on disk while their store was unreachable."""
 
 import sys
 from contextlib import suppress
@@ -25,18 +25,18 @@ class Request:
     """The arguments of the command line."""
 
     folder: Path
-    """The runs to send lie below it."""
+    """The folder to search for unsent runs, recursively."""
     uri: str | None
-    """The store that they go to; None for the usual one, for those that were meant for it."""
+    """The target store; None for the default one, and then only for runs meant for it."""
 
 
 def main() -> int:
-    """Run the command line; return the exit code: 0, or 2 when something is still unsent."""
+    """Run the command line and return the exit code: 0, or 2 if a run is still unsent."""
     return reported(lambda: _send(parsed(sys.argv[1:])))
 
 
 def parsed(arguments: "Sequence[str]") -> Request:
-    """Return the request that `arguments` make. Raises `SpecError` for any that are unknown."""
+    """Parse the command line. Raises `SpecError` for unknown arguments or a missing folder."""
     parser = Parser(
         prog=_COMMAND,
         description="Log the runs that could not be logged when they ended: each has left a file"
@@ -71,12 +71,12 @@ def _send(request: Request) -> int:
 
     trackers = _Trackers(request.uri)
     paths = unsent_files(request.folder)
-    sent = left = 0
+    sent = n_failed = 0
     problems: dict[str, None] = {}
     countdown = Countdown("runs", len(paths))
 
     def tally() -> str:
-        failed = f" ({left} could not be)" if left else ""
+        failed = f" ({n_failed} could not be)" if n_failed else ""
         return f"{sent} of {counted(len(paths), 'run')} sent{failed}"
 
     countdown.start()
@@ -85,7 +85,7 @@ def _send(request: Request) -> int:
             try:
                 sent += send_file(path, trackers.of)
             except FxpartError as error:
-                left += 1
+                n_failed += 1
                 problems[str(error)] = None
             countdown.add(tally)
     finally:
@@ -93,29 +93,35 @@ def _send(request: Request) -> int:
     trackers.close_sweeps()
     show(f"sent {counted(sent, 'run')}" if paths else f"nothing is unsent below {request.folder}")
     if problems:
-        first = next(iter(problems))
-        raise TrackingError(f"{counted(left, 'run')} could not be sent: {first}")
+        first_problem = next(iter(problems))
+        raise TrackingError(f"{counted(n_failed, 'run')} could not be sent: {first_problem}")
     return 0
 
 
 class _Trackers:
-    """The trackers of stores and experiments, each opened once, even if it fails."""
+    """Trackers by store and experiment, each opened once, even if opening fails."""
 
     def __init__(self, uri: str | None) -> None:
         self._uri = uri
         self._opened: dict[tuple[str, str], Tracker | FxpartError] = {}
         self._parents: dict[str, tuple[Tracker, str | None]] = {}
-        """By sweep: its tracker, and the name of the locks that tell whether it is running."""
+        """By sweep: its tracker, and the name of the locks that show whether it is running."""
 
     def of(self, run: "UnsentRun") -> "Tracker":
-        """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""
+        """Return the tracker for `run`.
+
+        Raises:
+            SpecError: if the run is meant for another store than the default one.
+            TrackingError: if the store cannot be opened.
+
+        """
         from runner.config.passwords import without_password
         from runner.config.sections import TrackingConfig
         from runner.tracking.mlflow_store import store_uri
         from runner.tracking.open_tracker import open_tracker
 
         uri = self._uri or store_uri(TrackingConfig(), Path.cwd())
-        # A file may be a stranger's: it does not choose where a run, and a password, goes.
+        # The file may come from somebody else: it must not choose where a run, and a password, go.
         if self._uri is None and run.uri != without_password(uri):
             raise SpecError(
                 f"run {run.name} is meant for {run.uri}, not for {without_password(uri)};"
@@ -137,12 +143,12 @@ class _Trackers:
         return tracker
 
     def close_sweeps(self) -> None:
-        """End the sweeps of the runs that were sent, if they are RUNNING and nobody runs them.
+        """End the RUNNING sweeps of the runs sent that no process leads any more.
 
-        That is known of sweeps of this folder alone.
+        Only the locks of sweeps started in this folder can be checked.
         """
         for parent, (tracker, locks_name) in self._parents.items():
-            with suppress(FxpartError):  # the runs are sent all the same
+            with suppress(FxpartError):  # the runs are sent either way
                 locks = Locks(Path.cwd())
                 sweep = tracker.run(parent)
                 key = sweep_lock(sweep.tags.get("sweep_key", ""))

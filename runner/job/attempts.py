@@ -1,10 +1,10 @@
-"""Attempts without a result: found, marked and repeated, however their process ended.
+"""Find and mark attempts without a result, however their process ended.
 
-The six rules of docs/design.md, "A kill costs what was under way", hold when a run or a sweep is
-killed at any time and started again, or runs beside others. Here are the second and third: whoever
-finds a run that the store calls RUNNING, and whose lock is free, sends what is kept on disk (the
-run may have ended while the store was gone) and, if it came to no result, marks it as KILLED,
-``kind=cut_off``, in the table of no sweep.
+The six rules in docs/design.md, "A kill costs what was under way", hold when a run or a sweep is
+killed at any time and restarted, or runs next to others. This module implements the second and
+third: a process that finds a RUNNING run whose lock is free first sends the unsent files on disk
+(the run may have ended while the store was unreachable). If there is still no result, it marks the
+run KILLED with ``kind=cut_off`` and removes it from the tables of its sweeps.
 """
 
 import secrets
@@ -21,16 +21,16 @@ from runner.tracking.unsent import send_unsent
 __all__ = ["at_work_alone", "mark_cut_off_alone", "set_aside", "set_aside_held"]
 
 _CUT_OFF = "cut off: its process ended before it did"
-"""The error of a run whose process was killed."""
+"""The error recorded for a run whose process was killed."""
 
 
 def set_aside(
     tracker: Tracker, keys: Collection[str], locks: Locks, root: Path, sweep: str
 ) -> None:
-    """Mark the attempts at jobs of `sweep` that have no result, by rules 2 and 3 above.
+    """Mark the attempts at jobs of `sweep` that have no result, by rules 2 and 3.
 
-    A job that another process runs is left alone: who needs it waits for its lock. So is a run that
-    was started in a folder whose locks cannot be seen from here, and a single run. Raises
+    Left alone are jobs that another process is running (whoever needs one waits for its lock), runs
+    started in a folder whose locks are not visible from here, and single runs. Raises
     `TrackingError`.
     """
     for key in dict.fromkeys(run.tags["config_key"] for run in _attempts(tracker, keys, locks)):
@@ -40,7 +40,7 @@ def set_aside(
 
 
 def set_aside_held(tracker: Tracker, key: str, locks: Locks, root: Path, sweep: str) -> None:
-    """Do the same for one job whose lock the caller holds."""
+    """Mark the attempts at one job, like `set_aside`; the caller holds its lock."""
     attempts = _attempts(tracker, [key], locks)
     if any(run.status == "RUNNING" for run in attempts) and send_unsent(root / "outputs", tracker):
         attempts = _attempts(tracker, [key], locks)
@@ -52,7 +52,7 @@ def set_aside_held(tracker: Tracker, key: str, locks: Locks, root: Path, sweep: 
 
 
 def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[LoggedRun]:
-    """Return the runs of sweeps without a result, those RUNNING only if their locks tell."""
+    """Return the swept runs without a result; RUNNING ones only if their locks are visible."""
     visible = [locks.name] if locks.are_supported else []
     return [
         run
@@ -61,18 +61,18 @@ def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[Log
     ]
 
 
-# Single runs have no sweep that would look for them: the next command in their folder does.
+# Single runs belong to no sweep that would clean up: the next command in their folder does it.
 
 _ALONE, _LOCK_TAG = "alone", "lock"
-"""Tags of a single run: the locks of its folder, and the key of the one that it holds."""
+"""Tags of a single run: the locks of its folder, and the key of the lock it holds."""
 
 
 @contextmanager
 def at_work_alone(tracker: Tracker, root: Path) -> Iterator[Mapping[str, str]]:
-    """Hold the lock of a run that was started in `root`; yield the tags by which it is found.
+    """Hold a lock for a run started in `root`, and yield the tags that identify the lock.
 
-    No tags where nothing can be written below `root`, and where the tracker keeps nothing: such a
-    run is never found.
+    There are no tags if `root` is not writable or the tracker stores nothing: a later command then
+    cannot find the run if it is cut off.
     """
     if not any(tracker.place):
         yield {}
@@ -90,9 +90,9 @@ def at_work_alone(tracker: Tracker, root: Path) -> Iterator[Mapping[str, str]]:
 
 
 def mark_cut_off_alone(tracker: Tracker, root: Path) -> None:
-    """Mark the single runs in the tracker that were started in `root` and cut off.
+    """Mark the single runs started in `root` that were cut off.
 
-    None where the file system cannot tell. Raises `TrackingError`.
+    Does nothing on a file system without locks. Raises `TrackingError`.
     """
     try:
         locks = Locks(root)
@@ -106,8 +106,8 @@ def mark_cut_off_alone(tracker: Tracker, root: Path) -> None:
         free = [key for key in keys if stack.enter_context(locks.held(key, wait=False))]
         if free:
             send_unsent(root / "outputs", tracker)
-        # Asked again: a run may have ended since, or have been sent just now. One that has a result
-        # and no end is ended by the question.
+        # Query again: a run may have ended in the meantime, or just been sent. The query itself
+        # ends runs that have a result but no end.
         for run in tracker.unfinished(_LOCK_TAG, free):
             if run.status == "RUNNING":
                 tracker.mark_cut_off(run.run_id, _CUT_OFF)

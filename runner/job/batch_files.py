@@ -18,15 +18,15 @@ from runner.output.units import size_unit, time_unit
 __all__ = ["sweep_columns", "write_batch_files"]
 
 LEFT, RIGHT, TOP, WIDTH, HEIGHT, GAP = 84.0, 150.0, 70.0, 620.0, 180.0, 44.0
-"""Margins, and the size of each of the three panels, in pixels."""
+"""Margins, and the size of each panel, in pixels."""
 LABEL = 13.0
-"""Pixels between two labels."""
+"""Least distance between two labels, in pixels."""
 
 
 def _batch_sweep_svg(report: BatchReport, topology: Topology, subject: str = "") -> str:
-    """Return three panels over the batch size: peak memory of each device, latency, throughput.
+    """Return a figure over the batch size: peak memory by device, latency and throughput.
 
-    What is right of the largest batch that fits is shaded in all of them.
+    Batches larger than the largest that fits are shaded in all three panels.
     """
     table, batch = report.table, report.batches
     title = "Memory, latency and throughput over the batch size"
@@ -50,10 +50,10 @@ def _batch_sweep_svg(report: BatchReport, topology: Topology, subject: str = "")
 
 
 def _memory_panel(drawing: Drawing, report: BatchReport, topology: Topology) -> Panel:
-    """Draw the peak of each device, and what it has."""
+    """Draw the memory peak of each device, and the memory sizes of the devices."""
     table, memory, batch = report.table, topology.memory_bytes, report.batches
     used = [d for d in range(table.peak_bytes.shape[1]) if table.peak_bytes[:, d].max() > 0]
-    # What is far above any memory would flatten the rest; so would a memory that is far away.
+    # Peaks far above every memory size, or sizes far above every peak, would flatten the curves.
     most = int(table.peak_bytes.max())
     near = [size for size in memory[used].tolist() if size <= 2 * most]
     top = float(min(max([most, *near]), 2 * memory.max()))
@@ -65,7 +65,7 @@ def _memory_panel(drawing: Drawing, report: BatchReport, topology: Topology) -> 
         peaks = table.peak_bytes[:, device] / unit.size
         _draw_line(drawing, panel, batch, peaks, colour_of(device))
         y = panel.y_of(min(float(peaks[-1]), top / unit.size))
-        while any(abs(y - other) < LABEL for other in labels):  # lines may end at one place
+        while any(abs(y - other) < LABEL for other in labels):  # lines may end at the same height
             y += 1.0
         labels.append(y)
         fill = colour_of(device)
@@ -94,7 +94,7 @@ def _panel(drawing: Drawing, y: float, name: str, most_batch: float, top: float)
 def _draw_line(
     drawing: Drawing, panel: Panel, batch: IntArray, values: FloatArray, colour: str
 ) -> None:
-    """Draw `values` over `batch`, as far as they are in the panel."""
+    """Draw `values` over `batch`, clipped to the panel."""
     inside = values <= panel.up.high
     pairs = zip(batch[inside].tolist(), values[inside].tolist(), strict=True)
     drawing.line([panel.place(size, value) for size, value in pairs], stroke=colour)
@@ -103,7 +103,7 @@ def _draw_line(
 def _mark_largest(
     drawing: Drawing, panel: Panel, report: BatchReport, *, named: bool = False
 ) -> None:
-    """Draw where the largest batch that fits is, if it is in the picture, and shade what is not."""
+    """Mark the largest batch that fits, if it is within the panel, and shade the ones above."""
     largest = report.max_global_batch_size
     if largest > panel.across.high and named and not report.no_larger:
         words = f"largest that fits: {largest}, further to the right"
@@ -128,7 +128,7 @@ def write_batch_files(
 ) -> None:
     """Write the four files into `folder`; `subject` is the first line of the figure.
 
-    Raises `CacheError` when it cannot be written.
+    Raises `CacheError` if it cannot be written.
     """
     write_text(folder / "formulas.txt", _formulas_text(report))
     write_text(folder / "formulas.tex", _formulas_latex(report))
@@ -137,7 +137,7 @@ def write_batch_files(
 
 
 def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
-    """Return the sweep as columns; a batch is that of all replicas together."""
+    """Return the batch sweep as columns, with the batch sizes of all replicas together."""
     table = report.table
     columns: dict[str, list[object]] = {
         name: (table.sizes[:, place] * (report.replicas if name == BATCH else 1)).tolist()
@@ -152,7 +152,7 @@ def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
 
 
 def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
-    """Return what each formula is of, and the formula as text and in LaTeX."""
+    """Return each formula with its title, as text and in LaTeX."""
     unrounded = ", before the allocator rounds" if report.rounding_bytes > 1 else ""
     formulas = [
         (f"peak bytes of tensors on device {device}{unrounded}{_range(peak)}", peak)
@@ -173,7 +173,7 @@ def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
 
 
 def _range(formula: MaxFormula) -> str:
-    """Return for which sizes a formula holds; empty for all."""
+    """Return the sizes for which a formula holds, as text; empty for all."""
     ends = [(name, *formula.range_of(name)) for name in formula.symbols]
     ranges = [
         f"{name} from {low}" + (f" to {high}" if high is not None else "")

@@ -1,4 +1,4 @@
-"""The files of one job: what it reads, its plan, its figures, its configuration, and its result."""
+"""The files of one job: inputs, plan, figures, configuration and result."""
 
 import json
 import pickle
@@ -62,9 +62,9 @@ __all__ = [
 ]
 
 
-# Files that the configuration names and the job reads. Copies of them are kept in `inputs/` of the
-# job's folder and of its run in the tracker, each called after its key, so that the run can be
-# repeated. A tag of the run holds their digests.
+# Input files named in the configuration. They are copied to `inputs/` in the job's folder and in
+# its run in the tracker, each named after its key, so that the run can be repeated. A tag of the
+# run holds their digests.
 
 INPUTS_TAG = "inputs"
 _ASSIGNMENT, _CALIBRATION = "mode.assignment", "latency.file"
@@ -72,10 +72,10 @@ _ASSIGNMENT, _CALIBRATION = "mode.assignment", "latency.file"
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that the configuration names, as it was when the job began."""
+    """A file named in the configuration, as it was when the job began."""
 
     key: str
-    """Of the configuration, such as ``latency.file``."""
+    """The configuration key, such as ``latency.file``."""
     content: bytes
 
     @property
@@ -85,9 +85,9 @@ class InputFile:
 
 
 def named_files(config: Config) -> dict[str, Path]:
-    """Return the files that `config` names and that decide its result, by their keys.
+    """Return the input files of `config`, by configuration key.
 
-    They count in the job's key, see `runner.job.identity`.
+    Their contents are part of the job's key, see `runner.job.identity`.
     """
     files: dict[str, Path] = {}
     saved = config.mode.options.get("assignment")
@@ -99,7 +99,7 @@ def named_files(config: Config) -> dict[str, Path]:
 
 
 def with_file(config: Config, key: str, place: str) -> Config:
-    """Return `config` with another file under a key of `named_files`."""
+    """Return `config` with the file under a key of `named_files` replaced."""
     if key == _CALIBRATION:
         return replace(config, latency=replace(config.latency, file=place))
     options = {**config.mode.options, "assignment": place}
@@ -107,9 +107,9 @@ def with_file(config: Config, key: str, place: str) -> Config:
 
 
 def read_inputs(config: Config) -> tuple[InputFile, ...]:
-    """Return the content of the `named_files`; mostly there are none.
+    """Read the `named_files`; most configurations have none.
 
-    One that cannot be read is left out: the job refuses it with a message of its own.
+    Unreadable files are left out: the job itself fails on them with a better message.
     """
     files = []
     for key, path in named_files(config).items():
@@ -119,14 +119,14 @@ def read_inputs(config: Config) -> tuple[InputFile, ...]:
 
 
 def kept_name(key: str) -> str:
-    """Return the path of the copy under that key, relative to the folder of the job or its run."""
+    """Return the path of the copy for `key`, relative to the folder of the job or of its run."""
     return f"{INPUTS_FOLDER}/{key}.json"
 
 
 def write_inputs(files: Sequence[InputFile], folder: Path) -> None:
-    """Write `files` to the folder of a job, and remove those of an earlier attempt there.
+    """Write `files` to a job's folder and remove copies left by an earlier attempt.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     contents = {file.key: file.content for file in files}
     for key in (_ASSIGNMENT, _CALIBRATION):
@@ -139,15 +139,15 @@ def write_inputs(files: Sequence[InputFile], folder: Path) -> None:
 
 
 def inputs_tag(files: Sequence[InputFile]) -> dict[str, str]:
-    """Return the tag with the digests of a run's files; none where it has none."""
+    """Return the tag with the digests of a run's input files; no tag without files."""
     return {INPUTS_TAG: json.dumps({file.key: file.digest for file in files})} if files else {}
 
 
 def inputs_of(run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests in the `inputs_tag`, by key; none for a run from before there were any.
+    """Return the digests in the `inputs_tag`, by key; none for runs from before the tag existed.
 
     Raises:
-        SpecError: for a tag that somebody else wrote, in one line.
+        SpecError: if the tag is not a JSON mapping.
 
     """
     text = tags.get(INPUTS_TAG, "{}")
@@ -163,26 +163,26 @@ def inputs_of(run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
 # The plan.
 
 SHOWN_TENSORS = 10
-"""The largest tensors of each device in `result.json` and in MLflow's table."""
+"""Number of largest tensors per device in `result.json` and in MLflow's table."""
 
 
 def write_plan(
     config: Config, identity: JobIdentity, result: Result, model: Mapping[str, object]
 ) -> None:
-    """Write what was decided; `model` is the `ModelSpec.key` of the model.
+    """Write the files of the plan; `model` is the `ModelSpec.key` of the model.
 
-    Raises `CacheError` when the folder cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     graph, folder = result.captured.graph, identity.folder
     placed, evaluation = result.assignment, result.evaluation
-    named = {"name": identity.choices.model, **model}
+    entry = {"name": identity.choices.model, **model}
     with progress("writing files"):
-        write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
+        write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, entry)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
         if result.offloaded:
             write_json(folder / "device_map.json", offloaded_map(result.offloaded, graph))
             write_json(folder / "offload.json", offload_document(result.offloaded))
-        elif result.split is None and result.shards is None:  # what reads these splits no layer
+        elif result.split is None and result.shards is None:  # their readers split no layers
             write_plan_files(folder, graph, placed)
         write_engine_files(folder, config, graph, placed)
         if result.batches:
@@ -191,7 +191,7 @@ def write_plan(
             write_serving_files(folder, result.other_sizes, result.subject_line)
         in_sweep = identity.sweep is not None
         if wants_figures(config.figures, graph.n_ops, in_sweep=in_sweep):
-            # Of the graph that was placed: its sizes are as the allocator rounds them.
+            # The graph that was placed has its sizes rounded as the allocator rounds them.
             write_figures(folder, result.problem.graph, placed, evaluation, result.subject_line)
             if result.schedule:
                 svg = schedule_svg(result.schedule, result.subject_line)
@@ -204,20 +204,20 @@ def write_plan(
 
 
 def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> None:
-    """Write the plan for other tools, as far as they can carry it out.
+    """Write the plan for other tools, as far as they can execute it.
 
-    ``device_map.json`` is for Hugging Face accelerate; ``device_map_notes.json`` says how far it is
-    the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and only for stages
-    that begin where a module begins or ends. Neither is there for a plan with replicas, nor the
-    second for a training step, whose forward torch cuts by itself.
+    ``device_map.json`` is for Hugging Face accelerate, and ``device_map_notes.json`` says where it
+    deviates from the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and
+    exists only if every stage begins where a module begins or ends. A plan with replicas has none
+    of them, and a training step has no split points, since torch splits the forward itself.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     if assignment.replicas > 1:
         return
     mapped = device_map(graph, assignment)
     computing = int((~graph.is_check).sum())
-    # Bare: accelerate takes paths and devices alone.
+    # No notes in this file: accelerate accepts only paths and devices.
     write_json(folder / "device_map.json", mapped.entries)
     notes = {
         "main_device": mapped.main_device,
@@ -229,16 +229,16 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
     write_json(folder / "device_map_notes.json", notes)
     if assignment.n_partitions < 2:
         return
-    with suppress(SpecError):  # most plans cut inside of modules: then there are no such points
+    with suppress(SpecError):  # most plans cut inside modules and have no split points
         write_json(folder / "split_points.json", split_points(graph, assignment))
 
 
 def write_engine_files(
     folder: Path, config: Config, graph: OpGraph, assignment: Assignment
 ) -> None:
-    """Write what engines start from, in the format of each, as far as they can carry the plan out.
+    """Write launch files for the engines that can execute the plan, each in its own format.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     files = files_for_engines(config, graph, assignment)
     for engine, text in files.texts.items() if files else ():
@@ -248,7 +248,7 @@ def write_engine_files(
 def _write_config(config: Config, identity: JobIdentity) -> None:
     folder = identity.folder / "config"
     sections = asdict(_public(config)).items()
-    # A value is not hashable, its pickle is.
+    # Section values are not hashable, but their pickles are.
     text = "".join(_section_yaml(key, pickle.dumps(value)) for key, value in sections)
     write_text(folder / "resolved.yaml", text)
     overrides = "".join(f"{override}\n" for override in without_elsewhere(identity.overrides))
@@ -257,14 +257,14 @@ def _write_config(config: Config, identity: JobIdentity) -> None:
 
 @lru_cache(maxsize=256)
 def _section_yaml(key: str, pickled: bytes) -> str:
-    """Return one section as YAML. Jobs of a sweep share most of theirs, and all take 7 ms."""
+    """Return one section as YAML, cached: jobs of a sweep share most, and all of one take 7 ms."""
     from omegaconf import OmegaConf
 
     return str(OmegaConf.to_yaml({key: pickle.loads(pickled)}))
 
 
 def _public(config: Config) -> Config:
-    """Return `config` without a password."""
+    """Return `config` without the password of the tracking store."""
     tracking = config.tracking
     if not tracking.uri:
         return config
@@ -284,9 +284,9 @@ def write_finished(
     key: str | None,
     error: str | None = None,
 ) -> None:
-    """Write `result.json` of a job that has a `result`; `error` says why it was not recorded.
+    """Write the `result.json` of a job with a `result`; `error` says why it was not recorded.
 
-    Raises `CacheError` when the folder cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     write_result(
         identity.folder / RESULT_FILE,
@@ -307,9 +307,9 @@ def write_finished(
 def write_unfinished(
     config: Config | None, identity: JobIdentity, status: Status, error: str, key: str | None
 ) -> None:
-    """Write `result.json` of a job without a result; `config` is None if it made no sense.
+    """Write the `result.json` of a job without a result; `config` is None if it is invalid.
 
-    Raises `CacheError` when the folder cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     write_result(
         identity.folder / RESULT_FILE,

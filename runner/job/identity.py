@@ -1,7 +1,7 @@
-"""The identity of a job: what was asked for, where its results go, and the key that names them.
+"""The identity of a job: its request, where its results go, and the key that names them.
 
-A job's key is a hash of what decides its result on this machine. Names, folders and where it is
-logged are no part of it, nor are comments and docstrings of the code.
+A job's key hashes everything that decides its result on this machine. Names, folders and the
+tracking store are not part of it, nor are comments and docstrings of the code.
 """
 
 import platform
@@ -58,7 +58,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The four choices of a run, as they were named."""
+    """The names of a run's four main choices."""
 
     model: str
     mode: str
@@ -67,13 +67,13 @@ class Choices:
 
     @classmethod
     def of(cls, chosen: Mapping[str, object], config: Config | None) -> "Choices":
-        """Return those of what Hydra says was `chosen`, for a job with `config` if it has one.
+        """Return the choices among Hydra's `chosen` groups, for a job with a valid `config` if any.
 
-        Empty for a group that was not even chosen: a file may say `override /model: null`.
+        A group without a choice is empty: a file may say `override /model: null`.
         """
         names = {name: str(chosen.get(name) or "") for name in cls.__dataclass_fields__}
         if config is not None:
-            # What a template such as `transformers` was filled with says more than its name.
+            # The model of a template such as `transformers` says more than the template's name.
             names["model"] = config.model.name
         return cls(**names)
 
@@ -83,11 +83,11 @@ class SweepIds:
     """The sweep that a job belongs to."""
 
     sweep: str
-    """In `result.json` and in the tags of each job."""
+    """Its id, in `result.json` and in the tags of each job."""
     parent_run: str | None
-    """The sweep's run in MLflow, where one is kept."""
+    """Id of the sweep's own run in MLflow, if any."""
     swept: tuple[str, ...] = ()
-    """The keys that have several values in the sweep, which its jobs are named by."""
+    """The keys with several values in the sweep, used in the names of its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +96,25 @@ class JobIdentity:
 
     choices: Choices
     overrides: tuple[str, ...]
-    """What was asked for on the command line."""
+    """The overrides on the command line."""
     folder: Path
-    """Where its files go."""
+    """Output folder."""
     root: Path
-    """Where the user started it; MLflow's default store lies in ``outputs`` below."""
+    """The user's working directory; MLflow's default store is in ``outputs`` below it."""
     sweep: SweepIds | None = None
-    """The sweep that it is a job of."""
+    """The sweep it belongs to, if any."""
     key: str | None = None
-    """Its `config_key`, where that is known already."""
+    """Its `config_key`, once computed."""
     inputs: str | None = None
-    """Its `inputs_key` where that is known already, from when the sweep began."""
+    """Its `inputs_key`, once computed; in a sweep, from when the sweep began."""
     tracking: TrackingConfig | None = None
-    """Where it is logged if its configuration makes no sense; else the configuration says it."""
+    """Where to log a job whose configuration is invalid; otherwise `Config.tracking` counts."""
 
 
 def identified(config: Config | None, identity: JobIdentity) -> JobIdentity:
-    """Return `identity` with its key and inputs, those that are not known already taken now.
+    """Return `identity` with its keys computed, unless they are known.
 
-    Without them where the model does not exist: that is refused when the job runs, where its error
-    is logged.
+    They stay None if the model does not exist: the job itself then fails and logs the error.
     """
     if config is None or (identity.key and identity.inputs):
         return identity
@@ -128,10 +127,10 @@ def identified(config: Config | None, identity: JobIdentity) -> JobIdentity:
 
 
 def refuse_changed(config: Config, identity: JobIdentity) -> None:
-    """Refuse a job if what decides its result has changed since its key was taken.
+    """Check that nothing that decides the result has changed since the key was computed.
 
     Raises:
-        SpecError: in one line.
+        SpecError: if something has changed.
 
     """
     known = identity.inputs
@@ -142,18 +141,18 @@ def refuse_changed(config: Config, identity: JobIdentity) -> None:
         )
 
 
-# Overrides: what was typed, as Hydra lists it.
+# Overrides as typed, in Hydra's list.
 
 _SECTION = re.compile(r"[./@=]")
-"""What ends the name of a section in an override."""
+"""The characters that end a section's name in an override."""
 _SWEEP_ALONE = ("question", "resume", "where", "zip", "rerun")
-"""Settings of a sweep that its jobs do not have."""
+"""Settings of a sweep that do not apply to its jobs."""
 ALIKE_IN_ALL_JOBS = (*_SWEEP_ALONE, "tracking", "figures", "verbose")
-"""Settings that all jobs of a sweep share and no result depends on."""
+"""Settings shared by all jobs of a sweep that affect no result."""
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, str]:
-    """Return ``{key: value}`` of overrides as Hydra lists them, without its marks and quotes."""
+    """Return ``{key: value}`` of Hydra's list of overrides, without prefixes and quotes."""
     values: dict[str, str] = {}
     for override in overrides:
         key, _, value = override.partition("=")
@@ -165,10 +164,9 @@ def override_values(overrides: Sequence[str]) -> dict[str, str]:
 def without_elsewhere(
     overrides: Iterable[str], aside: Collection[str] = ("tracking", "hydra")
 ) -> tuple[str, ...]:
-    """Return the overrides that say what is run.
+    """Return the overrides without those of the sections `aside`.
 
-    Not where it is kept, which may hold a password, nor what is for Hydra: `aside` are the sections
-    that are left out.
+    By default these are tracking, which may hold a password, and Hydra's own settings.
     """
     return tuple(
         override
@@ -178,16 +176,16 @@ def without_elsewhere(
 
 
 def for_jobs(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that the jobs of a sweep are composed with."""
+    """Return the overrides used to compose the jobs of a sweep."""
     return without_elsewhere(overrides, _SWEEP_ALONE)
 
 
 def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that decide results: those that make a sweep another one."""
+    """Return the overrides that decide results, and so distinguish one sweep from another."""
     return without_elsewhere(overrides, (*ALIKE_IN_ALL_JOBS, "hydra"))
 
 
-# The key: the configuration without names and places, the model, the code and, where times are
+# The key: the configuration without names and locations, the model, the code and, if times are
 # measured, the machine.
 
 _FXPART = Path(fxpart.__file__).parent
@@ -197,26 +195,26 @@ _EXPERIMENT, _PLANS = (
 _DECIDING = (
     "core",  # graphs, devices, assignments
     "capture",  # the graph that a model becomes
-    "sharding",  # the part of a model that one device of a group runs
-    "cost",  # the time and memory that an assignment takes
+    "sharding",  # the shard of a model that one device of a group runs
+    "cost",  # the time and memory of an assignment
     "placement",  # the assignment
     "schedule",  # the step of a pipeline
     "support/compiled.py",  # the arithmetic of compiled loops
-    "support/random_numbers.py",  # the draws of a search
+    "support/random_numbers.py",  # the random numbers of a search
 )
-"""The code of the library that every result goes through. An edit elsewhere (plan_export,
-torch_compat, the other files of support) costs nobody a result; nor does one of the runner outside
-of its room `experiment`, where metrics are made."""
+"""Library code that every result depends on. Edits elsewhere (plan_export, torch_compat, the other
+files of support) invalidate no result; nor do edits of the runner outside of `experiment`, which
+computes the metrics."""
 _MEASURING = ("execution",)
-"""The code that the results of jobs go through that run something on this machine."""
+"""Additional code behind the results of jobs that run something on this machine."""
 _MEASURED = ("device", "threads", "repeats")
-"""The settings that decide measured times."""
+"""Settings that affect measured times."""
 
 
 def config_key(config: Config, inputs: str) -> str:
-    """Return the hash of what decides the result: its `inputs_key`, and this machine if it counts.
+    """Return the hash of everything that decides the result.
 
-    It counts where times are measured.
+    That is the `inputs_key` and, if times are measured, this machine.
     """
     machine = {device: _machine(device) for device in _measured_devices(config)}
     return stable_digest({"inputs": inputs, "machine": machine})[:16]
@@ -225,7 +223,7 @@ def config_key(config: Config, inputs: str) -> str:
 def inputs_key(config: Config, model: Mapping[str, object]) -> str:
     """Return the hash of what decides the result on any machine.
 
-    `model` is the `ModelSpec.key` of the configuration's model: of a factory it knows the sources.
+    `model` is the `ModelSpec.key` of the configuration's model, which covers a factory's sources.
     """
     parts = {
         "model": model,
@@ -264,7 +262,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
 
 
 def _code(config: Config) -> dict[str, object]:
-    """Return the versions and the digests of the code that the result goes through."""
+    """Return the versions and digests of the code that the result depends on."""
     rooms = (*_DECIDING, *(_MEASURING if _measured_devices(config) else ()))
     return {
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
@@ -275,20 +273,20 @@ def _code(config: Config) -> dict[str, object]:
 
 
 def _numbers(section: "DataclassInstance") -> dict[str, object]:
-    """Return a section without what it is called and where its numbers come from."""
+    """Return a section without its name and the source of its numbers."""
     return {key: v for key, v in asdict(section).items() if key not in ("name", "source")}
 
 
 def _has_sums(config: Config) -> bool:
-    """Return whether replicas may add up gradients; a recommendation chooses how many there are."""
+    """Return whether gradients may be all-reduced; a recommendation chooses the replica count."""
     return replica_count(config) > 1 or config.mode.name == RECOMMEND
 
 
 def _measured_devices(config: Config) -> list[str]:
-    """Return the devices of this machine that the result is measured on, mostly none."""
+    """Return the devices of this machine that the result is measured on, usually none."""
     latency, execute = config.latency, config.execute
     devices = []
-    # A file of measurements says it all, wherever it is read.
+    # A file of measurements gives the same times on any machine.
     if latency.source in ("profiled", "calibrated") and not latency.file:
         devices.append(latency.device)
     if execute.name != "none":
@@ -298,12 +296,12 @@ def _measured_devices(config: Config) -> list[str]:
 
 @cache
 def _machine(device: str) -> dict[str, object]:
-    """Return what tells the machine that this process runs on from others."""
+    """Return what identifies this machine's hardware."""
     return {"architecture": platform.machine(), **machine_key(device)}
 
 
 def _training_numbers(config: Config) -> dict[str, object]:
-    """Return what decides a training step beside the model; empty in inference."""
+    """Return the settings that decide a training step, besides the model; empty in inference."""
     if config.phase.name != "training":
         return {}
     return {
@@ -328,26 +326,26 @@ def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
 
 
 def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
-    """Return the mode and its options; of what it takes from a file, what that says."""
+    """Return the mode and its options, with digests of the files and functions it reads."""
     options = dict(mode.options)
     saved = options.get("assignment")
     if mode.name == "aot_based" and isinstance(saved, str):
-        # A file that cannot be read is refused later, with its own message.
+        # An unreadable file is reported later, with a message of its own.
         with suppress(OSError):
             options["assignment"] = sha256(read_regular(assignment_path(saved))).hexdigest()
     function = options.get("function")
     if mode.name == "custom" and isinstance(function, str):
-        # One that does not exist is refused later.
+        # A missing function is reported later.
         with suppress(FxpartError):
             options["function_sha256"] = factory_digest(function, setting=SETTING)
     return {"name": mode.name, "options": options}
 
 
 def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
-    """Return where the times of operators come from, without names."""
+    """Return the settings behind operator times, with digests of their files, without names."""
     numbers = latency_settings(latency)
     if latency.file:
-        # A file that cannot be read is refused later, with its own message.
+        # An unreadable file is reported later, with a message of its own.
         with suppress(OSError):
             numbers["file"] = sha256(read_regular(Path(latency.file))).hexdigest()
     if latency.source == "kernels" and latency.tables:
@@ -360,25 +358,25 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
 
 
 def latency_settings(latency: LatencyConfig) -> dict[str, object]:
-    """Return the fields that count for this source."""
+    """Return the fields that apply to the section's source."""
     roofline = ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s")
     read_by = {
         "roofline": roofline,
         "kernels": (*roofline, "curves", "carries_curves", "tables"),
         "trace": (*roofline, "file"),
         "profiled": _MEASURED,
-        # A file says it all: nothing is measured.
+        # With a file, nothing is measured.
         "calibrated": ("file",) if latency.file else _MEASURED,
     }
-    # A source that does not exist is refused later.
+    # An unknown source is reported later.
     return {name: getattr(latency, name) for name in read_by.get(latency.source, ())}
 
 
 def _execute_numbers(execute: ExecuteConfig) -> dict[str, object]:
-    """Return how the plan is carried out, without what does not change what is measured."""
+    """Return the settings of the run that affect what is measured."""
     counts = () if execute.name == "none" else ("repeats", "seed", "device", "threads")
     numbers = {name: getattr(execute, name) for name in ("name", *counts)}
-    # Asked for, the stages are a part of the result: a job that kept none has another.
+    # Saved stages are part of the result, so a job without them has another key.
     return {**numbers, "save_stages": True} if counts and execute.save_stages else numbers
 
 

@@ -1,4 +1,4 @@
-"""One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
+"""One job, from config to files, terminal and tracker; every outcome is recorded, failures too."""
 
 import traceback
 import warnings
@@ -90,41 +90,41 @@ class Outcome:
     error: str | None = None
     """One line, for a job that did not finish or could not be recorded."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of `runner.experiment.headline`; of a job that failed, none."""
+    """As in `runner.experiment.headline`; empty for a failed job."""
     run_id: str | None = None
-    """Of its run in the tracker."""
+    """The id of its run in the tracker."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a job has come, for what is kept of it when it fails."""
+    """A job's progress, which decides what is recorded if it fails."""
 
     result: Result | None = None
-    """The result that is in its files."""
+    """The result, once its files are written."""
     log: RunLog | None = None
     unlogged: str | None = None
-    """Why there is no log."""
+    """Why the tracker could not be opened."""
 
     @property
     def problem(self) -> str | None:
-        """Why the job is not in the tracker, None where it is."""
+        """Why the job is not in the tracker; None if it is."""
         return self.log.problem if self.log else self.unlogged
 
 
 def is_kept(identity: JobIdentity, error: Exception) -> bool:
-    """Return whether `error` becomes an outcome: a user's mistake, and in a sweep a bug too.
+    """Return whether `error` becomes an outcome: any user error, and in a sweep any bug.
 
-    The bug of one job must not cost the results of the others; alone, it shows its traceback.
+    A bug in one job must not end the sweep; outside a sweep it is raised with its traceback.
     """
     return isinstance(error, FxpartError) or identity.sweep is not None
 
 
 def run_job(config: Config, identity: JobIdentity) -> Outcome:
-    """Run one experiment, write its files, print it, and log it.
+    """Run one experiment, write its files, print its result and log it.
 
-    An error that `is_kept` becomes the outcome; any other is raised. Both mark the run as failed in
-    the tracker. A result that cannot be logged stays a result, with an error. The job of a sweep
-    prints nothing, unless it is verbose.
+    An error that `is_kept` becomes the outcome and any other is raised; both mark the run as failed
+    in the tracker. A result that cannot be logged still counts, with an error. A job of a sweep
+    prints nothing unless it is verbose.
     """
     identity = identified(config, identity)
     so_far = _Progress()
@@ -157,7 +157,7 @@ def _decided(
     *,
     verbose: bool,
 ) -> tuple[Config, JobIdentity]:
-    """Return what `decide` makes of `config`, to be run as any other, with its inputs."""
+    """Return the config chosen by `decide`, to run like any other, and its identity."""
     with nullcontext() if verbose else without_progress():
         chosen, summary = decide(config)
     refuse_changed(config, identity)
@@ -174,15 +174,15 @@ def _run_tracked(
             try:
                 spec = model_spec(config)
                 model = spec.key()
-                # In a sweep a capture for advice alone would take longer than the job.
+                # In a sweep, a capture only for advice would take longer than the job.
                 result = plan(config, spec, may_capture=identity.sweep is None)
-            except InfeasibleError:  # a result, too
+            except InfeasibleError:  # also a result
                 refuse_changed(config, identity)
                 raise
             finally:
                 tracker, so_far.log = opened()
         refuse_changed(config, identity)
-        # Before the plan is carried out: if that fails, the plan is there.
+        # Written before the plan is executed, so that it survives a failure there.
         write_plan(config, identity, result, model)
         if verbose:
             _show_plan(config, result)
@@ -203,10 +203,10 @@ def _run_tracked(
 def _opening_run(
     config: Config, identity: JobIdentity, stack: ExitStack
 ) -> Iterator[Callable[[], tuple[Tracker, RunLog]]]:
-    """Open the run before the block, or beside it where it may be; yield what returns it, open."""
+    """Open the run before the block, or concurrently if allowed; yield a function to get it."""
     if _may_open_beside(config, identity):
-        # While it is imported MLflow has some warnings ignored. Filters are the process's, and come
-        # and go with what other threads do with them.
+        # MLflow ignores some warnings while it is imported. Filters are global to the process, so
+        # other threads may reset them in the meantime.
         warnings.filterwarnings("ignore", module=r"(mlflow|requests|urllib3)\b")
         with ThreadPoolExecutor(1) as beside:
             yield beside.submit(_open_run, config, identity, stack).result
@@ -216,12 +216,11 @@ def _opening_run(
 
 
 def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
-    """Return whether the run may be opened beside the plan: MLflow's imports take as long.
+    """Return whether the run may be opened while the plan is computed, to hide MLflow's imports.
 
-    Only where the plan is compiled loops for the most part, which leave Python to others. A capture
-    imports torch, and changes warnings and streams for all threads; what is measured must have the
-    machine for itself. And only in a file of this machine: a server that does not answer is
-    reported before the plan is made.
+    The plan must consist mostly of compiled loops, which release the GIL. A capture imports torch,
+    and changes warnings and streams for all threads; a measurement needs the machine to itself. The
+    store must be a local file: a server that does not answer is reported before planning.
     """
     from runner.tracking.mlflow_store import sqlite_path, store_uri
 
@@ -234,12 +233,12 @@ def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
     try:
         is_file = sqlite_path(store_uri(config.tracking, identity.root)) is not None
         return is_file and is_captured(config, model_spec(config))
-    except FxpartError:  # which the plan, or the opening, raises again
+    except FxpartError:  # raised again by the plan or the tracker
         return False
 
 
 def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[Tracker, RunLog]:
-    """Open the tracker and the job's run in it, which `stack` closes; keep what the job reads."""
+    """Open the tracker and the job's run, closed by `stack`, and store the job's input files."""
     alone = identity.sweep is None
     tracker = open_tracker(config.tracking, identity.root, must_answer=alone)
     tags = stack.enter_context(at_work_alone(tracker, identity.root)) if alone else {}
@@ -254,13 +253,13 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
         )
     )
     write_inputs(inputs, identity.folder)
-    if inputs:  # with the run, too, however that ends
+    if inputs:  # logged now, so that the run has them however it ends
         log.log(artifacts_dir=identity.folder, left_out=ALL_BUT_INPUTS)
     return tracker, log
 
 
 def _show_plan(config: Config, result: Result) -> None:
-    """Print the table of devices, and a line for each thing that was asked for."""
+    """Print the table of devices, and a line on each feature that the config uses."""
     has_tensors = result.subject.workload is None
     table = device_table(
         result.evaluation, _group(result), with_memory=has_tensors, n_devices=result.n_devices
@@ -269,7 +268,7 @@ def _show_plan(config: Config, result: Result) -> None:
     if has_tensors:
         show(f"peak:      {peak_line(result.device_peaks, result.copy_rooms)}")
     if line := objective_line(result.problem, result.evaluation, result.n_devices):
-        objective = result.problem.objective  # the line of memory is that of the device
+        objective = result.problem.objective  # "memory" titles the line of device memory
         title = {"throughput": "load", "memory": "objective"}.get(objective, objective)
         show(f"{f'{title}:':11}{line}")
     if result.device_memory:
@@ -319,7 +318,7 @@ def _rate(result: Result) -> str:
 
 
 def _times_lines(result: Result) -> Iterator[str]:
-    """Yield where times come from, and that the host decides if it does in a pass by itself."""
+    """Yield the source of operator times, and a line if kernel launches limit a single pass."""
     if result.measured_on:
         yield f"times:     of operators on {result.measured_on}, the same for every device"
     if result.times_note:
@@ -332,7 +331,7 @@ def _times_lines(result: Result) -> Iterator[str]:
 
 
 def _replica_lines(config: Config, result: Result) -> Iterator[str]:
-    """Yield what replicas cost, and that a pipeline is none where one device has all of a model."""
+    """Yield the cost of replicas, and a note if a pipeline has only one stage."""
     stages, more = "there is one stage", "more devices"
     if result.replicas:
         yield f"replicas:  {replicas_line(result.replicas, _group(result))}"
@@ -354,22 +353,22 @@ def _summary(config: Config, result: Result) -> str:
 
 
 def _group(result: Result) -> int:
-    """Return how many devices each row of the table stands for."""
+    """Return the number of devices that each row of the table stands for."""
     return result.split.size if result.split else 1
 
 
 def _show_end(result: Result, folder: Path) -> None:
-    """Print what was measured, and where the files are."""
+    """Print the measurements and the output folder."""
     if result.measured:
         show(*measured_lines(result.measured))
     show(f"files:     {shown_path(folder)}")
 
 
 def keep_failure(config: Config | None, identity: JobIdentity, error: Exception) -> Outcome:
-    """Log a job that was never started as failed; of a sweep, write its `result.json` too.
+    """Log a job that could not start as failed; in a sweep, also write its `result.json`.
 
-    `config` is None if it made no sense; then the job is logged where its identity says. A run by
-    itself leaves no folder but for what the store did not take.
+    `config` is None if it is invalid; the job is then logged to the `tracking` of its identity. A
+    single run leaves no folder, unless the store failed and left an unsent run there.
     """
     identity = identified(config, identity)
     so_far = _Progress()
@@ -391,7 +390,7 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
                 so_far.unlogged = one_line(raised)
     if identity.sweep is not None:
         return _failed(config, identity, error, so_far)
-    with suppress(OSError):  # it is not empty, or not there
+    with suppress(OSError):  # not empty, or missing
         identity.folder.rmdir()
     message = message_of(error)
     return Outcome("failed", f"{message}; {so_far.problem}" if so_far.problem else message)
@@ -402,10 +401,10 @@ def _failed(
 ) -> Outcome:
     """Return the outcome of a job that raised `error`, and write its `result.json`.
 
-    One that has a result did finish, and was not recorded: its files stay.
+    A job with a result has finished but was not recorded: its files stay.
     """
     status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
-    if isinstance(error, NotApplicableError) and identity.sweep:  # alone it is a mistake
+    if isinstance(error, NotApplicableError) and identity.sweep:  # outside a sweep, a user error
         status = "not_applicable"
     message, folder = message_of(error), identity.folder
     try:
@@ -433,7 +432,7 @@ def _name(identity: JobIdentity) -> str:
 
 def _log(config: Config, result: Result, folder: Path, log: RunLog) -> None:
     log.log(
-        # Cells of MLflow's tables cut long numbers off; seven digits fit.
+        # MLflow's tables truncate long numbers; seven digits fit.
         metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
         series=memory_series(result),
         tables={
@@ -443,6 +442,6 @@ def _log(config: Config, result: Result, folder: Path, log: RunLog) -> None:
             **_serving_sweep(result),
         },
         artifacts_dir=folder,
-        left_out=STAGES_FOLDER,  # weights, which are random
+        left_out=STAGES_FOLDER,  # random weights
         tags={"mlflow.note.content": f"{result.subject_line}  \n{_summary(config, result)}"},
     )

@@ -1,7 +1,7 @@
-"""Locks that are released when the process that holds them ends, by ``kill -9`` too.
+"""Locks that are released when the process holding them ends, even by ``kill -9``.
 
-A lock is a byte of one file below ``outputs``, by ``fcntl``: it reaches over processes, and over
-machines that share the folder.
+A lock is an ``fcntl`` lock on one byte of a file below ``outputs``. It works across processes, and
+across machines that share the folder.
 """
 
 import errno
@@ -19,38 +19,38 @@ from fxpart.support.whole_file import temporary_name
 __all__ = ["LOCKS_TAG", "Locks", "sweep_lock"]
 
 LOCKS_TAG = "locks"
-"""The tag of a run that names the locks of the folder that its sweep was started in."""
+"""The tag of a run that names the locks of the folder its sweep was started in."""
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _OFFSETS = 2**60
 _SKIPPED, _NAME_BYTES = 8, 16
-"""Where the random name begins in the file, and its size: files of earlier versions begin with a
-count of the jobs that were begun, which changed."""
+"""Offset of the random name in the file, and its size. Files of earlier versions start with a
+changing count of jobs."""
 _HELD: set[tuple[int, str]] = set()
-"""By file, the keys whose locks this process holds."""
+"""The locks held by this process, as pairs of file descriptor and key."""
 
 
 def sweep_lock(sweep_key: str) -> str:
-    """Return the key that the process with a whole sweep holds."""
+    """Return the key locked by the process that leads a sweep."""
     return f"sweep {sweep_key}"
 
 
 class Locks:
-    """The locks of all runs and sweeps that are started in one folder."""
+    """The locks of all runs and sweeps started in one folder."""
 
     def __init__(self, root: Path) -> None:
-        """Find them below ``outputs`` of `root`. Raises `CacheError` if that cannot be written."""
+        """Open the locks in ``outputs`` below `root`. Raises `CacheError` if it is not writable."""
         self._file = _opened(root.resolve() / "outputs" / ".jobs.lock", os.getpid())
 
     @contextmanager
     def held(self, key: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock of `key`, after its holder if `wait`; yield whether it is this process's.
+        """Acquire the lock of `key`, waiting for it if `wait`, and yield whether it was acquired.
 
-        It always is on a file system that has no locks. A lock that this process holds already is
-        not given twice, and must not be waited for.
+        On a file system without locks it always is. Locks are not reentrant: without `wait`, one
+        that this process already holds yields False; waiting for it is an error.
         """
-        is_taken = not wait and (self._file, key) in _HELD  # its end here would lose it there
+        is_taken = not wait and (self._file, key) in _HELD  # releasing it would end that lock
         is_ours = not is_taken and self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
         if not is_ours:
             yield False
@@ -65,12 +65,12 @@ class Locks:
     def is_held_elsewhere(self, key: str) -> bool:
         """Return whether another process holds the lock of `key`."""
         if (self._file, key) in _HELD:
-            return False  # to take it and give it back would lose it
+            return False  # acquiring and releasing it here would release it there
         with self.held(key, wait=False) as is_ours:
             return not is_ours
 
     def _set(self, operation: int, key: str) -> bool:
-        """Return False where another process is in the way."""
+        """Lock or unlock; return False if another process holds the lock."""
         try:
             fcntl.lockf(self._file, operation, 1, _byte(key))
         except OSError as error:
@@ -82,7 +82,7 @@ class Locks:
 
     @property
     def are_supported(self) -> bool:
-        """Whether the file system has locks; without them no dead run is told from a live one."""
+        """Whether the file system has locks; without them dead and live runs look the same."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte("are they supported"))
         except OSError as error:
@@ -93,17 +93,17 @@ class Locks:
 
     @property
     def name(self) -> str:
-        """What tells these locks from those of other folders, on whichever machine."""
+        """The unique name of these locks, the same on all machines that share the folder."""
         return os.pread(self._file, _NAME_BYTES, _SKIPPED).hex()
 
 
 @cache
 def _opened(path: Path, _process: int) -> int:
-    """Return the file, opened once a process: to close any handle would drop all its locks."""
+    """Open the file once per process: closing any descriptor would release all its locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            # Whoever is first names the file; it never appears without its name.
+            # The first process names the file, which appears with its name complete.
             fresh = path.with_name(temporary_name())
             try:
                 fresh.write_bytes(bytes(_SKIPPED) + os.urandom(_NAME_BYTES))

@@ -1,4 +1,4 @@
-"""The name, the parameters and the tags that the run of a job starts with in the tracker."""
+"""The name, parameters and tags with which a job's run starts in the tracker."""
 
 import getpass
 import json
@@ -33,20 +33,20 @@ __all__ = ["environment_tags", "job_tags", "parameters", "run_name", "sweep_titl
 
 _BETWEEN, _CUT = " · ", "…"
 _MOST_NAME, _MOST_TITLE, _MOST_VALUE = 120, 100, 32
-"""Characters: tables and legends show no more."""
+"""Maximum lengths in characters: tables and legends show no more."""
 _MOST_LISTED = 4
-"""Values of a key in the title of a sweep; of more values it has the first and the last."""
+"""Most values per key in the title of a sweep; of more, the title has the first and the last."""
 _IN_MODEL_NAME = ("model.factory", "model.architecture")
 _DECIDE_NOTHING = ("experiment", "capture.cache_dir", "capture.use_cache", "execute.timeout_s")
 _NAMES = ("name", "source", "spec")
-"""Last parts of keys that name a choice and decide nothing."""
+"""Last parts of keys that name a choice and affect no result."""
 
 
 def run_name(choices: Choices, overrides: Sequence[str], swept: Sequence[str] = ()) -> str:
-    """Return a short name: what tells the run from others first, then the rest.
+    """Return a short name that starts with what distinguishes the run from others.
 
-    That is the values of the `swept` keys, of a job of a sweep; then the four choices, and last
-    those of its `overrides` that decide something else:
+    First come the values of the `swept` keys, for a job of a sweep, then the four choices, and then
+    the other `overrides` that affect the result:
     ``layers=12 · cost_aware · 2x16gb · pcie4 · mine · batch_size=8``.
     """
     values = override_values(overrides)
@@ -65,7 +65,7 @@ def run_name(choices: Choices, overrides: Sequence[str], swept: Sequence[str] = 
 def sweep_title(name: str, values: Mapping[str, Sequence[str]]) -> str:
     """Return `name` with the swept keys and their `values`, such as ``sweep: layers=12,24``.
 
-    Where that is too long, it has the first and the last of them, or how many there are.
+    If that is too long, each key has its first and last value, or only their number.
     """
     labels, text = _labels(values), name
     for most in (_MOST_LISTED, 2, 0):
@@ -77,7 +77,7 @@ def sweep_title(name: str, values: Mapping[str, Sequence[str]]) -> str:
 
 
 def _parts(values: Mapping[str, str], bare: Iterable[str]) -> list[str]:
-    """Return the values with their labels, those of the `bare` keys without."""
+    """Return the values with their labels, except for the `bare` keys."""
     labels = _labels([key for key in values if key not in bare])
     return [
         f"{labels[key]}={_value(text)}" if key in labels else _value(text)
@@ -86,12 +86,12 @@ def _parts(values: Mapping[str, str], bare: Iterable[str]) -> list[str]:
 
 
 def _labels(keys: Iterable[str]) -> dict[str, str]:
-    """Return the last part of each key, or more parts where two keys would have the same label."""
+    """Return a label for each key: its last part, or more parts to keep labels distinct."""
     parts = {key: key.split(".") for key in keys}
     labels = {}
     for key, path in parts.items():
         others = [other for name, other in parts.items() if name != key]
-        # A number alone, as of an item of a list, says nothing.
+        # A bare number, the index of a list item, is no label.
         count = 2 if path[-1].isdigit() else 1
         while count < len(path) and any(other[-count:] == path[-count:] for other in others):
             count += 1
@@ -100,7 +100,7 @@ def _labels(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _listed(texts: Sequence[str], most: int) -> str:
-    """Return what follows a key in a title: at most so many of its values, or their number."""
+    """Return the text after a key in a title: up to `most` of its values, or their number if 0."""
     shown = [_value(text) for text in texts]
     if len(shown) > most:
         if not most:
@@ -110,7 +110,7 @@ def _listed(texts: Sequence[str], most: int) -> str:
 
 
 def _value(text: str) -> str:
-    """Return `text`; of a long one, both its ends, since paths differ in either."""
+    """Return `text`, shortened in the middle: paths may differ at either end."""
     text = " ".join(text.split())
     if len(text) <= _MOST_VALUE:
         return text
@@ -123,14 +123,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:
-    """Return the parameters to log: the four choices by their names, other settings dotted.
+    """Return the parameters to log: the four choices by name, other settings by dotted key.
 
-    What follows from a choice (the size of a named device, say) is not repeated: a comparison
-    would show it as three more columns that differ. What was overridden is logged wherever it is,
-    except for the tracking, which may hold a password.
+    Settings that follow from a choice, such as the memory of a named device, are left out: a
+    comparison would show them as more columns that differ. Overridden settings are always logged,
+    except those of tracking, which may hold a password.
     """
     settings = asdict(config)
-    kept: dict[str, object] = {**asdict(choices)}
+    params: dict[str, object] = {**asdict(choices)}
     model = settings["model"]
     from_model = ("batch_size", "seq_len", "dtype", "config", "factory", "factory_args")
     open_choices: dict[str, object] = {
@@ -139,23 +139,23 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
         "latency": _latency_parameters(config.latency),
         "capture": {"level": config.capture.level},
     }
-    kept.update(_flat(open_choices))
-    kept.update(_chosen(config))
-    if choices.mode == RECOMMEND:  # of the plan that was chosen
-        kept["plan.mode"] = config.mode.name
-        if config.mode.name != RECOMMEND:  # of a job that fits
-            kept["plan"] = _plan_text(config)
+    params.update(_flat(open_choices))
+    params.update(_chosen(config))
+    if choices.mode == RECOMMEND:  # the plan chosen
+        params["plan.mode"] = config.mode.name
+        if config.mode.name != RECOMMEND:  # unless no plan fits
+            params["plan"] = _plan_text(config)
     for key, value in override_values(overrides).items():
-        # A mapping, such as model.config={a: 1}, is there key by key already.
-        known = any(name == key or name.startswith(f"{key}.") for name in kept)
-        aside = key.startswith("tracking.") or key == "model.name"  # which is `model`
-        if "." in key and not known and not aside:
-            kept[key] = value
-    return kept
+        # A mapping, such as model.config={a: 1}, is already logged key by key.
+        known = any(name == key or name.startswith(f"{key}.") for name in params)
+        is_aside = key.startswith("tracking.") or key == "model.name"  # logged as `model`
+        if "." in key and not known and not is_aside:
+            params[key] = value
+    return params
 
 
 def _latency_parameters(latency: LatencyConfig) -> dict[str, object]:
-    """Return the settings of the times; not a hundred coefficients that nobody chose."""
+    """Return the latency settings, without curves: hundreds of coefficients that nobody chose."""
     settings = latency_settings(latency)
     if not latency.carries_curves:  # of latency=auto
         settings.pop("curves", None)
@@ -163,7 +163,7 @@ def _latency_parameters(latency: LatencyConfig) -> dict[str, object]:
 
 
 def _plan_text(config: Config) -> str:
-    """Return the mode of a plan and its degrees: ``pipeline data_parallel=2 microbatches=32``."""
+    """Return the mode and degrees of a plan: ``pipeline data_parallel=2 microbatches=32``."""
     is_training = config.phase.name == "training"
     settings: dict[str, tuple[object, object]] = {
         "tensor_parallel": (config.tensor_parallel, 1),
@@ -181,18 +181,18 @@ def _plan_text(config: Config) -> str:
 
 
 def _chosen(config: Config) -> dict[str, object]:
-    """Return the other choices, some of them only where they are used.
+    """Return the other choices, most of them only if they differ from the default.
 
-    Elsewhere they would be columns of one word.
+    Otherwise they would be columns with a single value.
     """
-    kept: dict[str, object] = {}
-    kept["granularity"] = config.granularity
-    kept["latency"] = config.latency.name
-    kept["phase"] = config.phase.name
+    params: dict[str, object] = {}
+    params["granularity"] = config.granularity
+    params["latency"] = config.latency.name
+    params["phase"] = config.phase.name
     if config.phase.name == "training":
-        kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
+        params["optimizer"], params["checkpointing"] = config.optimizer.name, config.checkpointing
         if config.backward_order != "autograd":
-            kept["backward_order"] = config.backward_order
+            params["backward_order"] = config.backward_order
     is_training = config.phase.name == "training"
     unusual: dict[str, tuple[object, object]] = {
         "weights": (config.weights.name, "none"),
@@ -215,15 +215,15 @@ def _chosen(config: Config) -> dict[str, object]:
         "model.loss": (config.model.loss if is_training else "own", "own"),
         "capture.symbolic": (config.capture.symbolic, "none"),
     }
-    kept.update({key: value for key, (value, usual) in unusual.items() if value != usual})
-    kept["reserve"] = config.reserve.name
+    params.update({key: value for key, (value, usual) in unusual.items() if value != usual})
+    params["reserve"] = config.reserve.name
     if config.schedule.name != "none":
-        kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
+        params["schedule"], params["microbatches"] = config.schedule.name, config.microbatches
     if config.execute.name != "none":
-        kept["execute"] = config.execute.name
+        params["execute"] = config.execute.name
         execute = {k: v for k, v in asdict(config.execute).items() if k != "name"}
-        kept.update(_flat({"execute": execute}))
-    return kept
+        params.update(_flat({"execute": execute}))
+    return params
 
 
 def _flat(nested: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -241,10 +241,10 @@ _GIT_S = 2.0
 
 
 def environment_tags() -> dict[str, str]:
-    """Return tags for a run: versions, user, source, and git's state of the working directory.
+    """Return the environment as tags: versions, user, command, and the git state of the directory.
 
-    What is not known is left out. Git is asked once in a process: its state then is that of the
-    code that runs.
+    Unknown values are left out. Git is queried once per process, so its state is that of the
+    running code.
     """
     tags = {
         "mlflow.source.name": _command(),
@@ -261,7 +261,7 @@ def environment_tags() -> dict[str, str]:
 
 
 def _command() -> str:
-    """Return the program that was started, in a form short enough for a column."""
+    """Return the command of this process, short enough for a column."""
     program = Path(sys.argv[0] or "python")
     if program.name == "__main__.py":
         return f"python -m {program.parent.name}"
@@ -303,9 +303,9 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:
-    """Return the tags that a job has from its start, so that one that is cut off has them too.
+    """Return the tags of a job, set at its start so that a job that is cut off has them too.
 
-    `identity` has its key, as `identified` returns it.
+    `identity` comes from `identified`, with its key.
     """
     return {
         "kind": "run",
@@ -318,5 +318,5 @@ def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:
 
 
 def _sweep_tags(sweep: SweepIds, root: Path) -> dict[str, str]:
-    """Return which sweeps the job belongs to, and whose locks say whether it is at work."""
+    """Return the tags of the job's sweep, and of the locks that show whether it is running."""
     return {"sweeps": f" {sweep.sweep} ", LOCKS_TAG: Locks(root).name}

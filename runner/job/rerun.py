@@ -1,4 +1,4 @@
-"""A logged run, run again as it was: ``rerun=<run id>``, or the folder of its files."""
+"""Repeat a logged run: ``rerun=<run id>``, or the folder of its files."""
 
 import json
 import re
@@ -32,7 +32,7 @@ from runner.tracking.tracker import LoggedRun, Tracker
 __all__ = ["Restored", "rerun", "restored"]
 
 _BESIDE = ("rerun", "tracking", "verbose", "figures")
-"""What may be overridden beside it: nothing that decides a result."""
+"""Sections that may be overridden with ``rerun``: none of them affects a result."""
 _CHANGED = (
     "; but what decides its result is not what it was: a source of the model, a file of"
     " model.depends_on, fxpart, torch, or the machine"
@@ -42,14 +42,15 @@ _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "fea
 
 
 def rerun(config: Config, identity: JobIdentity) -> Outcome:
-    """Run again what ``rerun=`` names, from what it logged, and print whether it is the same.
+    """Repeat the run named by ``rerun=`` from its logged configuration, and print the comparison.
 
-    It is logged in the experiment of the first run, unless another was asked for.
+    It is logged in the experiment of the first run, unless ``tracking.experiment`` is overridden.
 
     Raises:
-        SpecError: for other overrides, a run that does not exist or does not hold its
-            configuration, or that read a file which is gone or changed and which it has not kept.
-        TrackingError: for a store that cannot be read.
+        SpecError: if there are other overrides, or if the run does not exist, is a sweep, has no
+            configuration, or read a file that has changed or is gone, without an intact copy in
+            the store.
+        TrackingError: if the store cannot be read.
 
     """
     tracking, run_id = _asked_for(config, identity)
@@ -71,7 +72,7 @@ def rerun(config: Config, identity: JobIdentity) -> Outcome:
         show(f"rerun:     {note}")
     choices = Choices(**{name: logged.params[name] for name in Choices.__slots__})
     overrides = files.overrides(json.loads(logged.tags.get("overrides", "[]")))
-    # Before the job: a source that is edited while it runs is not what it read.
+    # Hash before the job runs: sources edited meanwhile are not the ones it read.
     identity = identified(files.config, replace(identity, choices=choices, overrides=overrides))
     changed = "" if identity.key == logged.tags.get("config_key") else _CHANGED
     outcome = run_job(files.config, identity)
@@ -81,9 +82,9 @@ def rerun(config: Config, identity: JobIdentity) -> Outcome:
 
 
 def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, str]:
-    """Return where to log, and the whole id of the run whose id begins as was typed."""
+    """Return where to log, and the full id of the run from a prefix of it or its folder."""
     values = override_values(identity.overrides)
-    # As it was typed: of 12e45678 Hydra makes a number.
+    # Taken from the override text: Hydra parses 12e45678 as a number.
     run_id = values.get("rerun", str(config.rerun))
     for key in values:
         if key.partition(".")[0] not in _BESIDE:
@@ -91,7 +92,7 @@ def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, s
                 f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
             )
     if config.tracking.name != "mlflow":
-        return config.tracking, run_id  # which the tracker refuses
+        return config.tracking, run_id  # rejected by the tracker
     from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s
 
     run = find_run(config.tracking, identity.root, run_id, _key_of_folder(identity.root / run_id))
@@ -101,7 +102,7 @@ def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, s
 
 
 def _key_of_folder(folder: Path) -> str:
-    """Return the key in the result of a run's `folder`; nothing where this is no folder."""
+    """Return the key in the result of a run's `folder`; empty if this is not a folder."""
     if not folder.is_dir():
         return ""
     key = read_result(folder / RESULT_FILE).get("key")
@@ -123,38 +124,38 @@ def _compared(logged: LoggedRun, outcome: Outcome) -> str:
     return f"the same as {logged.run_id} in {', '.join(shared) or 'nothing that it logged'}"
 
 
-# The files that the run has read: as they are, or as it kept them.
+# The input files of the run: unchanged, or from its own copies.
 
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
-"""What Hydra reads as it stands."""
+"""Text that needs no quotes in a Hydra override."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A configuration whose files have the content that the repeated run has read."""
+    """A configuration whose input files have the same content as in the repeated run."""
 
     config: Config
     places: Mapping[str, str]
-    """By key, where the run's own copy lies of a file that has changed; mostly none."""
+    """Paths of the run's own copies of files that have changed, by key; usually empty."""
     notes: tuple[str, ...]
-    """A line for each of these files."""
+    """A line for each changed file."""
 
     def overrides(self, logged: Sequence[str]) -> tuple[str, ...]:
-        """Return the overrides of the run, with these files."""
+        """Return the logged overrides, with the paths of these copies."""
         return tuple(_override(override, self.places) for override in logged)
 
 
 def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> Restored:
-    """Return `config`, which `run` was logged with, so that it reads what the run has read.
+    """Return `config`, as logged with `run`, with input files of the same content as in the run.
 
-    A file that has not changed is named as before. Of another, the copy that the tracker has kept
-    is written to the `folder` of the job, and named there. A run from before files were kept names
-    them as before.
+    Unchanged files keep their paths. For a changed one, the tracker's copy is written to the job's
+    `folder` and named instead. Runs from before copies existed keep all paths.
 
     Raises:
-        SpecError: for a file that has changed and whose copy is missing or damaged.
-        TrackingError: when the store fails.
-        CacheError: when `folder` cannot be written.
+        SpecError: if a file has changed and its copy is missing or damaged, or if `config` does
+            not name a file of the run.
+        TrackingError: if the store fails.
+        CacheError: if `folder` cannot be written.
 
     """
     named, copies, notes = named_files(config), [], []
@@ -180,7 +181,7 @@ def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> 
 
 
 def _change(place: Path, digest: str) -> str | None:
-    """Return what has become of a file, None where it has not changed."""
+    """Return how a file has changed, as text; None if it has not."""
     try:
         return None if sha256(read_regular(place)).hexdigest() == digest else "has changed since"
     except FileNotFoundError:
@@ -190,7 +191,7 @@ def _change(place: Path, digest: str) -> str | None:
 
 
 def _copy(run: LoggedRun, tracker: Tracker, key: str, digest: str, what: str) -> bytes:
-    """Return the run's own copy of a file; `what` says which, and what has become of it."""
+    """Return the run's own copy of a file; `what` describes the file for error messages."""
     name = kept_name(key)
     content = tracker.read_artifact(run.run_id, name)
     if content is not None and sha256(content).hexdigest() == digest:
@@ -203,7 +204,7 @@ def _copy(run: LoggedRun, tracker: Tracker, key: str, digest: str, what: str) ->
 
 
 def _override(override: str, places: Mapping[str, str]) -> str:
-    """Return an override with the file that is read in its place."""
+    """Return an override with its file replaced by the copy in `places`, if any."""
     key = override.partition("=")[0]
     place = places.get(key.lstrip("+"))
     if place is None:

@@ -1,4 +1,4 @@
-"""`serving_sweep.csv`, `.txt`, `.svg`: a generation's plan at each pair of ``serving_sweep``."""
+"""`serving_sweep.csv`, `.txt`, `.svg`: a generation's plan at each size of ``serving_sweep``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _WIDTHS = (10, 8, 13, 12, 12, 12, 6)
 def write_serving_files(folder: Path, rows: Sequence[ServingRow], subject: str) -> None:
     """Write the three files into `folder`; `subject` is the first line of the figure.
 
-    Raises `CacheError` when they cannot be written.
+    Raises `CacheError` if they cannot be written.
     """
     write_table(folder / "serving_sweep.csv", serving_columns(rows))
     write_text(folder / "serving_sweep.txt", f"{subject}\n{serving_text(rows)}\n")
@@ -29,7 +29,7 @@ def write_serving_files(folder: Path, rows: Sequence[ServingRow], subject: str) 
 
 
 def serving_columns(rows: Sequence[ServingRow]) -> dict[str, list[object]]:
-    """Return the table as columns, as files and MLflow have it."""
+    """Return the table as columns, for files and MLflow."""
     return {
         "batch": [row.pace.texts for row in rows],
         "context_len": [row.context_len for row in rows],
@@ -43,7 +43,7 @@ def serving_columns(rows: Sequence[ServingRow]) -> dict[str, list[object]]:
 
 
 def serving_text(rows: Sequence[ServingRow]) -> str:
-    """Return the table in plain text, within 80 columns."""
+    """Return the table as plain text of at most 80 columns."""
     longest_s = max(max(row.pace.ttft_s, row.pace.tpot_s) for row in rows)
     times, token = time_unit(longest_s), time_unit(max(row.pace.tpot_s for row in rows))
     sizes = size_unit(max(row.needed_bytes for row in rows))
@@ -72,9 +72,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _serving_svg(rows: Sequence[ServingRow], subject: str) -> str:
-    """Return two panels over the context, a line for each batch: tokens per second, and a token.
+    """Return two panels over the context length, tokens/s and time per token, a line per batch.
 
-    What does not fit is hollow.
+    Sizes that do not fit have hollow marks.
     """
     title = "Tokens per second, and time per token, over the context"
     drawing = Drawing(title, subject=subject)
