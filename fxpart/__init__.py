@@ -1,18 +1,19 @@
-"""Cut a PyTorch model over devices, and predict whether it fits and how fast it will be.
+"""Partition a PyTorch model over devices, and predict whether it fits and how fast it runs.
 
-The library knows neither Hydra nor MLflow. Its flow: a model is captured (`fxpart.capture`) as an
-`OpGraph`; with a `Topology` it is a `Problem`; a mode (`fxpart.placement`) makes an `Assignment` of
-it; `evaluate` predicts its cost, and `fxpart.schedule` simulates a pipeline over micro-batches.
+The library depends on neither Hydra nor MLflow. A model is captured (`fxpart.capture`) as an
+`OpGraph`; together with a `Topology` it forms a `Problem`; a mode (`fxpart.placement`) solves it
+for an `Assignment`; `evaluate` predicts the cost of that, and `fxpart.schedule` simulates a
+pipeline over microbatches.
 
-What needs torch is in rooms of its own: `fxpart.capture` and `fxpart.capture.models` make graphs;
-`fxpart.execution.split` and `fxpart.execution.stages` cut a module as it was decided;
-`fxpart.execution` runs it and `fxpart.execution.profiling` measures its operators;
-`fxpart.torch_compat.memory` and `fxpart.capture.batch_dim` follow the bytes and the batch through
-graphs of torch; `fxpart.torch_compat.partitioner` replaces torch's own partitioner under torch's
-names. `fxpart.plan_export` writes a plan for other tools.
+Only some packages import torch: `fxpart.capture` and `fxpart.capture.models` build graphs;
+`fxpart.execution.split` and `fxpart.execution.stages` split a module according to an assignment;
+`fxpart.execution` runs it and `fxpart.execution.profiling` times its operators;
+`fxpart.torch_compat.memory` and `fxpart.capture.batch_dim` track memory and the batch dimension
+through torch graphs; `fxpart.torch_compat.partitioner` is a drop-in replacement for torch's own
+partitioner. `fxpart.plan_export` writes plans for other tools.
 
-The public names stand in ``__init__.pyi``. Each is imported when it is first used, so that
-importing one error class stays cheap.
+The public names are listed in ``__init__.pyi`` and imported on first use, so that importing a
+single error class stays cheap.
 """
 
 from fxpart.support.lazy_import import attach_stub

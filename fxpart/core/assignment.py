@@ -1,4 +1,4 @@
-"""`Assignment`: which operator goes to which partition, and which partition to which devices."""
+"""`Assignment`: the partition of each operator, and the devices of each partition."""
 
 import math
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from fxpart.errors import SpecError
 __all__ = ["MOST_ROUNDS", "Assignment"]
 
 MOST_ROUNDS = 1024
-"""Inputs after which the turns of all replicas must have come round."""
+"""Longest allowed period, in inputs, of the joint round-robin of all replicas."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Assignment:
-    """A decided placement. Partitions are numbered so that none reads from a later one.
+    """A placement. Partitions are numbered so that none reads from a later one.
 
-    A partition on several devices has *replicas*, which take inputs in turn: input i runs it on its
-    device number i modulo their count. After `rounds` inputs everything begins again.
+    A partition on several devices has *replicas*, which take inputs round-robin: input i runs on
+    its device i modulo their count. The pattern repeats after `rounds` inputs.
     """
 
     partition_of: IntArray
     """Partition of each operator. Length n."""
     devices_of_partition: tuple[tuple[int, ...], ...]
-    """Logical ids of the devices that hold each partition, in the order in which they take turns;
-    never empty, none twice."""
+    """Logical ids of the devices that hold each partition, in round-robin order; never empty, no
+    duplicates."""
 
     def __post_init__(self) -> None:
-        """Refuse partitions without a device or an operator, and turns that hardly ever repeat."""
+        """Refuse partitions without a device or an operator, and round-robin periods too long."""
         count = len(self.devices_of_partition)
         for partition, devices in enumerate(self.devices_of_partition):
             if not devices:
@@ -39,11 +39,11 @@ class Assignment:
                     f"partition {partition} is on devices {', '.join(map(str, devices))}, one of"
                     " them twice; name each once"
                 )
-        present = np.unique(self.partition_of)
-        if not np.array_equal(present, np.arange(count)):
+        used_partitions = np.unique(self.partition_of)
+        if not np.array_equal(used_partitions, np.arange(count)):
             raise SpecError(
                 f"partitions must be numbered 0..{count - 1} with an operator in each,"
-                f" got {len(present)} in use"
+                f" got {len(used_partitions)} in use"
             )
         if self.rounds > MOST_ROUNDS:
             counts = sorted({len(devices) for devices in self.devices_of_partition})
@@ -60,25 +60,25 @@ class Assignment:
 
     @property
     def rounds(self) -> int:
-        """Number of inputs after which the turns of all replicas come round; 1 without any."""
+        """Period of the joint round-robin of all replicas, in inputs; 1 without replicas."""
         return math.lcm(*(len(devices) for devices in self.devices_of_partition))
 
     @property
     def replicas(self) -> int:
-        """Number of devices that hold the partition with the most replicas."""
+        """The largest number of replicas of any partition."""
         return max(len(devices) for devices in self.devices_of_partition)
 
     @property
     def device_of(self) -> IntArray:
-        """Logical id of the device that computes each operator for the first input. Length n."""
+        """Logical id of the device that runs each operator for the first input. Length n."""
         return self.device_of_round(0)
 
     def device_of_round(self, index: int) -> IntArray:
-        """Return the device that computes each operator for input `index`. Length n."""
+        """Return the device that runs each operator for input `index`. Length n."""
         homes = [devices[index % len(devices)] for devices in self.devices_of_partition]
         return np.array(homes, dtype=np.int64)[self.partition_of]
 
     def holds(self, device: int) -> IntArray:
-        """Return the partitions that `device` holds, in order."""
+        """Return the partitions on `device`, in order."""
         partitions = [p for p, devices in enumerate(self.devices_of_partition) if device in devices]
         return np.array(partitions, dtype=np.int64)

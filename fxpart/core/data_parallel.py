@@ -1,7 +1,7 @@
 """Data parallelism: equal replicas of one placement, each with its share of the batch.
 
-Every replica holds all weights; the devices that hold the same ones in each replica form a ring,
-which adds up gradients.
+Every replica holds all weights. The devices that hold the same weights in each replica form a ring,
+over which gradients are all-reduced.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ __all__ = ["DataParallel", "check_replica_count", "ring_links", "share_of_batch"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DataParallel:
-    """Devices dealt out to replicas."""
+    """Devices divided among replicas."""
 
     replica: Topology
-    """The devices of one replica and the links between them; all replicas are alike."""
+    """The devices of one replica and the links between them; all replicas are identical."""
     rings: IntArray
-    """Which device of the whole each device of the replica is, shape (replicas, D)."""
+    """Global id of each device of each replica, shape (replicas, D); a column is a ring."""
     links: tuple[Link, ...]
-    """For each device of the replica the slowest link of its ring. Length D."""
+    """The slowest link in the ring of each device of the replica. Length D."""
 
     @property
     def n_replicas(self) -> int:
@@ -34,16 +34,17 @@ class DataParallel:
 
 
 def check_replica_count(replicas: int) -> None:
-    """Raise `SpecError` for a number of replicas that cannot be."""
+    """Raise `SpecError` if the number of replicas is below 1."""
     if replicas < 1:
         raise SpecError(f"data_parallel={replicas} must be 1 or more")
 
 
 def share_of_batch(batch_size: int, replicas: int) -> int:
-    """Return the examples that each replica gets of a batch.
+    """Return the number of examples per replica.
 
     Raises:
-        SpecError: when they do not divide it, or there are none.
+        SpecError: if there are no replicas.
+        NotApplicableError: if they do not divide the batch.
 
     """
     check_replica_count(replicas)
@@ -57,15 +58,16 @@ def share_of_batch(batch_size: int, replicas: int) -> int:
 
 
 def split_topology(topology: Topology, replicas: int, asked: str | None = None) -> DataParallel:
-    """Return the devices of `topology` dealt out to `replicas` that are alike.
+    """Divide the devices of `topology` among identical `replicas`.
 
-    Neighbours stay in one replica where that makes equal ones: then transfers of a placement are
-    between neighbours, and only sums of gradients go farther. Else each run of equal devices is
-    dealt out evenly, so that ``2x80gb+4x16gb`` makes two of ``1x80gb+2x16gb``. `asked` is what a
-    message says of the number, by default ``data_parallel=``.
+    Consecutive devices form a replica if that makes replicas identical: then the transfers of a
+    placement stay between neighbours and only gradients go farther. Otherwise each run of equal
+    devices is divided evenly, so that ``2x80gb+4x16gb`` makes two of ``1x80gb+2x16gb``. `asked`
+    names the option in messages, by default ``data_parallel=``.
 
     Raises:
-        SpecError: for devices that do not make that many equal replicas.
+        SpecError: if there are no replicas.
+        NotApplicableError: if the devices do not make that many equal replicas.
 
     """
     n = topology.n_devices
@@ -74,10 +76,10 @@ def split_topology(topology: Topology, replicas: int, asked: str | None = None) 
         for rings in (_blocks(n, replicas), _dealt(topology, replicas)):
             if rings is not None and _alike(topology, rings):
                 return DataParallel(_part(topology, rings[0]), rings, ring_links(topology, rings))
-    near = nearest_degrees(replicas, _kind_counts(topology))
+    suggestion = nearest_degrees(replicas, _kind_counts(topology))
     raise NotApplicableError(
         f"{asked or f'data_parallel={replicas}'} needs as many equal parts of the devices, there"
-        f" are {n}: {_shown(topology)}; make it {near},"
+        f" are {n}: {_shown(topology)}; make it {suggestion},"
         f" or give each kind a number that {replicas} divides, and each part the"
         " same links"
     )
@@ -88,18 +90,18 @@ def _blocks(n: int, replicas: int) -> IntArray:
 
 
 def _kind(device: DeviceSpec) -> tuple[object, ...]:
-    """Return the numbers of a device, whatever it is called and wherever it sits."""
+    """Return the memory and rates of a device, which its name and node do not affect."""
     rates = tuple(sorted(device.flops_per_s.items()))
     return device.memory_bytes, device.memory_bandwidth_bytes_per_s, rates
 
 
 def _kind_counts(topology: Topology) -> list[int]:
-    """Return how many neighbours are alike in each run of the devices."""
+    """Return the length of each run of equal devices."""
     return [len(list(run)) for _, run in groupby(map(_kind, topology.devices))]
 
 
 def _dealt(topology: Topology, replicas: int) -> IntArray | None:
-    """Return the devices with every run of equal ones dealt out; None if a run cannot be."""
+    """Return rings that divide every run of equal devices evenly; None if one is not divisible."""
     columns: list[IntArray] = []
     kinds = [_kind(device) for device in topology.devices]
     begin = 0
@@ -114,13 +116,14 @@ def _dealt(topology: Topology, replicas: int) -> IntArray | None:
 
 
 def _alike(topology: Topology, rings: IntArray) -> bool:
-    """Return whether all replicas have the same devices and links, whichever machine they are."""
+    """Return whether all replicas have the same devices and links, regardless of their nodes."""
     parts = [_part(topology, row) for row in rings]
-    first = parts[0]
+    first_replica = parts[0]
     return all(
-        [_kind(device) for device in part.devices] == [_kind(device) for device in first.devices]
-        and np.array_equal(part.bytes_per_s, first.bytes_per_s)
-        and np.array_equal(part.latency_s, first.latency_s)
+        [_kind(device) for device in part.devices]
+        == [_kind(device) for device in first_replica.devices]
+        and np.array_equal(part.bytes_per_s, first_replica.bytes_per_s)
+        and np.array_equal(part.latency_s, first_replica.latency_s)
         for part in parts[1:]
     )
 
@@ -136,9 +139,9 @@ def _part(topology: Topology, devices: IntArray) -> Topology:
 
 
 def ring_links(topology: Topology, rings: IntArray) -> tuple[Link, ...]:
-    """Return the slowest link of the ring in each column of `rings`, shape (devices, rings).
+    """Return the slowest link of each column of `rings`, shape (devices, rings).
 
-    Of a ring of one device it is one that nothing goes over.
+    A ring of a single device gets a placeholder link that carries nothing.
     """
     if len(rings) == 1:
         return tuple(Link(1.0) for _ in range(rings.shape[1]))

@@ -1,9 +1,9 @@
-"""Weights and caches of few bits: what they take on a device, and what a step then reads.
+"""Quantized weights and KV caches: their memory, and the bytes that a step then reads.
 
-Only products with a weight are converted, as libraries convert linear layers and experts; a weight
-that anything else reads too, such as an embedding, stays as it is. The product is computed in the
-dtype of the graph: a kernel that reads few bits expands them on the chip, so that fewer bytes come
-from memory and as many operations are done.
+Only matrix products with a weight are converted, as libraries convert linear layers and experts; a
+weight with any other reader, such as a tied embedding, is left alone. Products are still computed
+in the dtype of the graph: kernels dequantize on chip, so fewer bytes come from memory but the FLOPs
+are the same.
 """
 
 from collections.abc import Sequence
@@ -27,40 +27,40 @@ __all__ = [
 ]
 
 CACHE_DTYPES = {"bf16": 2, "fp8": 1}
-"""What keys and values may be kept in, and the bytes of a number; ``fp8`` with a scale for each
-tensor, as vLLM keeps them, which is not counted."""
+"""Dtypes of cached keys and values, with bytes per element. ``fp8`` has one scale per tensor, as in
+vLLM, which is not counted."""
 _PRODUCTS = ("linear", "mm", "addmm", "bmm", "matmul", "_grouped_mm", "grouped_mm_fallback")
 _EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
-"""Those of rows, each with the weight of its expert."""
+"""Products of rows, each with the weight of its expert."""
 _KEPT = ("_keys", "_values")
-"""What the name of an input of a cache ends in that holds keys or values."""
+"""Name suffixes of cache inputs that hold keys or values."""
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How a library lays out a matrix of (rows, columns) numbers; a row is an output's."""
+    """How a library stores a quantized matrix of (rows, columns); a row belongs to an output."""
 
     name: str
     bits: int
-    """Of a number."""
+    """Bits per element."""
     group_size: int = 0
-    """Neighbours in a row that share a scale; 0 without groups."""
+    """Consecutive elements of a row that share a scale; 0 without groups."""
     group_bytes: float = 0.0
-    """Beside each group: scales and zero points."""
+    """Overhead per group: scales and zero points."""
     row_bytes: float = 0.0
-    """Beside each row."""
+    """Overhead per row."""
     column_bytes: float = 0.0
-    """Beside each column."""
+    """Overhead per column."""
     matrix_bytes: float = 0.0
-    """Beside each matrix."""
+    """Overhead per matrix."""
     read_share: float = 1.0
-    """Share of the rate of a 16-bit kernel at which its kernel reads weights, in (0, 1]."""
+    """Rate at which its kernels read weights, as a fraction of a 16-bit kernel's, in (0, 1]."""
     keep: Sequence[str] = ()
-    """Names of modules that stay as they are, with all that is in them."""
+    """Names of modules that are left unquantized, including everything inside them."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers of bits and sizes that no format has."""
+        """Check the number of bits, the read share and the group size."""
         if self.bits not in (2, 3, 4, 6, 8):
             raise SpecError(f"weights.bits={self.bits} must be 2, 3, 4, 6 or 8")
         if not 0 < self.read_share <= 1:
@@ -69,10 +69,10 @@ class WeightFormat:
             raise SpecError(f"weights.group_size={self.group_size} must be 0, for none, or more")
 
     def bytes_of(self, rows: int, columns: int) -> int:
-        """Return the bytes of a matrix, all scales included.
+        """Return the bytes of a matrix, including all scales.
 
         Raises:
-            SpecError: for groups that do not divide a row.
+            SpecError: if the group size does not divide a row.
 
         """
         if self.group_size and columns % self.group_size:
@@ -81,8 +81,8 @@ class WeightFormat:
                 f" weight; choose {_divisors(columns)}"
             )
         groups = rows * columns // self.group_size if self.group_size else 0
-        beside = groups * self.group_bytes + rows * self.row_bytes
-        return ceil(rows * columns * self.bits / 8 + beside + columns * self.column_bytes) + ceil(
+        overhead = groups * self.group_bytes + rows * self.row_bytes
+        return ceil(rows * columns * self.bits / 8 + overhead + columns * self.column_bytes) + ceil(
             self.matrix_bytes
         )
 
@@ -92,22 +92,22 @@ def _divisors(columns: int) -> str:
 
 
 class _Product(NamedTuple):
-    """A product with a weight, of `matrices` (experts, or one) each of (rows, columns)."""
+    """A product with a weight of `matrices` matrices (experts, or one) of (rows, columns) each."""
 
     op: int
     weight: int
     inputs: int
-    """Rows of the other operand, of all matrices together."""
+    """Rows of the other operand, summed over all matrices."""
     matrices: int
     rows: int
     columns: int
 
 
 def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
-    """Return `graph` with the weights of its products in `layout`.
+    """Return `graph` with the weights of its products stored in `layout`.
 
     Raises:
-        SpecError: where none is converted, or groups do not divide a row.
+        SpecError: if no weight can be converted, or groups do not divide a row.
 
     """
     products = _convertible(graph, layout)
@@ -120,24 +120,26 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
     targets = list(graph.targets)
     laid_out: dict[int, int] = {}
     for product in products:
-        before = int(graph.weight_bytes[product.weight])
-        if product.weight not in laid_out:  # a backward has the other way round as its rows
+        plain_bytes = int(graph.weight_bytes[product.weight])
+        if product.weight not in laid_out:  # rows and columns swap in the backward
             size = layout.bytes_of(product.rows, product.columns)
             laid_out[product.weight] = product.matrices * size
-        weight_bytes[product.weight] = after = laid_out[product.weight]
-        # Of experts only those are read that a token is sent to.
+        weight_bytes[product.weight] = quantized_bytes = laid_out[product.weight]
+        # Only experts that receive a token are read.
         share = min(1.0, product.inputs / product.matrices)
-        # A slower kernel takes as long as if it read more.
-        moved[product.op] -= round(share * before) - round(share * after / layout.read_share)
+        # A slower kernel is modelled as one that reads more.
+        moved[product.op] -= round(share * plain_bytes) - round(
+            share * quantized_bytes / layout.read_share
+        )
         targets[product.op] = f"{layout.name}.{_name(graph, product.op)}.default"
     return replace(graph, weight_bytes=weight_bytes, moved_bytes=moved, targets=tuple(targets))
 
 
 def with_chosen_experts(graph: OpGraph) -> OpGraph:
-    """Return `graph` with no more experts read than rows are sent to them.
+    """Return `graph` with no more experts read than there are routed rows.
 
-    A capture with a symbolic batch counts all of them as read: the smaller of two numbers is no
-    polynomial of sizes.
+    A capture with a symbolic batch counts all experts as read, since a minimum is not a polynomial
+    of the sizes.
     """
     moved = graph.moved_bytes.copy()
     for product in _routed(graph):
@@ -147,17 +149,17 @@ def with_chosen_experts(graph: OpGraph) -> OpGraph:
 
 
 def with_routed_share(graph: OpGraph, share: float, plain: OpGraph | None = None) -> OpGraph:
-    """Return `graph` whose experts multiply `share` of their rows, and skip the others.
+    """Return `graph` with experts that multiply only a `share` of their rows.
 
-    Those are of experts on other devices: room is made for them, and kernels pass over them.
-    `plain` is the graph before its weights were laid out in few bits, where they were.
+    The other rows belong to experts on other devices: memory is allocated for them, but kernels
+    skip them. `plain` is the graph before quantization, if it was quantized.
     """
-    before = graph if plain is None else plain
+    unquantized = graph if plain is None else plain
     flops, moved = graph.flops.copy(), graph.moved_bytes.copy()
-    for op, weight, inputs, matrices, *_ in _routed(before):
+    for op, weight, inputs, matrices, *_ in _routed(unquantized):
         rows, experts = ceil(inputs * share), min(inputs, matrices)
-        row_bytes = int(before.moved_bytes[op]) - experts * (
-            int(before.weight_bytes[weight]) // matrices
+        row_bytes = int(unquantized.moved_bytes[op]) - experts * (
+            int(unquantized.weight_bytes[weight]) // matrices
         )
         read_bytes = int(moved[op]) - row_bytes
         flops[op] = flops[op] // inputs * rows
@@ -166,7 +168,7 @@ def with_routed_share(graph: OpGraph, share: float, plain: OpGraph | None = None
 
 
 def _routed(graph: OpGraph) -> list[_Product]:
-    """Return the products of rows, each with the weight of its expert."""
+    """Return the products whose rows are each multiplied by the weight of one expert."""
     routed = [op for op in range(graph.n_ops) if _name(graph, op) in _EXPERTS]
     behind = _weights_behind(graph) if routed else {}
     products = []
@@ -182,12 +184,12 @@ def _routed(graph: OpGraph) -> list[_Product]:
 
 
 def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
-    """Return `graph` with keys and values kept in `dtype`, one of `CACHE_DTYPES`.
+    """Return `graph` with keys and values cached in `dtype`, one of `CACHE_DTYPES`.
 
-    Other states of a model, such as those of recurrences, stay as they are.
+    Other cached state, such as that of recurrences, is left alone.
 
     Raises:
-        SpecError: for another dtype, and where no keys and values are kept.
+        SpecError: if `dtype` is unknown, or the model caches no keys and values.
 
     """
     if dtype not in CACHE_DTYPES:
@@ -196,46 +198,50 @@ def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
     share = CACHE_DTYPES[dtype] / item_bytes
     if share == 1.0:
         return graph
-    kept, room_bytes = _keys_and_values(graph)
-    if not kept.any():
+    is_key_value, tensor_bytes = _keys_and_values(graph)
+    if not is_key_value.any():
         raise SpecError(
             f"kv_cache={dtype} converts nothing of this model, which keeps no keys and values; set"
             " kv_cache=auto"
         )
-    less = np.where(kept, graph.value_bytes - (graph.value_bytes * share).astype(np.int64), 0)
-    # A view that repeats heads for groups of queries is read once.
-    less_read = np.minimum(less, (room_bytes * (1 - share)).astype(np.int64))
+    saved_bytes = np.where(
+        is_key_value, graph.value_bytes - (graph.value_bytes * share).astype(np.int64), 0
+    )
+    # A view that repeats heads for grouped queries is read once.
+    unread_bytes = np.minimum(saved_bytes, (tensor_bytes * (1 - share)).astype(np.int64))
     moved = graph.moved_bytes.copy()
     for op in range(graph.n_ops):
         values = graph.reads_of(op)
-        written = "index_copy_" in graph.targets[op]
-        if moved[op] and kept[values].any() and not written:
-            moved[op] = max(0, moved[op] - int(less_read[values].sum()))
+        is_write = "index_copy_" in graph.targets[op]
+        if moved[op] and is_key_value[values].any() and not is_write:
+            moved[op] = max(0, moved[op] - int(unread_bytes[values].sum()))
     return replace(
         graph,
         moved_bytes=moved,
-        value_bytes=graph.value_bytes - less,
+        value_bytes=graph.value_bytes - saved_bytes,
         value_alloc_bytes=np.where(
-            kept, (graph.value_alloc_bytes * share).astype(np.int64), graph.value_alloc_bytes
+            is_key_value,
+            (graph.value_alloc_bytes * share).astype(np.int64),
+            graph.value_alloc_bytes,
         ),
     )
 
 
 def _keys_and_values(graph: OpGraph) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Return which values are keys or values of a cache, and the bytes of the whole tensor of each.
+    """Return a mask of cached keys and values, and the bytes of the whole tensor of each.
 
-    A step reads what the write into the cache returns, or a view of that, not the input itself.
+    A step reads the result of the write into the cache, or a view of it, not the input itself.
     """
-    kept = graph.value_is_cache & [name.endswith(_KEPT) for name in graph.value_names]
-    room_bytes = np.where(kept, graph.value_alloc_bytes, 0)
+    is_key_value = graph.value_is_cache & [name.endswith(_KEPT) for name in graph.value_names]
+    tensor_bytes = np.where(is_key_value, graph.value_alloc_bytes, 0)
     for value in np.flatnonzero(graph.value_base >= 0).tolist():
         base = graph.value_base[value]
-        kept[value], room_bytes[value] = kept[base], room_bytes[base]
-    return kept, room_bytes
+        is_key_value[value], tensor_bytes[value] = is_key_value[base], tensor_bytes[base]
+    return is_key_value, tensor_bytes
 
 
 def _graph_item_bytes(graph: OpGraph) -> int:
-    """Return the bytes of a number of the weights: those of the dtype of most operators."""
+    """Return the bytes per element of the dtype that most operators compute in."""
     sizes = [_ITEM_BYTES[dtype] for dtype in graph.dtypes if dtype in _ITEM_BYTES]
     return max(set(sizes), key=sizes.count, default=4)
 
@@ -246,24 +252,24 @@ def _name(graph: OpGraph, op: int) -> str:
 
 
 def _convertible(graph: OpGraph, layout: WeightFormat) -> list[_Product]:
-    """Return the products whose weights are converted: all that read these are products."""
+    """Return the products whose weights can be converted: those read by products only."""
     behind = _weights_behind(graph)
-    made = np.bincount(
+    produced_bytes = np.bincount(
         graph.value_producer[graph.value_producer >= 0],
         weights=graph.value_alloc_bytes[graph.value_producer >= 0],
         minlength=graph.n_ops,
     )
     products: dict[int, list[_Product]] = {}
-    refused = set(graph.gradient_weights.tolist())  # what is trained stays as it is
+    refused = set(graph.gradient_weights.tolist())  # trained weights are not quantized
     for op in range(graph.n_ops):
         direct = graph.uses_of(op).tolist()
         read = graph.reads_of(op).tolist()
-        # A transposed weight before the bias beside it, which may have as many numbers.
+        # Transposed weights come before the bias, which may have as many elements.
         weights = dict.fromkeys([*(behind[v] for v in read if v in behind), *direct])
-        if not weights or (not made[op] and not graph.moved_bytes[op]):
-            continue  # a view of a weight, or none
-        is_kept = set(graph.modules[op].split(".")) & set(layout.keep)
-        sizes = [] if is_kept else [_product(graph, op, weight, behind) for weight in weights]
+        if not weights or (not produced_bytes[op] and not graph.moved_bytes[op]):
+            continue  # a view of a weight, or no weight at all
+        is_excluded = set(graph.modules[op].split(".")) & set(layout.keep)
+        sizes = [] if is_excluded else [_product(graph, op, weight, behind) for weight in weights]
         product = next((product for product in sizes if product is not None), None)
         if product is not None:
             products.setdefault(product.weight, []).append(product)
@@ -272,12 +278,12 @@ def _convertible(graph: OpGraph, layout: WeightFormat) -> list[_Product]:
 
 
 def _weights_behind(graph: OpGraph) -> dict[int, int]:
-    """Return the weight that each value is a view of, by value."""
+    """Return the weight that each view of a weight refers to, by value."""
     behind: dict[int, int] = {}
-    own = np.flatnonzero(
+    own_views = np.flatnonzero(
         (graph.value_producer >= 0) & (graph.value_alloc_bytes == 0) & (graph.value_base < 0)
     )
-    for value in own.tolist():
+    for value in own_views.tolist():
         op = int(graph.value_producer[value])
         if graph.moved_bytes[op]:
             continue
@@ -295,10 +301,11 @@ def _weights_behind(graph: OpGraph) -> dict[int, int]:
 
 
 def _product(graph: OpGraph, op: int, weight: int, behind: dict[int, int]) -> _Product | None:
-    """Return the sizes of a product with `weight`; None for anything else.
+    """Return the product of `op` with `weight`, or None if it is not one.
 
-    Of R rows of C numbers that become R rows of N, the products are R N C: so the elements of the
-    operands and the FLOPs say all three. A bias, and other vectors, are no product's weight.
+    A product of R rows of C elements into R rows of N has R N C multiplications, so the element
+    counts of the operands and the FLOPs determine all three. Biases and other vectors are not a
+    product's weight.
     """
     if _name(graph, op) not in _PRODUCTS or not graph.flops[op]:
         return None
@@ -307,13 +314,13 @@ def _product(graph: OpGraph, op: int, weight: int, behind: dict[int, int]) -> _P
     results = np.flatnonzero(graph.value_producer == op)
     if item_bytes is None or not others or not len(results):
         return None
-    read = int(graph.value_bytes[others[0]]) // item_bytes
-    result = int(graph.value_bytes[results[0]]) // item_bytes
-    products = int(graph.flops[op]) // 2
-    inputs = read * result // products
-    if not inputs or read % inputs or result % inputs:
+    read_elements = int(graph.value_bytes[others[0]]) // item_bytes
+    result_elements = int(graph.value_bytes[results[0]]) // item_bytes
+    multiplications = int(graph.flops[op]) // 2
+    inputs = read_elements * result_elements // multiplications
+    if not inputs or read_elements % inputs or result_elements % inputs:
         return None
-    columns, rows = read // inputs, result // inputs
+    columns, rows = read_elements // inputs, result_elements // inputs
     elements = int(graph.weight_bytes[weight]) // item_bytes
     if elements % (rows * columns):
         return None

@@ -1,4 +1,4 @@
-"""Dotted paths of modules and of the tensors in them; ``""`` is the model itself."""
+"""Dotted paths of modules and their tensors; ``""`` is the model itself."""
 
 from collections.abc import Container
 from functools import lru_cache
@@ -7,35 +7,35 @@ __all__ = ["block_of", "covering", "is_within", "owner", "parents", "shared_pare
 
 
 def owner(tensor: str) -> str:
-    """Return the path of the module that holds a tensor of that name."""
+    """Return the path of the module that owns the tensor."""
     return tensor.rpartition(".")[0]
 
 
 def is_within(path: str, module: str) -> bool:
-    """Return whether `path` is `module` or lies in it."""
+    """Return whether `path` is `module` or inside it."""
     return not module or path == module or path.startswith(f"{module}.")
 
 
 @lru_cache(maxsize=1 << 14)
 def parents(path: str) -> tuple[str, ...]:
-    """Return `path`, the module that it lies in, and so on, up to ``""``."""
+    """Return `path` and its enclosing modules, innermost first, up to ``""``."""
     return (path, *parents(owner(path))) if path else ("",)
 
 
 def covering(path: str, keys: Container[str]) -> str | None:
-    """Return the longest of `keys` that `path` is or lies in, or None."""
+    """Return the longest key that is `path` or encloses it, or None."""
     return next((parent for parent in parents(path) if parent in keys), None)
 
 
 def shared_parent(a: str, b: str) -> str:
-    """Return the innermost module that `a` and `b` both are or lie in."""
+    """Return the innermost module that contains (or is) both `a` and `b`."""
     return next(parent for parent in parents(a) if is_within(b, parent))
 
 
 def block_of(path: str) -> str:
-    """Return the outermost numbered module on a path, such as ``model.layers.3``; empty for none.
+    """Return the outermost numbered module on a path, such as ``model.layers.3``, or ``""``.
 
-    That is what people call `fully_shard` on.
+    These are the modules that users usually pass to `fully_shard`.
     """
     parts = path.split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), None)

@@ -1,9 +1,9 @@
-"""From a device for each operator to partitions: the fewest runs of operators we can find.
+"""Derive partitions from a device for each operator, as few as we can find.
 
-A partition is a run of one device's operators during which nothing has to come back from another
-device, so that it can be carried out as one module: get all inputs, run, hand on all outputs.
-Carried out by number, partitions run every device's operators in graph order, which is the order
-that the simulated schedule assumes. With replicas, that holds for every input.
+A partition is a run of one device's operators that needs no result of another device midway, so it
+can execute as one module: receive all inputs, run, send all outputs. Executed by number, partitions
+run every device's operators in graph order, as the simulated schedule assumes. With replicas, this
+holds for every input.
 """
 
 import heapq
@@ -31,46 +31,46 @@ __all__ = [
 ]
 
 
-# The order in which partitions run. A partition waits for those that it reads from; of two on one
-# device for the same input, the one whose operators come first in the graph runs first, since
+# The order in which partitions run. A partition waits for the partitions it reads from; of two on
+# one device for the same input, the one whose operators come first in the graph runs first, since
 # devices run operators in graph order.
 
 Edges = list[tuple[int, int]]
-"""Distinct pairs of partitions of which the second waits for the first, sorted."""
+"""Sorted distinct pairs (a, b) of partitions, where b waits for a."""
 Homes = tuple[tuple[int, ...], ...]
-"""Devices that take inputs in turn, for each partition or each kind of operator."""
+"""Devices that take inputs round-robin, for each partition or each kind of operator."""
 
 
 def crossings(graph: OpGraph, part_of: IntArray) -> Edges:
-    """Return the pairs of partitions of which the second reads a value that the first makes."""
+    """Return the pairs (a, b) of partitions where b reads a value that a produces."""
     maker = graph.value_producer[graph.reads]
-    made = maker >= 0
-    return _distinct(part_of[maker[made]], part_of[graph.readers[made]])
+    is_made = maker >= 0
+    return _distinct(part_of[maker[is_made]], part_of[graph.readers[is_made]])
 
 
 def meetings(homes: Homes) -> Edges:
-    """Return the pairs ``a < b`` of `homes` that have one device for the same input."""
+    """Return the pairs ``a < b`` of `homes` that share a device for the same input."""
     on_device: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, devices in enumerate(homes):
         for place, device in enumerate(devices):
             on_device[device].append((number, place))
-    # Input i is at place i modulo the length: two places meet if that can be one i.
+    # Input i is at place i modulo the length: two places meet if some i is at both.
     edges = {
         (a, b)
         for entries in on_device.values()
         for index, (b, entry) in enumerate(entries)
-        for a, here in entries[:index]
-        if (entry - here) % gcd(len(homes[a]), len(homes[b])) == 0
+        for a, other in entries[:index]
+        if (entry - other) % gcd(len(homes[a]), len(homes[b])) == 0
     }
     return sorted(edges)
 
 
 def turns(part_of: IntArray, home_of: IntArray, meets: Edges) -> Edges:
-    """Return the pairs of partitions of which the second comes next on a device of the first.
+    """Return the pairs (a, b) of partitions where b comes next on a device of a.
 
     Args:
         part_of: partition of each operator. Length n.
-        home_of: number of each operator's homes. Length n.
+        home_of: index of each operator's homes. Length n.
         meets: the `meetings` of the homes.
 
     """
@@ -92,13 +92,13 @@ def _distinct(before: IntArray, after: IntArray) -> Edges:
 
 
 def partition_order(count: int, edges: Edges, first_op: list[int]) -> list[int]:
-    """Return partitions 0..count-1 in an order in which none comes before one that it waits for.
+    """Return a topological order of partitions 0..count-1.
 
-    Among those that could come next, the one whose first operator is earliest in the graph.
-    O(partitions log partitions + edges).
+    Ties go to the partition whose first operator is earliest in the graph. O(partitions log
+    partitions + edges).
 
     Raises:
-        CycleError: when partitions wait for each other; the message names one circle of them.
+        CycleError: if partitions wait for each other; the message shows one cycle.
 
     """
     after: list[list[int]] = [[] for _ in range(count)]
@@ -127,22 +127,22 @@ def partition_order(count: int, edges: Edges, first_op: list[int]) -> list[int]:
 
 
 def _circle(edges: Edges, waits: list[int]) -> list[int]:
-    """Return partitions of which each waits for the next; the first stands at the end again.
+    """Return a cycle of partitions, each waiting for the next; the first is repeated at the end.
 
-    Every partition that still waits waits for another such: following those leads into a circle.
+    Every partition left waits for another one left, so following those edges enters a cycle.
     """
     source: dict[int, int] = {}
     for before, after in edges:
         if waits[before] > 0 and waits[after] > 0:
             source.setdefault(after, before)
-    here = next(part for part, left in enumerate(waits) if left > 0)
+    part_now = next(part for part, left in enumerate(waits) if left > 0)
     path: list[int] = []
     place: dict[int, int] = {}
-    while here not in place:
-        place[here] = len(path)
-        path.append(here)
-        here = source[here]
-    return [*path[place[here] :], here]
+    while part_now not in place:
+        place[part_now] = len(path)
+        path.append(part_now)
+        part_now = source[part_now]
+    return [*path[place[part_now] :], part_now]
 
 
 @compiled
@@ -154,44 +154,44 @@ def _levels(  # noqa: PLR0917 - compiled code takes no keywords
     meet_start: IntArray,
     meets: IntArray,
 ) -> IntArray:
-    """Return for each operator how often what runs must have changed before it can run.
+    """Return the level of each operator: the fewest switches between homes before it can run.
 
-    Non-decreasing along the operators of every home; strictly increasing along every transfer, and
-    from an operator of one home to a later one of another that it meets on a device.
+    Levels do not decrease along a home's operators. They increase strictly along every transfer,
+    and from an operator to a later one of another home with which it shares a device.
     """
     current = np.full(meet_start.shape[0] - 1, -1, dtype=np.int64)
     level = np.zeros(home_of.shape[0], dtype=np.int64)
     for op in range(home_of.shape[0]):
-        here = home_of[op]
-        least = max(current[here], 0)
-        for i in range(meet_start[here], meet_start[here + 1]):
-            least = max(least, current[meets[i]] + 1)
+        home = home_of[op]
+        lowest = max(current[home], 0)
+        for i in range(meet_start[home], meet_start[home + 1]):
+            lowest = max(lowest, current[meets[i]] + 1)
         for i in range(read_start[op], read_start[op + 1]):
             maker = producer[reads[i]]
             if maker >= 0:
-                least = max(least, level[maker] + (1 if home_of[maker] != here else 0))
-        level[op] = least
-        current[here] = least
+                lowest = max(lowest, level[maker] + (1 if home_of[maker] != home else 0))
+        level[op] = lowest
+        current[home] = lowest
     return level
 
 
 @dataclass(slots=True)
 class _Run:
-    """Operators of one home, next to each other in its order."""
+    """Consecutive operators of one home."""
 
     home: int
     first_op: int
     low: int
     high: int
-    """Least and greatest level of its operators."""
+    """Lowest and highest level of its operators."""
     after: set[int] = field(default_factory=set)
-    """Runs that read from it, or come next on a device of it."""
+    """Runs that read from it, or come next on one of its devices."""
 
 
 def _runs(
     graph: OpGraph, home_of: IntArray, count: int, meets: Edges
 ) -> tuple[IntArray, list[_Run]]:
-    """Return the run of each operator, and the runs with their edges, one for each level."""
+    """Return the run of each operator, and the runs (one per home and level) with their edges."""
     met: list[list[int]] = [[] for _ in range(count)]
     for a, b in meets:
         met[a].append(b)
@@ -219,8 +219,8 @@ def _leads_around(runs: list[_Run], merged: list[int], source: int, target: int)
     stack = [x for x in _after(runs, merged, source) if x != target]
     seen = set(stack)
     while stack:
-        here = stack.pop()
-        for nxt in _after(runs, merged, here):
+        run = stack.pop()
+        for nxt in _after(runs, merged, run):
             if nxt == target:
                 return True
             # Levels grow along every path, so a run that begins too high cannot lead back.
@@ -231,7 +231,7 @@ def _leads_around(runs: list[_Run], merged: list[int], source: int, target: int)
 
 
 def _after(runs: list[_Run], merged: list[int], run: int) -> set[int]:
-    """Return the runs after `run`, as they are merged by now."""
+    """Return the successors of `run` under the merges so far."""
     later = set()
     for index in runs[run].after:
         while merged[index] != index:
@@ -243,7 +243,7 @@ def _after(runs: list[_Run], merged: list[int], run: int) -> set[int]:
 
 
 def _merge(runs: list[_Run]) -> list[int]:
-    """Join neighbouring runs of each home where no circle comes of it; return the new owners."""
+    """Merge consecutive runs of each home unless that closes a cycle; return the new owners."""
     merged = list(range(len(runs)))
     last_of_home: dict[int, int] = {}
     for index, run in enumerate(runs):
@@ -267,9 +267,9 @@ def partition_by_homes(graph: OpGraph, home_of: IntArray, homes: Homes) -> Assig
     """Return the assignment that puts each operator on its devices, in few partitions.
 
     Args:
-        graph: what is placed, with n operators.
-        home_of: number in `homes` of each operator's devices. Length n.
-        homes: logical ids of devices, in the order in which they take turns; all different.
+        graph: the placed graph, with n operators.
+        home_of: index into `homes` of each operator. Length n.
+        homes: logical ids of devices in round-robin order; all different.
 
     """
     meets = meetings(homes)

@@ -1,9 +1,9 @@
-"""Which idle devices copy which used ones, as often as the idle ones hold them.
+"""Replicate used devices on idle ones, as many times as the idle ones have room for.
 
 The rule of ``Partitioner.saturate_host`` in ``torch.fx.experimental.accelerator_partitioner``: in
-each round every used device gets the smallest idle device that holds what lies on it, of equal ones
-the first; a round in which one finds none changes nothing and is the last. What "lies on it" means
-is the caller's: bytes that are never freed, or the peak of live tensors.
+each round every used device is given the smallest idle device with enough memory for its load, the
+first among equals. A round in which any device finds none is discarded, and is the last. The caller
+defines the load: bytes that are never freed, or the peak of live tensors.
 """
 
 from bisect import bisect_left
@@ -15,21 +15,21 @@ from fxpart.core.graph import IntArray
 __all__ = ["Homes", "copies", "replicate"]
 
 Homes = tuple[tuple[int, ...], ...]
-"""Positions of the devices that hold each partition."""
+"""Indices of the devices that hold each partition."""
 
 
 def copies(
     needed_bytes: IntArray, used: list[int], memory_bytes: IntArray, most: int | None = None
 ) -> list[list[int]]:
-    """Return the devices that copy each of `used`, one of each round, in order of the rounds.
+    """Return the copies of each device in `used`, one per round.
 
-    All used devices get equally many. O(used x devices).
+    All used devices get the same number of copies. O(used x devices).
 
     Args:
-        needed_bytes: bytes that lie on each device. Shape (D,).
-        used: positions of the devices that are copied, in the order in which they choose.
-        memory_bytes: bytes that each device has. Shape (D,).
-        most: number of rounds after which to stop; without it, as many as there are.
+        needed_bytes: load of each device. Shape (D,).
+        used: indices of the devices to copy, in the order in which they choose.
+        memory_bytes: memory of each device. Shape (D,).
+        most: largest number of rounds; None for no limit.
 
     """
     taken = set(used)
@@ -50,13 +50,13 @@ def copies(
 
 
 def replicate(used: IntArray, homes: Homes, memory: IntArray) -> Homes:
-    """Return the devices of each partition, those that copy its devices added at the end.
+    """Return the devices of each partition, with the copies of its devices appended.
 
-    What a device holds counts as the sum of its partitions.
+    The load of a device is the sum of its partitions.
 
     Args:
         used: bytes of each partition. Shape (P,).
-        homes: positions of the devices that hold each partition. Length P.
+        homes: indices of the devices that hold each partition. Length P.
         memory: bytes of each device. Shape (D,).
 
     """
@@ -64,7 +64,7 @@ def replicate(used: IntArray, homes: Homes, memory: IntArray) -> Homes:
     for taken, devices in zip(used, homes, strict=True):
         on_device[list(devices)] += taken
     sources = sorted({device for devices in homes for device in devices})
-    # Round by round, and within a round in order of the devices that are copied.
+    # By round, and within a round in the order of the copied devices.
     rounds = list(zip(*copies(on_device, sources, memory), strict=True))
     made = [pair for chosen in rounds for pair in zip(chosen, sources, strict=True)]
     return tuple(

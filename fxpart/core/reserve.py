@@ -1,9 +1,9 @@
-"""What of a device's memory is not for tensors, and what the allocator adds to those.
+"""Device memory that is not available to tensors, and the allocator's overhead on them.
 
-Named parts, each a setting; what is typical of a CUDA device stands with its source in
-``conf/reserve/cuda.yaml``. What a device takes whatever is placed on it goes off its memory before
-anything is placed, so every mode goes by what is left. What depends on the plan is worked out for
-it afterwards: `fxpart.cost.device_memory`.
+Each part is a setting; typical values for CUDA devices are in ``conf/reserve/cuda.yaml`` with their
+sources. What is taken regardless of the placement is subtracted from a device's memory before
+anything is placed, so every mode sees what remains. What depends on the plan is computed
+afterwards: `fxpart.cost.device_memory`.
 """
 
 import math
@@ -19,28 +19,28 @@ __all__ = ["Interval", "Reserve", "rounded", "with_reserve"]
 _MOST_FRAGMENTATION = 0.9
 _MOST_SHARE = 100.0
 EXACT = (1.0, 1.0)
-"""The range of a part that is known."""
+"""The range of a part that is known exactly."""
 MOST_ROUNDING_BYTES = 2**40
-"""Allocators round up to 512 bytes, or to pages of 2 MiB; the sum of 2^22 tensors is counted."""
+"""Allocators round to 512 bytes or to 2 MiB pages; this keeps sums over 2^22 tensors countable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bytes that are not known exactly: at least, as expected, at most."""
+    """An uncertain number of bytes: lower limit, expected value, upper limit."""
 
     low: int
     expected: int
     high: int
 
     def __post_init__(self) -> None:
-        """Refuse limits in another order."""
+        """Refuse limits that are out of order."""
         if not 0 <= self.low <= self.expected <= self.high:
             raise SpecError(
                 f"an interval ascends from 0, got {self.low}, {self.expected}, {self.high}"
             )
 
     def __add__(self, other: "Interval") -> "Interval":
-        """Return the interval of the sum, as if both were at their ends at once."""
+        """Return the interval of the sum, whose ends are the sums of the ends."""
         return Interval(
             self.low + other.low, self.expected + other.expected, self.high + other.high
         )
@@ -52,35 +52,35 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What one process takes of a device beside its tensors. The default takes nothing.
+    """Memory that one process takes of a device besides its tensors. The default is nothing.
 
-    A ``range`` is the least and the most that a part may be, as factors of what is expected.
+    A ``range`` gives the limits of a part as factors of its expected value.
     """
 
     context_bytes: int = 0
-    """The driver's context and the kernels that are loaded into it."""
+    """The driver's context and the kernels loaded into it."""
     workspace_bytes: int = 0
-    """What libraries keep for themselves, such as the workspaces of cuBLAS."""
+    """Memory kept by libraries, such as cuBLAS workspaces."""
     rounding_bytes: int = 1
-    """The allocator rounds every tensor up to a multiple of this; see `rounded`."""
+    """Every tensor is rounded up to a multiple of this; see `rounded`."""
     fragmentation: float = 0.0
-    """Share of what is left then that lies in gaps too small to use."""
+    """Share of the remaining memory lost to gaps too small to use."""
     context_range: tuple[float, float] = EXACT
     workspace_range: tuple[float, float] = EXACT
     nccl_peer_bytes: int = 0
-    """Buffers for each device with which a process exchanges tensors."""
+    """Buffers per device with which a process exchanges tensors."""
     nccl_peer_range: tuple[float, float] = EXACT
     convolution_workspace: float = 0.0
-    """What a convolution takes while it runs, as a share of the bytes that it reads and writes."""
+    """Workspace of a running convolution, as a share of the bytes that it reads and writes."""
     convolution_workspace_range: tuple[float, float] = EXACT
     caching_allocator: bool = False
-    """Whether torch's allocator keeps what is freed: `fxpart.cost.caching_allocator`."""
+    """Whether torch's allocator caches freed memory: `fxpart.cost.caching_allocator`."""
     allocator_error: float = 0.0
-    """By how much of what tensors take, at most, the allocator may take more or less than that
-    simulation says."""
+    """Largest error of the simulated allocator in either direction, as a share of the bytes of
+    tensors."""
 
     def __post_init__(self) -> None:
-        """Refuse what no device can have."""
+        """Refuse negative or absurdly large parts."""
         for name in ("context_bytes", "workspace_bytes", "nccl_peer_bytes"):
             if getattr(self, name) < 0:
                 raise SpecError(f"reserve.{name} must be at least 0, got {getattr(self, name)}")
@@ -105,27 +105,27 @@ class Reserve:
             _refuse_range(f"reserve.{name}_range", getattr(self, f"{name}_range"))
 
     def interval(self, part: str) -> Interval:
-        """Return what is known of `part`: ``context``, ``workspace`` or ``nccl_peer``."""
+        """Return the interval of a part: ``context``, ``workspace`` or ``nccl_peer``."""
         expected: int = getattr(self, f"{part}_bytes")
         low, high = getattr(self, f"{part}_range")
         return Interval(int(expected * low), expected, math.ceil(expected * high))
 
     @property
     def convolution_shares(self) -> tuple[float, float, float]:
-        """The least, the expected and the largest `convolution_workspace`."""
+        """The lowest, expected and highest `convolution_workspace`."""
         low, high = self.convolution_workspace_range
         share = self.convolution_workspace
         return share * low, share, share * high
 
     @property
     def fixed_bytes(self) -> int:
-        """What is taken of every device, however large it is."""
+        """Bytes taken of every device, regardless of its size."""
         return self.context_bytes + self.workspace_bytes
 
     def reserved_bytes(self, total_bytes: int) -> int:
-        """Return what is taken of a device with `total_bytes` of memory."""
-        left = max(0, total_bytes - self.fixed_bytes)
-        return self.fixed_bytes + math.ceil(left * self.fragmentation)
+        """Return the bytes reserved on a device with `total_bytes` of memory."""
+        remaining = max(0, total_bytes - self.fixed_bytes)
+        return self.fixed_bytes + math.ceil(remaining * self.fragmentation)
 
 
 def _refuse_range(name: str, factors: tuple[float, ...]) -> None:
@@ -137,10 +137,10 @@ def _refuse_range(name: str, factors: tuple[float, ...]) -> None:
 
 
 def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
-    """Return `device` with that much less memory for tensors; what it had reserved before counts.
+    """Return `device` with the reserve subtracted from its memory, on top of any earlier one.
 
     Raises:
-        SpecError: when nothing is left.
+        SpecError: if no memory remains.
 
     """
     reserved = reserve.reserved_bytes(device.memory_bytes)
@@ -160,12 +160,12 @@ def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
 def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
     """Return `graph` with every allocation rounded up to a multiple of `rounding_bytes`.
 
-    Weights, each tensor that is kept for one, and the storages of values are; what a transfer
-    carries is not. Zero bytes stay zero.
+    This applies to weights, each tensor of their state, and the storages of values, but not to the
+    bytes of transfers. Zero bytes stay zero.
 
     Raises:
-        SpecError: for a multiple below 1 or above `MOST_ROUNDING_BYTES`, and for sums of sizes
-            that are not counted.
+        SpecError: if the multiple is below 1 or above `MOST_ROUNDING_BYTES`, or a sum of sizes
+            exceeds `fxpart.core.graph.MOST_COUNTED`.
 
     """
     _refuse_multiple("rounding_bytes", rounding_bytes)

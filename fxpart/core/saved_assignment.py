@@ -1,7 +1,7 @@
-"""`assignment.json`: a placement as a file, written by one run and read by others.
+"""`assignment.json`: a placement saved by one run and read by others.
 
-It says which schema and version it follows, and nothing that changes from one run to the next, so
-equal placements are equal bytes. `runner.output.result_files` writes it.
+The file names its schema and version and contains nothing that varies between runs, so equal
+placements are byte-identical. It is written by `runner.output.result_files`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ASSIGNMENT_FILE = "assignment.json"
-"""What the file is called in the folder of a run."""
+"""Name of the file in a run's folder."""
 _SCHEMA = "fxpart.assignment"
 _VERSION = 1
 
@@ -41,29 +41,29 @@ class SavedPartition:
     """One partition of a saved assignment."""
 
     devices: tuple[int, ...]
-    """Logical ids, in the order in which they take turns; never empty."""
+    """Logical ids in round-robin order; never empty."""
     operators: tuple[str, ...]
-    """Names of its operators, in graph order."""
+    """Operator names in graph order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedAssignment:
-    """What `assignment.json` says."""
+    """The content of an `assignment.json`."""
 
     model: Mapping[str, object]
     devices: tuple[Mapping[str, object], ...]
-    """``logical_id``, ``name``, ``memory_bytes`` (all that it has, what is reserved included) and
-    ``node`` of each device."""
+    """``logical_id``, ``name``, ``memory_bytes`` (total, including the reserve) and ``node`` of
+    each device."""
     partitions: tuple[SavedPartition, ...]
-    """The position is the id."""
+    """Indexed by partition id."""
     modules: Mapping[str, int | list[int]]
-    """Module path to the device that computes or holds all of it, or to the list of several."""
+    """Maps a module path to the device that runs or holds all of it, or to a list of several."""
 
 
 def assignment_path(place: str) -> Path:
-    """Return the file that `place` means: itself, or the one in the folder of a run."""
+    """Return the file at `place`, which is either the file itself or a run's folder."""
     path = Path(place)
-    with suppress(OSError):  # of a name that is too long; reading it says so
+    with suppress(OSError):  # the name is too long; reading the file reports it
         if path.is_dir():
             return path / ASSIGNMENT_FILE
     return path
@@ -72,7 +72,7 @@ def assignment_path(place: str) -> Path:
 def assignment_document(
     graph: OpGraph, topology: Topology, assignment: Assignment, model: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what the file says. `model` is anything that JSON can say about the model."""
+    """Return the document to write. `model` is any JSON-serializable description of the model."""
     operators: list[list[str]] = [[] for _ in range(assignment.n_partitions)]
     for name, partition in zip(graph.names, assignment.partition_of.tolist(), strict=True):
         operators[partition].append(name)
@@ -93,14 +93,14 @@ def assignment_document(
 
 
 def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | list[int]]:
-    """Return the devices of each module, those inside it included; "" is the whole model.
+    """Return the devices of each module including its submodules; "" is the whole model.
 
-    Checks of another operator's result say nothing about the module that they stand in.
+    Checks of another operator's result are ignored: they say nothing about the enclosing module.
     """
     devices_of: dict[str, set[int]] = {"": set()}
     operators = np.flatnonzero(~graph.is_check)
     modules = [graph.modules[op] for op in operators.tolist()]
-    # Each pair once: a module has some operators, and most of them in one partition.
+    # Deduplicated, as most operators of a module are in one partition.
     pairs = dict.fromkeys(zip(modules, assignment.partition_of[operators].tolist(), strict=True))
     for module, partition in pairs:
         homes = assignment.devices_of_partition[partition]
@@ -112,14 +112,16 @@ def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | l
 
 @lru_cache(maxsize=1 << 14)
 def _paths(module: str) -> tuple[str, ...]:
-    """Return the module and those around it but the model itself, the outermost first."""
+    """Return the module and its ancestors, outermost first, without the model itself."""
     return tuple(accumulate(module.split("."), "{}.{}".format)) if module else ()
 
 
 def read_assignment(path: Path) -> SavedAssignment:
-    """Return what an `assignment.json` says.
+    """Read and check an `assignment.json`.
 
-    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    Raises:
+        SpecError: if the file is missing, damaged, of another kind, or newer than this code.
+
     """
     document = read_document(path, _SCHEMA, _VERSION)
     try:
@@ -166,26 +168,28 @@ def _checked_modules(entry: Mapping[str, Any], devices: int) -> Mapping[str, int
 
 
 def _is_id(device: object, devices: int) -> bool:
-    # True is an int to Python.
+    # bool is a subclass of int.
     return type(device) is int and 0 <= device < devices
 
 
 def _refuse_repeats(path: Path, partitions: Sequence[SavedPartition]) -> None:
-    seen: dict[str, int] = {}
+    owner: dict[str, int] = {}
     for index, partition in enumerate(partitions):
         for name in partition.operators:
-            if name in seen:
+            if name in owner:
                 raise SpecError(
-                    f"{path} has operator {name} twice, in partitions {seen[name]} and {index};"
+                    f"{path} has operator {name} twice, in partitions {owner[name]} and {index};"
                     " keep one"
                 )
-            seen[name] = index
+            owner[name] = index
 
 
 def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
     """Return the saved placement for `graph`.
 
-    Raises `SpecError` when the two do not have the same operators.
+    Raises:
+        SpecError: if the two do not have the same operators.
+
     """
     partition_of = {
         name: index

@@ -1,8 +1,7 @@
-"""`SymbolicGraph`: a captured model whose sizes are polynomials, of its batch size for example.
+"""`SymbolicGraph`: a captured model whose sizes are polynomials, for example in its batch size.
 
-The structure of the model is that of one `OpGraph`. What grows with a symbol, bytes and FLOPs, is
-a row of integer coefficients for each operator or value, so that the graph at any size is a
-product of matrices.
+The structure of the model is that of one `OpGraph`. The bytes and FLOPs of each operator or value
+are a row of integer coefficients, so evaluating the graph at any size is a matrix product.
 """
 
 import math
@@ -17,12 +16,12 @@ from fxpart.errors import SpecError, nearest_names
 __all__ = ["OF_OPERATORS", "OF_VALUES", "SymbolicGraph", "on_graph", "with_constant_symbol"]
 
 OF_OPERATORS = ("flops", "moved_bytes")
-"""Fields of `OpGraph` that grow with the symbols, one row an operator."""
+"""Fields of `OpGraph` that depend on the symbols, one row per operator."""
 OF_VALUES = ("value_bytes", "value_alloc_bytes")
-"""Fields of `OpGraph` that grow with the symbols, one row a value."""
+"""Fields of `OpGraph` that depend on the symbols, one row per value."""
 
 _MOST = 2**63 - 1
-"""The largest number that an array of int64 holds."""
+"""The largest int64."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,35 +31,34 @@ class SymbolicGraph:
     With ``n`` operators, ``V`` values, ``M`` monomials. All integer arrays are int64.
 
     Raises:
-        SpecError: when the parts contradict each other.
+        SpecError: if the fields contradict each other.
 
     """
 
     graph: OpGraph
-    """The model at the sizes that it was captured at."""
+    """The model at the captured sizes."""
     symbols: tuple[str, ...]
-    """What is symbolic, such as ``("batch", "seq_len")``; each once."""
+    """Names of the symbols, such as ``("batch", "seq_len")``, without duplicates."""
     captured_at: tuple[int, ...]
     """The value of each symbol in `graph`."""
     exponents: IntArray
-    """Shape (M, len(symbols)): monomial m is the product of each symbol to the power of its
-    exponent. Each row once."""
+    """Shape (M, len(symbols)): monomial m is the product of the symbols raised to these exponents.
+    Rows are distinct."""
     coefficients: Mapping[str, IntArray]
-    """By the name of a field of `OpGraph`: of `OF_OPERATORS` shape (n, M), of `OF_VALUES` shape
-    (V, M)."""
+    """Coefficients by field of `OpGraph`: shape (n, M) for `OF_OPERATORS`, (V, M) for
+    `OF_VALUES`."""
     value_batch_dim: IntArray
-    """The dimension of each value that is split when the batch is; -1 for a replicated one, -2
-    for a partial sum. Length V."""
+    """Batch dimension of each value; -1 for a replicated value, -2 for a partial sum. Length V."""
     ranges: tuple[tuple[int, int | None], ...] = field(default=())
-    """The smallest and the largest value of each symbol that the capture holds for; None is no
-    limit. Empty: any from 1."""
+    """Smallest and largest valid value of each symbol; None for no upper limit. Empty: any value
+    from 1."""
     exact_from: tuple[int, ...] = field(default=())
-    """The value of each symbol from which on the graph is that of a capture of definite sizes: 1
-    or 2. At a size of 1 such a capture may lack copies, and sums of gradients, that this graph
-    has: then its values are never more. Empty: from 1."""
+    """The value of each symbol, 1 or 2, from which the graph equals a capture at concrete sizes. A
+    capture at size 1 may lack copies and gradient sums that this graph has; then this graph is an
+    upper bound. Empty: from 1."""
 
     def __post_init__(self) -> None:
-        """Check what every formula relies on: shapes, and that the graph is what they say."""
+        """Check the shapes, and that the polynomials reproduce the captured graph."""
         if not self.symbols or len(set(self.symbols)) != len(self.symbols):
             raise SpecError(f"symbols={self.symbols} must be one or more names, each once")
         if len(self.captured_at) != len(self.symbols):
@@ -93,11 +91,11 @@ class SymbolicGraph:
     def at(self, **sizes: int) -> OpGraph:
         """Return the graph at a value for each symbol, such as ``at(batch=8)``.
 
-        It shares all arrays but the four that grow. O((n + V) M).
+        All arrays except the four symbolic fields are shared. O((n + V) M).
 
         Raises:
-            SpecError: for a symbol that is unknown or missing, a value that is no whole number, or
-                outside the range that the capture holds for, and for sizes that no int64 holds.
+            SpecError: if a symbol is unknown or missing, a value is not an integer or is outside
+                the captured range, or a size overflows int64.
 
         """
         self.check_sizes(sizes)
@@ -112,10 +110,10 @@ class SymbolicGraph:
         )
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Refuse `sizes` that are not a possible value for each symbol.
+        """Check that `sizes` has a valid value for each symbol.
 
         Raises:
-            SpecError: as `at`, but for sizes that no int64 holds.
+            SpecError: as `at`, except for overflow.
 
         """
         for name in sizes:
@@ -133,7 +131,7 @@ class SymbolicGraph:
                 raise SpecError(f"{name}={value} is outside what was captured; choose {limit}")
 
     def _monomials(self, sizes: Mapping[str, int]) -> list[int]:
-        """Return the value of each monomial, exactly."""
+        """Return the exact value of each monomial."""
         return [
             math.prod(
                 int(sizes[name]) ** power for name, power in zip(self.symbols, row, strict=True)
@@ -143,38 +141,38 @@ class SymbolicGraph:
 
 
 def _product(name: str, table: IntArray, monomials: list[int]) -> IntArray:
-    """Return what the polynomials in the rows of `table` are, one number a row.
+    """Evaluate the polynomials in the rows of `table`.
 
-    Not only each must be in int64, but also their sum: every load and peak is a part of it.
+    Their sum, not just each value, must fit in int64, since every load and peak is a partial sum.
     """
     most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
-    about = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
-    if about > _MOST / 2:
-        # Near the end of the range, in whole numbers of any length.
+    total_bound = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+    if total_bound > _MOST / 2:
+        # Near the limit, recompute with Python's unbounded integers.
         most = np.abs(table.astype(object)).sum(axis=0).tolist()
-        about = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
-    if about > _MOST:
+        total_bound = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+    if total_bound > _MOST:
         raise SpecError(f"{name} at these sizes is more than an int64 holds; choose smaller ones")
-    # A monomial that nothing has may be any number, and need not fit.
+    # An unused monomial need not fit in int64.
     used = [monomial if total else 0 for total, monomial in zip(most, monomials, strict=True)]
     product: IntArray = table @ np.array(used, dtype=np.int64)
     return product
 
 
 def on_graph(symbolic: SymbolicGraph, graph: OpGraph) -> SymbolicGraph:
-    """Return `symbolic` with `graph` in place of its graph: the same, or added to at its end.
+    """Return `symbolic` with its graph replaced by `graph`, which may append to it.
 
-    What `graph` adds, such as updates of weights, has sizes that do not depend on any symbol.
+    The sizes of appended operators and values, such as weight updates, do not depend on any symbol.
     Groups, outputs and reads may differ.
 
     Raises:
-        SpecError: when the first operators, values or their sizes are not those of `symbolic`.
+        SpecError: if `graph` does not begin with the operators, values and sizes of `symbolic`.
 
     """
-    before = symbolic.graph
+    captured = symbolic.graph
     if (
-        graph.names[: before.n_ops] != before.names
-        or graph.value_names[: before.n_values] != before.value_names
+        graph.names[: captured.n_ops] != captured.names
+        or graph.value_names[: captured.n_values] != captured.value_names
     ):
         raise SpecError("a symbolic graph keeps its operators and values: add others only behind")
     constant = np.flatnonzero(~symbolic.exponents.any(axis=1))
@@ -188,7 +186,7 @@ def on_graph(symbolic: SymbolicGraph, graph: OpGraph) -> SymbolicGraph:
         wide[: len(table), : table.shape[1]] = table
         wide[len(table) :, constant[0]] = column[len(table) :]
         coefficients[name] = wide
-    added = graph.n_values - before.n_values
+    added = graph.n_values - captured.n_values
     return replace(
         symbolic,
         graph=graph,
@@ -201,15 +199,15 @@ def on_graph(symbolic: SymbolicGraph, graph: OpGraph) -> SymbolicGraph:
 def with_constant_symbol(
     symbolic: SymbolicGraph, name: str, at: int, limits: tuple[int, int | None]
 ) -> SymbolicGraph:
-    """Return `symbolic` with a last symbol that no size depends on, valid within `limits`."""
-    known = symbolic.ranges or ((1, None),) * len(symbolic.symbols)
-    least = symbolic.exact_from or (1,) * len(symbolic.symbols)
-    none = np.zeros((len(symbolic.exponents), 1), dtype=np.int64)
+    """Return `symbolic` with an appended symbol that no size depends on, valid within `limits`."""
+    ranges = symbolic.ranges or ((1, None),) * len(symbolic.symbols)
+    exact_from = symbolic.exact_from or (1,) * len(symbolic.symbols)
+    zero_exponents = np.zeros((len(symbolic.exponents), 1), dtype=np.int64)
     return replace(
         symbolic,
         symbols=(*symbolic.symbols, name),
         captured_at=(*symbolic.captured_at, at),
-        exponents=np.hstack([symbolic.exponents, none]),
-        ranges=(*known, limits),
-        exact_from=(*least, 1),
+        exponents=np.hstack([symbolic.exponents, zero_exponents]),
+        ranges=(*ranges, limits),
+        exact_from=(*exact_from, 1),
     )

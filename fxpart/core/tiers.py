@@ -1,4 +1,4 @@
-"""`Tier`: memory beside the devices, in which tensors may lie: that of the host, and disks."""
+"""`Tier`: memory outside the devices to which tensors may be offloaded: the host's, or a disk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ __all__ = ["AMOUNTS", "DISK", "HOST", "OffloadOptions", "Tier", "Tiers", "tiers_
 
 HOST, DISK = "host", "disk"
 AMOUNTS = ("auto", "none", "all")
-"""How much of something lies in tiers: what must, nothing, or everything."""
+"""How much is offloaded: only what does not fit, nothing, or everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One memory that the devices do not have themselves."""
+    """One memory outside the devices."""
 
     name: str
-    """As in the spec of the devices, such as ``host64gb``."""
+    """Name in the device spec, such as ``host64gb``."""
     kind: str
     """``host`` or ``disk``."""
     memory_bytes: int
-    """What may be kept there."""
+    """Capacity available to tensors."""
     bytes_per_s: float | None = None
-    """Rate at which a disk is read, or of a device's link to the host."""
+    """Read rate of a disk, or rate of a device's link to the host."""
     processor: DeviceSpec | None = None
-    """What computes beside it; None where nothing does."""
+    """The processor that computes on this memory, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """The tiers of one machine: its host, and perhaps a disk that is read through the host."""
+    """The tiers of one machine: its host, and optionally a disk that is read through the host."""
 
     host: Tier
     disk: Tier | None = None
@@ -40,41 +40,42 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class OffloadOptions:
-    """What lies in a tier, and how modules run whose weights do."""
+    """What is offloaded, and how modules with offloaded weights run."""
 
     name: str = "auto"
     stream: bool = True
-    """Whether weights may be copied to a device for as long as their module runs."""
+    """Whether weights may be copied to a device while their module runs."""
     overlap: bool = True
-    """Whether the next block is copied while a device computes; else the device waits."""
+    """Whether the next block is prefetched while a device computes; otherwise the device stalls."""
     on_host: bool = True
-    """Whether modules may run on the host, where their weights lie."""
+    """Whether modules may run on the host, where their weights are."""
     host_bytes_per_s: float | None = None
-    """What all devices together read from the host at most: a PCIe root that they share. None:
-    each has a link of its own."""
+    """Limit on the total rate at which devices read from the host, such as a shared PCIe root.
+    None: each device has its own link."""
     pinned_bytes: int | None = None
-    """What of the host's memory may be pinned; None for all of it."""
+    """How much host memory may be pinned; None for all of it."""
     pinned_share: float = 1.0
-    """Share of a link's rate that copies from pinned memory reach."""
+    """Share of a link's rate reached by copies from pinned memory."""
     pageable_share: float = 1.0
-    """The same of other memory."""
+    """The same for pageable memory."""
     copy_latency_s: float = 0.0
-    """Fixed cost of the copy of one unit beside the link's latency."""
+    """Fixed cost of copying one unit, in addition to the link's latency."""
     cache: str = "auto"
-    """Which caches lie in a tier and are copied to a device for as long as their block runs, one of
+    """Which KV caches are offloaded and copied to a device while their block runs, one of
     `AMOUNTS`."""
     optimizer: str = "auto"
-    """Of which weights the optimizer's state lies in the host's memory, where they are then
-    updated, one of `AMOUNTS`."""
+    """Which weights have their optimizer state in host memory, and are updated there, one of
+    `AMOUNTS`."""
     activations: str = "auto"
-    """Whether what the blocks of a training step save for the backward goes there too: ``auto``
-    where states do not make room, one of `AMOUNTS`."""
+    """Whether saved activations of blocks are offloaded too, one of `AMOUNTS`; ``auto`` if
+    offloading optimizer state does not free enough memory."""
     weights: str = "auto"
-    """Whether the weights of a training step lie there, updated there and copied to a device block
-    by block: ``auto`` where neither states nor activations make room, one of `AMOUNTS`."""
+    """Whether the weights of a training step stay on the host, are updated there, and are copied to
+    a device block by block, one of `AMOUNTS`; ``auto`` if offloading states and activations does
+    not free enough memory."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that never deliver."""
+        """Check the rates, sizes and amounts, and refuse options that exclude each other."""
         for name in ("pinned_share", "pageable_share"):
             share = getattr(self, name)
             if not LEAST_RATE <= share <= 1:
@@ -105,10 +106,11 @@ class OffloadOptions:
 
 
 def tiers_of(tiers: Sequence[Tier]) -> Tiers | None:
-    """Return the tiers of a machine; None without any.
+    """Return the tiers of a machine, or None if there are none.
 
     Raises:
-        SpecError: for a second one of a kind, one without room, or one that no device can read.
+        SpecError: if a kind is unknown or appears twice, a tier has no memory or more than
+            `MAX_MEMORY_BYTES`, a disk has no host or no rate, or the host's rate is below 1.
 
     """
     if not tiers:
