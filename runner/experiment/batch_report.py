@@ -1,4 +1,4 @@
-"""What a plan costs at other batch sizes, from one capture: formulas, limits and a sweep."""
+"""The cost of a plan at other batch sizes, from one capture: formulas, limits and a sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,43 +25,43 @@ __all__ = ["BatchReport", "batch_line", "batch_metrics", "batch_report"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BatchReport:
-    """One plan at other sizes. A batch is that of one replica, of `replicas`."""
+    """One plan at other sizes. Batch sizes are those of one replica unless stated otherwise."""
 
     sizes: dict[str, int]
-    """Those that the plan was made for."""
+    """The sizes that the plan was made for, by symbol."""
     replicas: int
     rounding_bytes: int
-    """The allocator rounds tensors up to a multiple of it."""
+    """The allocator rounds tensors up to multiples of this."""
     peaks: tuple[MaxFormula, ...]
     """Bytes of tensors on each device, before the allocator rounds them."""
     flops: MaxFormula
-    """Of the whole model."""
+    """FLOPs of the whole model."""
     latencies: tuple[LatencyFormula, ...]
-    """Without sums over replicas. One formula for each kind of sizes; mostly one."""
+    """Latency without all-reduces, a formula for each range of sizes; usually one."""
     max_batch_size: int
-    """The largest that fits the devices, rounding included; 0 where none does."""
+    """The largest batch that fits the devices, rounding included; 0 if none does."""
     no_larger: str | None
-    """Why the search ended, where `max_batch_size` is not a limit of memory."""
+    """Why the search ended, if `max_batch_size` is not limited by memory."""
     smallest_memory_bytes: tuple[int, ...]
-    """What each device must have for tensors at `sizes`, rounding included."""
+    """Memory each device needs for tensors at `sizes`, rounding included."""
     table: SweepTable
-    """A row for each batch size, rounding and sums over replicas included."""
+    """A row per batch size, with rounding and all-reduces."""
     trains: bool = False
-    """Whether it is of a training step, which begins when the one before has ended."""
+    """Whether this is a training step, which starts only after the previous one ends."""
 
     @property
     def max_global_batch_size(self) -> int:
-        """The largest batch of all replicas together."""
+        """The largest batch, over all replicas."""
         return self.max_batch_size * self.replicas
 
     @property
     def batches(self) -> IntArray:
-        """The batch of each row of `table`, of all replicas together."""
+        """The batch size of each row of `table`, over all replicas."""
         return self.table.sizes[:, self.table.symbols.index(BATCH)] * self.replicas
 
     @property
     def examples_per_s(self) -> FloatArray:
-        """The throughput of each row of `table`, of all replicas together."""
+        """The throughput of each row of `table`, over all replicas."""
         if not self.trains:
             return self.table.throughput_per_s * self.replicas
         with np.errstate(divide="ignore"):
@@ -79,20 +79,20 @@ def batch_report(
     most: int,
     sums: Sums | None = None,
 ) -> BatchReport:
-    """Return what `assignment` costs at batch sizes from 1 to `most`, and its limits.
+    """Return the cost of `assignment` at batch sizes from 1 to `most`, and its limits.
 
     Args:
-        symbolic: the placed graph, its sizes symbolic.
-        problem: the same at `sizes`.
-        assignment: of that problem.
-        latency: how long operators take.
+        symbolic: the placed graph, with symbolic sizes.
+        problem: the same graph at `sizes`.
+        assignment: the placement of that problem.
+        latency: the source of operator times.
         sizes: a value for each symbol.
-        rounding_bytes: what the allocator rounds to.
+        rounding_bytes: the multiple that the allocator rounds to.
         most: the largest batch of the sweep.
-        sums: what replicas that share a batch add up; None for one replica.
+        sums: the all-reduces of replicas that share a batch; None for one replica.
 
     Raises:
-        SpecError: for measured times, which hold for one size only.
+        SpecError: if times are measured, and so hold for one size only.
 
     """
     topology = problem.topology
@@ -129,7 +129,7 @@ def batch_report(
 
 
 def _no_larger(largest: int, captured_to: int | None) -> str | None:
-    """Return why the search ended at `largest`, None where memory is the limit."""
+    """Return why the search ended at `largest`; None if memory is the limit."""
     if largest == captured_to:
         return "the model was captured up to there"
     return "the search ends there" if largest == MOST else None
@@ -137,7 +137,7 @@ def _no_larger(largest: int, captured_to: int | None) -> str | None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Rounding:
-    """Peaks of rounded sizes, for which there is no polynomial."""
+    """Peaks of rounded sizes, which are not polynomials."""
 
     symbolic: SymbolicGraph
     assignment: Assignment
@@ -153,12 +153,12 @@ class _Rounding:
 def _largest(
     peaks: Sequence[MaxFormula], limits: list[int], fixed: dict[str, int], rounding: _Rounding
 ) -> int:
-    """Return the largest batch whose rounded peaks fit; 0 when none does."""
+    """Return the largest batch whose rounded peaks fit; 0 if none does."""
     try:
         high = largest_batch(peaks, limits, **fixed)
     except InfeasibleError:
         return 0
-    # Rounding only adds: no batch above `high` fits with it.
+    # Rounding only adds bytes: no batch above `high` fits with it.
     least, _ = peaks[0].range_of(BATCH)
     low = least - 1
     while low < high:
@@ -180,7 +180,7 @@ def batch_metrics(report: BatchReport) -> dict[str, float]:
 
 
 def batch_line(report: BatchReport) -> str:
-    """Return the limits in one line."""
+    """Return a line with the limits."""
     needed = max(report.smallest_memory_bytes)
     batch = report.sizes[BATCH] * report.replicas
     largest = str(report.max_global_batch_size)

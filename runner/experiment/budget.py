@@ -1,4 +1,4 @@
-"""``checkpointing=budget``: the least recomputation of blocks with which a training step fits."""
+"""``checkpointing=budget``: the least block recomputation with which a training step fits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,19 +22,19 @@ __all__ = ["within_budget"]
 
 
 def within_budget(config: Config) -> tuple[Config, str]:
-    """Return the configuration of the step that computes least again, and what was found.
+    """Return the config with the least recomputation that fits, and a summary of the choice.
 
     Raises:
-        InfeasibleError: where the step does not fit with all blocks computed again.
-        FxpartError: for anything else that the user can mend.
+        InfeasibleError: if the step does not fit even with all blocks recomputed.
+        FxpartError: for any other user error.
 
     """
-    kept = replace(config, checkpointing="none")
-    if _fits(kept):
-        return kept, "nothing is computed again, the step fits"
+    without = replace(config, checkpointing="none")
+    if _fits(without):
+        return without, "nothing is computed again, the step fits"
     again = replace(config, checkpointing="block")
-    plan(again, model_spec(again))  # else it says what would fit
-    problems = [_problem(step) for step in (kept, again)]
+    plan(again, model_spec(again))  # raises with advice if even this does not fit
+    problems = [_problem(step) for step in (without, again)]
     blocks = block_costs(_block_paths(again), _timed(problems[0]), _timed(problems[1]))
     tried = 0
 
@@ -45,8 +45,8 @@ def within_budget(config: Config) -> tuple[Config, str]:
             return _fits(replace(again, recomputed_blocks=list(names)))
 
     names = chosen_blocks(blocks, fits)
-    line = f"{len(names)} of {counted(len(blocks), 'block')} computed again"
-    return replace(again, recomputed_blocks=list(names)), line + _gap(
+    summary = f"{len(names)} of {counted(len(blocks), 'block')} computed again"
+    return replace(again, recomputed_blocks=list(names)), summary + _gap(
         config, problems[0], blocks, names
     )
 
@@ -72,7 +72,7 @@ def _problem(config: Config) -> Problem:
 
 
 def _timed(problem: Problem) -> tuple[OpGraph, FloatArray]:
-    """Return the graph, and the time of each operator on the device that is fastest at it."""
+    """Return the graph, and the time of each operator on its fastest device."""
     times: FloatArray = problem.costs.op_time_s.min(axis=1)
     return problem.graph, times
 
@@ -80,17 +80,17 @@ def _timed(problem: Problem) -> tuple[OpGraph, FloatArray]:
 def _gap(
     config: Config, problem: Problem, blocks: Sequence[BlockCost], names: Sequence[str]
 ) -> str:
-    """Return how far the choice may be from the best, where one device holds the whole step.
+    """Return the recomputation time as text, with its optimality gap for plans on one device.
 
-    Of states beside it nothing is known: they make room that the bound does not count.
+    With tiers there is no gap: the bound ignores the memory freed by what moves there.
     """
     chosen_s = sum(block.again_s for block in blocks if block.name in set(names))
-    taken = f", {format_s(chosen_s)}"
+    chosen_text = f", {format_s(chosen_s)}"
     if problem.topology.n_devices > 1 or config.devices.tiers:
-        return taken
+        return chosen_text
     whole = Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((0,),))
     missing_bytes = evaluate(problem, whole).peak_bytes - int(problem.topology.memory_bytes[0])
     least_s = least_again_s(blocks, missing_bytes)
     if not 0 < least_s < float("inf"):
-        return taken
-    return f"{taken} (at least {format_s(least_s)}, gap {chosen_s / least_s - 1:.1%})"
+        return chosen_text
+    return f"{chosen_text} (at least {format_s(least_s)}, gap {chosen_s / least_s - 1:.1%})"

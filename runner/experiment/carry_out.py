@@ -1,4 +1,4 @@
-"""A plan carried out on this machine: `local` in this process, `pipeline` in one per stage."""
+"""Execute a plan on this machine: `local` in this process, `pipeline` in a process per stage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,31 +41,31 @@ __all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
 
 STAGES_FOLDER = "stages"
 _SEEDS = 2**63
-_MOST_TIMEOUT_S = 1e6
 """Torch's seeds are below this."""
+_MOST_TIMEOUT_S = 1e6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Task:
-    """A plan to carry out."""
+    """A plan to execute."""
 
     config: Config
     spec: ModelSpec
     real: "RealModel"
     problem: Problem
     planned: Assignment
-    """Places the operators of `problem`."""
+    """The placement of the operators of `problem`."""
     placed: Assignment
-    """Places the operators of `real`: of a training step the forward alone."""
+    """The placement of the operators of `real`: only the forward of a training step."""
     step: "JointCapture | None"
-    """Of a training step, what `planned` places."""
+    """The training step that `planned` places; None in inference."""
     schedule: ScheduleResult | None
     chain: "Chain | None"
-    """The stages, where they are run or saved."""
+    """The stages, if they are run or saved."""
 
 
 def check_execute(config: Config) -> None:
-    """Raise `SpecError` for a way of running that does not exist, or lacks what it needs."""
+    """Raise `SpecError` if ``execute`` is unknown or out of range, or conflicts with `config`."""
     execute = config.execute
     ways = ("none", *WAYS)
     if execute.name not in ways:
@@ -95,7 +95,7 @@ def check_execute(config: Config) -> None:
 
 
 def _refuse_other_measurements(config: Config) -> None:
-    """Refuse to predict a run by times measured on another device or number of threads."""
+    """Raise `SpecError` if times are measured on another device or thread count than the run's."""
     for name in ("device", "threads") if is_measured(config.latency) else ():
         measured, run = getattr(config.latency, name), getattr(config.execute, name)
         if measured != run:
@@ -115,12 +115,12 @@ def carry_out(
     schedule: ScheduleResult | None,
     folder: Path,
 ) -> Measured:
-    """Run the plan and return what was measured beside what was predicted.
+    """Run the plan and return its measurements with their predictions.
 
     With ``execute.save_stages`` the stages are saved in ``stages`` below `folder`.
 
     Raises:
-        FxpartError: when it cannot be run, or its results differ from the unsplit model's.
+        FxpartError: if it cannot be run, or its results differ from the unsplit model's.
 
     """
     from fxpart.execution.device import torch_threads
@@ -129,7 +129,7 @@ def carry_out(
     assert real is not None, "a model to run has been built"
     placed = _forward_assignment(subject, real, assignment)
     if schedule is not None and execute.name == "pipeline":
-        # Consecutive partitions of a device are one stage, as in the schedule.
+        # Merge the partitions of a device into one stage, as in the schedule.
         placed = _by_device(placed.device_of, schedule.devices)
     with torch_threads(execute.threads):
         in_stages = execute.name == "pipeline" or execute.save_stages
@@ -141,7 +141,7 @@ def carry_out(
 
 
 def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
-    """Return the placement of what is run: of a training step its forward."""
+    """Return the placement of the program to run: only the forward of a training step."""
     if not subject.exported_names:
         return planned
     device_of = forward_devices(planned.device_of, subject.exported_names, real.graph)
@@ -149,7 +149,7 @@ def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment
 
 
 def _by_device(device_of: IntArray, devices: Sequence[int]) -> Assignment:
-    """Return a partition for each of `devices` that has an operator, in their order."""
+    """Return one partition for each of `devices` with operators, in the order of `devices`."""
     used = [device for device in devices if bool(np.any(device_of == device))]
     number = {device: stage for stage, device in enumerate(used)}
     stage_of = np.array([number[device] for device in device_of.tolist()], dtype=np.int64)
@@ -170,7 +170,7 @@ def _local(task: _Task) -> Measured:
         throughput_per_s=run.throughput_per_s,
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
-        # What is run is the split graph, whose values no variable of the model's Python holds.
+        # In the split graph, no Python variables of the model keep values alive.
         predicted_peak_bytes=tuple(
             int(peak) for peak in peak_bytes(freed_after_readers(problem.memory), home, devices)
         ),
@@ -198,7 +198,7 @@ def _run_here(task: _Task, devices: int) -> "LocalRun":
 def _step_s(
     config: Config, problem: Problem, assignment: Assignment, schedule: ScheduleResult
 ) -> float:
-    """Return the predicted time of a step on this machine, where stages may share cores."""
+    """Return the predicted step time on this machine, where stages may share cores."""
     if config.execute.device != "cpu":
         return schedule.step_s
     cores = max(1, available_cores() // config.execute.threads)
@@ -209,14 +209,14 @@ def _step_s(
 def _engine_peaks(
     real: "RealModel", problem: Problem, assignment: Assignment, schedule: ScheduleResult
 ) -> dict[int, int]:
-    """Return the bytes that each device's stage is predicted to hold in its process."""
+    """Return the predicted peak bytes of each device's stage in its process."""
     graph, training = real.graph, schedule.training
     peaks = engine_peak_bytes(
         schedule.name,
         engine_stages(problem, assignment),
         schedule.microbatches,
         training=training,
-        # A training step returns the loss, its forward what the engine keeps.
+        # A training step returns the loss; its forward returns the results that the engine keeps.
         result_bytes=int(graph.value_bytes[graph.value_is_output].sum()) if training else 0,
     )
     return dict(zip(schedule.devices, peaks, strict=True))
@@ -243,7 +243,7 @@ def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
 
 
 def _gradients_apart(run: "PipelineRun") -> float | None:
-    """Return the larger of the differences of tied and of other weights; None without both."""
+    """Return the largest gradient difference, of tied or other weights; None without gradients."""
     shares = (run.gradient_difference, run.tied_gradient_difference)
     return max((share for share in shares if share is not None), default=None)
 
@@ -288,4 +288,4 @@ def _save(real: "RealModel", chain: "Chain", folder: Path) -> None:
 
 
 WAYS: Mapping[str, Callable[[_Task], Measured]] = {"local": _local, "pipeline": _pipeline}
-"""The values of ``execute`` beside ``none``."""
+"""The values of ``execute`` besides ``none``."""

@@ -1,4 +1,4 @@
-"""What of a config is checked before a model is captured: each check in the room it is about."""
+"""Checks of a config before a model is captured. Each check lives with the code it concerns."""
 
 from fxpart.capture.models.misspelt import refuse_misspelt
 from fxpart.core.granularity import check_level, depth_of
@@ -25,14 +25,14 @@ from runner.experiment.zero import check_zero
 from runner.output.figures import check_figures
 
 _MOST_BATCHES = 2**14
-"""Of a sweep over batch sizes: each is a row of its table."""
+"""Most batch sizes in a sweep, each a row of its table."""
 
 
 def check(config: Config) -> None:
-    """Check all that can be checked without a model.
+    """Check everything that can be checked without a model.
 
     Raises:
-        SpecError: for what does not exist or does not go together, with what to write instead.
+        SpecError: if a choice is unknown or conflicts with another; the message says what to use.
 
     """
     if config.model.library == "transformers" and config.model.architecture is not None:
@@ -55,20 +55,20 @@ def check(config: Config) -> None:
     symbols_of(config)
     if not 1 <= config.batch_sweep <= _MOST_BATCHES:
         raise SpecError(f"batch_sweep={config.batch_sweep} must be from 1 to {_MOST_BATCHES}")
-    # Before the latency, whose device and threads are by default those of the run.
+    # Before the latency, whose device and threads default to those of `execute`.
     check_execute(config)
     check_latency(config)
 
 
 def check_all(config: Config) -> None:
-    """Check what `plan` checks before it looks at a model: choices, mode, devices and their sizes.
+    """Run all checks that `plan` does before it needs the model: choices, mode and devices.
 
     Raises:
-        FxpartError: for what does not exist or does not go together.
+        FxpartError: if a choice is unknown or conflicts with another.
 
     """
     check(config)
     model_spec(config)
-    if config.mode.name != RECOMMEND:  # whose options are checked where it chooses
+    if config.mode.name != RECOMMEND:  # checks its options itself
         chosen_mode(config)
     build_topology(config.devices, config.transfer_rate, config.reserve)

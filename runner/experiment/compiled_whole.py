@@ -1,4 +1,4 @@
-"""A plan of ``runtime=compiled`` that leaves all to one device, which compiles the whole model."""
+"""Plans of ``runtime=compiled`` on a single device, which compiles the whole model at once."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from runner.experiment.subject import Subject, graph_to_place
 __all__ = ["compiled_whole"]
 
 _SEARCHES = ("cost_aware", "kl_based", "optimal")
-"""Modes that leave devices idle where that is faster."""
+"""Modes that may leave devices idle if that is faster."""
 
 
 def compiled_whole(
@@ -27,17 +27,17 @@ def compiled_whole(
     times: LatencySource,
     searched: Problem,
 ) -> tuple[Problem, Assignment]:
-    """Return a plan and its problem, with kernels across blocks where one device computes all.
+    """Return a plan and its problem, with kernels fused across blocks if one device runs all.
 
-    A mode is asked about blocks that are compiled one by one. What a search divided so is left to
-    one device where the whole model is faster there.
+    Modes place blocks that are compiled one by one. A plan that a search divided this way is
+    replaced by one on a single device if the whole model, compiled at once, is faster there.
 
     Args:
-        config: of the run.
-        subject: whose operators are fused.
-        problem: with blocks compiled one by one.
-        assignment: the mode's for it.
-        times: of operators.
+        config: the run's configuration.
+        subject: the model whose operators are fused.
+        problem: the problem with blocks compiled one by one.
+        assignment: the mode's placement of it.
+        times: the source of operator times.
         searched: `problem` with the memory that the mode was given.
 
     """

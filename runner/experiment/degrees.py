@@ -1,6 +1,6 @@
-"""Degrees that heads, experts and devices can have, as far as a configuration states them.
+"""Parallel degrees allowed by the heads, experts and devices that a configuration states.
 
-What it leaves to a model's defaults is checked where the model is split.
+Counts left to the model's defaults are checked when the model is split.
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def device_count(config: Config) -> int:
-    """Return how many devices there are."""
+    """Return the number of devices."""
     return sum(pool.count for pool in config.devices.pools)
 
 
 def check_tensor_degree(config: Config, degree: int, n_devices: int) -> None:
-    """Raise `NotApplicableError` for groups of `degree` that heads or devices are not divided by.
+    """Raise `NotApplicableError` if `degree` does not divide the heads and the devices.
 
-    Degrees that are named instead divide them all.
+    The message suggests degrees that divide all of them.
     """
     counts = {f"model.config.{name}={n}": n for name, n in _stated(config, _HEADS).items()}
-    if counts:  # else the devices alone decide, where they are put in groups
+    if counts:  # otherwise only devices count, checked when they are grouped
         counts[f"the number of devices, there are {n_devices}"] = n_devices
     for what, count in counts.items():
         if count % degree:
@@ -43,10 +43,10 @@ def check_tensor_degree(config: Config, degree: int, n_devices: int) -> None:
 
 
 def check_expert_degree(config: Config, tensor: int, replicas: int) -> None:
-    """Raise `NotApplicableError` if `expert_parallel` does not divide experts, or not the devices.
+    """Raise `NotApplicableError` if `expert_parallel` does not divide the experts or the devices.
 
-    With groups of `tensor` devices the experts are spread over those of whole groups; without, what
-    goes with the replicas is for others to say.
+    With groups of `tensor` devices, experts are spread over whole groups. Without, the caller
+    checks the degree against the replicas.
     """
     degree, experts = config.expert_parallel, stated_experts(config)
     for count in experts:
@@ -66,7 +66,7 @@ def check_expert_degree(config: Config, tensor: int, replicas: int) -> None:
 
 
 def expert_degrees(tensor: int, replicas: int, experts: Sequence[int]) -> list[int]:
-    """Return the degrees above 1 of whole groups of `tensor` that divide each of `experts`."""
+    """Return the degrees above 1 that span whole groups of `tensor` and divide all `experts`."""
     homes = [n for n in range(1, replicas + 1) if replicas % n == 0]
     degrees = [tensor * n for n in homes]
     return [d for d in degrees if d > 1 and not any(count % d for count in experts)]
@@ -79,7 +79,7 @@ def _nearest(degree: int, fitting: Sequence[int]) -> str:
 
 
 def stated_experts(config: Config) -> list[int]:
-    """Return how many experts a layer has, by each name that the configuration gives them."""
+    """Return the number of experts per layer, for each config name that states it."""
     return list(_stated(config, _EXPERTS).values())
 
 

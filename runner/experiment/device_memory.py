@@ -1,4 +1,4 @@
-"""What each device needs beside the tensors of a plan, and whether it has that."""
+"""Memory that each device needs besides the tensors of a plan, and whether it fits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _RING_PEERS = 2
-"""Neighbours in a ring of replicas, or of devices that share operators."""
+"""Neighbours in a ring of replicas, or of tensor-parallel devices."""
 
 
 def device_memory(
@@ -41,10 +41,10 @@ def device_memory(
     evaluation: Evaluation,
     schedule: ScheduleResult | None = None,
 ) -> tuple[DeviceMemory, ...]:
-    """Return what each device that computes needs for a plan, in the order of logical ids.
+    """Return the memory needs of each computing device, in the order of logical ids.
 
-    With a schedule, replicas or tensor parallelism, processes exchange tensors; else one process
-    runs all devices.
+    With a schedule, replicas or tensor parallelism, processes exchange tensors; otherwise a single
+    process runs all devices.
     """
     peak_bytes = {use.logical_id: use.peak_bytes for use in evaluation.devices if use.partitions}
     if schedule:
@@ -60,7 +60,7 @@ def device_needs(
     held_bytes: Mapping[int, int],
     peers: Mapping[int, int],
 ) -> tuple[DeviceMemory, ...]:
-    """Return what `device_memory` does, of tensors at the peak and `partners` that are known."""
+    """Return `device_memory` for known bytes of tensors at the peak and known `partners`."""
     return device_memory_of(
         problem,
         assignment,
@@ -82,18 +82,18 @@ def _kept_gradients(problem: Problem, assignment: Assignment) -> dict[int, int]:
 def partners(
     config: Config, evaluation: Evaluation, schedule: ScheduleResult | None = None
 ) -> dict[int, int]:
-    """Return with how many devices each exchanges tensors, where processes do so."""
+    """Return the number of communication peers of each device; empty within one process."""
     return _peers(config, evaluation) if schedule or _ranks(config) else {}
 
 
 def _reserves(config: Config, problem: Problem) -> tuple[Reserve, ...]:
-    """Return what is not for tensors on each device: nothing of those that are the host itself."""
+    """Return the reserve of each device; none for devices that are the host itself."""
     reserve = reserve_of(config.reserve)
     return tuple(Reserve() if spec.on_host else reserve for spec in problem.topology.devices)
 
 
 def _peers(config: Config, evaluation: Evaluation) -> dict[int, int]:
-    """Return with how many devices each exchanges tensors or sums."""
+    """Return the number of devices that each device exchanges tensors or gradients with."""
     moves = evaluation.transfers
     partners: dict[int, set[int]] = {use.logical_id: set() for use in evaluation.devices}
     for source, target in zip(moves.source.tolist(), moves.target.tolist(), strict=True):
@@ -103,7 +103,7 @@ def _peers(config: Config, evaluation: Evaluation) -> dict[int, int]:
 
 
 def _ranks(config: Config) -> int:
-    """Return with how many devices each sums and gathers: neighbours in rings."""
+    """Return the number of each device's neighbours in the rings of its collectives."""
     return sum(min(_RING_PEERS, n - 1) for n in (replica_count(config), config.tensor_parallel))
 
 
@@ -112,36 +112,35 @@ def with_less_memory(
     evaluation: Evaluation,
     needs: Sequence[DeviceMemory],
 ) -> Problem:
-    """Return `problem` with less memory for tensors on the kinds of device where a plan lacks some.
+    """Return `problem` with less tensor memory on the kinds of device that a plan overfills.
 
-    A device may next hold less than it holds in the plan, by the share of its tensors that it has
-    no room for. All devices of a kind get the least such limit, since the next plan may fill
-    another of them. `evaluation` is of the plan.
+    The new limit is the plan's peak in `evaluation`, less the share of tensors that lack room. All
+    devices of a kind get the lowest such limit, since the next plan may fill another of them.
     """
     devices = problem.topology.devices
     limits: dict[str, int] = {}
     for need in needs:
-        if need.device >= len(devices):  # the host, whose memory is counted beside the plan
+        if need.device >= len(devices):  # the host, whose memory is accounted for separately
             continue
         missing = need.needed.expected - need.total_bytes
         if missing > 0:
             spec, use = devices[need.device], evaluation.devices[need.device]
-            # With a schedule the plan holds more than one input takes, which a mode goes by.
+            # With a schedule the plan holds more than the single input that modes plan for.
             lacking = min(1.0, missing / max(1, need.parts["tensors"].expected))
-            left = max(1, int(min(spec.memory_bytes, use.peak_bytes) * (1.0 - lacking)))
-            limits[spec.name] = min(left, limits.get(spec.name, left))
-    less = tuple(_limited(spec, limits.get(spec.name, spec.memory_bytes)) for spec in devices)
-    return replace(problem, topology=replace(problem.topology, devices=less))
+            limit_bytes = max(1, int(min(spec.memory_bytes, use.peak_bytes) * (1.0 - lacking)))
+            limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
+    limited = tuple(_limited(spec, limits.get(spec.name, spec.memory_bytes)) for spec in devices)
+    return replace(problem, topology=replace(problem.topology, devices=limited))
 
 
 def _limited(spec: DeviceSpec, most_bytes: int) -> DeviceSpec:
     """Return `spec` with at most `most_bytes` for tensors; the rest is reserved."""
-    left = min(spec.memory_bytes, most_bytes)
-    return replace(spec, memory_bytes=left, reserved_bytes=spec.total_bytes - left)
+    kept_bytes = min(spec.memory_bytes, most_bytes)
+    return replace(spec, memory_bytes=kept_bytes, reserved_bytes=spec.total_bytes - kept_bytes)
 
 
 def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
-    """Return the error for a plan whose tensors fit, and what lies beside them does not."""
+    """Return the error for a plan whose tensors fit, but not with the memory besides them."""
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     return InfeasibleError(
@@ -155,12 +154,12 @@ def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
 
 
 def tightest(needs: Sequence[DeviceMemory]) -> DeviceMemory:
-    """Return the device that has least to spare, as a share of its memory."""
+    """Return the device that is fullest relative to its memory."""
     return max(needs, key=lambda need: need.needed.high / need.total_bytes)
 
 
 def memory_line(needs: Sequence[DeviceMemory]) -> str:
-    """Return in one line what the tightest device needs, of what parts, and whether it has that."""
+    """Return a line on the tightest device: its verdict, its need and the parts of that."""
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     needed = need.needed
@@ -183,7 +182,7 @@ def _parts_text(need: DeviceMemory) -> str:
 
 
 def device_memory_metrics(needs: Sequence[DeviceMemory]) -> dict[str, float]:
-    """Return the metrics of the device that needs most; none of a published problem."""
+    """Return the metrics of the device with the largest need; none for a published problem."""
     if not needs:
         return {}
     needed = max((need.needed for need in needs), key=lambda needed: needed.expected)
@@ -196,7 +195,7 @@ def device_memory_metrics(needs: Sequence[DeviceMemory]) -> dict[str, float]:
 
 
 def device_memory_rows(needs: Sequence[DeviceMemory]) -> list[dict[str, object]]:
-    """Return what each device needs as plain values, its parts as least, expected and most."""
+    """Return the needs of each device as plain values, sizes as low, expected and high bytes."""
     return [
         {
             "device": need.device,

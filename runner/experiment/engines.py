@@ -1,4 +1,4 @@
-"""What engines can start from: a plan as files of torchtitan, DeepSpeed, vLLM and others."""
+"""Launch files of a plan for engines: torchtitan, DeepSpeed, vLLM and others."""
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import split_topology
@@ -18,13 +18,13 @@ __all__ = ["engines_note", "files_for_engines"]
 
 
 def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) -> EngineFiles | None:
-    """Return the files of a plan, None for one that is no row of stages of whole layers."""
+    """Return the engine files of a plan; None unless it is a chain of stages of whole layers."""
     if config.model.path is not None or assignment.replicas > 1:
         return None
-    # The files say nothing of adapters and frozen weights, nor of weights in two dtypes.
+    # The files cannot express adapters, frozen weights, or weights in two dtypes.
     if finetunes(config) or config.model.autocast:
         return None
-    if config.devices.tiers:  # what lies there is streamed in other ways than engines do
+    if config.devices.tiers:  # engines stream from tiers in other ways
         return None
     if config.backward_order != "autograd" or config.model.library != "transformers":
         return None
@@ -72,7 +72,7 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
 
 
 def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
-    """Return which devices, or tensor-parallel groups, those of each replica are."""
+    """Return the devices, or tensor-parallel groups, of each replica."""
     if replica_count(config) == 1:
         return ()
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
@@ -82,13 +82,15 @@ def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
 
 
 def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
-    """Return what engines start from, and why others cannot, to stand behind other carriers."""
+    """Return the engine files and the refusing engines' reasons, to append to the carrier line."""
     files = files_for_engines(config, graph, assignment)
     if files is None:
         return _layers_note(config, graph, assignment)
     names = [f"{engine.name} ({engine.file})" for engine in files.texts]
     note = "".join(f", {name}" for name in names)
-    if config.phase.name == "inference":  # of which engines for serving are only a part
+    if (
+        config.phase.name == "inference"
+    ):  # plans for inference have other carriers than serving engines
         return note
     reasons = dict.fromkeys(files.refusals.values())
     for reason in reasons:
@@ -98,7 +100,7 @@ def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
 
 
 def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
-    """Return why a pipeline has no files of engines, which take whole layers."""
+    """Return why a pipeline has no engine files, which need stages of whole layers."""
     is_text = (config.model.architecture or "").endswith("ForCausalLM")
     if config.mode.name != "pipeline" or not is_text or config.phase.name == "inference":
         return ""

@@ -1,6 +1,6 @@
 """One experiment: a typed `Config` in, a placement and its cost out.
 
-`carried_out` adds what was measured where the plan is also run. No file is written but stages, if
+`carried_out` adds measurements if the plan is also run. No files are written except stages, if
 `config` asks for them.
 """
 
@@ -45,13 +45,14 @@ from runner.output.terminal import counted, progress
 def plan(
     config: Config, spec: ModelSpec, *, may_capture: bool = True, advises: bool = True
 ) -> Result:
-    """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
+    """Return the placement requested by `config` and its cost; `spec` is its `model_spec`.
 
-    Where the model does not fit, `advises` says whether it is looked for what would make it fit,
-    and `may_capture` whether graphs are captured for that.
+    If the model does not fit and `advises`, changes that would make it fit are tried for the error
+    message; `may_capture` allows capturing graphs for that.
 
     Raises:
-        FxpartError: for anything that the user can mend, such as a model that does not fit.
+        InfeasibleError: if the model does not fit.
+        FxpartError: for any other user error.
 
     """
     try:
@@ -63,12 +64,10 @@ def plan(
 
 
 def _fitted(config: Config) -> ScheduleResult | None:
-    """Place the model so that it fits with what it needs beside tensors, too, as `_planned` does.
-
-    Returns its schedule, if it has one.
+    """Place the model like `_planned`, and return its schedule, if any.
 
     Raises:
-        FxpartError: where it does not fit, or `config` makes no sense.
+        FxpartError: if it does not fit, or `config` is invalid.
 
     """
     check(config)
@@ -83,7 +82,7 @@ def _fitted(config: Config) -> ScheduleResult | None:
 def problem_of(
     config: Config, subject: Subject, spec: ModelSpec
 ) -> tuple[Problem, LatencySource, Dealt]:
-    """Return what is placed, where its times come from, and how devices are dealt out."""
+    """Return the placement problem, its source of operator times, and the groups of devices."""
     dealt = dealt_out(config)
     parallel = dealt.parallel
     graph = as_kernels(config, graph_to_place(config, subject), parallel.replica.n_devices)
@@ -159,7 +158,7 @@ def _batches(
     times: LatencySource,
     replicas: Replicas | None,
 ) -> BatchReport | None:
-    """Return what the plan costs at other sizes, where `config` asks for that."""
+    """Return the cost of the plan at other sizes, if `config` asks for it."""
     if subject.symbolic is None or config.capture.symbolic == "none":
         return None
     sums = None
@@ -179,12 +178,12 @@ def _batches(
 
 
 def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -> Result:
-    """Return the `result` of `plan` with what was measured, if `config` asks for a run.
+    """Return the `result` of `plan` with measurements, if `config` asks for a run.
 
-    Stages that are to be saved are written below `folder`.
+    Saved stages are written below `folder`.
 
     Raises:
-        FxpartError: when the plan cannot be carried out, or its results differ.
+        FxpartError: if the plan cannot be executed, or its results differ.
 
     """
     if config.execute.name == "none":

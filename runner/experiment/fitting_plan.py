@@ -1,4 +1,4 @@
-"""A placement with what it costs, that fits with what devices need beside tensors."""
+"""Find a placement that fits together with the memory devices need besides tensors."""
 
 import time
 from contextlib import suppress
@@ -35,11 +35,11 @@ from runner.experiment.zero import Gather, weight_gathers, weight_shards, with_s
 from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
-"""Tries to find one that fits with what it needs beside tensors, before all lies in tiers."""
+"""Most attempts to find a plan that fits, before everything is moved to tiers."""
 
 
 class Placed(NamedTuple):
-    """A placement, the time that the mode took for it, and how its search came there."""
+    """A placement, the time its mode took, and the progress of the search."""
 
     assignment: Assignment
     partition_s: float
@@ -49,22 +49,23 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CostedPlan:
-    """A placement with what it costs."""
+    """A placement with its cost."""
 
     placement: Placed
     problem: Problem
-    """What is costed: of streamed weights, or of the whole model compiled, not what was placed."""
+    """The costed problem, which may differ from the placed one: with streamed weights, or with the
+    whole model compiled at once."""
     evaluation: Evaluation
     replicas: Replicas | None
     schedule: ScheduleResult | None
     device_memory: tuple[DeviceMemory, ...]
     shards: ShardedStep | None
     both_steps: GenerationPlan | None
-    """Of ``phase=generate``."""
+    """Prefill and decode of ``phase=generate``."""
 
     @property
     def fits(self) -> bool:
-        """Whether each device has what the plan needs beside tensors, too."""
+        """Whether every device has the memory needed, including that besides tensors."""
         return all(need.verdict != "does not fit" for need in self.device_memory)
 
 
@@ -77,14 +78,14 @@ def fitting_plan(
     place: Place,
     times: LatencySource,
 ) -> CostedPlan:
-    """Return a plan whose devices hold what it needs beside tensors, too.
+    """Return a plan that fits with the memory needed besides tensors.
 
-    A mode knows what is reserved of each device whatever lies there. What the allocator and kernels
-    take depends on the plan: where that does not fit, the mode is asked again with that much less,
-    and at last with all in tiers that can lie there, if there are any.
+    Modes know the fixed reserve of each device, but the memory of the allocator and of kernels
+    depends on the plan. If that does not fit, the mode runs again with that much less memory, and
+    finally with everything possible in tiers, if there are any.
 
     Raises:
-        InfeasibleError: when no plan is found that fits.
+        InfeasibleError: if no plan is found that fits.
 
     """
     attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
@@ -115,9 +116,9 @@ def _attempt(
     before: CostedPlan | None = None,
     everything: bool = False,
 ) -> CostedPlan:
-    """Return what the mode's plan for the devices of `searched` costs on those of `problem`.
+    """Place for the devices of `searched`, and return the cost on those of `problem`.
 
-    Its search is counted from the start of the one that found `before`.
+    The search time includes that of the attempt `before`.
     """
     begin = time.perf_counter()
     with watched(shown=not quiet()) as curve:
@@ -130,13 +131,15 @@ def _attempt(
     )
     curves += tuple(replace(p, seconds=earlier_s + p.seconds) for p in curve)
     placement = Placed(assignment, earlier_s + time.perf_counter() - begin, curves, in_tiers)
-    costed = in_tiers.problem if in_tiers else problem
+    costed_problem = in_tiers.problem if in_tiers else problem
     if not in_tiers:
-        costed, assignment = compiled_whole(
+        costed_problem, assignment = compiled_whole(
             config, subject, problem, assignment, times=times, searched=searched
         )
         placement = placement._replace(assignment=assignment)
-    return _costed(config, subject, costed, dealt, times=times, placement=placement, whole=problem)
+    return _costed(
+        config, subject, costed_problem, dealt, times=times, placement=placement, whole=problem
+    )
 
 
 def _costed(
@@ -149,7 +152,7 @@ def _costed(
     placement: Placed,
     whole: Problem,
 ) -> CostedPlan:
-    """Return what a placement costs; `whole` is the model before anything lies in tiers."""
+    """Return the cost of a placement; `whole` is the problem before anything moved to tiers."""
     assignment, replicas = placement.assignment, None
     evaluation = (
         placement.offloaded.evaluation if placement.offloaded else evaluate(problem, assignment)
@@ -171,7 +174,7 @@ def _costed(
     evaluation, schedule, shards = _timed(
         config, problem, assignment, evaluation, dealt=dealt, sums=sums
     )
-    # A published problem has sizes of its own, and devices that are no real ones.
+    # A published problem defines its own sizes, and its devices are not real ones.
     needs = (
         device_memory(config, problem, assignment, evaluation, schedule)
         if subject.workload is None
@@ -180,7 +183,7 @@ def _costed(
     both_steps = None
     if subject.steps is not None:
         peers = partners(config, evaluation)
-        # Sizes are tried on the devices as they are, not as a mode was told.
+        # Other sizes are tried with the full memory of the devices, not with a mode's limits.
         machine = machine_of(config, whole, whole, times)
         tiers = TieredPlan.of(placement.offloaded) if placement.offloaded else None
         both_steps = GenerationPlan(
@@ -199,10 +202,10 @@ def _timed(
     dealt: Dealt,
     sums: AllReduce | None,
 ) -> tuple[Evaluation, ScheduleResult | None, ShardedStep | None]:
-    """Return the times of a placement with its schedule, and with the collectives of ZeRO.
+    """Return the times of a placement with its schedule and the collectives of ZeRO.
 
-    `evaluation` is of one input through a replica, `sums` what replicas sum. The weights that
-    stages of a pipeline gather are in the times of the schedule alone.
+    `evaluation` is of one input through a replica, and `sums` are the all-reduces over replicas.
+    All-gathers of weights by pipeline stages appear only in the times of the schedule.
     """
     parallel, curves = dealt.parallel, dealt.curves
     weights = weight_shards(config, problem, parallel, curves)

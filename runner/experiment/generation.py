@@ -1,7 +1,7 @@
-"""A generation: prompts and decode on one placement, and how much more that placement holds.
+"""Generation: prefill and decode on one placement, and the largest sizes that it can hold.
 
-The mode places the last decode, against the fullest cache. The pass over the prompts runs where
-that leaves weights and caches. A size fits by the verdict of a run of that size.
+The mode places the last decode step, which has the fullest cache. Prefill follows the placement of
+weights and caches. A size fits if a run of that size would.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,24 +39,24 @@ __all__ = [
 ]
 
 _MOST_TEXTS, _MOST_TOKENS = 2**20, 2**24
-"""Where the searches for the largest batch and the longest context end."""
+"""Limits of the searches for the largest batch and the longest context."""
 _SEARCHED = "the search ends there"
 _STRIDE = 64
-"""The share of a size that is tried less of at first, where the largest that has room is too much:
-what an allocator keeps is some percent."""
+"""If the largest size with room does not fit, the first step down is a 64th of it: an allocator
+keeps some per cent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a plan takes for a batch of prompts and their continuations."""
+    """Times of a plan for a batch of prompts and their continuations."""
 
     texts: int
     prompt_len: int
     output_len: int
     ttft_s: float
-    """Time to the first token of each text, which the pass over the prompts makes."""
+    """Time to the first token of each text, produced by prefill."""
     tpot_s: float
-    """Mean time of each other token."""
+    """Mean time of every further token."""
 
     @property
     def total_s(self) -> float:
@@ -65,38 +65,38 @@ class Pace:
 
     @property
     def texts_per_s(self) -> float:
-        """Texts, each with all its tokens: the caches of the next batch need the room of these."""
+        """Whole texts per second, batch after batch: batches cannot overlap for lack of memory."""
         return self.texts / self.total_s if self.total_s else float("inf")
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens generated for all texts, over the whole time."""
+        """Generated tokens of all texts per second of total time."""
         return self.texts_per_s * self.output_len
 
 
 class Limits(NamedTuple):
-    """What fits the devices, and tiers."""
+    """The largest sizes that fit the devices and tiers."""
 
     batch: int
-    """The most texts of the length that was planned."""
+    """The most texts of the planned length."""
     context: int
-    """The most tokens of as many texts as were planned, with prompts as they are."""
+    """The most tokens per text for the planned number of texts and prompt length."""
     batch_end: str = ""
-    """Why there is no larger batch, where that is not memory."""
+    """Why there is no larger batch, if not for memory."""
     context_end: str = ""
-    """Why there is no longer context, where that is not memory."""
+    """Why there is no longer context, if not for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation(Pace):
-    """What a plan takes for the sizes that it was made for, and what else it holds."""
+    """Times of a plan at its own sizes, and the largest sizes that fit."""
 
     limits: Limits
-    """Of this placement."""
+    """Limits of this placement."""
     in_tiers: Limits | None = None
-    """Of placements with all in tiers that can lie there; None without tiers."""
+    """Limits of placements with everything possible in tiers; None without tiers."""
     longest_tpot_s: float | None = None
-    """Time of a token at the longest context of `in_tiers`, where there is such a placement."""
+    """Time per token at the longest context of `in_tiers`, if a placement holds it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,47 +106,47 @@ class GenerationPlan:
     config: Config
     steps: ServingSteps
     problem: Problem
-    """Of the last decode."""
+    """The problem of the last decode."""
     assignment: Assignment
-    """Of the operators of every decode."""
+    """The placement of every decode's operators."""
     latency: LatencySource
     peers: Mapping[int, int]
-    """With how many devices each exchanges tensors."""
+    """Number of communication peers of each device."""
     machine: Machine | None = None
-    """The devices with tiers beside them; None without."""
+    """The devices with their tiers; None without tiers."""
     tiers: TieredPlan | None = None
-    """What lies in tiers; None where nothing does."""
+    """The tensors in tiers, if any."""
     _follows: dict[tuple[str, ...], Assignment] = field(default_factory=dict)
-    """Placements of prompts, and of decodes captured otherwise, by the names of operators."""
+    """Placements of prefill, and of decodes from other captures, by operator names."""
 
     @property
     def sizes(self) -> Sizes:
-        """Those that the plan was made for."""
+        """The sizes that the plan was made for."""
         return self.steps.sizes
 
     def needs(self, at: Sizes | None = None) -> tuple[DeviceMemory, ...]:
-        """Return what each device needs for both steps, in the order of logical ids."""
+        """Return the memory that each device needs for both steps, in the order of logical ids."""
         most: dict[int, DeviceMemory] = {}
         for step in self._both(at or self.sizes):
             for need in self._needs_of(step):
-                known = most.get(need.device)
-                if known is None or need.needed.expected > known.needed.expected:
+                largest_need = most.get(need.device)
+                if largest_need is None or need.needed.expected > largest_need.needed.expected:
                     most[need.device] = need
         return tuple(most[device] for device in sorted(most))
 
     def fits(self, at: Sizes) -> bool:
-        """Return whether a run of these sizes would be told to fit: its tensors, and all else."""
+        """Return whether a run of these sizes would fit, with its memory besides tensors."""
         return all(self._holds(step) for step in self._both(at))
 
     def has_room(self, at: Sizes) -> bool:
-        """Return whether tensors of this size fit beside the reserve, as they do where it `fits`.
+        """Return whether tensors of these sizes fit next to the reserve.
 
-        That takes a tenth of the time.
+        This is necessary for `fits`, and takes a tenth of the time.
         """
         return all(step.has_room for step in self._both(at))
 
     def decode_s(self, batch: int, context_len: int) -> float:
-        """Return the time of one token of each text against `context_len` tokens, its own too."""
+        """Return the time of one decode step at `context_len` tokens, the new token included."""
         return self._decode(self.steps.decode(batch, context_len)).latency_s
 
     def pace(self, at: Sizes) -> Pace:
@@ -161,9 +161,9 @@ class GenerationPlan:
         )
 
     def most_offloaded(self, at: Sizes) -> "GenerationPlan | None":
-        """Return the plan of these sizes with all in tiers that can lie there, None if none fits.
+        """Return a plan of these sizes with everything possible in tiers; None if it does not fit.
 
-        Its placement is a plain one.
+        Its placement is not searched for.
         """
         if self.machine is None:
             return None
@@ -178,7 +178,7 @@ class GenerationPlan:
         return plan if plan.has_room(at) and plan.fits(at) else None
 
     def _both(self, at: Sizes) -> Iterator[PlacedStep]:
-        """Yield the decode of these sizes, then the pass over prompts that fill its cache."""
+        """Yield the decode of these sizes, then the prefill of its cache."""
         decode = self.steps.decode(at.texts, at.context_len)
         yield self._decode(decode)
         yield self._prompts(self.steps.prefill(at.texts, at.prompt_len, decode))
@@ -191,7 +191,7 @@ class GenerationPlan:
         return self.tiers.placed(problem, assignment)
 
     def _prompts(self, graph: OpGraph) -> PlacedStep:
-        """Return the pass over prompts: the fastest way that fits."""
+        """Return the placed prefill: the fastest variant that fits."""
         problem = self._problem(graph)
         assignment = self._assignment(problem.graph)
         if self.tiers is None:
@@ -200,7 +200,7 @@ class GenerationPlan:
         return next((step for step in steps[:-1] if self._holds(step)), steps[-1])
 
     def _problem(self, graph: OpGraph) -> Problem:
-        """Return a graph on the devices of the plan, tiers aside."""
+        """Return the problem of a graph on the plan's devices, without tiers."""
         config, machine = self.config, self.machine
         topology = machine.problem.topology if machine else self.problem.topology
         in_parts = topology.n_devices if self.tiers else devices_compiled_for(self.assignment)
@@ -210,7 +210,7 @@ class GenerationPlan:
         return make_problem(kernels, topology, self.latency)
 
     def _assignment(self, graph: OpGraph) -> Assignment:
-        # All sizes of a capture have the same names, in one tuple.
+        # All sizes of a capture share one tuple of names.
         if graph.names == self.problem.graph.names:
             return self.assignment
         if graph.names not in self._follows:
@@ -229,20 +229,23 @@ class GenerationPlan:
 
 def generation(plan: GenerationPlan) -> Generation:
     """Return the times of a plan at the sizes of its configuration, and its limits."""
-    own = _limits(plan, plan.sizes, plan.has_room, plan.fits)
+    own_limits = _limits(plan, plan.sizes, plan.has_room, plan.fits)
     in_tiers, slowest = None, None
     if plan.machine:
 
         def fits(at: Sizes) -> bool:
             return plan.most_offloaded(at) is not None
 
-        least = plan.sizes._replace(texts=own.batch), plan.sizes._replace(context_len=own.context)
+        least = (
+            plan.sizes._replace(texts=own_limits.batch),
+            plan.sizes._replace(context_len=own_limits.context),
+        )
         in_tiers = _limits(plan, plan.sizes, fits, fits, least)
         longest = plan.sizes._replace(context_len=in_tiers.context)
         offloaded = plan.most_offloaded(longest)
         slowest = offloaded.decode_s(longest.texts, longest.context_len) if offloaded else None
     pace = plan.pace(plan.sizes)
-    return Generation(**asdict(pace), limits=own, in_tiers=in_tiers, longest_tpot_s=slowest)
+    return Generation(**asdict(pace), limits=own_limits, in_tiers=in_tiers, longest_tpot_s=slowest)
 
 
 def _limits(
@@ -252,7 +255,7 @@ def _limits(
     fits: Callable[[Sizes], bool],
     known: tuple[Sizes, Sizes] | None = None,
 ) -> Limits:
-    """Return the largest batch and the longest context that fit, from those `known` to."""
+    """Return the largest batch and the longest context that fit, starting from `known` ones."""
     batch, context = known or (sizes, sizes)
     max_batch = _largest(
         lambda texts: has_room(sizes._replace(texts=texts)),
@@ -266,10 +269,10 @@ def _limits(
 
 
 def _mean_decode_s(plan: GenerationPlan, batch: int, first: int, last: int) -> float:
-    """Return the mean time of a decode over contexts from `first` to `last`, by Simpson's rule.
+    """Return the mean decode time over contexts from `first` to `last`, by Simpson's rule.
 
-    The time of an operator grows in proportion to the context, where it grows, but for a kernel
-    that changes from one of its limits to another.
+    Operator times are constant or linear in the context, except where a kernel changes from one
+    bound (compute, bandwidth) to another.
     """
     if first >= last:
         return plan.decode_s(batch, first)
@@ -283,7 +286,10 @@ def _longest(
     has_room: Callable[[Sizes], bool],
     fits: Callable[[Sizes], bool],
 ) -> tuple[int, str]:
-    """Return the longest context that fits, from one that does, and why no longer one is tried."""
+    """Return the longest context that fits, starting from one that does, and why the search ended.
+
+    The reason is empty if memory is the limit.
+    """
     context_len = sizes.context_len
     while True:
         end = plan.steps.end_of_range(sizes.texts, context_len)
@@ -310,9 +316,9 @@ def _longest(
 def _largest(
     has_room: Callable[[int], bool], fits: Callable[[int], bool], known: int, most: int
 ) -> int:
-    """Return the largest size up to `most` that fits, from a `known` one that does.
+    """Return the largest size up to `most` that fits, starting from a `known` one that does.
 
-    `has_room` is quick, and true of whatever fits.
+    `has_room` is cheap, and true of every size that fits.
     """
     low, high = known, known
     while high < most and has_room(high):
@@ -327,7 +333,7 @@ def _largest(
 
 
 def _last(is_true: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the last size from `low`, of which it is true, before `high`, of which it is not."""
+    """Return the last size for which `is_true` holds, between `low` (true) and `high` (false)."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if is_true(middle) else (low, middle)
@@ -335,7 +341,7 @@ def _last(is_true: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def generation_metrics(made: Generation) -> dict[str, float]:
-    """Return the metrics of a generation by name, without those of its cache."""
+    """Return the metrics of a generation by name, except those of its cache."""
     return {
         "ttft_ms": made.ttft_s * 1e3,
         "tpot_ms": made.tpot_s * 1e3,
@@ -354,9 +360,9 @@ def generation_metrics(made: Generation) -> dict[str, float]:
 
 
 def generation_lines(made: Generation, evaluation: Evaluation, rate: str) -> list[tuple[str, str]]:
-    """Return titles with lines: times, what the placement holds, and what tiers would.
+    """Return titled lines on times, the limits of the placement, and those with tiers.
 
-    `evaluation` is of the last decode, as the cache of each device; `rate` is the throughput as
+    `evaluation` is of the last decode, with the cache of each device; `rate` is the throughput as
     text.
     """
     times = (

@@ -1,4 +1,4 @@
-"""The values of a run's metrics; `runner.output.metrics` says what each of them is."""
+"""The metrics of a run; `runner.output.metrics` describes each of them."""
 
 from runner.experiment.batch_report import batch_metrics
 from runner.experiment.device_memory import device_memory_metrics
@@ -21,7 +21,7 @@ from runner.output.units import GIB
 __all__ = ["INFEASIBLE", "device_columns", "headline", "memory_series"]
 
 INFEASIBLE = {"feasible": 0.0}
-"""The metrics of a run without a placement."""
+"""The metrics of a run without a feasible placement."""
 
 
 def headline(result: Result) -> dict[str, float]:
@@ -73,7 +73,7 @@ def _serving_metrics(result: Result) -> dict[str, float]:
 
 
 def _collective_metrics(result: Result) -> dict[str, float]:
-    """Return what collectives cost, those inside a group and those over its replicas together."""
+    """Return the cost of collectives, of tensor parallelism and ZeRO together."""
     values = split_metrics(result.split) if result.split else {}
     for name, value in (zero_metrics(result.shards) if result.shards else {}).items():
         values[name] = values.get(name, 0.0) + value
@@ -81,10 +81,10 @@ def _collective_metrics(result: Result) -> dict[str, float]:
 
 
 def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, float]:
-    """Return tokens per second, MFU and prices; a decode has counted its tokens."""
+    """Return tokens per second, MFU and prices; `decoded_per_s` are the tokens/s of a decode."""
     examples_per_s, tokens_per_s = _examples_per_s(result), decoded_per_s
     steps_per_s = examples_per_s / result.batch_size
-    if decoded_per_s is not None:  # its steps wait for each other
+    if decoded_per_s is not None:  # its steps run one after another
         latency_s = result.evaluation.latency_s
         steps_per_s = 1.0 / latency_s if latency_s else float("inf")
     elif result.tokens is not None:
@@ -92,29 +92,29 @@ def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, floa
     utilization = model_flops_utilization(
         result.captured.graph, result.problem.topology, steps_per_s
     )
-    # A decode makes tokens: several batches in turn on its stages would need a cache each.
+    # A decode produces tokens, and pipelining several batches would need a cache for each.
     whole_per_s = None if result.step == "decode" and not result.generation else examples_per_s
     return rate_metrics(whole_per_s, tokens_per_s, utilization, result.price_per_hour)
 
 
 def _examples_per_s(result: Result) -> float:
-    """Return the throughput: of a stream of inputs, or of one step or generation after the other.
+    """Return the throughput of a stream of inputs, or of consecutive steps or generations.
 
     An example of a generation is a text, from its prompt to its last token.
     """
     if result.generation:
         return result.generation.texts_per_s
-    if result.schedule:  # runs microbatches, each of the batch size
+    if result.schedule:  # counts microbatches, each of the batch size
         return result.schedule.throughput_per_s * result.batch_size
     evaluation = result.evaluation
     if not result.trains:
         return evaluation.throughput_per_s * result.batch_size
-    # The next step needs the weights that this one updates.
+    # Steps cannot overlap: the next one needs the weights updated by this one.
     return result.batch_size / evaluation.latency_s if evaluation.latency_s else float("inf")
 
 
 def device_columns(result: Result) -> dict[str, list[object]]:
-    """Return the table of devices, a list for each column, without optional columns of zeros."""
+    """Return the columns of the device table, without optional columns of zeros."""
     columns = {
         metric.name: [metric.logged(use) for use in result.evaluation.devices]
         for metric in DEVICE_METRICS
@@ -124,7 +124,7 @@ def device_columns(result: Result) -> dict[str, list[object]]:
 
 
 def memory_series(result: Result) -> dict[str, list[tuple[int, float]]]:
-    """Return GiB held while each operator runs, on its device: by metric, with the operator."""
+    """Return series of points by metric: GiB held during each operator, and the search's best."""
     points = [
         (int(op), float(held_bytes) / GIB)
         for profile in result.evaluation.memory

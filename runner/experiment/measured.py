@@ -1,4 +1,4 @@
-"""What was measured when a plan was carried out, beside its prediction."""
+"""Measurements of an executed plan, next to their predictions."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ __all__ = ["Measured", "error_pct", "measured_lines", "measured_metrics"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan that was run. Fields are of what `way` runs."""
+    """The measurements of one run of a plan."""
 
     way: str
     """``local``: one input, or a training step on it, partitions one after another. ``pipeline``: a
@@ -19,41 +19,41 @@ class Measured:
     """Median of `runs_s`."""
     runs_s: tuple[float, ...]
     predicted_s: float
-    """By the run's source of operator times, for the same way of running."""
+    """Predicted from the run's source of operator times, for the same way of running."""
     throughput_per_s: float
     """Inputs, or microbatches, per second."""
     unsplit_s: float | None
     """Median time of the unsplit model, timed in alternation; None for a pipeline."""
     peak_bytes: tuple[int, ...]
-    """Live tensors, weights included, of each device or stage."""
+    """Peak bytes of live tensors, weights included, of each device or stage."""
     predicted_peak_bytes: tuple[int, ...]
     """Prediction of `peak_bytes`."""
     allocator_peak_bytes: tuple[int, ...]
-    """The most that torch's allocator gave out on each CUDA device of a local run; of a pipeline on
-    CUDA devices that is `peak_bytes`. Empty elsewhere."""
+    """Peak bytes allocated by torch on each CUDA device of a local run. Empty otherwise; in a
+    pipeline on CUDA devices these are `peak_bytes`."""
     max_difference: float
-    """From the results (or the loss) of the unsplit model; 0.0 is bit for bit the same."""
+    """Largest difference from the unsplit model's results, or its loss; 0.0 if bitwise equal."""
     gradient_difference: float | None
-    """Largest share by which a gradient differs; None where there are none."""
+    """Largest relative difference of a gradient; None without gradients."""
     tied_gradient_difference: float | None
-    """The same of weights that several stages share, whose gradients are summed over the stages;
-    None where there are none."""
+    """The same for weights shared by several stages, whose gradients are summed over the stages;
+    None without such weights."""
     device_name: str
     threads: int
 
     @property
     def time_error_pct(self) -> float:
-        """How far the prediction is above the measurement, in per cent of the measurement."""
+        """Error of the predicted time, in per cent of the measurement; positive if too high."""
         return error_pct(self.predicted_s, self.time_s)
 
     @property
     def peak_error_pct(self) -> float:
-        """The same of the largest peak."""
+        """Error of the largest predicted peak, in per cent of the measurement."""
         return error_pct(max(self.predicted_peak_bytes), max(self.peak_bytes))
 
 
 def error_pct(predicted: float, measured: float) -> float:
-    """Return how far `predicted` is above `measured`, in per cent of it; 0 where both are 0."""
+    """Return the error of `predicted` in per cent of `measured`; 0 if both are 0."""
     if measured == 0:
         return 0.0 if predicted == 0 else float("inf")
     return (predicted / measured - 1) * 100
@@ -81,7 +81,7 @@ def measured_metrics(measured: Measured) -> dict[str, float]:
 
 
 def measured_lines(measured: Measured) -> tuple[str, str]:
-    """Return a line with measurements and predictions, and one on the results."""
+    """Return a line of measurements and predictions, and one on the agreement of results."""
     a_step = measured.way == "pipeline" or measured.gradient_difference is not None
     work = "a step" if a_step else "an input"
     times = time_unit(max(measured.time_s, measured.predicted_s))
@@ -103,7 +103,7 @@ def _allocated(measured: Measured) -> str:
 
 
 def _agreement(measured: Measured) -> str:
-    """Return how far the results are from the unsplit model's."""
+    """Return the difference from the unsplit model's results, as text."""
     apart, gradients = measured.max_difference, measured.gradient_difference
     words = "equal to the unsplit model's" if apart == 0 else f"within {apart:.2g} of the unsplit's"
     if gradients is None:

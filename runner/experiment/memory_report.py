@@ -1,4 +1,4 @@
-"""Where memory is fullest and what is held there, for the terminal, files and MLflow."""
+"""Memory peaks and their live tensors, for the terminal, files and MLflow."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,22 +15,22 @@ __all__ = [
 ]
 
 _WORTH_A_WORD = 0.01
-"""Kinds below this share of a peak are added up as "other"."""
+"""Kinds of tensors below this share of a peak are summed as "other"."""
 
 
 def fullest(peaks: Sequence[DevicePeak]) -> DevicePeak:
-    """Return the peak with the most bytes; of equal ones the first."""
+    """Return the peak with the most bytes, the first one among equals."""
     return max(peaks, key=lambda peak: peak.bytes)
 
 
 def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = None) -> str:
-    """Return in one line where the fullest device has its peak, and what it holds there.
+    """Return a line on the peak of the fullest device: where it occurs and what is live there.
 
-    `rooms` has the bytes that devices keep free for copies, by logical ids.
+    `rooms` are the bytes that devices keep free for copies, by logical id.
     """
-    kept = rooms or {}
-    peak = max(peaks, key=lambda peak: peak.bytes + kept.get(peak.device, 0))
-    room = kept.get(peak.device, 0)
+    room_of = rooms or {}
+    peak = max(peaks, key=lambda peak: peak.bytes + room_of.get(peak.device, 0))
+    room = room_of.get(peak.device, 0)
     unit = size_unit(peak.bytes + room)
     large = {
         PLURALS[kind]: size
@@ -38,7 +38,7 @@ def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = Non
         if size >= _WORTH_A_WORD * peak.bytes
     }
     rest = peak.bytes - sum(large.values())
-    # A remainder that would be shown as 0.00 is left out.
+    # Leave out a remainder that would print as 0.00.
     shown = {**large, "other": rest} if float(unit.show(rest)) else large
     shown |= {"room for copies": room} if room else {}
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
@@ -48,7 +48,7 @@ def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = Non
 
 
 def training_metrics(peaks: Sequence[DevicePeak]) -> dict[str, float]:
-    """Return the metrics of what only training holds, at the peak of the fullest device."""
+    """Return the metrics of training-only memory at the peak of the fullest device."""
     held_bytes = fullest(peaks).by_kind
     return {
         "optimizer_state_gib": held_bytes.get("optimizer state", 0) / GIB,
@@ -58,7 +58,7 @@ def training_metrics(peaks: Sequence[DevicePeak]) -> dict[str, float]:
 
 
 def peak_rows(peaks: Sequence[DevicePeak], top: int | None = None) -> list[dict[str, object]]:
-    """Return each peak as plain values with its `top` largest tensors, or all that it lists."""
+    """Return each peak as plain values with its `top` largest tensors, or all listed ones."""
     return [
         {
             **{name: getattr(peak, name) for name in DevicePeak.__slots__},

@@ -1,9 +1,9 @@
-"""Replicas that share something: experts, or the sequence of each example.
+"""The device mesh of replicas that share experts, or the sequence of each example.
 
-Devices are dealt out to replicas of a placement, `replica_count` of them: `data_parallel` share the
-batch, and `context_parallel` neighbours among them each sequence. `expert_parallel` neighbours
-share the experts, as Megatron-LM and torchtitan take that degree out of those of the data; beside
-`tensor_parallel` they are the devices of whole tensor-parallel groups.
+Devices are divided among `replica_count` replicas of a placement. `data_parallel` of them share the
+batch, and `context_parallel` neighbours share each sequence. `expert_parallel` neighbours share the
+experts: as in Megatron-LM and torchtitan, that degree is part of the data-parallel one. With
+`tensor_parallel`, these are the devices of whole tensor-parallel groups.
 """
 
 import numpy as np
@@ -26,31 +26,28 @@ __all__ = [
 ]
 
 GATHERING = 2
-"""The stage of ZeRO from which weights are gathered."""
+"""The first ZeRO stage that gathers weights."""
 
 
 def replica_count(config: Config) -> int:
-    """Return how many replicas of a placement add up gradients."""
+    """Return the number of replicas that all-reduce gradients."""
     return config.data_parallel * config.context_parallel
 
 
 def replica_degrees(config: Config) -> str:
-    """Return the degrees above 1 that make replicas as they are given; ``data_parallel=1`` if none.
-
-    For what is said of `replica_count`.
-    """
+    """Return the overrides behind `replica_count`, for messages; ``data_parallel=1`` if none."""
     degrees = {"data_parallel": config.data_parallel, "context_parallel": config.context_parallel}
     given = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
     return " ".join(given) or "data_parallel=1"
 
 
 def shares_something(config: Config) -> bool:
-    """Return whether replicas exchange values inside the model."""
+    """Return whether replicas exchange values within the model."""
     return config.expert_parallel > 1 or config.context_parallel > 1
 
 
 def check_mesh(config: Config) -> None:
-    """Raise `SpecError` for degrees that do not exist or do not go with the rest of `config`."""
+    """Raise `SpecError` if a degree is below 1 or conflicts with the rest of `config`."""
     for name in ("expert_parallel", "context_parallel"):
         if getattr(config, name) < 1:
             raise SpecError(f"{name}={getattr(config, name)} must be 1 or more")
@@ -90,7 +87,7 @@ def _against(config: Config) -> dict[str, bool]:
 
 
 def check_imbalance(imbalance: float, degree: int) -> None:
-    """Raise `SpecError` for an `imbalance` that experts over `degree` replicas cannot have."""
+    """Raise `SpecError` unless `imbalance` is from 1 to `degree`, the expert-parallel degree."""
     if not 1 <= imbalance <= degree:
         hint = f"from 1 to expert_parallel={degree}" if degree > 1 else "1 without expert_parallel"
         raise SpecError(
@@ -120,7 +117,7 @@ def _check_experts(config: Config) -> None:
 
 
 def weight_replicas(config: Config, graph: OpGraph) -> IntArray:
-    """Return over how many replicas each weight of `graph` is the same. Shape (W,)."""
+    """Return the number of replicas that hold the same copy of each weight. Shape (W,)."""
     count = replica_count(config)
     replicas = np.full(len(graph.weight_names), count, dtype=np.int64)
     if config.expert_parallel > 1:

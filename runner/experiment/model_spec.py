@@ -1,4 +1,4 @@
-"""The model of a config as the library takes it."""
+"""The model of a config, as the library's `ModelSpec`."""
 
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +16,7 @@ _LIBRARIES = ("transformers", "timm")
 
 
 def model_spec(config: Config) -> ModelSpec:
-    """Return `config.model` as the library takes it; its batch is that of a replica."""
+    """Return the `ModelSpec` of `config`, with the batch size of one replica."""
     model = config.model
     made: dict[str, Any] = {
         "architecture": model.architecture,

@@ -1,4 +1,4 @@
-"""What a search makes small, the published problems that say it in two ways, and how it goes on."""
+"""The objective of a search: its checks, metrics and progress, and published problems."""
 
 import sys
 import time
@@ -40,10 +40,10 @@ _SERIES = {
 
 
 def check_objective(config: Config) -> None:
-    """Refuse an objective that does not exist, and what a published problem has no meaning for.
+    """Check the objective, and that a published problem has no settings that apply only to models.
 
     Raises:
-        SpecError: with what to write instead.
+        SpecError: if not; the message says what to use.
 
     """
     if config.objective not in OBJECTIVES:
@@ -51,8 +51,8 @@ def check_objective(config: Config) -> None:
             f"objective={config.objective} does not exist;"
             f" {nearest_names(config.objective, OBJECTIVES)}"
         )
-    of_many = config.schedule.name != "none" or replica_count(config) > 1
-    if config.objective in BY_WHOLE and of_many:
+    is_repeated = config.schedule.name != "none" or replica_count(config) > 1
+    if config.objective in BY_WHOLE and is_repeated:
         raise SpecError(
             f"objective={config.objective} is of one input, without schedule, data_parallel and"
             " context_parallel; leave those out, or use objective=throughput"
@@ -81,12 +81,12 @@ def check_objective(config: Config) -> None:
 
 
 def published_graph(config: Config) -> tuple[CapturedGraph, Workload]:
-    """Return the published problem of `config.model.path`, as a graph and as it is.
+    """Read the published problem at `config.model.path`, and return its graph and the problem.
 
-    With ``objective=latency`` an accelerator holds one piece, which runs whole.
+    With ``objective=latency`` an accelerator holds a single piece of the model, which runs whole.
 
     Raises:
-        FxpartError: when the file is no such problem.
+        FxpartError: if the file is not such a problem.
 
     """
     from fxpart.capture.models.workload import read_workload
@@ -101,17 +101,17 @@ def published_graph(config: Config) -> tuple[CapturedGraph, Workload]:
 def objective_metrics(problem: Problem, evaluation: Evaluation, n_devices: int) -> dict[str, float]:
     """Return the metrics of an objective other than latency by name.
 
-    After `n_devices` devices, `evaluation` may have a tier that computes.
+    `evaluation` may have a computing tier after its `n_devices` devices.
     """
     if problem.objective == "latency":
         return {}
     if problem.objective in BY_WHOLE:
         value, bound, gap = _value_and_bound(problem, evaluation, n_devices)
         if problem.objective == "memory":
-            of_memory = {"memory_bound_gib": bound / GIB, "memory_gap_pct": gap * 100}
-            return of_memory if bound else {}
-        of_energy = {"energy_bound_j": bound, "energy_gap_pct": gap * 100}
-        return {"energy_j": value, **(of_energy if bound else {})}
+            memory_metrics = {"memory_bound_gib": bound / GIB, "memory_gap_pct": gap * 100}
+            return memory_metrics if bound else {}
+        energy_metrics = {"energy_bound_j": bound, "energy_gap_pct": gap * 100}
+        return {"energy_j": value, **(energy_metrics if bound else {})}
     return {
         "load_ms": evaluation.load_s * 1e3,
         "load_bound_ms": evaluation.load_bound_s * 1e3,
@@ -122,7 +122,7 @@ def objective_metrics(problem: Problem, evaluation: Evaluation, n_devices: int) 
 def with_proven_bound(
     evaluation: Evaluation, objective: str, curve: Sequence[Progress]
 ) -> Evaluation:
-    """Return an evaluation with the bound that a search of the same problem proved, if higher."""
+    """Return `evaluation` with the bound proved by a search of the same problem, if higher."""
     if not curve or objective in BY_WHOLE:
         return evaluation
     if objective == "throughput":
@@ -135,10 +135,10 @@ def with_proven_bound(
 def _value_and_bound(
     problem: Problem, evaluation: Evaluation, n_devices: int
 ) -> tuple[float, float, float]:
-    """Return bytes or J, what no placement is below, and the first over the second, less one.
+    """Return the value of the objective in bytes or J, its lower bound, and the relative gap.
 
-    Beside a tier that computes there is no bound, and 0 is returned for it: any weight may lie
-    there, and it draws no power.
+    With a computing tier there is no bound, and 0 is returned: any weight may lie there, and it
+    counts as drawing no power.
     """
     bound, _ = bound_of(problem, evaluation.lower_bound_s)
     if n_devices < len(evaluation.devices):
@@ -152,18 +152,18 @@ def _value_and_bound(
 
 
 def objective_line(problem: Problem, evaluation: Evaluation, n_devices: int) -> str:
-    """Return what an objective other than latency came to, and its gap; else nothing.
+    """Return a line with the value and gap of an objective other than latency; empty for latency.
 
-    After `n_devices` devices, `evaluation` may have a tier that computes.
+    `evaluation` may have a computing tier after its `n_devices` devices.
     """
     if problem.objective == "latency":
         return ""
     if problem.objective in BY_WHOLE:
         value, bound, gap = _value_and_bound(problem, evaluation, n_devices)
         unit = UNITS[problem.objective]
-        of = "on the fullest device" if unit == "B" else "an input"
+        unit_of = "on the fullest device" if unit == "B" else "an input"
         proven = f", lower bound {_shown(bound, unit)} (gap {gap:.1%})" if bound else ""
-        return f"{_shown(value, unit)} {of}{proven}"
+        return f"{_shown(value, unit)} {unit_of}{proven}"
     return (
         f"{format_s(evaluation.load_s)} on the busiest device or link, lower bound"
         f" {format_s(evaluation.load_bound_s)} (gap {evaluation.load_gap:.1%})"
@@ -172,9 +172,9 @@ def objective_line(problem: Problem, evaluation: Evaluation, n_devices: int) -> 
 
 @contextmanager
 def watched(*, shown: bool) -> Iterator[list[Progress]]:
-    """Give a list that a search by `mode=optimal` inside fills with how it goes on.
+    """Yield a list that a `mode=optimal` search inside the block fills with its progress.
 
-    With `shown`, best, bound and gap are told on stderr, about once a second.
+    With `shown`, incumbent, bound and gap are also printed to stderr, about once a second.
     """
     curve: list[Progress] = []
     told_s = 0.0
@@ -202,7 +202,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def progress_text(progress: Progress) -> str:
-    """Return such as ``after 3.1 s: 51.39 ms, bound 50.98 ms (work), gap 0.80%``."""
+    """Return progress as text: ``after 3.1 s: 51.39 ms, bound 50.98 ms (work), gap 0.80%``."""
     return (
         f"after {progress.seconds:.1f} s: {_shown(progress.best_s, progress.unit)}, bound"
         f" {_shown(progress.bound_s, progress.unit)} ({progress.bound_by}), gap {progress.gap:.2%}"
@@ -210,7 +210,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def search_series(curve: tuple[Progress, ...]) -> dict[str, list[tuple[int, float]]]:
-    """Return the best after each ms of a search; nothing where nothing was searched."""
+    """Return the incumbent's value by ms of search, as a series; empty without a search."""
     if not curve:
         return {}
     name, size = _SERIES[curve[-1].unit]

@@ -1,4 +1,4 @@
-"""Tensors that lie in the host's memory or on a disk: what is asked for, and what is said of it."""
+"""Tensors in host memory or on disk: the request, its placement, and reports on it."""
 
 from contextlib import suppress
 
@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 _SOURCES = ("roofline", "kernels")
-"""Sources of times that know more than one kind of device."""
+"""Sources of operator times that support more than one kind of device."""
 
 
 def configured_tiers(config: Config) -> Tiers | None:
-    """Return the tiers beside the devices; None where there are none.
+    """Return the tiers configured next to the devices, if any.
 
     Raises:
-        SpecError: for tiers that make no sense.
+        SpecError: if two tiers are of one kind, or a tier has no memory or no link.
 
     """
     return tiers_of([_tier(tier) for tier in config.devices.tiers])
@@ -71,10 +71,10 @@ def _options(config: Config) -> OffloadOptions:
 
 
 def check_offload(config: Config) -> None:
-    """Refuse tiers that make no sense, or beside what does not stream.
+    """Check tiers and offloading, and that the rest of `config` supports them.
 
     Raises:
-        SpecError: with what to write instead.
+        SpecError: if not; the message says what to use.
 
     """
     options = _options(config)
@@ -119,7 +119,7 @@ def check_offload(config: Config) -> None:
 
 
 def _check_amounts(config: Config, options: OffloadOptions) -> None:
-    """Refuse to move all of what there is none of."""
+    """Raise `NotApplicableError` if all of a kind of tensor is offloaded that the step lacks."""
     wrong = {
         "cache": ("a step with a cache", "phase=decode", is_serving(config)),
         "optimizer": ("a training step", "phase=training", is_training(config)),
@@ -155,14 +155,14 @@ def placed(
     *,
     everything: bool = False,
 ) -> tuple[Assignment, Offloaded | None]:
-    """Return the placement of a mode, and what lies in tiers where the devices need that.
+    """Return the placement of a mode, and the tensors in tiers if the devices are too small.
 
-    `machine` is `machine_of` the same `problem`. With `everything` all of a step that is not of
-    training lies in tiers that can.
+    `machine` is `machine_of` the same `problem`. With `everything`, all that can lie in tiers does,
+    except in training.
 
     Raises:
-        InfeasibleError: where there are no tiers or they are full, or the devices cannot hold what
-            must be there.
+        InfeasibleError: if the model does not fit, for lack of tiers, of room in them, or of device
+            memory for tensors that must stay there.
 
     """
     if machine is None:
@@ -173,7 +173,7 @@ def placed(
         return place(problem), None
     is_forced = everything or "all" in (options.cache, *on_host)
     if not is_forced and place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
-        # A mode that keeps modules together, or to one device, may still find no room.
+        # A mode that keeps modules whole, or uses one device, may still find no room.
         with suppress(InfeasibleError):
             return place(problem), None
     if is_training(config):
@@ -186,9 +186,9 @@ def placed(
 def machine_of(
     config: Config, problem: Problem, first: Problem, times: LatencySource
 ) -> Machine | None:
-    """Return the devices of `problem` and the tiers beside them; None where there are none.
+    """Return the devices of `problem` with their tiers; None without tiers.
 
-    `first` is `problem` before earlier plans did not fit and took memory from it.
+    `first` is `problem` with full memory, before earlier attempts reduced it.
     """
     tiers = configured_tiers(config)
     if tiers is None:
@@ -199,10 +199,10 @@ def machine_of(
 
 
 def _link(config: Config, host: Tier) -> tuple[float, float]:
-    """Return the rate and the latency of a device's link to the host.
+    """Return the bytes/s and the latency of a device's link to the host.
 
-    Devices that exchange tensors over PCIe, or a slower link than the tier states, reach the host
-    over the same; others, such as those with NVLink, over the one that the tier states.
+    Devices connected by PCIe, or by a link slower than the tier's, reach the host over the same
+    link; others, such as those with NVLink, over the tier's link.
     """
     rate = config.transfer_rate
     stated_rate = host.bytes_per_s or np.inf
@@ -213,11 +213,11 @@ def _link(config: Config, host: Tier) -> tuple[float, float]:
     return stated_rate, latency_s
 
 
-# What is said of it.
+# Reports.
 
 
 def offload_line(config: Config, offloaded: Offloaded) -> str:
-    """Return in one line what lies where, and what it costs."""
+    """Return a line on what lies in which tier, and the cost of copies."""
     parts = []
     on_host = "states and updates on the host" if offloaded.trains else "on the host"
     for way, text in ((STREAMED, "streamed"), (HOSTED, on_host)):
@@ -241,8 +241,8 @@ def offload_line(config: Config, offloaded: Offloaded) -> str:
         parts.append(f"{format_size(disk)} from the disk{passing}")
     tiers = configured_tiers(config)
     assert tiers is not None
-    left = tiers.host.memory_bytes - offloaded.hosted_bytes - offloaded.beside_bytes
-    parts.append(f"{format_size(left)} of {tiers.host.name} left")
+    free_bytes = tiers.host.memory_bytes - offloaded.hosted_bytes - offloaded.beside_bytes
+    parts.append(f"{format_size(free_bytes)} of {tiers.host.name} left")
     source = config.latency.source
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
         parts.append(f"none on the host, since latency={source} has no times of it")
@@ -262,7 +262,7 @@ def _blocks(offloaded: Offloaded) -> str:
 
 
 def _names(paths: list[str]) -> str:
-    """Return module paths shortly: ``model.layers (12 of them), lm_head``."""
+    """Return module paths in short: ``12 modules in model.layers, lm_head``."""
     of_list: dict[str, list[str]] = {}
     for path in paths:
         block = block_of(path)
@@ -288,24 +288,25 @@ def offload_metrics(offloaded: Offloaded) -> dict[str, float]:
 
 
 def offload_document(offloaded: Offloaded) -> dict[str, object]:
-    """Return where what of each unit lies and what becomes of it, as plain values.
+    """Return the tier and treatment of each unit, and all copies, as plain values.
 
-    Of a training step the bytes are those of the host: of the weights, gradients and states.
+    For a training step, the bytes of a unit are those on the host: of weights, gradients and
+    optimizer states.
     """
-    held = "host_bytes" if offloaded.trains else "weight_bytes"
-    words = np.array(["resident", "streamed", "hosted"])[offloaded.ways].tolist()
+    bytes_key = "host_bytes" if offloaded.trains else "weight_bytes"
+    ways = np.array(["resident", "streamed", "hosted"])[offloaded.ways].tolist()
     return {
         "units": [
             {
                 "module": unit.path,
                 "way": way,
                 "tier": _tier_word(way, int(size), is_on_disk=bool(on_disk)),
-                held: unit.weight_bytes,
+                bytes_key: unit.weight_bytes,
                 "cache_bytes": int(cached),
             }
             for unit, way, on_disk, size, cached in zip(
                 offloaded.units,
-                words,
+                ways,
                 offloaded.on_disk,
                 offloaded.tier_bytes,
                 offloaded.cache_bytes,
@@ -332,14 +333,14 @@ def offload_document(offloaded: Offloaded) -> dict[str, object]:
 def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> dict[str, int | str]:
     """Return the plan as accelerate's `device_map`; `graph` is the captured model.
 
-    What is to run on the host is on ``cpu`` too, where accelerate only keeps it; a training step's
-    modules are on their devices.
+    Modules that the plan runs on the host are mapped to ``cpu``, although accelerate only stores
+    them there. A training step's modules are mapped to their devices.
     """
     device_of = offloaded.assignment.device_of
     on_host = device_of >= len(offloaded.devices)
     if offloaded.trains:
         return tiered_device_map(graph, np.where(on_host, device_of[graph.group], device_of), {})
-    words = {
+    tier_of = {
         op: "disk" if on_disk else "cpu"
         for unit, way, on_disk in zip(
             offloaded.units, offloaded.ways, offloaded.on_disk, strict=True
@@ -347,12 +348,12 @@ def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> dict[str, int | str]:
         if way != RESIDENT
         for op in unit.ops.tolist()
     }
-    words |= dict.fromkeys(np.flatnonzero(on_host).tolist(), "cpu")
-    return tiered_device_map(graph, np.where(on_host, 0, device_of), words)
+    tier_of |= dict.fromkeys(np.flatnonzero(on_host).tolist(), "cpu")
+    return tiered_device_map(graph, np.where(on_host, 0, device_of), tier_of)
 
 
 def carried_by(offloaded: Offloaded) -> str:
-    """Return what can carry the plan out."""
+    """Return the tools that can execute the plan."""
     if offloaded.trains:
         return _trained_by(offloaded)
     if offloaded.cache_bytes.any():
@@ -364,7 +365,7 @@ def carried_by(offloaded: Offloaded) -> str:
 
 
 def _trained_by(offloaded: Offloaded) -> str:
-    """Return what keeps states, and what keeps activations, of a training step on the host."""
+    """Return the tools that offload the optimizer states and activations of a training step."""
     used = np.unique(offloaded.assignment.device_of)
     n_devices = int((used < len(offloaded.devices)).sum())
     tools = []

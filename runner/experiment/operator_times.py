@@ -1,4 +1,4 @@
-"""How long operators take: assumed, measured, or fitted to measurements."""
+"""Operator times: assumed, measured, or fitted to measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
-"""Most runs of what is timed, and most threads: the system has no room for many more."""
+"""Most repeats of a measurement, and most threads, within what systems allow."""
 _READ_BY = {"tables": ("kernels",), "file": ("calibrated", "trace")}
-"""Which sources read a setting that names files."""
+"""The sources that read each setting that names files."""
 _MOST_LOST = 0.3
-"""Share of the time of several threads that other work may have; a single one has its own clock."""
+"""Largest share of time lost to other work with several threads; a single one has its own clock."""
 _BUSY = 0.1
-"""Share of a measurement's time from which on other work is worth a sentence."""
+"""Least share of time lost to other work that is reported."""
 
 
 def check_latency(config: Config) -> None:
-    """Raise `SpecError` for a source of times that does not exist or cannot be used."""
+    """Raise `SpecError` if the source of operator times is unknown or cannot be used."""
     latency = config.latency
     if latency.source not in SOURCES:
         raise SpecError(
@@ -83,7 +83,7 @@ def check_latency(config: Config) -> None:
 
 
 def _check_measurable(config: Config) -> None:
-    """Refuse to measure operators that are not the model's own, or at more sizes than one."""
+    """Raise `SpecError` if sizes are symbolic, or if optimizer updates would be measured."""
     if symbols_of(config):
         override = (
             f"data_parallel={config.data_parallel}"
@@ -108,12 +108,12 @@ def is_measured(latency: LatencyConfig) -> bool:
 
 
 def operator_times(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
-    """Return where the times of the subject's operators come from.
+    """Return the source of the subject's operator times.
 
-    `model` is the `ModelSpec.key` of the model. Measurements are cached beside the captured graphs.
+    `model` is the `ModelSpec.key` of the model. Measurements are cached with the captured graphs.
 
     Raises:
-        FxpartError: when operators cannot be measured, or a calibration cannot be read.
+        FxpartError: if operators cannot be measured, or a calibration cannot be read.
 
     """
     if subject.workload is not None:
@@ -149,16 +149,15 @@ def _trace_times(latency: LatencyConfig) -> TraceTimes:
 def ring_curves(
     latency: LatencyConfig, topology: Topology, rings: IntArray
 ) -> CollectiveCurves | None:
-    """Return what NCCL makes of the links of `rings`, where that was measured.
+    """Return the measured NCCL curves for the links of `rings`, if any.
 
-    That is with ``latency=kernels``, between devices of one family in one machine, on links of the
-    rate that was measured. In other rings, which None stands for, collectives go at the rates of
-    their links.
+    They apply with ``latency=kernels``, to devices of one family in one machine, on links of the
+    measured rate. None means that collectives run at the rates of their links.
 
     Args:
-        latency: the source of times.
+        latency: the source of operator times.
         topology: all devices.
-        rings: those of each, shape (rings, devices).
+        rings: the devices of each ring, shape (rings, devices).
 
     """
     if latency.source != "kernels":
@@ -199,7 +198,7 @@ def _roofline(latency: LatencyConfig) -> LatencyModel:
 
 
 def _fitted(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
-    """Return the calibration of a file, or one of the subject's own measured times."""
+    """Return the calibration from a file, or one fitted to the subject's measured times."""
     if config.latency.file:
         return read_calibration(Path(config.latency.file))
     from fxpart.cost.fit import calibrate
@@ -208,7 +207,7 @@ def _fitted(config: Config, subject: Subject, model: Mapping[str, object]) -> La
 
 
 def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> OperatorProfile:
-    """Return the measured times of the subject's operators, from the cache where they are in it."""
+    """Return the measured times of the subject's operators, from the cache if possible."""
     latency, graph = config.latency, subject.captured.graph
     cache_dir = Path(config.capture.cache_dir) if config.capture.use_cache else None
     key = {
@@ -258,7 +257,7 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
 
 
 def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
-    """Return where times are from, unless a calibration or the roofline of all devices says it."""
+    """Return a note on the source of times; empty for calibrations and a plain roofline."""
     if isinstance(times, KernelModel):
         return _curves_note(config, times)
     if isinstance(times, LatencyModel):
@@ -274,7 +273,7 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
 
 
 def _curves_note(config: Config, times: KernelModel) -> str:
-    """Return which devices take curves, where that was not asked for, and what takes none."""
+    """Return which devices have measured curves, if chosen automatically, and what has none."""
     notes = []
     if not times.carries:
         pools = config.devices.pools
@@ -300,7 +299,7 @@ _NOT_HERE = (
 
 
 def _roofline_note(config: Config) -> str:
-    """Return that curves are not taken, or that what is run here is predicted for other devices."""
+    """Return why curves are not used, or that a plan run here is predicted for other devices."""
     names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))
     notes = []
     reason = roofline_reason(config)

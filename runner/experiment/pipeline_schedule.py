@@ -1,4 +1,4 @@
-"""The schedule of a pipeline that a configuration asks for."""
+"""The pipeline schedule of a configuration: its checks, simulation and report."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ __all__ = ["check_schedule", "schedule_line", "schedule_metrics", "scheduled"]
 
 
 def check_schedule(config: Config) -> None:
-    """Raise `SpecError` for a schedule that does not exist, or numbers that it cannot have."""
+    """Raise `SpecError` if the schedule is unknown, or conflicts with other settings."""
     name = config.schedule.name
     if name != "none" and name not in SCHEDULES:
         near = nearest_names(name, ["none", *SCHEDULES])
@@ -61,17 +61,23 @@ def scheduled(
     waits_s: float = 0.0,
     shards: WeightShards | None = None,
 ) -> ScheduleResult | None:
-    """Return the simulated pipeline, or None without a schedule.
+    """Simulate the pipeline schedule; return None without one.
 
-    `sums` is what replicas sum: gradients and results once a step, when a device has run all;
-    values inside the model for each microbatch, in its forward. `gathers_s` is what each device
-    takes to gather the weights that other replicas have updated, after its own updates; `waits_s`
-    is what a microbatch waits for weights and gradients where every one gathers and scatters them;
-    `shards` are the weights that stages gather when they need them.
+    Args:
+        config: the schedule and its number of microbatches.
+        problem: the placement problem.
+        assignment: its stages.
+        sums: the all-reduces over replicas: of gradients and results once a step, after a device's
+            last action, and of values inside the model in the forward of each microbatch.
+        gathers_s: the time each device takes to gather the weights updated by other replicas, after
+            its own updates.
+        waits_s: the time a microbatch waits for collectives, if each one gathers weights and
+            scatters gradients.
+        shards: the weights that stages gather on demand.
 
     Raises:
-        SpecError: for an assignment that is no chain of stages.
-        InfeasibleError: when the microbatches in flight do not fit a device.
+        SpecError: if the assignment is not a chain of stages.
+        InfeasibleError: if the microbatches in flight do not fit a device.
 
     """
     name = config.schedule.name
@@ -94,7 +100,7 @@ def scheduled(
 
 
 def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
-    """Return `costs` with the sums of each device added to its first stage."""
+    """Return `costs` with the all-reduces of each device added to its first stage."""
     within_s, reduce_s = sums.within_s.tolist(), (sums.busy_s - sums.within_s).tolist()
     stages = list(costs.stages)
     for device in dict.fromkeys(stage.device for stage in stages):
@@ -105,7 +111,7 @@ def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
 
 
 def _with_gathers(costs: PipelineCosts, gathers_s: Sequence[float]) -> PipelineCosts:
-    """Return `costs` with the gathers of each device after the updates of its last stage."""
+    """Return `costs` with the all-gathers of each device after the updates of its last stage."""
     stages = list(costs.stages)
     last = {stage.device: number for number, stage in enumerate(stages)}
     for device, number in last.items():
@@ -128,7 +134,7 @@ def _does_not_fit(
 
 
 def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
-    """Return what the device holds most of: weights, activations in flight, and inputs."""
+    """Return the bytes of a device's weights, activations in flight and inputs, as text."""
     stages = [(i, stage) for i, stage in enumerate(costs.stages) if stage.device == device]
     gathered = sum(stage.shards.whole_bytes for _, stage in stages if stage.shards)
     weights = sum(stage.weight_bytes for _, stage in stages) + gathered
@@ -141,10 +147,10 @@ def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
         result.microbatches,
         training=result.training,
     )
-    in_flight, waiting = 0, 0
+    in_flight, live = 0, 0
     for action in rows[result.devices.index(device)]:
-        waiting += (1 if action.kind == "F" else -1) * (action.stage == stages[0][0])
-        in_flight = max(in_flight, waiting)
+        live += (1 if action.kind == "F" else -1) * (action.stage == stages[0][0])
+        in_flight = max(in_flight, live)
     parts = [f"weights and what is kept for them {show_bytes(weights)}"]
     if saved:
         flight = counted(in_flight, "microbatch", "microbatches")
@@ -156,7 +162,7 @@ def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
 
 
 def schedule_line(result: ScheduleResult, rate: str) -> str:
-    """Return the outcome of a schedule in one line; `rate` is the throughput as text."""
+    """Return a line on the result of a schedule; `rate` is the throughput as text."""
     work = "training step" if result.training else "step"
     return (
         f"{result.name}: {work} {format_s(result.step_s)} for"

@@ -1,4 +1,4 @@
-"""What people compare plans by: tokens per second, MFU, and money."""
+"""Rates to compare plans by: tokens per second, MFU, and cost."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,25 +15,25 @@ from runner.output.terminal import rate_text
 __all__ = ["check_prices", "model_flops_utilization", "price_per_hour", "rate_line", "rate_metrics"]
 
 _BACKWARD = 2
-"""FLOPs of a backward beside those of its forward: a product for each of the two operands."""
+"""FLOPs of a backward relative to its forward: one product for each of the two operands."""
 _BACKWARD_OF_FROZEN = 1
-"""The same of a weight that is not trained, whose gradient is not computed."""
+"""The same for a frozen weight, whose gradient is not computed."""
 _FROZEN, _TRAINED = 1, 2
-"""Weights without a gradient; one at least that has it."""
+"""An operand made of frozen weights only, or with at least one trained weight."""
 
 
 def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: float) -> float:
-    """Return the share of the devices' peak FLOP/s that the model's own FLOPs come to.
+    """Return the model FLOPs utilization: the model's FLOP/s as a share of the devices' peak.
 
-    Those are the matrix products, convolutions and attention of the forward, and twice as many for
-    a backward, however much is computed again: Chowdhery et al.: PaLM, appendix B,
-    arXiv:2204.02311. Frozen weights have no gradient, so that their backward is as many. Each
-    dtype counts at its own peak, and devices that wait count too.
+    Model FLOPs are the matrix products, convolutions and attention of the forward, and twice as
+    many for the backward; recomputation does not count (Chowdhery et al.: PaLM, appendix B,
+    arXiv:2204.02311). Frozen weights have no gradient, so their backward has as many FLOPs as the
+    forward. Each dtype counts at its own peak, and idle devices count too.
 
     Args:
-        graph: what `topology` computes of one input.
-        topology: the devices, or those of one replica, or one device of each group.
-        inputs_per_s: inputs, or steps of training, as large as that of `graph`.
+        graph: the part of one input's work that `topology` computes.
+        topology: all devices, those of one replica, or one device of each group.
+        inputs_per_s: inputs, or training steps, of the size of `graph`.
 
     """
     forward = ~graph.is_backward
@@ -46,29 +46,29 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
         for dtype, count in flops.items()
         if count
     }
-    if not peak:  # nothing that counts: a published problem, or a model of sums
+    if not peak:  # no FLOPs: a published problem, or a model without matrix products
         return 0.0
     return inputs_per_s * sum(flops[dtype] / rate for dtype, rate in peak.items())
 
 
 def _backward_passes(graph: OpGraph) -> IntArray:
-    """Return the FLOPs of the backward of each operator, in those of its forward."""
+    """Return the backward FLOPs of each operator, in multiples of its forward's."""
     passes = np.full(graph.n_ops, _BACKWARD)
     trained = np.isin(graph.uses, graph.gradient_weights)
     if trained.all():
         return passes
     uses = np.where(trained, _TRAINED, _FROZEN).tolist()
     producers = graph.value_producer[graph.reads].tolist()
-    made: list[int] = []
-    """What each operator's results are made of, where that is weights alone, as a transpose's."""
+    origin: list[int] = []
+    """`_FROZEN` or `_TRAINED` for operators on weights alone, such as a transpose; 0 for others."""
     for op, (read, use) in enumerate(
         zip(_slices(graph.read_start), _slices(graph.use_start), strict=True)
     ):
-        of_reads = [made[maker] if maker >= 0 else 0 for maker in producers[read]]
-        most = max(of_reads + uses[use], default=0)
+        read_origins = [origin[maker] if maker >= 0 else 0 for maker in producers[read]]
+        most = max(read_origins + uses[use], default=0)
         if most == _FROZEN:
             passes[op] = _BACKWARD_OF_FROZEN
-        made.append(most if all(of_reads) else 0)
+        origin.append(most if all(read_origins) else 0)
     return passes
 
 
@@ -77,13 +77,13 @@ def _slices(starts: IntArray) -> Iterator[slice]:
 
 
 def check_prices(config: Config) -> None:
-    """Raise `SpecError` for a price of what is no accelerator, or that is none."""
+    """Raise `SpecError` if a price is of an unknown accelerator, or not positive and finite."""
     known = {*accelerator_files(), *(pool.name for pool in config.devices.pools)}
     for name, price in config.price_per_hour.items():
         if name not in known:
             near = nearest_names(name, known)
             raise SpecError(f"price_per_hour: there is no accelerator {name!r}, {near}")
-        # A mapping inside of one passes for a number in what OmegaConf reads.
+        # OmegaConf accepts a nested mapping in place of a number.
         if not isinstance(price, float | int) or not 0 < price < float("inf"):
             raise SpecError(
                 f"price_per_hour.{name} must be positive and finite, in USD, is {price}"
@@ -91,7 +91,7 @@ def check_prices(config: Config) -> None:
 
 
 def price_per_hour(config: Config) -> float | None:
-    """Return what all devices cost in an hour, in USD; None where the price of one is not known."""
+    """Return the price of all devices in USD per hour; None if any price is unknown."""
     total = 0.0
     for pool in config.devices.pools:
         price = config.price_per_hour.get(pool.name, pool.price_per_hour)
@@ -124,9 +124,9 @@ def rate_metrics(
 
 
 def rate_line(metrics: Mapping[str, float], *, trains: bool) -> str:
-    """Return the throughput in a few words: tokens of a decode, else examples.
+    """Return the throughput as text, in tokens for a decode and in examples otherwise.
 
-    A training step has its MFU, too, and what has a price that of a million tokens, or examples.
+    A training step adds its MFU; with a price, the cost of a million tokens or examples is added.
     """
     if "tpot_ms" in metrics:
         parts = [rate_text(metrics["tokens_per_s"], "tokens")]

@@ -1,4 +1,4 @@
-"""What would make a model fit: one change at a time, each tried before it is proposed."""
+"""Find a change that makes a model fit: each is tried by itself before it is proposed."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -19,22 +19,22 @@ from runner.output.terminal import progress
 __all__ = ["Change", "changes", "with_remedy"]
 
 _MOST_DEVICES = 8
-"""So many times the devices are tried."""
+"""Largest multiple of the number of devices that is tried."""
 _FITS_WHERE_IT_DOES = "size_based"
-"""Places a model in no time; searches refuse nothing that it places."""
+"""A fast mode; whatever it can place, searches can place too."""
 _SEARCHES = ("kl_based", "cost_aware", "sparse_nn")
 _SPREADS_WHERE_IT_CAN = (*_SEARCHES, _FITS_WHERE_IT_DOES)
 _HOSTS_GB = (64, 256, 1024, 4096)
-"""Memory of hosts that is proposed as a tier."""
+"""Sizes of host memory, in GB, that are proposed as a tier."""
 
 
 class Change(NamedTuple):
-    """Another configuration, as it is typed."""
+    """A changed configuration, with the overrides to type."""
 
     overrides: str
     config: Config
     captures: bool = False
-    """Whether its graph is another one."""
+    """Whether it needs another captured graph."""
 
 
 def with_remedy(
@@ -44,13 +44,13 @@ def with_remedy(
     *,
     may_capture: bool,
 ) -> InfeasibleError:
-    """Return `error` with the first of `changes` with which the model fits, or those that fail.
+    """Return `error` with the first of `changes` that makes the model fit, or all that do not.
 
     Args:
-        config: what does not fit.
-        error: which says what does not fit.
-        place: raises an `FxpartError` for a configuration that does not fit, or makes no sense.
-        may_capture: whether a graph may be captured for it, which takes seconds.
+        config: the configuration that does not fit.
+        error: the error raised for it.
+        place: raises an `FxpartError` for a configuration that does not fit, or is invalid.
+        may_capture: whether to try changes that capture a graph, which takes seconds.
 
     """
     tried: list[str] = []
@@ -68,7 +68,7 @@ def with_remedy(
                 tried.append(change.overrides)
                 continue
             return _with_advice(error, f"{change.overrides} makes it fit")
-    if not tried or error.devices_that_fit is not None:  # which says what would do
+    if not tried or error.devices_that_fit is not None:  # the error already says how many would fit
         return error
     return _with_advice(error, f"tried one at a time, and not enough: {'; '.join(tried)}")
 
@@ -90,7 +90,7 @@ def _has_graph(config: Config) -> bool:
 
 
 def _quickly(config: Config) -> Config:
-    """Return a configuration that fits only if `config` does, and is placed without a search."""
+    """Return a configuration without a search, which fits only if `config` fits."""
     if config.mode.name not in _SEARCHES or config.schedule.name != "none":
         return config
     return replace(config, mode=replace(config.mode, name=_FITS_WHERE_IT_DOES, options={}))
@@ -99,10 +99,10 @@ def _quickly(config: Config) -> Config:
 def changes(
     config: Config, *, knows_devices: bool = False, needed_bytes: int = 0
 ) -> Iterator[Change]:
-    """Yield what may help, what costs a user least first.
+    """Yield changes that may help, in rising order of cost to the user.
 
-    More devices are left out where the error `knows_devices`: how many would do. `needed_bytes` are
-    what the error says is needed, and a host's memory has.
+    More devices are not proposed if the error `knows_devices`, that is, how many would fit.
+    `needed_bytes`, as in the error, is the least size of a proposed host tier.
     """
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
@@ -127,7 +127,7 @@ def changes(
         size //= 2
     if knows_devices:
         return
-    if config.mode.name != "single":  # for which one device more is of no use
+    if config.mode.name != "single":  # which cannot use more devices
         yield from _of_more_devices(config)
     if searched is not None:
         for change in _of_more_devices(searched):
@@ -135,14 +135,14 @@ def changes(
 
 
 def _searched(config: Config) -> Config | None:
-    """Return the same with a mode that places whatever can be; None where it has such a mode."""
+    """Return `config` with a mode that places whatever fits; None if it has such a mode."""
     if config.schedule.name != "none" or config.mode.name in _SPREADS_WHERE_IT_CAN:
         return None
     return replace(config, mode=replace(config.mode, name="kl_based", options={}))
 
 
 def _of_host_memory(config: Config, needed_bytes: int) -> Iterator[Change]:
-    """Yield a host that has `needed_bytes`, where the devices are a spec and have no such host."""
+    """Yield a host tier of `needed_bytes`, if the devices are a spec without one that large."""
     parts = [part for part in config.devices.spec.split("+") if not part.startswith("host")]
     size_gb = next((size for size in _HOSTS_GB if size * 10**9 >= needed_bytes), None)
     is_spec = all(re.match(r"\d+x|nvme", part) for part in parts)
@@ -159,7 +159,7 @@ def _of_host_memory(config: Config, needed_bytes: int) -> Iterator[Change]:
 
 
 def _in_order_1f1b(config: Config) -> Change | None:
-    """Return the order that keeps the fewest activations; without a backward none are kept."""
+    """Return the change to 1F1B, which saves the fewest activations; None in inference."""
     if not is_training(config) or config.schedule.name not in ("gpipe", "interleaved"):
         return None
     options = {**config.mode.options, "schedule": "1f1b"}
@@ -171,7 +171,7 @@ def _in_order_1f1b(config: Config) -> Change | None:
 
 
 def _of_shards(config: Config) -> Iterator[Change]:
-    """Yield the stages of ZeRO above that of replicas that train."""
+    """Yield higher ZeRO stages, if replicas train."""
     if not is_training(config) or replica_count(config) == 1:
         return
     for stage in (1, *_stages_of_weights(config)):
@@ -180,9 +180,9 @@ def _of_shards(config: Config) -> Iterator[Change]:
 
 
 def _stages_of_weights(config: Config) -> tuple[int, ...]:
-    """Return the stage of ZeRO that shards weights and holds least, if one is planned."""
+    """Return the ZeRO stage that shards weights with the lowest peak, if one applies."""
     if in_stages(config):
-        # A pipeline that gathers weights again for each forward holds as much at its peak.
+        # Gathering weights again in each forward does not lower the peak of a pipeline.
         return () if config.schedule.name == "none" else (GATHERING,)
     return (STAGES[-1],) if config.schedule.name in ("none", "1f1b") else ()
 
@@ -203,19 +203,19 @@ def _of_more_devices(config: Config) -> Iterator[Change]:
     while times <= _MOST_DEVICES:
         count = times * pools[0].count
         more = replace(config.devices, pools=[replace(pools[0], count=count)])
-        # As many stages as devices, unless a number was asked for.
+        # A pipeline has as many stages as devices, unless a number is configured.
         yield Change(_counted_spec(config, count), replace(config, devices=more))
         times *= 2
 
 
 def _known_options(config: Config, options: dict[str, object]) -> ModeConfig:
-    """Return the mode with those of `options` that it has."""
+    """Return the mode with `options`, except those that it does not have."""
     known = {key: value for key, value in options.items() if key in config.mode.options}
     return replace(config.mode, options=known)
 
 
 def _counted_spec(config: Config, count: int) -> str:
-    """Return what to type for `count` of the devices, of those of a file their number alone."""
+    """Return the override for `count` devices; for devices from a file, only their number."""
     pool = config.devices.pools[0]
     typed, times, rest = config.devices.spec.partition("x")
     if typed == str(pool.count) and times:

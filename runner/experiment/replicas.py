@@ -1,4 +1,4 @@
-"""Data parallelism: devices and batch dealt out to replicas, and what their sums cost."""
+"""Data parallelism: replicas that share the batch, and the cost of their all-reduces."""
 
 from dataclasses import dataclass, replace
 
@@ -20,14 +20,14 @@ __all__ = ["Replicas", "check_replicas", "replica_metrics", "replicas_line", "wi
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Replicas:
-    """What data parallelism costs a placement."""
+    """The replicas of a placement and the cost of their all-reduces."""
 
     parallel: DataParallel
     cost: AllReduce
 
 
 def check_replicas(config: Config) -> None:
-    """Raise `SpecError` for replicas that do not go with the rest of `config`."""
+    """Raise `SpecError` if the replicas conflict with the rest of `config`."""
     replicas = config.data_parallel
     check_replica_count(replicas)
     check_bucket_bytes(config.all_reduce.bucket_bytes)
@@ -61,10 +61,10 @@ def with_sums(
     ranks: IntArray | None = None,
     curves: CollectiveCurves | None = None,
 ) -> tuple[Evaluation, Replicas]:
-    """Return the `evaluation` of one replica with the sums over all in its times, and these.
+    """Return the `evaluation` of one replica with all-reduces in its times, and their cost.
 
-    `ranks` are the replicas that sum each value, None for all; `curves` are of the links between
-    replicas.
+    `ranks` are the numbers of replicas that sum each value, None for all; `curves` are of the links
+    between replicas.
     """
     cost = all_reduce_cost(
         problem,
@@ -81,7 +81,7 @@ def with_sums(
 
 
 def replicas_line(replicas: Replicas, group: int = 1) -> str:
-    """Return what replicas cost in one line; each device of a replica stands for `group` alike."""
+    """Return a line on replicas and their cost; each device stands for a group of `group`."""
     cost, count = replicas.cost, replicas.parallel.n_replicas
     most = int(cost.busy_s.argmax())
     devices = counted(replicas.parallel.replica.n_devices * group, "device")

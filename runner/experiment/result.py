@@ -1,4 +1,4 @@
-"""What an experiment comes to: a placement, its cost, and what was asked for beside it."""
+"""The result of an experiment: a placement, its cost, and the results of optional features."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,88 +23,88 @@ from runner.experiment.tensor_split import TensorSplit
 from runner.experiment.whole_modules import WholeModules
 
 LARGEST = 100
-"""Tensors of each device that are listed at its peak."""
+"""Number of tensors listed at each device's peak."""
 
 
 # Without slots, for the cached property.
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What an experiment found."""
+    """The result of an experiment."""
 
     subject: Subject
     problem: Problem
     assignment: Assignment
     evaluation: Evaluation
     partition_s: float
-    """Time that the mode took."""
+    """Time spent by the mode."""
     batch_size: int = 1
-    """Examples in one input, of all replicas together."""
+    """Examples in one input, over all replicas."""
     tokens: int | None = None
-    """In an example of a model of texts."""
+    """Tokens per example of a text model."""
     price_per_hour: float | None = None
-    """Of all devices, in USD, where it is known."""
+    """Price of all devices in USD, if known."""
     step: str | None = None
-    """Which step of serving, one of `fxpart.core.phases.CACHED_STEPS`."""
+    """The serving step, one of `fxpart.core.phases.CACHED_STEPS`."""
     measured_on: str | None = None
-    """The device whose operators were measured, where times come from measurements."""
+    """The device whose operators were measured, if times are measurements."""
     schedule: ScheduleResult | None = None
-    """The pipeline that was asked for."""
+    """The simulated pipeline schedule."""
     replicas: Replicas | None = None
-    """What data parallelism costs; `evaluation` is of one replica, sums included."""
+    """Data parallelism and its cost; `evaluation` is of one replica, all-reduces included."""
     device_memory: tuple[DeviceMemory, ...] = ()
-    """What each device needs, beside tensors too."""
+    """The memory needed on each device, including that besides tensors."""
     batches: BatchReport | None = None
-    """The plan at other sizes."""
+    """The cost at other batch sizes."""
     measured: Measured | None = None
-    """What was measured when the plan was carried out."""
+    """Measurements, if the plan was executed."""
     whole: WholeModules | None = None
-    """Beside a search: the best plan that keeps modules whole."""
+    """The best plan that keeps modules whole, next to that of a search."""
     subject_line: str = ""
-    """What was planned, as `runner.experiment.subject_line` has it."""
+    """The summary by `runner.experiment.subject_line`."""
     shards: ShardedStep | None = None
-    """What ZeRO costs; its collectives are in the times of `evaluation`."""
+    """The cost of ZeRO, whose collectives are in the times of `evaluation`."""
     split: TensorSplit | None = None
-    """What tensor parallelism costs; every device of `evaluation` then stands for a group."""
+    """The cost of tensor parallelism; each device of `evaluation` then stands for a group."""
     curve: tuple[Progress, ...] = ()
-    """How `mode=optimal` went on."""
+    """The progress of `mode=optimal`."""
     offloaded: Offloaded | None = None
-    """Which weights lie in tiers beside the devices, where the devices do not hold all."""
+    """The tensors in tiers, if the devices cannot hold all."""
     generation: Generation | None = None
-    """Of ``phase=generate``: what prompts and decode take; `evaluation` is of the last decode."""
+    """Times and limits of ``phase=generate``; `evaluation` is of the last decode."""
     other_sizes: tuple[ServingRow, ...] = ()
-    """The same of each pair in ``serving_sweep``."""
+    """The generation at each size in ``serving_sweep``."""
     times_note: str = ""
-    """Where the times come from, if a plan that is carried out here has them from elsewhere."""
+    """A note on the source of times, such as for a plan run here with times from elsewhere."""
 
     @cached_property
     def peaks(self) -> tuple[DevicePeak, ...]:
-        """Where each device's memory is fullest, with the `LARGEST` tensors there."""
+        """The memory peak of each device, with its `LARGEST` tensors."""
         return device_peaks(self.problem, self.assignment, LARGEST)
 
     @property
     def n_devices(self) -> int:
-        """How many rows of `evaluation` are devices; a tier that computes comes after them."""
+        """Number of devices in `evaluation`; a computing tier comes after them."""
         return len(self.offloaded.devices) if self.offloaded else len(self.evaluation.devices)
 
     @property
     def device_uses(self) -> tuple[DeviceUse, ...]:
-        """What each device holds and does."""
+        """The use of each device, without tiers."""
         return self.evaluation.devices[: self.n_devices]
 
     @property
     def peak_bytes(self) -> int:
-        """The largest peak of any device."""
+        """The largest peak of all devices."""
         return max(use.peak_bytes for use in self.device_uses)
 
     @property
     def device_peaks(self) -> tuple[DevicePeak, ...]:
-        """Those of `peaks` that are of devices; all where only a tier computes."""
+        """The `peaks` of devices; all peaks if only a tier computes."""
         of_devices = tuple(peak for peak in self.peaks if peak.device < self.n_devices)
         return of_devices or self.peaks
 
     @property
     def copy_rooms(self) -> dict[int, int]:
-        """Bytes of each device that are kept for copies from tiers, by logical id."""
+        """Bytes on each device kept free for copies from tiers, by logical id."""
         if self.offloaded is None:
             return {}
         peaks = {peak.device: peak.bytes for peak in self.device_peaks}
@@ -116,16 +116,16 @@ class Result:
 
     @property
     def device_needs(self) -> tuple[DeviceMemory, ...]:
-        """Those of `device_memory` that are of devices; all where only a tier computes."""
+        """The `device_memory` of devices; all of it if only a tier computes."""
         of_devices = tuple(need for need in self.device_memory if need.device < self.n_devices)
         return of_devices or self.device_memory
 
     @property
     def has_gap(self) -> bool:
-        """Whether the latency is what was asked for, so that its distance from a bound says much.
+        """Whether latency is what the plan optimizes, so that its optimality gap is meaningful.
 
-        A schedule gives up the latency of one microbatch for that of a step, and copies for what a
-        stream of inputs takes; sums over replicas are in the latency, and in no bound.
+        A schedule trades the latency of one microbatch for that of a step, and copies of the model
+        trade it for throughput; all-reduces count in the latency, but not in the bound.
         """
         return self.schedule is None and self.replicas is None and self.evaluation.rounds == 1
 
@@ -136,5 +136,5 @@ class Result:
 
     @property
     def captured(self) -> CapturedGraph:
-        """The graph that is placed, before operators are grouped."""
+        """The placed graph, before grouping of operators."""
         return self.subject.captured

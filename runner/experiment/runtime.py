@@ -1,4 +1,4 @@
-"""What runs the model: its own Python, the captured graph, or kernels that a compiler makes."""
+"""The runtime of the model: its own Python, the captured graph, or compiled kernels."""
 
 from functools import lru_cache
 
@@ -21,11 +21,11 @@ __all__ = [
 RUNTIMES = ("eager", "graph", "compiled")
 """The values of ``runtime.name``."""
 _MOST_KEPT = 8
-"""Graphs of kernels that are kept: searches of a run, and jobs of a sweep, take the same few."""
+"""Number of cached kernel graphs: searches of a run and jobs of a sweep reuse a few."""
 
 
 def check_runtime(config: Config) -> None:
-    """Raise `SpecError` for a runtime that does not exist."""
+    """Raise `SpecError` if the runtime is unknown or conflicts with other settings."""
     name = config.runtime.name
     if name not in RUNTIMES:
         raise SpecError(f"runtime={name} does not exist; {nearest_names(name, RUNTIMES)}")
@@ -47,12 +47,11 @@ def check_runtime(config: Config) -> None:
 
 
 def as_kernels(config: Config, graph: OpGraph, devices: int, *, is_kept: bool = True) -> OpGraph:
-    """Return `graph` as ``runtime=compiled`` runs it on so many devices, else as it is.
+    """Return `graph` fused into kernels for ``runtime=compiled``, and unchanged otherwise.
 
-    `is_kept` says whether to remember it: not of a graph that is made for one use.
-
-    One device compiles the whole model. Of several each compiles what it has block by block, and
-    so do plans of whole modules module by module: a model may be cut between them.
+    A single device compiles the whole model. Several compile it block by block, or module by module
+    at a coarser granularity, since a model may be cut between blocks or modules. `is_kept` caches
+    the result; leave that out for a graph that is used once.
     """
     if config.runtime.name != "compiled":
         return graph
@@ -61,7 +60,7 @@ def as_kernels(config: Config, graph: OpGraph, devices: int, *, is_kept: bool = 
 
 
 def devices_compiled_for(assignment: Assignment) -> int:
-    """Return over how many devices a plan divides the model; copies of all of it are one."""
+    """Return the number of devices that share one copy of the model."""
     return len(set(assignment.devices_of_partition))
 
 
@@ -76,10 +75,10 @@ _kept_kernels = lru_cache(maxsize=_MOST_KEPT)(_kernels)
 
 
 def host_launch_s(config: Config) -> float:
-    """Return the time of the host to start an operator.
+    """Return the host's time to launch an operator.
 
-    Without one in the configuration it is that of the slowest host of the accelerators; nothing
-    where operators run on the host itself, or where their measured times have it in them.
+    The default is that of the slowest host among the accelerators. It is 0 if operators run on the
+    host itself, or if measured operator times include it.
     """
     if config.latency.source in ("profiled", "calibrated"):
         return 0.0
@@ -89,9 +88,9 @@ def host_launch_s(config: Config) -> float:
 
 
 def host_line(issued_s: float, latency_s: float, operators: int) -> str:
-    """Return that the host decides how long a pass takes, where starting its operators does.
+    """Return a line saying that launches limit the latency of a pass; empty if they do not.
 
-    `issued_s` is when the host has started the last of them.
+    `issued_s` is the time at which the host has launched the last operator.
     """
     if issued_s < latency_s / 2:
         return ""

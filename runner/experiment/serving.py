@@ -1,4 +1,4 @@
-"""Steps of serving: the pass over a prompt, and one token against a cache."""
+"""Serving steps: prefill of a prompt, and decode of one token against a cache."""
 
 from fxpart.core.few_bits import (
     CACHE_DTYPES,
@@ -26,26 +26,27 @@ __all__ = [
 
 GENERATE = "generate"
 _LEAST_OUTPUT = 2
-"""Tokens: the first comes from the prompt, so that of one there is no time per token."""
+"""Least tokens to generate: the first comes from prefill, so a single one has no time per token."""
 _MOST_PAIRS = 4096
-"""Of sizes in one table."""
+"""Most pairs of sizes in one table."""
 
 
 def is_serving(config: Config) -> bool:
-    """Return whether a step with a cache is planned, or both."""
+    """Return whether prefill, decode or both are planned."""
     return config.phase.name in CACHED_STEPS or generates(config)
 
 
 def generates(config: Config) -> bool:
-    """Return whether prompts and the decode of their continuations are planned together."""
+    """Return whether prefill and decode are planned together."""
     return config.phase.name == GENERATE
 
 
 def check_serving(config: Config) -> None:
-    """Refuse a cache where there is none, and a context that has no room for a step.
+    """Check the settings of serving, and that no other phase has them.
 
     Raises:
-        SpecError: with what to write instead.
+        SpecError: if a setting is unknown, out of range or not of this phase; the message says what
+            to use.
 
     """
     _check_few_bits(config)
@@ -63,7 +64,7 @@ def check_serving(config: Config) -> None:
 
 
 def _check_generate(config: Config) -> None:
-    """Refuse lengths without a generation, and a generation with what is planned for one step."""
+    """Check that only a generation has lengths, and that it has no settings of single steps."""
     if not generates(config):
         for name, length in _lengths(config).items():
             if length is not None:
@@ -95,10 +96,10 @@ def _lengths(config: Config) -> dict[str, int | None]:
 
 
 def generated_len(config: Config) -> int:
-    """Return the tokens of a generated text, its prompt too.
+    """Return the tokens of a generated text, its prompt included.
 
     Raises:
-        SpecError: for a length that is missing or too small.
+        SpecError: if a length is missing or too small.
 
     """
     lengths, total = _lengths(config), 0
@@ -114,7 +115,7 @@ def generated_len(config: Config) -> int:
 
 
 def _check_serving_sweep(config: Config) -> None:
-    """Refuse sizes that no generation has."""
+    """Check that the sizes of ``serving_sweep`` are possible for this generation."""
     batches, contexts = config.serving_sweep.batches, config.serving_sweep.contexts
     if not (batches or contexts):
         return
@@ -187,13 +188,13 @@ def _check_few_bits(config: Config) -> None:
 
 
 def as_served(config: Config, graph: OpGraph) -> OpGraph:
-    """Return `graph` with weights and cache as `config` lays them out.
+    """Return `graph` with weights and cache in the formats of `config`.
 
-    Where the devices of a tensor-parallel group run their own experts on all of its tokens, each
-    multiplies a share of the rows.
+    If each device of a tensor-parallel group runs its own experts on all tokens of the group, it
+    multiplies only its share of the rows.
 
     Raises:
-        SpecError: for a layout that the model's weights do not take.
+        SpecError: if the model's weights do not allow the format.
 
     """
     plain = graph
@@ -213,21 +214,21 @@ def as_served(config: Config, graph: OpGraph) -> OpGraph:
 
 
 def has_experts_in_place(config: Config) -> bool:
-    """Return whether experts are run on all tokens of a tensor-parallel group, which go nowhere."""
+    """Return whether experts run on all tokens of their tensor-parallel group, not sent around."""
     return 1 < config.expert_parallel == config.tensor_parallel and not is_training(config)
 
 
 def serving_metrics(
     step: str, texts: int, evaluation: Evaluation, *, alike: int = 1
 ) -> dict[str, float]:
-    """Return what only a step with a cache has, one of `CACHED_STEPS`, for a batch of `texts`.
+    """Return the metrics of a serving step, one of `CACHED_STEPS`, for a batch of `texts`.
 
-    Each device of `evaluation` stands for `alike`: those of its group, in all replicas.
+    Each device of `evaluation` stands for `alike` devices: its group, in all replicas.
     """
     latency_s = evaluation.latency_s
     cache_gib = alike * sum(use.cache_bytes for use in evaluation.devices) / GIB
     if step == "prefill":
         return {"kv_cache_gib": cache_gib, "ttft_ms": latency_s * 1e3}
-    # A text's next token needs this one.
+    # Decodes cannot overlap: a text's next token needs this one.
     tokens_per_s = texts / latency_s if latency_s else float("inf")
     return {"kv_cache_gib": cache_gib, "tpot_ms": latency_s * 1e3, "tokens_per_s": tokens_per_s}

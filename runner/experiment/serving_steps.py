@@ -1,4 +1,4 @@
-"""The steps that generate text, at any batch and context: captured once in symbols for all."""
+"""The serving steps at any batch and context, each captured once with symbolic sizes."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -21,43 +21,42 @@ from runner.experiment.serving import as_served
 __all__ = ["ServingSteps", "Sizes", "serving_steps"]
 
 _MOST_KEPT = 4
-"""Models whose captures are kept in memory."""
+"""Number of models whose captures stay in memory."""
 _DECODE, _PREFILL = ("batch", "context_len"), ("batch", "seq_len")
 
 
 class Sizes(NamedTuple):
-    """Of a generation: how many texts, and the tokens of each that pass the decoder."""
+    """The sizes of a generation: the number of texts, and each one's tokens in the decoder."""
 
     texts: int
     prompt_len: int
     context_len: int
-    """Of the prompt and what follows it: the last decode is against so many."""
+    """Tokens of prompt and continuation: the context of the last decode."""
 
 
 @dataclass(eq=False, slots=True)
 class ServingSteps:
-    """The decode of a token and the pass over a prompt of one model, as its weights are laid out.
+    """Decode and prefill of one model, with its weight format.
 
-    A capture that does not hold for a size, as beyond a window, is joined by one that does.
+    If a capture does not hold for a size, such as beyond an attention window, another is added.
     """
 
     config: Config
     spec: ModelSpec
-    """Of the decode."""
+    """The spec of the decode."""
     has_encoder: bool = False
-    """Whether an encoder reads the prompts, of one length, and the decoder begins with a token."""
+    """Whether an encoder reads prompts of one fixed length; the decoder starts from a token."""
     seconds: float = 0.0
-    """Time that captures, and reading them, took so far."""
+    """Time spent so far on captures and on reading them from the cache."""
     from_cache: bool = True
-    """Whether none was captured now."""
+    """Whether all captures so far came from the cache."""
     _known: dict[str, list[SymbolicGraph]] = field(default_factory=dict)
 
     def decode(self, batch: int, context_len: int) -> OpGraph:
-        """Return the decode of a token for each of `batch` texts against `context_len` tokens.
+        """Return the decode of a token for each of `batch` texts at `context_len` tokens.
 
         Raises:
-            FxpartError: for more tokens than the model has positions for, and for a model that
-                cannot be captured.
+            FxpartError: if the model has fewer positions than tokens, or cannot be captured.
 
         """
         graph = self._at("decode", _DECODE, batch, context_len)
@@ -68,24 +67,24 @@ class ServingSteps:
         return self._at("decode", _DECODE, batch, context_len)
 
     def prefill(self, batch: int, prompt_len: int, decode: OpGraph) -> OpGraph:
-        """Return the pass over prompts that fills the first places of the cache of `decode`.
+        """Return the prefill of the cache of `decode`, which has the same batch.
 
-        It attends to the prompt alone, whatever room the cache has; `decode` is of the same batch.
+        It attends to the prompt only, however large the cache is.
         """
         symbols: tuple[str, ...] = _PREFILL
         if self.has_encoder or any(map(_is_state, decode.value_names)):
-            symbols = _PREFILL[:1]  # a loop over the tokens is captured token by token
+            symbols = _PREFILL[:1]  # a loop over tokens is unrolled by the capture
         graph = self._laid_out(self._at("prefill", symbols, batch, prompt_len))
         return _with_cache_of(graph, decode)
 
     @property
     def sizes(self) -> Sizes:
-        """Those that `config` asks for."""
+        """The sizes in `config`."""
         prompt_len = 1 if self.has_encoder else self.config.prompt_len or 0
         return Sizes(self.spec.batch_size, prompt_len, prompt_len + (self.config.output_len or 0))
 
     def end_of_range(self, batch: int, context_len: int) -> int | None:
-        """Return the longest context that the capture for these sizes holds for, None for any."""
+        """Return the longest context covered by the capture for these sizes; None if unlimited."""
         *_, (_, high) = self._piece("decode", _DECODE, batch, context_len).ranges
         return high
 
@@ -100,12 +99,14 @@ class ServingSteps:
         return with_chosen_experts(graph)
 
     def _piece(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> SymbolicGraph:
-        """Return a capture that holds for these sizes, made now if none is known."""
+        """Return a capture that holds for these sizes, making one if necessary."""
         sizes = dict(zip(symbols, (batch, length), strict=False))
         spec = self._spec(step, batch, length)
         of_one_length = len(symbols) == 1 or self.has_encoder
         sizes_of_capture = [spec.seq_len] if of_one_length else []
-        if self.has_encoder and step == "prefill":  # its cache has the room that it was captured of
+        if (
+            self.has_encoder and step == "prefill"
+        ):  # the size of its cache is captured as a constant
             sizes_of_capture.append(spec.cache_len)
         pieces = self._known.setdefault(f"{step} {sizes_of_capture}", [])
         for piece in pieces:
@@ -141,7 +142,7 @@ class ServingSteps:
 
 
 def _is_state(name: str) -> bool:
-    """Return whether a value is the state of a recurrence that a cache keeps."""
+    """Return whether a value is a cached recurrent state."""
     return name.startswith(CACHE) and "state" in name
 
 
@@ -154,7 +155,7 @@ def _holds(piece: SymbolicGraph, sizes: dict[str, int]) -> bool:
 
 
 def _with_cache_of(graph: OpGraph, decode: OpGraph) -> OpGraph:
-    """Return `graph` with the inputs of a cache as large as they are in `decode`."""
+    """Return `graph` with its cache inputs as large as those of `decode`."""
     room = {
         decode.value_names[value]: (
             int(decode.value_bytes[value]),
@@ -170,7 +171,7 @@ def _with_cache_of(graph: OpGraph, decode: OpGraph) -> OpGraph:
 
 
 _pieces: OrderedDict[str, dict[str, list[SymbolicGraph]]] = OrderedDict()
-"""Captures of the latest models, by what decides them beside sizes."""
+"""Captures of the most recent models, by a digest of everything that decides them except sizes."""
 _lock = Lock()
 _SIZES = ("batch_size", "seq_len", "cache_len", "step")
 
@@ -184,7 +185,7 @@ def _has_encoder(spec: ModelSpec) -> bool:
 
 
 def serving_steps(config: Config, spec: ModelSpec) -> ServingSteps:
-    """Return the steps of the model that `spec` names, with what this process captured before."""
+    """Return the serving steps of the model of `spec`, with earlier captures of this process."""
     has_encoder = _has_encoder(spec)
     if not config.capture.use_cache:
         return ServingSteps(config, spec, has_encoder)

@@ -1,4 +1,4 @@
-"""A generation's plan at other sizes: every batch at every context that was asked for."""
+"""A generation's plan at other sizes: every batch at every context of ``serving_sweep``."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -13,28 +13,28 @@ __all__ = ["ServingRow", "check_table", "serving_table"]
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """What the plan takes for some texts of one length, whether or not it holds them."""
+    """The plan's times and memory at one batch and context, whether or not it fits."""
 
     pace: Pace
     needed_bytes: int
-    """What is expected on the device that is fullest next to its memory, beside tensors too."""
+    """Expected memory of the relatively fullest device, including that besides tensors."""
     device: int
-    """That device."""
+    """The fullest device."""
     fits: bool
-    """Whether a run of these sizes would be told to fit."""
+    """Whether a run of these sizes would fit."""
 
     @property
     def context_len(self) -> int:
-        """Tokens of each text: its prompt, and what is generated."""
+        """Tokens of each text: its prompt and the generated ones."""
         return self.pace.prompt_len + self.pace.output_len
 
 
 def check_table(config: Config, steps: ServingSteps) -> None:
-    """Refuse contexts of ``serving_sweep`` that the model of `steps` cannot have.
+    """Check that the model of `steps` supports the contexts of ``serving_sweep``.
 
     Raises:
-        NotApplicableError: for contexts of a model with an encoder.
-        SpecError: for a context that is longer than the model's.
+        NotApplicableError: if the model has an encoder.
+        SpecError: if a context is longer than the model's longest.
 
     """
     contexts = config.serving_sweep.contexts
@@ -56,9 +56,9 @@ def check_table(config: Config, steps: ServingSteps) -> None:
 
 
 def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
-    """Return a row for each context and batch of ``serving_sweep``, in rising order; none for none.
+    """Return a row for each context and batch of ``serving_sweep``, in rising order.
 
-    `check_table` has refused what the model cannot have.
+    Call `check_table` first. Without a sweep there are no rows.
     """
     sweep, usual = plan.config.serving_sweep, plan.sizes
     if not (sweep.batches or sweep.contexts):
