@@ -1,4 +1,4 @@
-"""`autocast`: a module runs as under `torch.autocast` of CUDA, on whatever device it lies.
+"""`autocast`, `with_own_regions`: a module casts as CUDA's `torch.autocast`, wherever it lies.
 
 Where there is no GPU `torch.autocast("cuda")` does nothing, on meta tensors it does not exist, and
 that of the CPU has other lists. The lists here are those of torch's ``ATen/autocast_mode.h`` (and
@@ -6,16 +6,18 @@ of its page "Automatic Mixed Precision package"), by the names that functions ha
 ``tests/capture/models/test_autocast.py`` compares them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["autocast"]
+__all__ = ["autocast", "regions_of_cuda", "with_own_regions"]
 
 IN_16_BITS = frozenset(
     {
@@ -158,8 +160,7 @@ def autocast(module: nn.Module, dtype: torch.dtype) -> None:
 
     A float32 leaf that requires a gradient is cast to 16 bits once in a forward, and the cast is
     kept to its end, as torch's cache keeps it. Where a function of Python is made of several, such
-    as attention with its projections, all of it is in the dtype of the products. A forward's own
-    regions of `torch.autocast` are not seen.
+    as attention with its projections, all of it is in the dtype of the products.
     """
     forward = module.forward
 
@@ -172,14 +173,94 @@ def autocast(module: nn.Module, dtype: torch.dtype) -> None:
     module.forward = forward_with_casts
 
 
-class _Autocast(TorchFunctionMode):
-    """Casts what functions of torch read, by their names."""
+def with_own_regions(module: nn.Module) -> None:
+    """Let regions of `torch.autocast` in the forward of `module` cast as on CUDA; changed in place.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    Those that name the CPU stay as they are: on an accelerator they do nothing.
+    """
+    forward = module.forward
+
+    @wraps(forward)
+    def forward_with_regions(*args: object, **kwargs: object) -> object:
+        with regions_of_cuda():
+            return forward(*args, **kwargs)
+
+    module.forward = forward_with_regions
+
+
+@contextmanager
+def regions_of_cuda() -> Iterator[None]:
+    """Let regions of `torch.autocast` that are made or entered meanwhile cast as on CUDA.
+
+    Without a GPU torch disables them as they are made, and those of the device ``meta`` fail. What
+    was made before is enabled if torch left it so. Not thread-safe.
+    """
+    names = ("__init__", "__enter__", "__exit__")
+    originals = [getattr(torch.autocast, name) for name in names]
+    make, enter, leave = originals
+
+    def init(
+        region: Any,  # noqa: ANN401 - a `torch.autocast`, with fields of ours
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        region.casts_to = (dtype or torch.get_autocast_dtype("cuda")) if enabled else None
+        region.device = device_type
+        if device_type != "meta":
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*Disabling autocast")
+                make(region, device_type, dtype, enabled, cache_enabled)
+
+    def enter_region(region: Any) -> object:  # noqa: ANN401
+        if region.device == "cpu":
+            return enter(region)
+        as_torch_left_it = region.fast_dtype if getattr(region, "_enabled", False) else None
+        mode = _Autocast(getattr(region, "casts_to", as_torch_left_it))
+        region.modes = [*getattr(region, "modes", ()), mode]
+        mode.__enter__()
+        return region
+
+    def leave_region(region: Any, *error: Any) -> object:  # noqa: ANN401
+        if region.device == "cpu":
+            return leave(region, *error)
+        region.modes.pop().__exit__(*error)
+        return False
+
+    ours: tuple[Callable[..., object], ...] = (init, enter_region, leave_region)
+    for name, function in zip(names, ours, strict=True):
+        setattr(torch.autocast, name, function)
+    try:
+        yield
+    finally:
+        for name, original in zip(names, originals, strict=True):
+            setattr(torch.autocast, name, original)
+
+
+class _Autocast(TorchFunctionMode):
+    """Casts what functions of torch read, by their names; within another it alone does."""
+
+    _entered: ClassVar[list["_Autocast"]] = []
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        """Cast to `dtype` for products; None casts nothing, as a disabled region."""
         super().__init__()
         self._dtype = dtype
-        # By `id`, with the leaf itself so that no other tensor takes its id.
-        self._casts: dict[int, tuple[Tensor, Tensor]] = {}
+        # By `id` and dtype, with the leaf itself so that no other tensor takes its id.
+        self._casts: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def __enter__(self) -> "_Autocast":
+        """Become the innermost; casts of leaves are kept until the outermost is left."""
+        self._casts = self._entered[0]._casts if self._entered else {}
+        self._entered.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Give way to the one around it."""
+        self._entered.pop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -188,8 +269,10 @@ class _Autocast(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what a function returns is anything
-        name = getattr(func, "__name__", "")
         given = dict(kwargs or {})
+        if self._dtype is None or self._entered[-1] is not self:
+            return func(*args, **given)
+        name = getattr(func, "__name__", "")
         if name in IN_16_BITS:
             args, given = tree_map_only(Tensor, self._in_16_bits, (args, given))
         elif name in SUMMED_IN_FLOAT32:
@@ -200,13 +283,15 @@ class _Autocast(TorchFunctionMode):
         return func(*args, **given)
 
     def _in_16_bits(self, tensor: Tensor) -> Tensor:
-        if tensor.dtype == self._dtype or tensor.dtype not in (torch.float32, *_16_BITS):
+        dtype = self._dtype
+        if dtype is None or tensor.dtype == dtype or tensor.dtype not in (torch.float32, *_16_BITS):
             return tensor
         if not _is_cached(tensor):
-            return tensor.to(self._dtype)
-        if id(tensor) not in self._casts:
-            self._casts[id(tensor)] = (tensor, tensor.to(self._dtype))
-        return self._casts[id(tensor)][1]
+            return tensor.to(dtype)
+        key = id(tensor), dtype
+        if key not in self._casts:
+            self._casts[key] = (tensor, tensor.to(dtype))
+        return self._casts[key][1]
 
 
 def _is_cached(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch.export import register_dataclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpart.capture.models.adapters import add_adapters
-from fxpart.capture.models.autocast import autocast
+from fxpart.capture.models.autocast import autocast, regions_of_cuda, with_own_regions
 from fxpart.capture.models.factory_source import (
     factory_as_imported,
     imported_function,
@@ -62,7 +62,8 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
 
     With `ModelSpec.tensor_parallel` it is the part of one device (`fxpart.sharding`).
 
-    With `ModelSpec.autocast` its forward, with the loss, casts as `torch.autocast` of CUDA does.
+    With `ModelSpec.autocast` its forward, with the loss, casts as `torch.autocast` of CUDA does, as
+    regions of its own forward do anyway.
 
     With `ModelSpec.lora` it has peft's adapters, and nothing else is trained.
 
@@ -72,13 +73,15 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
         CaptureError: when a factory fails.
 
     """
-    built = _without_loss(spec, META if device is None else device)
+    with regions_of_cuda():
+        built = _without_loss(spec, META if device is None else device)
     if spec.lora:
         add_adapters(built.module, spec.lora)
     if spec.loss_function is not None:
         _compute_loss(built.module, spec.loss_function)
     if spec.autocast is not None:
         autocast(built.module, getattr(torch, spec.autocast))
+    with_own_regions(built.module)
     return built
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.capture.models import autocast as lists
-from fxpart.capture.models.autocast import autocast
+from fxpart.capture.models.autocast import autocast, regions_of_cuda, with_own_regions
 from fxpart.capture.training.joint import joint_capture
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
@@ -139,6 +139,48 @@ def _predicted(model: nn.Module, x: Tensor) -> tuple[int, list[str]]:
     casts = [name for name in graph.names[: graph.first_backward] if "_to_copy" in name]
     devices = np.zeros(graph.n_ops, dtype=np.int64)
     return int(peak_bytes(memory_tables(graph), devices, 1)[0]), casts
+
+
+def _under(forward: Callable[..., Tensor], device: str) -> Callable[[Tensor], Tensor]:
+    """Return a forward in a region of its own, with a product in a disabled region in it."""
+
+    def with_regions(x: Tensor) -> Tensor:
+        with torch.autocast(device, SHORT):
+            with torch.autocast(device, enabled=False):
+                assert (x[:1] @ x[:1].T).dtype == LONG
+            return forward(x)
+
+    return with_regions
+
+
+def test_regions_of_a_forward_cast_as_a_region_of_the_cpu_does() -> None:
+    model, x = _step()
+    forward = model.forward
+    model.forward = _under(forward, "cpu")
+    expected, loss = _live(model, x), model(x)
+    model.forward = forward
+    without, (peak_without, _) = _live(model, x), _predicted(model, x)
+    for device in ("cuda", "meta"):
+        model.forward = _under(forward, device)
+        with_own_regions(model)
+        assert _live(model, x) == expected != without
+        torch.testing.assert_close(model(x), loss, rtol=0, atol=0)
+        peak, casts = _predicted(model, x)
+        assert len(casts) == 4 + 1 + 1
+        assert peak - expected[1] == peak_without - without[1]
+
+
+def test_regions_are_torchs_own_afterwards() -> None:
+    with regions_of_cuda():
+        region = torch.autocast("cuda", SHORT)
+        of_cpu = torch.autocast("cpu", SHORT)
+    x = torch.rand(2, 2)
+    with region:  # Without a GPU torch does nothing.
+        assert (x @ x).dtype == LONG
+    with of_cpu:
+        assert (x @ x).dtype == SHORT
+    with regions_of_cuda(), region, torch.autocast("cuda", enabled=False):
+        assert (x @ x).dtype == LONG
 
 
 def test_a_step_holds_what_one_under_autocast_of_the_cpu_does() -> None:
