@@ -1,6 +1,6 @@
-"""What a run plans for: a captured graph, and the model itself where the plan is carried out.
+"""The subject of a plan: a captured graph, and the model itself if the plan is executed.
 
-A sweep places one model hundreds of times, so a process keeps the latest few in memory.
+A sweep places one model hundreds of times, so a process keeps the most recent few in memory.
 """
 
 import time
@@ -72,50 +72,50 @@ __all__ = [
 ]
 
 MOST_KEPT = 12
-"""Graphs of each sort that are kept in memory: a recommendation goes to and fro among as many."""
+"""Number of graphs of each sort kept in memory: a recommendation alternates between as many."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Subject:
-    """What is placed, and what can be run or measured of it."""
+    """A graph to place, with the model to run or measure."""
 
     captured: CapturedGraph
     program: "Callable[[], ExportedProgram]"
-    """Returns the program whose operators are those of the graph; that may take a capture."""
+    """Returns the program with the operators of the graph, capturing it if necessary."""
     real: "RealModel | None" = None
-    """What is really run, with weights: of a training step its forward."""
+    """The model to run, with weights; only the forward of a training step."""
     exported_names: tuple[str, ...] = ()
-    """Of a training step that is run: which operator of `real` each operator is a part of."""
+    """For a training step to run: the operator of `real` that each operator is part of."""
     step: "JointCapture | None" = None
-    """That step."""
+    """The training step to run."""
     symbolic: SymbolicGraph | None = None
-    """The graph at all sizes, where it was captured so."""
+    """The graph with symbolic sizes, if captured that way."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """The value of each of its symbols."""
+    """The value of each symbol."""
     workload: Workload | None = None
-    """The published problem that is placed in place of a model."""
+    """The published problem to place instead of a model."""
     unconverted: OpGraph | None = None
-    """The graph before its weights and cache were laid out in few bits, where they were."""
+    """The graph before weights and cache were converted to few bits, if they were."""
     partial: IntArray | None = None
-    """With several replicas, the values that they sum."""
+    """With several replicas, the values that are all-reduced."""
     partial_ranks: IntArray | None = None
-    """Over how many replicas each of these is summed; None for all."""
+    """The number of replicas over which each of `partial` is summed; None for all."""
     steps: ServingSteps | None = None
-    """Of a generation, both steps at any size; `captured` is the last decode."""
+    """Both steps of a generation at any size; `captured` is then the last decode."""
 
 
 _kept: OrderedDict[str, Subject] = OrderedDict()
-"""By `_key`, the latest used last."""
+"""Subjects by `_key`, in order of last use."""
 _lock = Lock()
 
 
 def shared_subject(config: Config, spec: ModelSpec) -> Subject:
-    """Return what `subject_of` does, from memory if this process has had it before.
+    """Return `subject_of` the config, from memory if this process has made it before.
 
-    What is run, and what is captured without a cache, is made anew each time.
+    Models to run, and graphs captured without a cache, are made anew each time.
 
     Raises:
-        FxpartError: for a model that cannot be built, captured or held.
+        FxpartError: if the model cannot be built, captured or held in memory.
 
     """
     begin = time.perf_counter()
@@ -133,7 +133,7 @@ def shared_subject(config: Config, spec: ModelSpec) -> Subject:
             captured = replace(subject.captured, seconds=seconds, from_cache=True)
             return replace(subject, captured=captured)
     subject = subject_of(config, spec)
-    if _key(config, spec) == key:  # no file of the model has changed meanwhile
+    if _key(config, spec) == key:  # no file of the model changed during the capture
         with _lock:
             _kept[key] = subject
             while len(_kept) > MOST_KEPT:
@@ -142,7 +142,7 @@ def shared_subject(config: Config, spec: ModelSpec) -> Subject:
 
 
 def _key(config: Config, spec: ModelSpec) -> str | None:
-    """Return the hash of all that decides the subject, None for one that is not shared."""
+    """Return the hash of everything that decides the subject; None if it is not shared."""
     if config.execute.name != "none" or not config.capture.use_cache:
         return None
     parts = {
@@ -155,7 +155,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "runtime": asdict(config.runtime),
         "weights": asdict(config.weights),
         "kv_cache": config.kv_cache,
-        "prompt_len": config.prompt_len,  # the spec has what a generation comes to in all
+        "prompt_len": config.prompt_len,  # the spec has only the total length of a generation
         "data_parallel": config.data_parallel,
         "zero": [config.zero, config.zero > 0 and in_stages(config)],
         "all_reduce": asdict(config.all_reduce),
@@ -165,29 +165,29 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
 
 @lru_cache(maxsize=MOST_KEPT)
 def placed_graph(graph: OpGraph, rounding_bytes: int, granularity: str) -> OpGraph:
-    """Return `graph` as it is placed: sizes as the allocator rounds them, operators in groups.
+    """Return `graph` ready to place: sizes rounded as by the allocator, operators grouped.
 
     Raises:
-        SpecError: for a multiple below 1, or a granularity that does not exist.
+        SpecError: if the multiple is below 1, or the granularity unknown.
 
     """
     return group_operators(rounded(graph, rounding_bytes), granularity)
 
 
 def graph_to_place(config: Config, subject: Subject) -> OpGraph:
-    """Return the graph of a subject as `placed_graph` does by its configuration."""
+    """Return the `placed_graph` of a subject, rounded and grouped as in `config`."""
     rounding = rounding_bytes(config.devices, config.reserve)
     return placed_graph(subject.captured.graph, rounding, config.granularity)
 
 
 def subject_of(config: Config, spec: ModelSpec) -> Subject:
-    """Return what `config` asks to be planned; `spec` is its model.
+    """Return the subject of `config`; `spec` is its model.
 
-    A graph that is only placed comes from the cache where it can. What is run is built with its
-    weights, and the graph is that of what is run.
+    If the plan is not executed, the graph comes from the cache if possible. Otherwise the model is
+    built with weights, and the graph is captured from it.
 
     Raises:
-        FxpartError: for a model that cannot be built, captured or held.
+        FxpartError: if the model cannot be built, captured or held in memory.
 
     """
     phase, cache = config.phase.name, config.capture
@@ -244,10 +244,10 @@ def _training_step(config: Config, real: "RealModel", begin: float) -> Subject:
 
 
 def symbols_of(config: Config) -> tuple[str, ...]:
-    """Return the sizes that are captured as symbols; replicas need to know which is the batch.
+    """Return the sizes captured as symbols; replicas need a symbolic batch.
 
     Raises:
-        SpecError: for a choice that does not exist, or that other choices rule out.
+        SpecError: if ``capture.symbolic`` is unknown, or conflicts with other choices.
 
     """
     symbols = symbols_named(config.capture.symbolic)
@@ -283,7 +283,7 @@ def _captured_symbolic(
         reason, hint, _ = str(error).partition("; set capture.symbolic=none")
         if not hint or symbols_named(cache.symbolic):
             raise
-        # The symbols are there for the replicas, and were not asked for.
+        # The user did not choose symbols: replicas need them.
         raise type(error)(
             f"{reason}; data_parallel={config.data_parallel} needs a symbolic batch, set"
             " data_parallel=1"
@@ -313,9 +313,9 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
 
 
 def _mesh_subject(config: Config, spec: ModelSpec) -> Subject:
-    """Return a replica that shares experts or sequences with others, at the one size of `spec`.
+    """Return a replica that shares experts or sequences with others, at the fixed size of `spec`.
 
-    Its loss and gradients are a part of those of all; nothing else is summed.
+    Its loss and gradients are partial sums; nothing else is all-reduced.
     """
     captured = _captured(config, spec)
     graph = captured.graph
@@ -345,7 +345,7 @@ def _mesh_subject(config: Config, spec: ModelSpec) -> Subject:
 
 
 def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:
-    """Return a training step at the one size of `spec`, sharded over replicas."""
+    """Return a training step at the fixed size of `spec`, sharded over replicas."""
     symbolic = known.symbolic
     graph = symbolic.at(batch=spec.batch_size)
     partial = partial_values(graph, symbolic.value_batch_dim)
@@ -355,7 +355,7 @@ def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -
 
 
 def _as_run(config: Config, graph: OpGraph) -> OpGraph:
-    """Return `graph` with its updates, and held as ``runtime`` says."""
+    """Return `graph` with optimizer updates, and values held as under ``runtime``."""
     graph = graph if config.runtime.name == "eager" else without_python(graph)
     if is_megatron(config) and config.zero == 0:
         graph, _ = with_main_gradients(graph)
@@ -377,10 +377,10 @@ def _captured(config: Config, spec: ModelSpec) -> CapturedGraph:
 
 
 def is_captured(config: Config, spec: ModelSpec) -> bool:
-    """Return whether the graph, in numbers, lies in the cache: then no plan imports torch.
+    """Return whether the graph is in the cache at fixed sizes, so that planning imports no torch.
 
     Raises:
-        SpecError: for a choice that does not exist.
+        SpecError: if ``capture.symbolic`` is unknown, or conflicts with other choices.
 
     """
     cache = config.capture

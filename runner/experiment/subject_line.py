@@ -1,4 +1,4 @@
-"""What a run plans, in one line: the first of its output, and of each of its figures."""
+"""The subject of a run in one line, which heads its output and its figures."""
 
 import re
 
@@ -19,16 +19,16 @@ _STEPS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))
 
 
 def subject_line(config: Config, graph: OpGraph) -> str:
-    """Return model, parameters, dtype, batch x sequence, phase, mode, devices and link.
+    """Return model, parameters, dtype, batch x sequence, phase, mode, devices and link as text.
 
-    `graph` is that of the model; parameters and dtype are what it holds, whatever was asked for.
+    Parameters and dtype are those of `graph`, the model's, not those in the config.
     """
     model = config.model
     against_cache = config.phase.name == "decode" and config.context_len is not None
     length = None if against_cache or generates(config) else model.seq_len
     parameters, dtype = count_parameters(graph, model.dtype if model.autocast else "")
     if config.zero >= GATHERING and not in_stages(config) and config.expert_parallel == 1:
-        parameters *= replica_count(config)  # the graph has those of a replica
+        parameters *= replica_count(config)  # the graph has one replica's share
     parts = [
         model.name,
         f"{_short(parameters)} parameters"
@@ -82,9 +82,9 @@ def _phase(config: Config, graph: OpGraph) -> str:
 
 
 def is_mean_of_outputs(graph: OpGraph) -> bool:
-    """Return whether the loss of a training step is a mean that no module of the model takes.
+    """Return whether the loss of a training step is a mean computed outside the model's modules.
 
-    That is what stands in for a loss where the model is given no labels, or takes none.
+    It stands in for the loss of a model without labels.
     """
     last = graph.first_backward - 1
     return graph.modules[last] == "" and short_name(graph.targets[last]) == "mean"
@@ -98,10 +98,10 @@ def _mode(config: Config) -> str:
 
 
 def count_parameters(graph: OpGraph, dtype: str = "") -> tuple[int, str]:
-    """Return how many elements the weights of `graph` have, and the dtype of most of their bytes.
+    """Return the number of elements in the weights of `graph`, and the dtype of most of the bytes.
 
-    Buffers count, tied weights do once. The dtype of a weight is that which its first user computes
-    in, or `dtype` where given: under autocast that user is a cast. No dtype without weights.
+    Buffers count, and tied weights count once. The dtype of a weight is that of its first user, or
+    `dtype` if given: under autocast the first user is a cast. Without weights it is empty.
     """
     first_user = np.full(len(graph.weight_bytes), -1, dtype=np.int64)
     first_user[graph.uses[::-1]] = graph.users[::-1]
@@ -115,7 +115,7 @@ def count_parameters(graph: OpGraph, dtype: str = "") -> tuple[int, str]:
 
 
 def _itemsize(dtype: str) -> int:
-    """Return the bytes of one element, from the bits in the name of a dtype; ``bool`` has one."""
+    """Return the bytes per element, from the bits in a dtype's name; 1 for ``bool``."""
     bits = _BITS.search(dtype)
     return max(int(bits[0]) // 8, 1) if bits else 1
 

@@ -1,4 +1,4 @@
-"""Devices dealt out to groups and replicas: what they exchange inside the model, at what cost."""
+"""Devices in tensor-parallel groups and replicas, and the cost of collectives within the model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,26 +36,26 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TensorSplit:
-    """What tensor parallelism costs a step; of the group that takes longest for it."""
+    """The collectives of tensor parallelism in a step, for the group that spends most on them."""
 
     size: int
-    """Devices of a tensor-parallel group."""
+    """Devices in a tensor-parallel group."""
     groups: int
     collectives: int
     collective_bytes: int
-    """That they sum or gather."""
+    """Bytes that they sum or gather."""
     collective_s: float
-    """All of it is waited for: an operator needs the result."""
+    """Time of the collectives, all exposed: an operator needs each result."""
     shared: tuple[str, ...] = ()
-    """What replicas share beside that, in words."""
+    """What else replicas share, as text."""
     with_collectives: int = 1
-    """Groups of a replica that have collectives, of which the busiest is counted."""
+    """Groups of a replica with collectives, of which only the busiest is counted."""
     microbatches: int = 1
-    """Of a step, each of which has its part of the collectives."""
+    """Microbatches of a step, each with collectives."""
 
 
 def check_split(config: Config) -> None:
-    """Raise `SpecError` for tensor parallelism that does not go with the rest of `config`."""
+    """Raise `SpecError` if tensor parallelism conflicts with the rest of `config`."""
     size = config.tensor_parallel
     if size < 1:
         raise SpecError(f"tensor_parallel={size} must be 1 or more")
@@ -92,23 +92,23 @@ def _check_sequence(config: Config) -> None:
 
 
 class Dealt(NamedTuple):
-    """The devices in tensor-parallel groups, and these dealt out to replicas."""
+    """The devices in tensor-parallel groups, and the groups divided among replicas."""
 
     groups: TensorGroups
     parallel: DataParallel
     exchanges: dict[str, CollectiveGroup]
-    """Of devices that exchange values inside the model, by the axis of the mesh."""
+    """The devices that exchange values within the model, by mesh axis."""
     curves: CollectiveCurves | None
-    """Of the links between replicas."""
+    """The curves of the links between replicas."""
 
 
 def dealt_out(config: Config) -> Dealt:
-    """Return the devices in tensor-parallel groups, and these dealt out to replicas."""
+    """Return the devices in tensor-parallel groups, and the groups divided among replicas."""
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     topology = replace(topology, host_launch_s=host_launch_s(config))
     groups = tensor_groups(topology, config.tensor_parallel)
     parallel = split_topology(groups.topology, replica_count(config), replica_degrees(config))
-    # Each device of a group is in a ring with those in its place in other replicas.
+    # Each device of a group forms a ring with those at the same position in other replicas.
     rings = groups.members[parallel.rings.T].swapaxes(1, 2).reshape(-1, parallel.n_replicas)
     exchanges = dict(_exchange_groups(config, topology, groups, parallel))
     return Dealt(groups, parallel, exchanges, ring_curves(config.latency, topology, rings))
@@ -117,13 +117,13 @@ def dealt_out(config: Config) -> Dealt:
 def _exchange_groups(
     config: Config, topology: Topology, groups: TensorGroups, parallel: DataParallel
 ) -> Iterator[tuple[str, CollectiveGroup]]:
-    """Yield the groups of devices that exchange values inside the model, by the axis of the mesh.
+    """Yield the groups of devices that exchange values within the model, by mesh axis.
 
     Args:
-        config: their degrees.
+        config: the degrees.
         topology: all devices.
-        groups: these in tensor-parallel groups.
-        parallel: these groups dealt out to replicas.
+        groups: the devices in tensor-parallel groups.
+        parallel: the groups divided among replicas.
 
     """
     if groups.size > 1:
@@ -133,10 +133,12 @@ def _exchange_groups(
     tensor, n = groups.size, parallel.rings.shape[1]
     degrees = {"expert": config.expert_parallel // tensor, "context": config.context_parallel}
     for axis, degree in degrees.items():
-        spans = axis == "expert"  # whole groups, where others have a ring for each place in them
+        spans = (
+            axis == "expert"
+        )  # rings of whole groups; other axes have a ring per position in a group
         if degree * (tensor if spans else 1) <= 1:
             continue
-        # Shape (parts, degree, D, N): of each part the devices of the groups in each place.
+        # Shape (parts, degree, D, N): the devices of the groups at each position of each part.
         members = groups.members[parallel.rings.reshape(-1, degree, n)]
         if spans:
             members = members.swapaxes(2, 3).reshape(-1, degree * tensor, n, 1)
@@ -159,9 +161,9 @@ def split_cost(
     exchanges: Mapping[str, CollectiveGroup],
     microbatches: int = 1,
 ) -> TensorSplit:
-    """Return what the collectives of a placement on `groups` come to, those of replicas too.
+    """Return the collectives of a placement on `groups`, those among replicas included.
 
-    They are of a step, whose microbatches each have those of the graph.
+    They are of a whole step, in which each of `microbatches` runs those of the graph.
     """
     sizes = collective_bytes(problem.graph)
     ops = np.array(sorted(sizes), dtype=np.int64)
@@ -170,7 +172,7 @@ def split_cost(
     n = problem.topology.n_devices
     busy_s = np.bincount(home, weights=seconds, minlength=n)
     most = int(busy_s.argmax())
-    there = [sizes[op] for op in ops[home == most].tolist()]
+    busiest_sizes = [sizes[op] for op in ops[home == most].tolist()]
     shared = tuple(
         f"{what} over {exchanges[axis].size} {of}"
         for axis, what, of in (
@@ -182,8 +184,8 @@ def split_cost(
     return TensorSplit(
         groups.size,
         len(groups.members),
-        microbatches * len(there),
-        microbatches * sum(there),
+        microbatches * len(busiest_sizes),
+        microbatches * sum(busiest_sizes),
         microbatches * busy_s[most],
         shared,
         int(np.count_nonzero(busy_s)),
@@ -192,7 +194,7 @@ def split_cost(
 
 
 def split_line(split: TensorSplit) -> str:
-    """Return what tensor parallelism costs in one line."""
+    """Return a line on the cost of tensor parallelism."""
     takes = "takes" if split.collectives == 1 else "take"
     groups = (f"{counted(split.groups, 'group')} of {split.size} devices",) * (split.size > 1)
     busiest = f" of the busiest {'group' if split.size > 1 else 'device'}"

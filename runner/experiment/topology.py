@@ -26,13 +26,13 @@ __all__ = ["build_topology", "reserve_of", "rounding_bytes"]
 def build_topology(
     devices: DevicesConfig, transfer_rate: LinkConfig, reserve: ReserveConfig | None = None
 ) -> Topology:
-    """Return the devices, pool by pool, with `transfer_rate` between those of one machine.
+    """Return the devices, pool by pool, connected by `transfer_rate` within a machine.
 
-    `reserve` is taken from the memory of each that is not the host itself.
+    `reserve` is subtracted from the memory of each device that is not the host itself.
 
     Raises:
-        SpecError: for a number that makes no sense, machines that do not match the pools, or a
-            device that is smaller than its reserve.
+        SpecError: if a number is out of range, there are too many devices, `devices.nodes` does not
+            match the pools, or a device is smaller than its reserve.
 
     """
     nodes = devices.nodes if devices.nodes is not None else [0] * len(devices.pools)
@@ -42,7 +42,7 @@ def build_topology(
             f" {len(devices.pools)}; give one for each"
         )
     total = sum(map(_count, devices.pools))
-    if total > MAX_DEVICES:  # each is an object, and each pair a link
+    if total > MAX_DEVICES:  # memory grows with the pairs of devices
         raise SpecError(f"devices.pools: {total} devices are too many, at most {MAX_DEVICES}")
     taken = reserve_of(reserve or ReserveConfig())
     built = tuple(
@@ -56,21 +56,21 @@ def build_topology(
 
 
 def reserve_of(config: ReserveConfig) -> Reserve:
-    """Return what of a device is not for tensors.
+    """Return the memory of a device that is not available to tensors.
 
     Raises:
-        SpecError: for a number that makes no sense.
+        SpecError: if a number is out of range.
 
     """
-    given: dict[str, Any] = {name: getattr(config, name) for name in Reserve.__slots__}
-    for name, value in given.items():
+    values: dict[str, Any] = {name: getattr(config, name) for name in Reserve.__slots__}
+    for name, value in values.items():
         if isinstance(value, list):
-            given[name] = tuple(value)
-    return Reserve(**given)
+            values[name] = tuple(value)
+    return Reserve(**values)
 
 
 def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:
-    """Return what sizes are rounded up to; 1 where every device is the host itself."""
+    """Return the multiple that sizes are rounded up to; 1 if every device is the host itself."""
     return 1 if all(pool.on_host for pool in devices.pools) else reserve.rounding_bytes
 
 

@@ -1,4 +1,4 @@
-"""The options of a training step: updates and recomputation."""
+"""The options of a training step: optimizer, fine-tuning, recomputation and backward order."""
 
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import CHECKPOINTING, StepOptions
@@ -32,17 +32,18 @@ def is_training(config: Config) -> bool:
 
 
 def is_megatron(config: Config) -> bool:
-    """Return whether a training step is that of Megatron-LM."""
+    """Return whether the training step is Megatron-LM's."""
     return config.engine == "megatron"
 
 
 def optimizer_of(config: Config) -> Optimizer:
-    """Return what updates the weights.
+    """Return the optimizer.
 
-    Megatron-LM's is the fused one of Apex or Transformer Engine, whatever ``implementation`` is.
+    Megatron-LM always uses the fused one of Apex or Transformer Engine, ignoring
+    ``implementation``.
 
     Raises:
-        SpecError: for an optimizer, a dtype or an implementation that does not exist.
+        SpecError: if the optimizer, dtype or implementation is unknown.
 
     """
     chosen = config.optimizer
@@ -56,12 +57,12 @@ def optimizer_of(config: Config) -> Optimizer:
 
 
 def finetunes(config: Config) -> bool:
-    """Return whether adapters are trained and all else is frozen."""
+    """Return whether only adapters are trained."""
     return config.finetune.name != "none"
 
 
 def _check_finetune(config: Config) -> None:
-    """Raise `SpecError` for a way of fine-tuning that does not exist, or that is not planned."""
+    """Raise `SpecError` if the fine-tuning is unknown, out of range or not supported."""
     chosen, name = config.finetune, f"finetune={config.finetune.name}"
     if chosen.name not in _FINETUNES:
         raise SpecError(f"{name} does not exist; {nearest_names(chosen.name, _FINETUNES)}")
@@ -94,14 +95,14 @@ def _check_finetune(config: Config) -> None:
 
 
 def step_options(config: Config) -> StepOptions:
-    """Return how a training step is captured.
+    """Return the options for capturing a training step.
 
     Raises:
-        SpecError: for a way of checkpointing, or an order, that does not exist.
+        SpecError: if the checkpointing or the backward order is unknown.
 
     """
     fused = config.phase.fused_kernels
-    # What a budget asks for is decided before anything is planned.
+    # `checkpointing=budget` is resolved before anything is planned.
     return StepOptions(
         "none" if config.checkpointing == BUDGET else config.checkpointing,
         recomputed=tuple(config.recomputed_blocks),
@@ -112,12 +113,12 @@ def step_options(config: Config) -> StepOptions:
 
 
 def backward_engine(backward_order: str) -> str:
-    """Return what runs a backward in this order; empty for that of autograd, which torch runs."""
+    """Return the engines that run this backward order; empty for ``autograd``."""
     return _ENGINES.get(backward_order, "")
 
 
 def check_training(config: Config) -> None:
-    """Raise `SpecError` for parts of a training step that do not exist or do not go together."""
+    """Raise `SpecError` if an option of a training step is unknown or conflicts with another."""
     optimizer_of(config)
     if is_megatron(config):
         _check_megatron(config)
@@ -146,7 +147,7 @@ def check_training(config: Config) -> None:
 
 
 def check_decided(config: Config) -> None:
-    """Raise `NotApplicableError` where it is still open what a step computes again."""
+    """Raise `NotApplicableError` if ``checkpointing=budget`` has not been resolved."""
     if config.checkpointing == BUDGET:
         raise NotApplicableError(
             "checkpointing=budget is decided before a plan is made; take none, block, selective or"
@@ -155,7 +156,7 @@ def check_decided(config: Config) -> None:
 
 
 def _check_megatron(config: Config) -> None:
-    """Refuse what Megatron-LM does not do, or is not planned of it."""
+    """Raise `NotApplicableError` if Megatron-LM, or our plan of it, lacks a feature of `config`."""
     wrong = {
         f"phase={config.phase.name}": ("phase=training", is_training(config)),
         f"model.loss={config.model.loss}": ("model.loss=own", config.model.loss == "own"),
@@ -170,7 +171,7 @@ def _check_megatron(config: Config) -> None:
         ),
         "optimizer=none": ("optimizer=adamw", config.optimizer.name != "none"),
         f"finetune={config.finetune.name}": ("finetune=none", not finetunes(config)),
-        # Those are torchtitan's policy, and a backward of torch's schedules.
+        # `selective` is torchtitan's policy, and the next one the order of torch's schedules.
         f"checkpointing={config.checkpointing}": (
             "checkpointing=core_attention, which is its selective recomputation",
             config.checkpointing != "selective",
@@ -189,7 +190,7 @@ def _check_megatron(config: Config) -> None:
 
 
 def _check_order(config: Config) -> None:
-    """Refuse an order of the backward that the rest of `config` does not have or run."""
+    """Raise `SpecError` if the backward order conflicts with the rest of `config`."""
     order = f"backward_order={config.backward_order}"
     if not is_training(config):
         raise SpecError(f"{order} is of a training step, got phase={config.phase.name}")
@@ -206,7 +207,7 @@ def _check_order(config: Config) -> None:
 
 
 def left_out_here(config: Config) -> str:
-    """Return the overrides that take out of a step what a run here leaves out; often empty."""
+    """Return the overrides that remove what execution here does not support; often empty."""
     unsupported = {
         "optimizer=none": config.optimizer.name != "none",
         "phase.train_mode=false": config.phase.train_mode,
@@ -216,7 +217,7 @@ def left_out_here(config: Config) -> str:
 
 
 def _refuse_what_is_not_run(config: Config) -> None:
-    """Refuse to run what a run here leaves out and the plan would count."""
+    """Raise `SpecError` if the plan counts parts of a step that execution here leaves out."""
     missing = left_out_here(config)
     if missing:
         raise SpecError(

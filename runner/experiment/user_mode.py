@@ -1,4 +1,4 @@
-"""A configuration's mode, with a function of the user's own or the model where it needs one."""
+"""The mode of a configuration, given a user's function or the model if it needs one."""
 
 import inspect
 from collections.abc import Callable
@@ -16,15 +16,15 @@ SETTING = "mode.function"
 
 
 def chosen_mode(config: Config) -> Place:
-    """Return the mode of the configuration, ready to place any problem.
+    """Return the configured mode, ready to place any problem.
 
-    A function of the user's own is imported as a model's factory is; whatever it raises is told in
-    one line that names the user's line. ``mode=accelerate`` is given the model itself, built when a
-    problem is placed.
+    A user's function is imported like a model's factory, and its exceptions become one line that
+    names the user's line of code. ``mode=accelerate`` gets the model itself, built when a problem
+    is placed.
 
     Raises:
-        SpecError: for a mode, an option or a function that does not exist.
-        CaptureError: when the function's module fails.
+        SpecError: if a mode, an option or a function does not exist.
+        CaptureError: if the function's module fails to import.
 
     """
     mode = config.mode
@@ -33,7 +33,7 @@ def chosen_mode(config: Config) -> Place:
     name = mode.options.get("function")
     if mode.name != "custom" or not isinstance(name, str):
         return make_mode(mode.name, mode.options)
-    # Only for those who have one of their own.
+    # Imported only for user functions.
     from fxpart.capture.models.factory_source import (
         factory_as_imported,
         imported_function,
@@ -47,7 +47,7 @@ def chosen_mode(config: Config) -> Place:
 
 
 def _built(config: Config) -> Callable[[], object]:
-    """Return what builds the model of the configuration, on the meta device, once."""
+    """Return a function that builds the configured model once, on the meta device."""
     if config.model.path is not None or config.weights.name != "none":
         given = "model=workload" if config.model.path is not None else "weights in few bits"
         raise SpecError(
@@ -87,10 +87,10 @@ def _told_in_one_line(name: str, function: Callable[..., object]) -> Callable[..
 def _check_arguments(
     name: str, function: Callable[..., object], problem: Problem, arguments: dict[str, object]
 ) -> None:
-    """Refuse arguments that the function does not take, before it is called."""
+    """Raise `SpecError` if the function does not accept the arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a built-in one
+    except (TypeError, ValueError):  # built-in functions have no signature
         return
     try:
         signature.bind(problem, **arguments)

@@ -1,4 +1,4 @@
-"""Whether a plan can be carried out, and by what; and beside a search, a plan of whole modules."""
+"""The tools that can execute a plan, and a plan of whole modules next to that of a search."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -37,34 +37,33 @@ __all__ = [
 ]
 
 SEARCHES = ("kl_based", "cost_aware")
-"""Modes that may put any operator anywhere."""
+"""Modes that may place any operator anywhere."""
 _DEARER = 0.2
-"""Of `mode.boundary_gain`: what else to try where no cut at a module is cheap."""
+"""The `mode.boundary_gain` to try if the default finds no cut at modules."""
 _MOST_GROUPS = 256
-"""Groups of operators up to which a depth is searched: some tenths of a second."""
+"""Most groups of operators at which a depth is searched, in some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModules:
-    """The best plan found that divides no module at some depth of the module tree."""
+    """The best plan found that keeps the modules at some depth of the module tree whole."""
 
     granularity: str
-    """By which it is found; ``operator`` where the best plan of all is such a plan."""
+    """The granularity that finds it; ``operator`` if the overall best plan divides no module."""
     latency_s: float
     more: float
-    """The share by which its latency is above that of the plan beside it."""
+    """Relative increase of latency over the unrestricted plan."""
     carriers: Carriers
 
 
 def whole_modules(
     config: Config, problem: Problem, assignment: Assignment, place: Place
 ) -> WholeModules | None:
-    """Return the fastest plan of whole modules, found by the same search; None if none was found.
+    """Return the fastest plan of whole modules that the same search finds, if any.
 
-    Modules are kept whole at one depth of the module tree after the other, the outermost first,
-    until accelerate could not run what is found. That takes a tenth of the time of the search for
-    operators, whose candidates are so many more. Of ``runtime=compiled`` there is none: each depth
-    has kernels of its own.
+    Depths of the module tree are searched from the outermost inwards, until accelerate could no
+    longer run the plan. This takes a tenth of the time of the operator search, which has far more
+    candidates. There is none with ``runtime=compiled``, where each depth has its own kernels.
     """
     if config.runtime.name == "compiled":
         return None
@@ -73,7 +72,7 @@ def whole_modules(
         return None
     if assignment.replicas > 1 or replica_count(config) > 1:
         return None
-    if config.tensor_parallel > 1:  # what would run such a plan takes stages
+    if config.tensor_parallel > 1:  # the tools that run such plans need stages
         return None
     graph = problem.graph
     best_s = latency_of(problem, assignment.device_of)
@@ -90,8 +89,8 @@ def whole_modules(
         if not carried.accelerate and best is not None:
             break
         latency_s = latency_of(problem, placed.device_of)
-        runs = carried.accelerate and not (best and best.carriers.accelerate)
-        if best is None or runs or latency_s < best.latency_s:
+        is_first_to_run = carried.accelerate and not (best and best.carriers.accelerate)
+        if best is None or is_first_to_run or latency_s < best.latency_s:
             best = WholeModules(depth, latency_s, latency_s / best_s - 1.0, carried)
         if graph.n_ops > LARGE:
             break
@@ -99,7 +98,7 @@ def whole_modules(
 
 
 def _depths(problem: Problem) -> Iterator[tuple[str, OpGraph]]:
-    """Yield the depths at which modules can be kept whole, and the graph grouped so."""
+    """Yield the depths at which modules can be kept whole, with the graph grouped by them."""
     graph, largest = problem.graph, int(problem.topology.memory_bytes.max())
     before = 1
     for depth in range(1, max(module.count(".") for module in graph.modules) + 2):
@@ -113,7 +112,7 @@ def _depths(problem: Problem) -> Iterator[tuple[str, OpGraph]]:
 
 
 def _heaviest_bytes(problem: Problem, grouped: OpGraph) -> int:
-    """Return the most bytes of weights that one group uses, or hardly more: shared ones twice."""
+    """Return the largest weight bytes of a group; weights shared by groups count in each."""
     weights = np.zeros(grouped.n_ops)
     of_use = grouped.group[grouped.users]
     once = np.unique(np.stack([of_use, grouped.uses]), axis=1)
@@ -129,12 +128,12 @@ def whole_metrics(whole: WholeModules) -> dict[str, float]:
 def carrier_line(
     config: Config, problem: Problem, assignment: Assignment, whole: WholeModules | None
 ) -> str:
-    """Return what can carry the plan out, and what to add to the command where little can.
+    """Return the tools that can execute the plan, and what to change if few can.
 
-    `whole` is the plan of whole modules beside it, if one was looked for.
+    `whole` is the plan of whole modules, if one was searched for.
     """
     note = engines_note(config, problem.graph, assignment)
-    if is_megatron(config):  # whose step torch does not run
+    if is_megatron(config):  # torch does not run its step
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note
 
@@ -165,7 +164,7 @@ def _torch_line(
 
 
 def _sharded_by(config: Config) -> str:
-    """Return what of torch, and of transformers, splits layers or shards a step as planned."""
+    """Return the features of torch and transformers that split or shard a step as planned."""
     engines = []
     if config.tensor_parallel > 1:
         norms = " and SequenceParallel for its norms" if config.sequence_parallel else ""
@@ -186,16 +185,16 @@ def _sharded_by(config: Config) -> str:
 
 
 def _runs_here(config: Config) -> list[str]:
-    """Return by which choice the runner could carry the plan out here."""
+    """Return the ``execute`` setting by which the runner can execute the plan here, if any."""
     if config.execute.name != "none":
         return [f"execute={config.execute.name}"]
     if config.runtime.name == "compiled":
-        return []  # its kernels are predicted, and not run here
+        return []  # its kernels are only predicted
     if config.phase.name == "generate" or config.finetune.name != "none":
-        return []  # one step at a time is run, and of a step all weights are trained
+        return []  # only single steps are run, and all weights are trained
     plannable = config.capture.level == "operator" and config.capture.symbolic == "none"
     if config.weights.name != "none" or config.kv_cache != "auto":
-        return []  # drawn weights are those of the model's dtype
+        return []  # random weights have the model's dtype
     if not plannable or replica_count(config) > 1 or config.schedule.name == "interleaved":
         return []
     way = "local" if config.schedule.name == "none" else "pipeline"
@@ -211,7 +210,7 @@ def _elsewhere(carried: Carriers) -> str:
 
 
 def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeModules | None) -> str:
-    """Return why no tool can carry the plan out, and what to add."""
+    """Return why no tool can execute the plan, and what to change."""
     if config.mode.name == "pipeline" and carried.inside:
         reason = f"a stage begins inside {carried.inside}"
         gain = config.mode.options.get("boundary_gain") or 0.0
@@ -239,7 +238,7 @@ def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeMod
 
 
 def whole_line(whole: WholeModules) -> str:
-    """Return what keeping modules whole costs."""
+    """Return a line on the cost of keeping modules whole."""
     if whole.granularity == "operator":
         return "this plan divides no module"
     return (

@@ -1,4 +1,4 @@
-"""ZeRO: what of a training step is sharded over the replicas, and what that costs."""
+"""ZeRO: the parts of a training step sharded over replicas, and the cost of their collectives."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,18 +41,19 @@ __all__ = [
 
 
 _MOST_GATHERED = 3
-"""Stages on a device whose weights ``_PipelineScheduleRuntime`` of torch 2.13 gathers at once."""
+"""Number of stages per device whose weights ``_PipelineScheduleRuntime`` of torch 2.13 keeps
+gathered at once."""
 
 
 class Gather(NamedTuple):
-    """What a device gathers after its updates."""
+    """The weights that a device gathers after its updates."""
 
     size_bytes: int
     seconds: float
 
 
 def check_zero(config: Config) -> None:
-    """Raise `SpecError` for a stage that does not exist, or does not go with the rest."""
+    """Raise `SpecError` if the ZeRO stage is unknown or conflicts with the rest of `config`."""
     stage = config.zero
     if stage not in STAGES:
         raise SpecError(f"zero={stage} does not exist; there are {', '.join(map(str, STAGES))}")
@@ -83,7 +84,7 @@ def check_zero(config: Config) -> None:
 
 
 def _check_schedule(config: Config) -> None:
-    """Refuse schedules whose weights are not planned to be gathered as torch gathers them."""
+    """Raise `NotApplicableError` for schedules whose weight gathers we do not model as in torch."""
     zero, schedule = f"zero={config.zero}", f"schedule={config.schedule.name}"
     if schedule == "schedule=none":
         return
@@ -106,7 +107,7 @@ def in_stages(config: Config) -> bool:
 
 
 def check_shard_devices(config: Config, parallel: DataParallel) -> None:
-    """Raise `NotApplicableError` for replicas of several devices that are no pipeline."""
+    """Raise `NotApplicableError` for replicas of several devices that are not a pipeline."""
     n = parallel.replica.n_devices
     if config.zero < GATHERING or n == 1:
         return
@@ -125,7 +126,7 @@ def check_shard_devices(config: Config, parallel: DataParallel) -> None:
 
 
 def with_weight_shards(config: Config, graph: OpGraph) -> OpGraph:
-    """Return a step with its updates that keeps shards beside gathered weights, if it does."""
+    """Return the step with weight shards as extra state, if stages gather their weights."""
     if config.zero < GATHERING or not in_stages(config):
         return graph
     sharded = graph.gradient_weights[_sharded_gradients(config, graph)]
@@ -136,7 +137,7 @@ def with_weight_shards(config: Config, graph: OpGraph) -> OpGraph:
 def weight_shards(
     config: Config, problem: Problem, parallel: DataParallel, curves: CollectiveCurves | None
 ) -> WeightShards | None:
-    """Return what the stages of a pipeline share; None where they share no weights."""
+    """Return the weight shards of a pipeline's stages; None if weights are not sharded."""
     if config.zero < GATHERING or not in_stages(config):
         return None
     gradients = tuple(_sharded_gradients(config, problem.graph).tolist())
@@ -145,25 +146,25 @@ def weight_shards(
 
 
 def _sharded_gradients(config: Config, graph: OpGraph) -> IntArray:
-    """Return the numbers of the gradients whose weights all replicas share."""
+    """Return the indices of gradients whose weights are the same on all replicas."""
     replicas = weight_replicas(config, graph)[graph.gradient_weights]
     return np.flatnonzero(replicas == replica_count(config))
 
 
 def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[OpGraph, IntArray]:
-    """Return the step, without updates yet, with its shards, and what replicas still sum."""
+    """Return the sharded step, without updates, and the values that are still all-reduced."""
     if is_megatron(config):
         graph, value_of = with_main_gradients(graph)
         partial = value_of[partial]
     elif config.zero < GATHERING and not config.all_reduce.gradient_as_bucket_view:
         graph = with_buckets(graph, partial)
-    # Which stage gathers a weight is known when the graph is placed.
+    # The pipeline stage that gathers a weight is known only after placement.
     stage = min(config.zero, 1) if in_stages(config) else config.zero
     sharded = with_zero(graph, stage, replica_count(config), weight_replicas(config, graph))
-    left = partial
+    remaining = partial
     if config.zero >= GATHERING:
-        left = partial[~np.isin(partial, graph.gradient_values)]
-    return sharded.graph, sharded.value_of[left]
+        remaining = partial[~np.isin(partial, graph.gradient_values)]
+    return sharded.graph, sharded.value_of[remaining]
 
 
 def with_shards(
@@ -175,10 +176,9 @@ def with_shards(
     curves: CollectiveCurves | None = None,
     gathers: Sequence[Gather] = (),
 ) -> tuple[Evaluation, ShardedStep]:
-    """Return the `evaluation` of a replica with the collectives of its shards in its times.
+    """Return the `evaluation` of a replica with the collectives of ZeRO in its times, and these.
 
-    `curves` are of the links between replicas; `gathers` is what `weight_gathers` returns, of
-    stage 1.
+    `curves` are of the links between replicas; `gathers` are the `weight_gathers` of stage 1.
     """
     graph, n = problem.graph, parallel.n_replicas
     if config.zero >= GATHERING:
@@ -210,18 +210,18 @@ def weight_gathers(
     parallel: DataParallel,
     curves: CollectiveCurves | None,
 ) -> list[Gather]:
-    """Return what each device gathers of its weights, updated in parts, when all is done."""
+    """Return the all-gather of each device's weights at the end, after replicas update shards."""
     graph, count = problem.graph, parallel.n_replicas
     replicas = weight_replicas(config, graph)
     gathers = []
     for device, (use, link) in enumerate(zip(evaluation.devices, parallel.links, strict=True)):
         ops = np.flatnonzero(assignment.device_of == device).tolist()
-        here = np.unique([w for op in ops for w in graph.uses_of(op).tolist()]).astype(np.int64)
-        few = here[replicas[here] < count]
-        of_few = int(graph.weight_bytes[few].sum())
-        sizes = {count: use.weight_bytes - of_few}
-        if of_few:  # experts, which fewer replicas have
-            sizes[int(replicas[few[0]])] = of_few
+        used = np.unique([w for op in ops for w in graph.uses_of(op).tolist()]).astype(np.int64)
+        expert_weights = used[replicas[used] < count]
+        expert_bytes = int(graph.weight_bytes[expert_weights].sum())
+        sizes = {count: use.weight_bytes - expert_bytes}
+        if expert_bytes:  # experts, held by fewer replicas
+            sizes[int(replicas[expert_weights[0]])] = expert_bytes
         seconds = sum(
             collective_time_s("all_gather", size, n, link, curves) for n, size in sizes.items()
         )
@@ -230,14 +230,14 @@ def weight_gathers(
 
 
 def zero_line(config: Config, step: ShardedStep) -> str:
-    """Return what sharding costs in one line."""
+    """Return a line on the cost of sharding."""
     takes = "takes" if step.collectives == 1 else "take"
     costs = (
         f"stage {config.zero}: {counted(step.collectives, 'collective')} of"
         f" {format_size(step.collective_bytes)} {takes} {format_s(step.collective_s)}"
     )
     if config.zero >= GATHERING and in_stages(config):
-        # Of all stages one after the other: what waits for one stage may wait for another too.
+        # Exposed time is known only for all stages together: their waits may overlap.
         return (
             f"{costs} on the busiest device; for those of all the step is"
             f" {format_s(step.exposed_s)} longer"
@@ -246,7 +246,7 @@ def zero_line(config: Config, step: ShardedStep) -> str:
 
 
 def zero_metrics(step: ShardedStep) -> dict[str, float]:
-    """Return the metrics of sharding by name, without those of tensor parallelism."""
+    """Return the metrics of sharding by name, without tensor parallelism's part."""
     return {
         "collectives": float(step.collectives),
         "collective_gib": step.collective_bytes / GIB,

@@ -1,1 +1,1 @@
-"""A space of plans, each costed as a run costs it, and the best of them."""
+"""Search a space of plans, each costed like a run, for the best."""

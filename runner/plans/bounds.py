@@ -1,4 +1,4 @@
-"""What no placement beats: times and memory that leave a plan out before it is placed."""
+"""Lower bounds on time and memory over all placements, used to prune plans before placement."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,43 +22,43 @@ __all__ = ["Bounds", "bounds_of", "least_time_s", "refuse_too_large"]
 # Without slots, for the cached property.
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Of one input, or microbatch, on the devices of a replica; of the step without additions.
+    """Bounds of one input, or microbatch, on the devices of a replica.
 
-    ZeRO, recomputation, and replicas only add operators: what holds without them holds with them,
-    but for updates of weights, which ZeRO shards.
+    They are of the bare step. ZeRO, recomputation and replicas only add operators, so the bounds
+    hold with them too, except for weight updates, which ZeRO shards.
     """
 
     problem: Problem
     load_s: float
-    """Some device, or group, computes so long for it."""
+    """Lower bound on the time of the busiest device, or group."""
     repeated_s: float
-    """The same without updates of weights, which a step has once."""
+    """`load_s` without weight updates, which a step runs once."""
     alone_s: float
-    """All operators but updates take so long one after the other, each where it is fastest."""
+    """Sum of all operators' times on their fastest devices, without updates."""
     checkpointing: str
-    """That of the step."""
+    """The checkpointing of the step."""
     holds_bytes: int
-    """All of it on one device, at its peak: devices together need no less."""
+    """Peak bytes of the whole model on one device, which all devices together must have."""
 
     @cached_property
     def latency_s(self) -> float:
-        """It takes so long from its begin to its end."""
+        """Lower bound on the latency."""
         return lower_bound_s(self.problem)
 
 
 def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds:
-    """Return the bounds of all plans on the devices of a replica of `config`.
+    """Return the bounds of all plans on the devices of one replica of `config`.
 
-    They hold for whole operators. `subject` is captured for the examples that a replica takes.
+    `subject` is captured at the batch size of a replica.
     """
     problem, _, _ = problem_of(config, subject, model_spec(config))
     costs, updates = problem.costs, problem.graph.is_update
     repeated = np.where(updates[:, None], 0.0, costs.op_time_s)
-    without = replace(problem, costs=costs._replace(op_time_s=repeated))
+    repeated_problem = replace(problem, costs=costs._replace(op_time_s=repeated))
     return Bounds(
         problem,
         load_bound_s(problem),
-        load_bound_s(without),
+        load_bound_s(repeated_problem),
         float(repeated.min(axis=1).sum()),
         checkpointing,
         whole_model_bytes(problem),
@@ -66,7 +66,7 @@ def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds
 
 
 def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
-    """Return the time that no step of `plan` beats, or with `streams` no input of a stream."""
+    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input."""
     if plan.schedule == "none":
         if streams:
             return bounds.load_s
@@ -78,13 +78,13 @@ def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
 
 
 def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
-    """Raise `InfeasibleError` where the devices of a replica together hold less than is needed."""
+    """Raise `InfeasibleError` if the devices of a replica together have too little memory."""
     graph, devices = bounds.problem.graph, bounds.problem.topology.devices
     weights = graph.total_weight_bytes
     state = int(graph.weight_state_bytes.sum())
     shards = plan.replicas if plan.zero else 1
     needed = weights // (shards if plan.zero > 1 else 1) + state // shards
-    # ZeRO shards the temporaries of the updates, too, where the peak often is.
+    # The peak is often in the updates, whose temporaries ZeRO shards too.
     if not plan.zero and plan.checkpointing == bounds.checkpointing:
         needed = max(needed, bounds.holds_bytes)
     sizes = [device.memory_bytes for device in devices]

@@ -1,4 +1,4 @@
-"""``mode=recommend``: the configuration of the best plan, in place of one that asks for it."""
+"""``mode=recommend``: replace a configuration by that of the best plan."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -20,19 +20,19 @@ _NOUNS: Mapping[type, str] = {bool: "true or false", int: "whole numbers", str: 
 
 
 def recommended_plan(config: Config) -> tuple[Config, str]:
-    """Return the configuration of the best plan that `config` asks for, and what was found.
+    """Return the configuration of the best plan for `config`, and a summary of the search.
 
-    Settings of a plan that are not what they are by default are held; all others are tried. It is
-    the same for every process and order.
+    Settings that differ from their defaults are fixed; all others are searched. The result is
+    deterministic across processes.
 
     Raises:
-        FxpartError: for a model that cannot be captured, and a space in which nothing fits.
+        FxpartError: if the model cannot be captured, or no plan fits.
 
     """
     request = _request(config.mode)
-    usual = Config(mode=config.mode)
+    defaults = Config(mode=config.mode)
     typed: dict[str, object] = {
-        name: value for name in ALIKE if (value := getattr(config, name)) != getattr(usual, name)
+        name: value for name in ALIKE if (value := getattr(config, name)) != getattr(defaults, name)
     }
     if config.schedule.name != "none":
         typed["schedule"] = config.schedule.name
@@ -43,7 +43,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
         )
     base = replace(
         config,
-        **{name: getattr(usual, name) for name in ALIKE},
+        **{name: getattr(defaults, name) for name in ALIKE},
         schedule=ScheduleConfig(),
         mode=ModeConfig("single", {}),
     )
@@ -73,7 +73,7 @@ def _request(mode: ModeConfig) -> Request:
             raise SpecError(f"mode.space.{name} does not exist; {nearest_names(name, kinds)}")
         values[name] = value if isinstance(value, list) else [value]
         for item in values[name]:
-            if type(item) is not kinds[name]:  # true is a whole number, too
+            if type(item) is not kinds[name]:  # bool is a subclass of int
                 raise SpecError(f"mode.space.{name}={item} must be {_NOUNS[kinds[name]]}")
     batch = options.get("global_batch")
     if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool)):
@@ -93,41 +93,44 @@ def best_of(
     prefix: str,
     mode_given: bool = False,
 ) -> Outcome:
-    """Return what the plans of a space cost, the best first.
+    """Return the costed plans of a search space, best first.
 
     Args:
-        bases: the run that plans vary, by what devices are called; empty where there are no others.
-        request: what is looked for.
-        typed: values of settings that are held, by name.
-        batch: examples that a replica takes at a time, where no other number is asked for.
-        prefix: what settings of `request` are named with, such as ``recommend.``.
-        mode_given: whether the runs have a mode, with options perhaps, beside a plan's overrides.
+        bases: the configurations that plans vary, by device name; an empty name if there is only
+            one choice of devices.
+        request: the objective and the space.
+        typed: the values of fixed settings, by name.
+        batch: the default number of examples per replica at a time.
+        prefix: the prefix of `request` settings in messages, such as ``recommend.``.
+        mode_given: whether the base run already has a mode, perhaps with options.
 
     Raises:
-        SpecError: for what makes no sense, and a value that was asked for and is in no plan.
-        InfeasibleError: where no plan fits.
+        SpecError: if a setting is invalid, or a requested value is in no plan.
+        InfeasibleError: if no plan fits.
 
     """
     refusals, candidates = Refusals({}), list[Candidate]()
     for devices, base in bases.items():
-        check_all(replace(base, expert_imbalance=1.0))  # which is of plans with experts
+        check_all(
+            replace(base, expert_imbalance=1.0)
+        )  # checked below, for the degrees that plans have
         check_price(base, request)
         space = plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices)
         candidates += _candidates(base, space, mode_given=mode_given)
-    asked = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
-    _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
+    requested = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
+    _refuse_left_out(requested, [candidate.plan for candidate in candidates], refusals)
     most = max(candidate.plan.expert_parallel for candidate in candidates)
     for base in bases.values():
         check_imbalance(base.expert_imbalance, most)
     outcome = evaluated(candidates, request, refusals)
-    _refuse_left_out(asked, outcome.plans, refusals)
+    _refuse_left_out(requested, outcome.plans, refusals)
     if not outcome.ranking:
         raise none_fits(outcome)
     return outcome
 
 
 def _candidates(base: Config, space: Sequence[Plan], *, mode_given: bool) -> Iterator[Candidate]:
-    """Yield the plans of `space` as configurations of runs that vary `base`."""
+    """Yield the plans of `space` with their overrides and configurations."""
     for plan in space:
         overrides = plan.overrides(base, has_mode=mode_given)
         yield Candidate(plan, overrides, plan.configuration(base))
@@ -136,7 +139,7 @@ def _candidates(base: Config, space: Sequence[Plan], *, mode_given: bool) -> Ite
 def _refuse_left_out(
     asked: Mapping[str, Sequence[object] | None], space: Sequence[Plan], refusals: Refusals
 ) -> None:
-    """Raise the reason why a value that was asked for is in no plan."""
+    """Raise the error for a requested value that is in no plan, if there is one."""
     for name, values in asked.items():
         for value in values or ():
             if any(getattr(plan, name) == value for plan in space):

@@ -1,4 +1,4 @@
-"""What each plan of a space costs, by the functions that a run costs it with."""
+"""Cost each plan of a space with the same functions as a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,48 +19,49 @@ __all__ = ["Candidate", "Costed", "Outcome", "costed", "none_fits", "shortly"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Candidate:
-    """A plan as the configuration of a run."""
+    """A plan with its run's configuration."""
 
     plan: Plan
     overrides: tuple[str, ...]
-    """Of its run, beside those that all plans share."""
+    """The overrides of its run, without those that all plans share."""
     config: Config
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Costed:
-    """A plan that fits, and what it costs."""
+    """A plan that fits, with its cost."""
 
     candidate: Candidate
     metrics: Mapping[str, float]
-    """Those of its run, `runner.experiment.headline`."""
+    """The metrics of its run, by `runner.experiment.headline`."""
     subject_line: str
     shares: Mapping[str, float]
-    """`runner.plans.limits.time_shares`"""
+    """The shares of time, by `runner.plans.limits.time_shares`."""
 
     @property
     def examples_per_s(self) -> float:
-        """The throughput, of all replicas together; of a decode a text's next token waits for it.
+        """The throughput of all replicas together, for a decode in tokens/s.
 
-        Several batches in turn on the stages of a decode would need a cache each.
+        Decodes do not overlap: a text's next token waits for this one, and pipelining several
+        batches would need a cache for each.
         """
         decodes = self.candidate.config.phase.name == "decode"
         return self.metrics["tokens_per_s" if decodes else "examples_per_s"]
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None of a model without texts."""
+        """Tokens per second; None if the model is not of texts."""
         return self.metrics.get("tokens_per_s")
 
     @property
     def price(self) -> float:
-        """What an example costs, of a decode a token, in USD; infinite where no price is known."""
+        """USD per example, or per token of a decode; infinite if no price is known."""
         rate = self.examples_per_s
         return self.metrics.get("price_per_hour", float("inf")) / 3600 / rate if rate else 0.0
 
     @property
     def latency_s(self) -> float:
-        """Of a step with its microbatches, of one input, or of a whole generation."""
+        """The time of a step with all microbatches, of one input, or of a whole generation."""
         config = self.candidate.config
         if generates(config):
             return config.model.batch_size / self.examples_per_s
@@ -68,49 +69,48 @@ class Costed:
 
     @property
     def memory_bytes(self) -> float:
-        """That the fullest device is expected to need, as the verdict of a run has it."""
+        """Expected memory of the fullest device, as in the verdict of a run."""
         gib = self.metrics.get("device_memory_gib", self.metrics["peak_memory_gib"])
         return gib * GIB
 
     @property
     def devices_used(self) -> int:
-        """Of all replicas together."""
+        """Devices used by all replicas together."""
         return round(self.metrics["devices_used"]) * self.candidate.plan.replicas
 
     @property
     def stages(self) -> int:
-        """Devices of a replica that compute, or tensor-parallel groups of them."""
+        """Computing devices, or tensor-parallel groups, of a replica."""
         return round(self.metrics["devices_used"]) // self.candidate.plan.tensor_parallel
 
     @property
     def limit(self) -> str:
-        """The two things that most of the time goes into."""
+        """The two largest shares of time, as text."""
         return limit_of(self.shares, 2)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outcome:
-    """A space of which every plan was costed."""
+    """The result of searching a space: every plan costed, refused or pruned."""
 
     ranking: tuple[Costed, ...]
-    """Those that fit, the best first."""
+    """The plans that fit, best first."""
     unfit: tuple[tuple[Candidate, InfeasibleError], ...] = ()
-    """Those that do not, in the order of the space."""
+    """The plans that do not fit, in the order of the space."""
     bounded: tuple[tuple[Candidate, float], ...] = ()
-    """Those that were not costed, since not even their bounds are among the best: with the most
-    examples per second, the least latency in seconds, or the least cost of an example in USD, that
-    each could have: in the objective's unit."""
+    """The pruned plans, which cannot be among the best, with their bounds in the unit of the
+    objective: most examples per second, least latency in seconds, or least USD per example."""
     refusals: Refusals = field(default_factory=lambda: Refusals({}))
-    """Why values are in no plan."""
+    """The reasons why values are in no plan."""
 
     @property
     def total(self) -> int:
-        """Plans of the space."""
+        """Number of plans in the space."""
         return len(self.ranking) + len(self.unfit) + len(self.bounded)
 
     @property
     def plans(self) -> list[Plan]:
-        """All of the space."""
+        """All plans of the space."""
         return [
             *(costed.candidate.plan for costed in self.ranking),
             *(candidate.plan for candidate, _ in self.unfit),
@@ -119,10 +119,10 @@ class Outcome:
 
 
 def costed(candidate: Candidate, *, streams: bool) -> Costed:
-    """Return what a plan costs; with `streams` inputs follow before the one before has ended.
+    """Return the cost of a plan; with `streams`, inputs overlap in a stream.
 
     Raises:
-        FxpartError: for a plan that does not fit, or makes no sense.
+        FxpartError: if the plan does not fit, or is invalid.
 
     """
     config = candidate.config
@@ -132,12 +132,12 @@ def costed(candidate: Candidate, *, streams: bool) -> Costed:
 
 
 def shortly(error: FxpartError) -> str:
-    """Return what an error says, without what to change."""
+    """Return the message of an error, without its advice."""
     return str(error).split(";", maxsplit=1)[0]
 
 
 def none_fits(outcome: Outcome) -> InfeasibleError:
-    """Return the error where no plan fits: with the one that lacks least, where that is known."""
+    """Return the error for a space without a plan that fits, naming the one that lacks least."""
 
     def lacking(item: tuple[Candidate, InfeasibleError]) -> float:
         error = item[1]

@@ -1,4 +1,4 @@
-"""What limits a plan: where the time of its busiest device goes."""
+"""What limits a plan: the shares of time on its busiest device."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _WORTH_A_WORD = 0.05
 
 
 def limit_of(shares: Mapping[str, float], most: int | None = None) -> str:
-    """Return the `most` largest of `time_shares`, such as ``compute 69%, host 17%``, or all."""
+    """Return the `most` largest of `time_shares`, or all: ``compute 69%, host 17%``."""
     large = sorted(
         ((-share, name) for name, share in shares.items() if share >= _WORTH_A_WORD),
     )
@@ -25,19 +25,18 @@ def limit_of(shares: Mapping[str, float], most: int | None = None) -> str:
 
 
 def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, float]:
-    """Return the shares of the time of a step or input on the busiest device.
+    """Return the shares of step time on the busiest device.
 
-    With `streams` that is the time from one input of a stream to the next.
+    With `streams`, shares are of the time between two inputs of a stream.
 
-    ``compute`` and ``memory`` are operators that the roofline has bound by arithmetic or by the
-    device's own memory; ``links`` are collectives and transfers that are waited for; ``host`` is
-    the wait for operators to be started; ``waiting`` is for other devices. Transfers are copies of
-    weights from a tier, too.
+    ``compute`` and ``memory`` are operators bound by arithmetic or by memory bandwidth according to
+    the roofline, ``links`` exposed collectives and transfers, including copies of weights from a
+    tier, ``host`` the wait for kernel launches, and ``waiting`` the wait for other devices.
     """
     schedule, evaluation = result.schedule, result.evaluation
     costs, device_of = result.problem.costs, result.assignment.device_of
     n_devices = result.problem.topology.n_devices
-    # Weights are updated once, whatever number of microbatches there is.
+    # Weights are updated once a step, not for each microbatch.
     microbatches = schedule.microbatches if schedule else 1
     times = np.where(result.problem.graph.is_update, 1, microbatches)
     own_s = costs.op_time_s[np.arange(len(device_of)), device_of] * times
@@ -63,18 +62,18 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
     if (evaluation.devices_used == 1 and not copied) or (
         streams and launches_s >= total_s * (1.0 - _ROUNDING)
     ):
-        # There is nothing else that one device waits for, or the host is busier than any.
+        # A single device waits only for the host, or the host is the bottleneck of the stream.
         parts["host"], parts["waiting"] = left_s, 0.0
-    elif streams:  # a link is busier than any device
+    elif streams:  # a link is the bottleneck of the stream
         parts["host"], parts["waiting"] = 0.0, 0.0
         parts["links"] += left_s
     else:
-        # Every stage of a schedule has a host of its own.
+        # Every stage of a schedule has its own host process.
         started = ops if schedule else np.arange(len(own_s))
         behind_s = max(0.0, float(issued_s[started].sum() - own_s[started].sum()))
         parts["host"] = min(left_s, behind_s)
         parts["waiting"] = left_s - parts["host"]
-    # Sums of gradients and gathers of weights may be waited for at the same time.
+    # Waits for all-reduces and all-gathers may overlap, so the parts may exceed the total.
     whole_s = sum(parts.values())
     return {name: seconds / whole_s if whole_s else 0.0 for name, seconds in parts.items()}
 
@@ -82,7 +81,7 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
 def _of_operators(
     config: Config, result: Result, device: int, ops: IntArray, seconds: FloatArray
 ) -> dict[str, float]:
-    """Return the `seconds` of `ops`, which `device` runs, by what bounds them."""
+    """Return the `seconds` of `ops`, all on `device`, by the resource that bounds them."""
     graph, spec = result.problem.graph, result.problem.topology.devices[device]
     rates = np.array([spec.rate_for(graph.dtypes[op]) for op in ops.tolist()])
     compute_s = graph.flops[ops] / (rates * config.latency.compute_efficiency)

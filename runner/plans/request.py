@@ -1,4 +1,4 @@
-"""What is asked of a recommendation: an objective, a batch, and the values that are tried."""
+"""The request of a recommendation: an objective, a batch, and the values to try."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,14 @@ from runner.experiment.rates import price_per_hour
 __all__ = ["OBJECTIVES", "Request", "Space", "check_price", "check_request"]
 
 OBJECTIVES = ("throughput", "latency", "cost")
-"""The most examples per second; the least time of one step, or of one input; the least money."""
+"""Most examples per second; least time of one step, or of one input; least cost per example."""
 _MOST_ROWS = 1000
 _FROM_ZERO = ("zero", "sequence_parallel")
 
 
 @dataclass  # not frozen: OmegaConf would refuse overrides of it
 class Space:
-    """The values that are tried of each setting; null: all that go with the model and devices."""
+    """The values to try of each setting; null for all that suit the model and devices."""
 
     tensor_parallel: list[int] | None = None
     sequence_parallel: list[bool] | None = None
@@ -25,7 +25,7 @@ class Space:
     expert_parallel: list[int] | None = None
     zero: list[int] | None = None
     batch: list[int] | None = None
-    """Examples that a replica takes at a time: in one microbatch, where there are several."""
+    """Examples per replica at a time: in one microbatch, if there are several."""
     microbatches: list[int] | None = None
     schedule: list[str] | None = None
     checkpointing: list[str] | None = None
@@ -34,21 +34,21 @@ class Space:
 
 @dataclass
 class Request:
-    """What is looked for, and where."""
+    """The objective of a recommendation and the space to search."""
 
     objective: str = "throughput"
     """One of `OBJECTIVES`."""
     global_batch: int | None = None
-    """Examples of a step, of all replicas and microbatches; None: whatever a plan takes."""
+    """Examples per step, over all replicas and microbatches; None leaves them to the plan."""
     rows: int = 10
-    """Plans that are printed and logged."""
+    """Number of plans to print and log."""
     devices: list[str] | None = None
-    """Devices to choose from; None: those of the run."""
+    """Devices to choose from; None for those of the run."""
     space: Space = field(default_factory=Space)
 
 
 def check_request(request: Request, prefix: str) -> None:
-    """Raise `SpecError` for what makes no sense; settings are named with `prefix`."""
+    """Raise `SpecError` if a setting is unknown, empty or out of range; `prefix` names settings."""
     if request.objective not in OBJECTIVES:
         raise SpecError(
             f"{prefix}objective={request.objective} does not exist;"
@@ -74,7 +74,7 @@ def check_request(request: Request, prefix: str) -> None:
 
 
 def check_price(config: Config, request: Request) -> None:
-    """Raise `SpecError` where money counts, and nobody has said what a device costs."""
+    """Raise `SpecError` if the objective is cost and the price of a device is unknown."""
     if request.objective != "cost" or price_per_hour(config) is not None:
         return
     known = {

@@ -1,9 +1,9 @@
-"""The best plans of a space: those with the best bounds are costed, until no other can be better.
+"""Search a space of plans: cost those with the best bounds, until no other plan can be better.
 
-First the model is captured once for each way to share its layers, and size of a microbatch. What
-that proves of a plan (`runner.plans.bounds`) orders the space. Only what may be among the best then
-is captured with its recomputation, which proves more, and only what still may be is placed and
-simulated.
+The model is first captured once for each way to share its layers and each microbatch size. The
+bounds of these captures (`runner.plans.bounds`) order the space. Only plans that may be among the
+best are captured with their recomputation, for sharper bounds, and only those that still may be are
+placed and simulated.
 """
 
 from bisect import insort
@@ -35,25 +35,25 @@ _ORDER: Mapping[str, Callable[[Costed], tuple[float, float]]] = {
     "latency": lambda plan: (plan.latency_s, -plan.examples_per_s),
     "cost": lambda plan: (plan.price, plan.latency_s),
 }
-"""What is smallest of the best plan, by objective."""
+"""Sort keys by objective; the best plan has the smallest."""
 _ROUNDING = 1e-9
-"""A bound and a cost are sums in different order."""
+"""Tolerance between bounds and costs, which sum in different orders."""
 _RECOMPUTED = ("none", BUDGET, *(name for name in reversed(CHECKPOINTING) if name != "none"))
-"""Ways of checkpointing, those that compute least again first."""
+"""Ways of checkpointing, in rising order of recomputation."""
 
 
 def evaluated(
     candidates: Sequence[Candidate], request: Request, refusals: Refusals, *, prunes: bool = True
 ) -> Outcome:
-    """Return what the `candidates` cost; what does not apply to the model is left out.
+    """Cost the `candidates`, without those that do not apply to the model.
 
-    With `prunes`, a plan that cannot be among the `request.rows` best by its bound is not costed.
+    With `prunes`, a plan whose bound is not among the `request.rows` best is not costed.
 
     Raises:
-        FxpartError: for a model that cannot be captured.
+        FxpartError: if the model cannot be captured.
 
     """
-    # A tier's host may compute, too, which is in no bound; nor are the prompts of a generation.
+    # The bounds ignore a host that computes, and the prefill of a generation.
     prunes = prunes and not any(
         candidate.config.devices.tiers or generates(candidate.config) for candidate in candidates
     )
@@ -72,40 +72,40 @@ def evaluated(
 
 
 class _Search:
-    """Plans costed so far."""
+    """The state of a search: the plans costed so far, and known bounds."""
 
     def __init__(self, request: Request, refusals: Refusals, *, prunes: bool) -> None:
         self._request, self._refusals, self._prunes = request, refusals, prunes
         self._key = _ORDER[request.objective]
         self._best: list[float] = []
-        """The first part of the keys of the best so far, rising."""
+        """The first part of the keys of all costed plans, ascending."""
         self._costed: list[Costed] = []
         self._unfit: list[tuple[Candidate, InfeasibleError]] = []
         self._bounded: list[tuple[Candidate, float]] = []
         self._failed: dict[tuple[object, ...], NotApplicableError] = {}
-        """Captures that are not possible, by what they are of."""
+        """Errors of captures, by the settings that decide them."""
         self._captured = False
-        """Whether the model was captured in some way."""
+        """Whether any capture has succeeded."""
         self._bounds: dict[tuple[object, ...], Bounds] = {}
-        """By what a device runs, its checkpointing, and the devices."""
+        """Bounds by graph, checkpointing and devices."""
 
     def applicable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return those whose settings go together; note why the others do not."""
-        known = []
+        """Return the candidates with compatible settings, and record why others are not."""
+        compatible = []
         for candidate in candidates:
             try:
                 check(candidate.config)
-                known.append(candidate)
-            except SpecError as error:  # what all share was checked: it is of what this plan adds
+                compatible.append(candidate)
+            except SpecError as error:  # caused by this plan: shared settings were checked before
                 self._refusals.add(candidate.plan, error)
-        return known
+        return compatible
 
     def ordered(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """Return those that may fit, each with what its key is not below, the least first."""
-        known: list[tuple[float, Candidate]] = []
+        """Return the candidates that may fit, each with its bound, in ascending order of bounds."""
+        fitting: list[tuple[float, Candidate]] = []
         graphs: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            # What one device runs for the examples of a replica.
+            # The graph that one device runs at the batch size of a replica.
             graph = stable_digest(model_spec(candidate.config).key())
             graphs.setdefault(graph, []).append(candidate)
         for number, group in enumerate(graphs.values()):
@@ -116,13 +116,13 @@ class _Search:
                     subject = shared_subject(bare, model_spec(bare))
             except (NotApplicableError, CaptureError) as error:
                 if isinstance(error, CaptureError) and not self._captured:
-                    raise  # perhaps of no plan at all
+                    raise  # the model itself may be at fault
                 for candidate in group:
                     self._refusals.add(candidate.plan, NotApplicableError(str(error)))
                 continue
             self._captured = True
-            known += self._that_may_fit(group, bare, subject)
-        return sorted(known, key=lambda item: item[0])
+            fitting += self._that_may_fit(group, bare, subject)
+        return sorted(fitting, key=lambda item: item[0])
 
     def _that_may_fit(
         self, group: Sequence[Candidate], bare: Config, subject: Subject
@@ -137,12 +137,12 @@ class _Search:
             yield self._least(candidate, bounds), candidate
 
     def add(self, candidate: Candidate, least: float, countdown: Countdown) -> bool:
-        """Cost a plan, unless its key, not below `least`, is worse than what is known.
+        """Cost a plan, unless its bound `least` or a sharper one rules it out.
 
         Returns whether that took time.
 
         Raises:
-            FxpartError: for what cannot be planned; not for what does not fit.
+            FxpartError: if the plan fails for other reasons than not fitting.
 
         """
         if self._is_beaten(candidate, least):
@@ -166,7 +166,7 @@ class _Search:
         return True
 
     def _is_beaten(self, candidate: Candidate, least: float) -> bool:
-        """Note, and return, whether a key not below `least` is not among the best."""
+        """Return whether the bound `least` rules a candidate out, and record it if so."""
         rows = self._request.rows
         if len(self._best) < rows or least <= self._best[rows - 1]:
             return False
@@ -174,10 +174,10 @@ class _Search:
         return True
 
     def _sharper(self, candidate: Candidate, countdown: Countdown) -> float:
-        """Return what `_least` does by what the plan recomputes, too.
+        """Return the bound of `_least` with the plan's recomputation.
 
         Raises:
-            InfeasibleError: for a plan that is too large for that reason.
+            InfeasibleError: if these bounds show that the plan is too large.
 
         """
         bare = replace(candidate, config=_bare([candidate]))
@@ -193,9 +193,9 @@ class _Search:
     def _bounds_by(
         self, candidate: Candidate, checkpointing: str, subject: Callable[[], Subject]
     ) -> Bounds:
-        """Return the bounds of a plan's devices by `subject`, a step with that `checkpointing`.
+        """Return the bounds of a plan on its devices, from a `subject` with `checkpointing`.
 
-        What a budget computes again is not known before a plan is placed: nothing, at best.
+        The recomputation of a budget is unknown before placement; the bounds assume none.
         """
         checkpointing = "none" if checkpointing == BUDGET else checkpointing
         plan, config = candidate.plan, replace(candidate.config, zero=0)
@@ -206,7 +206,7 @@ class _Search:
         return self._bounds[key]
 
     def _capture(self, candidate: Candidate, countdown: Countdown) -> None:
-        """Have the plan's graph in memory, and say so where that takes long."""
+        """Load the plan's graph into memory, showing progress."""
         plan, config = candidate.plan, candidate.config
         if not config.capture.use_cache:
             return
@@ -222,14 +222,14 @@ class _Search:
             self._failed[graph] = error
             raise
         except (CaptureError, SpecError) as error:
-            if not self._captured:  # perhaps of no plan at all
+            if not self._captured:  # the model itself may be at fault
                 raise
             self._failed[graph] = NotApplicableError(str(error))
             raise self._failed[graph] from error
         self._captured = True
 
     def _least(self, candidate: Candidate, bounds: Bounds) -> float:
-        """Return what the first part of the plan's key cannot be below."""
+        """Return a lower bound on the first part of the plan's key."""
         plan, config = candidate.plan, candidate.config
         least_s = least_time_s(plan, bounds, streams=self._streams(config)) * (1.0 - _ROUNDING)
         if self._request.objective == "latency":
@@ -239,12 +239,12 @@ class _Search:
         return -plan.examples / least_s if least_s else -float("inf")
 
     def _streams(self, config: Config) -> bool:
-        """Return whether inputs follow each other before the one before has ended."""
+        """Return whether inputs overlap in a stream."""
         waits = is_training(config) or config.phase.name == "decode" or generates(config)
         return self._request.objective != "latency" and not waits
 
     def tally(self) -> str:
-        """Return how far the search is."""
+        """Return the progress of the search as text."""
         fit, bounded = len(self._costed), len(self._bounded)
         return (
             f"{counted(fit, 'plan')} costed, {len(self._unfit)} do not fit, {bounded} left out by"
@@ -252,29 +252,29 @@ class _Search:
         )
 
     def outcome(self) -> Outcome:
-        """Return all that was found."""
+        """Return the result of the search."""
         ranking = sorted(self._costed, key=lambda plan: (*self._key(plan), plan.memory_bytes))
         unfit, bounded = tuple(self._unfit), tuple(self._bounded)
         return Outcome(tuple(ranking), unfit, bounded, self._refusals)
 
 
 def _bare(group: Sequence[Candidate]) -> Config:
-    """Return the step that plans of one way to share layers, and of one batch, add to.
+    """Return the configuration of the bare step that the plans of a group extend.
 
-    Without replicas where one of them has none: those need a capture in symbols.
+    It is without replicas if one of the plans is: replicas need a symbolic capture.
     """
     first = min(
         group,
         key=lambda item: (_RECOMPUTED.index(item.plan.checkpointing), item.plan.data_parallel),
     )
-    # Nor with the copies of gradients that DistributedDataParallel has, and ZeRO-2 has not.
+    # Without DistributedDataParallel's copies of gradients, which ZeRO-2 lacks.
     views = replace(first.config.all_reduce, gradient_as_bucket_view=True)
     bare = replace(first.config, zero=0)
     return bare if first.plan.replicas == 1 else replace(bare, all_reduce=views)
 
 
 def _what(config: Config) -> str:
-    """Return what is captured in a few words."""
+    """Return a short description of the captured graph."""
     names = ("tensor_parallel", "context_parallel", "expert_parallel")
     degrees = {name: getattr(config, name) for name in names}
     parts = [config.model.name, *(f"{name}={n}" for name, n in degrees.items() if n > 1)]

@@ -1,4 +1,4 @@
-"""The plans that are tried: which degrees, stages, batches and modes go together."""
+"""The search space of plans: compatible degrees, stages, batches and modes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,30 +27,30 @@ _DEGREES = (
     "zero",
 )
 ALIKE = (*_DEGREES, "microbatches", "checkpointing")
-"""Settings that a plan and a configuration call the same."""
+"""Settings with the same name in a plan and in a configuration."""
 KEYS = {
     **{name: name for name in ALIKE},
     "batch": "model.batch_size",
     "schedule": "schedule",
     "mode": "mode",
 }
-"""What each setting of the space is called on the command line."""
+"""The name of each setting of the space on the command line."""
 STAGES = "stages"
-"""The setting under which reasons against pipelines are kept, by their number of stages."""
+"""Key of refusals of pipelines, by number of stages."""
 REPLICAS = "replicas"
-"""The same of replicas of one device, by their number."""
+"""Key of refusals of single-device replicas, by number of replicas."""
 _MICROBATCHES = (8, 32)
-"""Of a step whose batch is free: a few, and so many that a pipeline is hardly ever empty."""
+"""Microbatches tried if the batch is free: a few, and enough for a small pipeline bubble."""
 _BATCHES = (1, 2, 4)
-"""With a given batch, a microbatch has so many times `model.batch_size` examples."""
+"""Multiples of `model.batch_size` tried as microbatch sizes if the global batch is given."""
 _TRAINS = ("1f1b", "interleaved")
-"""Schedules that are tried: ``gpipe`` has the bubble of ``1f1b``, and holds more."""
+"""Schedules tried: ``gpipe`` has the bubble of ``1f1b`` and uses more memory."""
 _INTERLEAVED = "interleaved"
 _CHUNKS = 2
-"""Stages on each device that ``interleaved`` is tried with."""
+"""Stages per device with ``interleaved``."""
 _LONG = 16384
-"""Tokens from which sequences are cut: Llama 3 was trained without that at 8,192, and with it at
-131,072 (arXiv:2407.21783, table 4)."""
+"""Sequence length in tokens from which context parallelism is tried: Llama 3 was trained without it
+at 8,192 and with it at 131,072 (arXiv:2407.21783, table 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +60,43 @@ class Plan:
     tensor_parallel: int
     data_parallel: int
     groups: int
-    """Devices of a replica, or tensor-parallel groups of them."""
+    """Devices, or tensor-parallel groups, of a replica."""
     mode: str
     schedule: str
     microbatches: int
     batch: int
-    """Examples that a replica takes at a time."""
+    """Examples per replica at a time."""
     zero: int
     checkpointing: str
     interleave: int = 1
-    """Stages on each device, of ``schedule=interleaved``."""
+    """Stages per device, with ``schedule=interleaved``."""
     devices: str = ""
-    """Where there are several to choose from, which."""
+    """The choice of devices, if there are several."""
     sequence_parallel: bool = False
     context_parallel: int = 1
     expert_parallel: int = 1
 
     @property
     def replicas(self) -> int:
-        """Replicas that add up gradients: of examples, and of pieces of a sequence."""
+        """Replicas that all-reduce gradients: over examples, and over pieces of a sequence."""
         return self.data_parallel * self.context_parallel
 
     @property
     def batch_size(self) -> int:
-        """Examples that all replicas take at a time: ``model.batch_size`` of its run."""
+        """Examples of all replicas at a time: ``model.batch_size`` of its run."""
         return self.batch * self.data_parallel
 
     @property
     def examples(self) -> int:
-        """Examples of a step, or of one input of all replicas."""
+        """Examples of a step, or of one input, over all replicas."""
         return self.batch_size * self.microbatches
 
     def overrides(self, base: Config, *, has_mode: bool) -> tuple[str, ...]:
-        """Return what makes this plan of a run with the configuration `base`.
+        """Return the overrides that turn a run of `base` into this plan.
 
-        With `has_mode` that has the plan's mode already.
+        With `has_mode`, `base` already has the plan's mode.
         """
-        # What stands beside a mode that is given is not said again.
+        # Options given with the mode are not repeated.
         has_chunks = self.interleave == 1 or (has_mode and "interleave" in base.mode.options)
         changed = self.configuration(base)
         settings: dict[str, tuple[object, object]] = {
@@ -115,7 +115,7 @@ class Plan:
         return (*first, *([] if has_mode else [f"mode={self.mode}"]), *texts)
 
     def configuration(self, base: Config) -> Config:
-        """Return that of its run, what `base` is with its `overrides`."""
+        """Return `base` with the `overrides` of this plan."""
         options = dict(base.mode.options) if base.mode.name == self.mode else {}
         if self.mode == "pipeline":
             options |= {"schedule": self.schedule, "microbatches": self.microbatches}
@@ -133,18 +133,18 @@ class Plan:
 
 
 def shown(value: object) -> str:
-    """Return a value as a command line has it."""
+    """Return a value as typed on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Why values that were asked for by name are in no plan: by setting and value."""
+    """The reasons why values are in no plan, by setting and value."""
 
     reasons: dict[tuple[str, object], SpecError]
 
     def add(self, plan: Plan, error: SpecError) -> None:
-        """Note `error` for each value of `plan` that has no reason yet."""
+        """Record `error` for each value of `plan` that has no reason yet."""
         for name in KEYS:
             self.reasons.setdefault((name, getattr(plan, name)), error)
         if plan.mode == "pipeline":
@@ -163,16 +163,16 @@ def plans(
     prefix: str,
     devices: str = "",
 ) -> list[Plan]:
-    """Return the space, plans that share a captured graph next to each other.
+    """Return the plans of the space; those that share a captured graph are adjacent.
 
     Args:
-        config: the run that all plans vary.
-        usual_batch: examples that a replica takes at a time, where no other number is asked for.
-        request: what is asked for.
-        typed: values of settings in `KEYS` that were given as overrides, each the only one tried.
-        refusals: takes the reasons why degrees are left out.
-        prefix: what settings of `request` are named with, such as ``recommend.``.
-        devices: what those of `config` are called, where there are others to choose from.
+        config: the configuration that all plans vary.
+        usual_batch: the default number of examples per replica at a time.
+        request: the objective and the values to try.
+        typed: the fixed values of settings in `KEYS`, given as overrides.
+        refusals: collects the reasons why degrees are left out.
+        prefix: the prefix of `request` settings in messages, such as ``recommend.``.
+        devices: the name of the devices of `config`, if there are several to choose from.
 
     """
     axes: dict[str, list[object] | None] = {
@@ -199,7 +199,7 @@ def plans(
 
 
 def _order(plan: Plan) -> tuple[object, ...]:
-    """Return what plans are sorted by: those of one graph together, the likely best first."""
+    """Return the sort key of a plan: plans of one graph together, likely best first."""
     return (
         plan.checkpointing != "none",
         plan.tensor_parallel,
@@ -217,27 +217,27 @@ def _order(plan: Plan) -> tuple[object, ...]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Settings:
-    """What a space is made from."""
+    """The inputs of a space."""
 
     request: Request
     prefix: str
-    """What settings of `request` are named with."""
+    """Prefix of `request` settings in messages."""
     usual_batch: int
     topology: Topology
     axes: Mapping[str, list[object] | None]
-    """The values that are asked for, by setting; None for all that go."""
+    """The requested values by setting; None for all that apply."""
     trains: bool
     experts: list[int]
-    """How many a layer has, where the model has experts and says so."""
+    """Experts per layer, if the model states them."""
     interleave: int | None = None
-    """Stages on each device that were asked for beside ``mode=pipeline``."""
+    """Stages per device requested with ``mode=pipeline``."""
 
     def numbers(self, name: str) -> list[int]:
-        """Return the values of a setting; none where all are tried."""
+        """Return the requested integers of a setting; empty for all."""
         return [value for value in self.axes[name] or () if isinstance(value, int)]
 
     def switches(self, name: str) -> list[bool]:
-        """Return the same of a setting that is true or false."""
+        """Return the requested booleans of a setting; empty for all."""
         return [value for value in self.axes[name] or () if isinstance(value, bool)]
 
     def words(self, name: str) -> list[str]:
@@ -245,7 +245,7 @@ class _Settings:
 
 
 def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterator[Plan]:
-    """Yield the degrees that devices and heads can have, as plans whose rest is still open."""
+    """Yield the degrees possible for the devices and heads, as plans without other settings."""
     topology = settings.topology
     divisors = _divisors(topology.n_devices)
     sequence, batch = config.model.seq_len or 0, settings.request.global_batch
@@ -268,9 +268,9 @@ def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterato
                 )
                 continue
             degrees = Plan(tensor, data, 1, "", "none", 1, 1, 0, "none", context_parallel=context)
-            asked = f"data_parallel={data}" + f" context_parallel={context}" * (context > 1)
+            overrides = f"data_parallel={data}" + f" context_parallel={context}" * (context > 1)
             try:
-                parallel = split_topology(groups.topology, degrees.replicas, asked)
+                parallel = split_topology(groups.topology, degrees.replicas, overrides)
             except NotApplicableError as error:
                 degree = ("context_parallel", context) if context > 1 else ("data_parallel", data)
                 refusals.reasons.setdefault(degree, error)
@@ -283,7 +283,7 @@ def _divisors(count: int) -> list[int]:
 
 
 def _shared_layers(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
-    """Yield `degrees` with each way to share what lies between layers, and experts."""
+    """Yield `degrees` with each option of sequence and expert parallelism."""
     split = degrees.tensor_parallel > 1
     sequences = [False]
     if split:
@@ -293,17 +293,17 @@ def _shared_layers(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
         experts = [1]
         if settings.experts:
             fitting = expert_degrees(degrees.tensor_parallel, degrees.replicas, settings.experts)
-            # Beside split layers as vLLM does it, over all devices of a stage or not at all.
+            # With tensor parallelism as in vLLM: over all devices of a stage, or not at all.
             experts += fitting[-1:] if split else fitting
     for sequence, expert in product(sequences, experts):
         yield replace(degrees, sequence_parallel=sequence, expert_parallel=expert)
 
 
 def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
-    """Yield the plans with the degrees of `degrees`."""
+    """Yield the plans with these degrees."""
     zeros = [0]
     if settings.trains and degrees.replicas > 1:
-        # A pipeline that gathers weights again for each forward holds as much at its peak.
+        # Gathering weights again in each forward does not lower the peak of a pipeline.
         zeros = [0, 1, 2, 3] if degrees.groups == 1 else [0, 1, 2]
     for mode, schedule, zero, recomputed in product(
         settings.words("mode") or _modes(settings, degrees),
@@ -311,7 +311,7 @@ def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
         settings.numbers("zero") or zeros,
         settings.words("checkpointing") or (["none", "block"] if settings.trains else ["none"]),
     ):
-        # Replicas of several devices share weights over microbatches alone.
+        # Replicas of several devices shard weights only in a pipeline over microbatches.
         if zero >= GATHERING and degrees.groups > 1 and schedule == "none":
             continue
         if schedule != "none" and not _takes_turns(mode, schedule, degrees):
@@ -323,20 +323,20 @@ def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
 
 
 def _takes_turns(mode: str, schedule: str, degrees: Plan) -> bool:
-    """Return whether a schedule says anything of a plan: of one stage they are all the same."""
+    """Return whether a schedule suits the mode; with a single stage, all schedules are the same."""
     if degrees.groups == 1:
         return mode == "single" and schedule == "1f1b"
     return mode == "pipeline"
 
 
 def _has_equal_rounds(plan: Plan) -> bool:
-    """Return whether ``interleaved`` can divide the microbatches, as it asks for."""
+    """Return whether ``interleaved`` divides the microbatches into equal rounds, as it must."""
     rounds = max(1, plan.microbatches // plan.groups)
     return plan.schedule != _INTERLEAVED or plan.microbatches % rounds == 0
 
 
 def _modes(settings: _Settings, degrees: Plan) -> list[str]:
-    """Return the modes that may be the best on a replica's devices."""
+    """Return the modes that may be best on a replica's devices."""
     if degrees.groups == 1:
         return ["single"]
     alike = len({(spec.memory_bytes, spec.name) for spec in settings.topology.devices}) == 1
@@ -347,23 +347,23 @@ def _modes(settings: _Settings, degrees: Plan) -> list[str]:
 
 
 def _with_batches(settings: _Settings, plan: Plan) -> Iterator[Plan]:
-    """Yield `plan` with each size and number of microbatches that makes the batch asked for."""
-    usual, asked = settings.usual_batch, settings.request.global_batch
-    given, counts = settings.numbers("batch"), settings.numbers("microbatches")
+    """Yield `plan` with each size and number of microbatches that gives the requested batch."""
+    usual, global_batch = settings.usual_batch, settings.request.global_batch
+    batches, counts = settings.numbers("batch"), settings.numbers("microbatches")
     scheduled = plan.schedule != "none"
-    if asked is None:
-        for batch in given or [usual]:
+    if global_batch is None:
+        for batch in batches or [usual]:
             if scheduled:
                 for count in counts or _MICROBATCHES:
                     yield replace(plan, batch=batch, microbatches=count)
             elif not counts or 1 in counts:
                 yield replace(plan, batch=batch)
         return
-    share = asked // plan.data_parallel
+    share = global_batch // plan.data_parallel
     if not scheduled:
-        if (not given or share in given) and (not counts or 1 in counts):
+        if (not batches or share in batches) and (not counts or 1 in counts):
             yield replace(plan, batch=share)
         return
-    for batch in given or sorted({usual * times for times in _BATCHES}):
+    for batch in batches or sorted({usual * times for times in _BATCHES}):
         if share % batch == 0 and (not counts or share // batch in counts):
             yield replace(plan, batch=batch, microbatches=share // batch)
