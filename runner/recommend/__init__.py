@@ -1,1 +1,1 @@
-"""``python -m runner.recommend``: the best plan of a space of plans, each costed as a run would."""
+"""``python -m runner.recommend``: the best plan of a search space, each plan costed like a run."""

@@ -1,4 +1,4 @@
-"""``python -m runner.recommend``: search plans, print the best, and keep them."""
+"""``python -m runner.recommend``: search plans, print the best ones, and store them."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -37,12 +37,12 @@ _FOLDER = (
 
 
 def main() -> int:
-    """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
+    """Run the command line and return the exit code: 0, or 2 for a user error."""
     return reported(_compose_and_recommend)
 
 
 def _compose_and_recommend() -> int:
-    # As in `runner.app`: before Hydra's first look for plugins.
+    # As in `runner.app`: before Hydra first scans for plugins.
     sys.path.append(str(plugins_dir()))
     if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
         sys.stdout.write(_HELP)

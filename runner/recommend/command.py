@@ -1,4 +1,4 @@
-"""One recommendation, from the composed configuration to its table, files and record."""
+"""One recommendation, from the composed configuration to its table, files and runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ _BATCH = "model.batch_size"
 
 
 def refuse_sweeps(arguments: Sequence[str]) -> None:
-    """Raise `SpecError` for what makes sense of one run, or of a sweep, alone."""
+    """Raise `SpecError` for arguments that apply only to a single run or to a sweep."""
     for text in arguments:
         key, _, value = text.partition("=")
         if text in _OF_A_SWEEP:
@@ -46,18 +46,19 @@ def refuse_sweeps(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shared:
-    """What all plans of a space have in common."""
+    """The settings shared by all plans of a space."""
 
     bases: Mapping[str, Config]
-    """The run that plans vary, by what devices are called; empty where there are no others."""
+    """The configurations that plans vary, by device name; an empty name if there is only one choice
+    of devices."""
     overrides: tuple[str, ...]
-    """As typed, without settings of the space."""
+    """The overrides as typed, without settings of the space."""
     has_mode: bool
-    """Whether a mode was typed, with options perhaps."""
+    """Whether a mode was typed, perhaps with options."""
 
 
 def recommended(composed: "DictConfig", request: Request) -> str | None:
-    """Recommend a plan; return what was wrong in one line, None where nothing was."""
+    """Recommend a plan; return the error in one line, or None."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
@@ -82,7 +83,9 @@ def _recommended(
 ) -> None:
     refuse_sweep_settings(config)
     shared, typed = _shared(composed, config, identity.overrides, request)
-    tracker = open_tracker(config.tracking, identity.root)  # before the work: one may be gone
+    tracker = open_tracker(
+        config.tracking, identity.root
+    )  # fail before the search if the store is unreachable
     outcome = best_of(
         shared.bases,
         request,
@@ -100,10 +103,10 @@ def _recommended(
 def _shared(
     composed: "DictConfig", config: Config, overrides: Sequence[str], request: Request
 ) -> tuple[Shared, Mapping[str, object]]:
-    """Return what all plans share, and the settings of the space that were typed, by name.
+    """Return the settings shared by all plans, and the typed settings of the space, by name.
 
     Raises:
-        SpecError: for a setting that is typed and has a list of values to try, too.
+        SpecError: if a setting is both typed and given a list of values to try.
 
     """
     values = {
@@ -112,7 +115,7 @@ def _shared(
         "schedule": config.schedule.name,
     }
     names = {key: name for name, key in KEYS.items()}
-    kept: list[str] = []
+    base_overrides: list[str] = []
     typed: dict[str, object] = {}
     for override in overrides:
         key = next(iter(override_values([override])))
@@ -125,22 +128,22 @@ def _shared(
                 typed[names[key]] = values[key]
         if key == "devices" and request.devices is not None:
             raise SpecError(f"{override} holds what recommend.devices tries; leave out one")
-        # The mode's options may stand beside it.
+        # The mode stays, as its options may have been typed too.
         if key == "mode" or key not in names:
-            kept.append(override)
+            base_overrides.append(override)
     load = _load(composed)
     bases: dict[str, Config] = {}
     for devices in request.devices or [""]:
-        base = compose_one(load, [*kept, *([f"devices={devices}"] if devices else [])])
+        base = compose_one(load, [*base_overrides, *([f"devices={devices}"] if devices else [])])
         if base.config is None:
             raise SpecError(base.error or "")
         bases[devices] = base.config
-    has_mode = any(override.startswith("mode=") for override in kept)
-    return Shared(bases, tuple(kept), has_mode), typed
+    has_mode = any(override.startswith("mode=") for override in base_overrides)
+    return Shared(bases, tuple(base_overrides), has_mode), typed
 
 
 def _load(composed: "DictConfig") -> SweepLoad:
-    """Return what composes a run beside the `composed` one."""
+    """Return a loader for composing variants of the `composed` run."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict

@@ -1,4 +1,4 @@
-"""The files of a recommendation: `recommend.json`, and a plot of throughput against memory."""
+"""The files of a recommendation: `recommend.json` and a plot of throughput against memory."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,20 +21,20 @@ _BOUNDS = {
     "latency": "bound_latency_s",
     "cost": "bound_usd_per_example",
 }
-"""What the bound of a plan that was not costed is called, by objective."""
+"""JSON key of the bound of a pruned plan, by objective."""
 _WIDTH, _HEIGHT, _LEFT, _TOP, _LEGEND, _BELOW = 680.0, 400.0, 66.0, 34.0, 150.0, 48.0
 _KINDS = 7
-"""Kinds of plans with a mark of their own; more share the last."""
+"""Number of distinct marks for kinds of plans; further kinds share the last."""
 
 
 def write_files(folder: Path, command: Sequence[str], request: Request, outcome: Outcome) -> None:
-    """Write both files to `folder`. Raises `CacheError` where it cannot be written."""
+    """Write both files to `folder`. Raises `CacheError` if it cannot be written."""
     write_json(folder / JSON_FILE, document(command, request, outcome))
     write_text(folder / PLOT_FILE, plot(outcome))
 
 
 def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict[str, object]:
-    """Return all plans of the space as plain values, the best first, then those that do not fit."""
+    """Return all plans of the space as plain values: costed (best first), unfit and pruned."""
     return {
         "schema": _SCHEMA,
         "version": _VERSION,
@@ -77,12 +77,12 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
 
 
 def _reproduced(costed: Costed) -> dict[str, float]:
-    """Return the metrics that the same plan has each time: all but how long the search took."""
+    """Return the reproducible metrics of a plan: all but the times spent on capture and search."""
     return {k: v for k, v in costed.metrics.items() if k not in ("capture_s", "partition_s")}
 
 
 def plot(outcome: Outcome) -> str:
-    """Return throughput against memory of the fullest device as SVG; solid is on the frontier."""
+    """Return throughput against memory of the fullest device as SVG, the Pareto front solid."""
     ranking = outcome.ranking
     drawing = Drawing("throughput against memory")
     panel = Panel(
@@ -117,7 +117,7 @@ def _kind(costed: Costed) -> str:
 
 
 def _on_frontier(costed: Costed, ranking: Sequence[Costed]) -> bool:
-    """Return whether no other plan has as much throughput with less memory, or the reverse."""
+    """Return whether no other plan dominates this one in throughput and memory."""
     return not any(
         other.examples_per_s >= costed.examples_per_s
         and other.memory_bytes <= costed.memory_bytes

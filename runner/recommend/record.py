@@ -1,4 +1,4 @@
-"""A recommendation in the tracker: a run of its own, with one below it for each of the best."""
+"""A recommendation in the tracker: a parent run, with a child run for each of the best plans."""
 
 import json
 import secrets
@@ -28,9 +28,9 @@ def logged(
     outcome: Outcome,
     identity: JobIdentity,
 ) -> None:
-    """Log the best plans as the runs of a sweep, and announce where they are compared.
+    """Log the best plans as the runs of a sweep, and announce the page that compares them.
 
-    They have no files, and so no key by which a sweep would take them for its jobs.
+    These runs have no files, and no key, so that no sweep takes them for its own jobs.
     """
     with progress("logging to MLflow"):
         sweep = secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""What is asked of a recommendation: overrides under ``recommend.``, beside those of a run."""
+"""The request of a recommendation: ``recommend.*`` overrides on top of a run's."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,25 +13,25 @@ PREFIX = "recommend."
 
 
 def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
-    """Return what the overrides under ``recommend.`` ask for, and the other arguments.
+    """Parse the ``recommend.*`` overrides; return the request and the other arguments.
 
     Raises:
-        SpecError: for a key or a value that makes no sense.
+        SpecError: if a key is unknown or a value is invalid.
 
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     own = [text for text in arguments if text.lstrip("+").startswith(PREFIX)]
-    asked = OmegaConf.structured(Request)
+    structured = OmegaConf.structured(Request)
     for text in own:
         key, value = _parsed(text)
         try:
-            OmegaConf.update(asked, key, value)
+            OmegaConf.update(structured, key, value)
         except OmegaConfBaseException as error:
-            first = str(error).splitlines()[0]
-            raise SpecError(f"{text}: {first}; {_KINDS}") from error
-    request = OmegaConf.to_object(asked)
+            first_line = str(error).splitlines()[0]
+            raise SpecError(f"{text}: {first_line}; {_KINDS}") from error
+    request = OmegaConf.to_object(structured)
     assert isinstance(request, Request)
     check_request(request, PREFIX)
     return request, [text for text in arguments if text not in own]

@@ -1,4 +1,4 @@
-"""What a recommendation prints: the best plans, how far habits are from them, what was proved."""
+"""The printed recommendation: the best plans, habitual plans in comparison, and what was proved."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -29,14 +29,14 @@ _FSDP = 3
 
 
 def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, folder: Path) -> None:
-    """Print the best plans, the command of the best, how habits compare, and what was proved.
+    """Print the best plans, the best one's command, habitual plans and what was proved.
 
     `command` are the overrides that all plans share.
     """
     best = outcome.ranking[0]
     shown = outcome.ranking[: request.rows]
     show(best.subject_line, _table(shown))
-    # Below the table: no terminal is as wide.
+    # Overrides go below the table: they are too long for a column.
     for index, costed in enumerate(shown):
         show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}")
     show("")
@@ -48,7 +48,7 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
 
 
 def run_command(command: Sequence[str], candidate: Candidate) -> str:
-    """Return what runs a plan alone."""
+    """Return the command that runs a single plan."""
     return shlex.join(["python", "-m", "runner", *command, *candidate.overrides])
 
 
@@ -91,14 +91,14 @@ def _priced(costed: Costed) -> str:
 
 
 def _price_text(costed: Costed) -> str:
-    """Return what a million tokens cost in USD, or examples of a model without texts."""
+    """Return the USD per million tokens, or per million examples without tokens, as text."""
     rate = costed.tokens_per_s or costed.examples_per_s
     million = costed.price * costed.examples_per_s / rate * 1e6 if rate else 0.0
     return f"{million:,.2f}" if million >= 0.1 else f"{million:.3g}"
 
 
 def proof(request: Request, outcome: Outcome) -> str:
-    """Return what is known of the whole space."""
+    """Return a sentence on how much of the space was costed, and what that proves."""
     best = {
         "throughput": "the most examples a second",
         "latency": "the least latency",
@@ -117,15 +117,15 @@ def proof(request: Request, outcome: Outcome) -> str:
 
 
 def untried(outcome: Outcome) -> str:
-    """Return what the plans of the space do not have, and a wider one could, in a few words."""
+    """Return the settings that a wider space could try, as text."""
     config, plans = outcome.ranking[0].candidate.config, outcome.plans
     parts = []
     if is_training(config):
         all_of = {"checkpointing": (*CHECKPOINTING, BUDGET), "schedule": ("none", *SCHEDULES)}
         for name, values in all_of.items():
             tried = {getattr(plan, name) for plan in plans}
-            left = [value for value in values if value not in tried]
-            parts += [f"{name}={','.join(left)}"] * bool(left)
+            missing = [value for value in values if value not in tried]
+            parts += [f"{name}={','.join(missing)}"] * bool(missing)
         counts = sorted({plan.microbatches for plan in plans})
         parts.append(f"microbatches other than {', '.join(map(str, counts))}")
         chunks = max(plan.interleave for plan in plans)
@@ -140,17 +140,17 @@ def untried(outcome: Outcome) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Habit:
-    """Plans that people use without a search."""
+    """Plans that people commonly use without a search."""
 
     name: str
     setting: str
     value: int
-    """It is in the space only if this setting may have this value."""
+    """The value of `setting` that these plans need, used to look up why it was refused."""
     plans: list[Plan]
 
 
 def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
-    """Yield how plans that people use by habit compare with the best."""
+    """Yield comparisons of commonly used plans with the best one."""
     for habit in _habits(outcome):
         fitting = [costed for costed in outcome.ranking if costed.candidate.plan in habit.plans]
         refused = [error for candidate, error in outcome.unfit if candidate.plan in habit.plans]
@@ -167,7 +167,7 @@ def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
 
 
 def _habits(outcome: Outcome) -> Iterator[_Habit]:
-    # Of the devices that the best plan is on, where there were others to choose from.
+    # Only plans on the devices of the best plan.
     chosen = outcome.ranking[0].candidate.plan.devices
     space = [plan for plan in outcome.plans if plan.devices == chosen]
     n = max(plan.tensor_parallel * plan.replicas * plan.groups for plan in space)
@@ -209,7 +209,7 @@ def _beside(request: Request, best: Costed, habit: Costed) -> str:
 
 
 def _bounded(request: Request, best: Costed, bounds: Sequence[float]) -> str:
-    """Return the best that plans could be that were not costed."""
+    """Return the best bound of pruned plans, compared with the best plan."""
     if request.objective == "latency":
         least_s = min(bounds)
         return f"at least {format_s(least_s)} ({least_s / best.latency_s - 1.0:+.1%}), not costed"

@@ -19,12 +19,12 @@ _PARAMS = "hydra.sweeper.params"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Keys that change together, mostly one, and their values."""
+    """Keys that change together, usually one, and their values."""
 
     keys: tuple[str, ...]
-    """As the configuration knows them, without marks such as ``+``."""
+    """The keys of the configuration, without prefixes such as ``+``."""
     values: tuple[tuple[str, ...], ...]
-    """For each value an override of each key; no value is there twice."""
+    """The distinct values, each with an override per key."""
 
 
 def read_axes(
@@ -33,16 +33,17 @@ def read_axes(
     zips: Sequence[object] | None,
     config_loader: object,
 ) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
-    """Return the overrides that all jobs have, and the axes, in the order that they stand in.
+    """Return the overrides shared by all jobs, and the axes in order of appearance.
 
-    `params` are the sweeper's own, of a configuration file: values for each key, as a list or as
-    they would be typed. They come first, and give way to `overrides` of the same key. `zips` are
-    the keys that share an axis, or several lists of such keys. `config_loader` is Hydra's, which
-    knows what a ``glob(*)`` means.
+    Args:
+        overrides: the command line.
+        params: values by key from a configuration file, as a list or as typed. They come first, and
+            `overrides` of the same key replace them.
+        zips: the keys that share an axis, or several lists of such keys.
+        config_loader: Hydra's, to expand ``glob(*)``.
 
     Raises:
-        SpecError: for values that cannot be counted, a key without values, and keys that cannot be
-            zipped.
+        SpecError: if values cannot be enumerated, a key has none, or keys cannot be zipped.
 
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -50,7 +51,7 @@ def read_axes(
     parser = OverridesParser.create(config_loader=config_loader)  # type: ignore[arg-type]
     parsed = parser.parse_overrides(list(overrides))
     typed = [override.get_key_element().lstrip("+") for override in parsed]
-    # As in Hydra, of a key that is given twice the last value counts, in the place of the first.
+    # As in Hydra, the last value of a repeated key counts, at the position of the first.
     last: dict[str, Override] = {}
     for override in [*_of_params(params or {}, typed, parser), *parsed]:
         last[override.get_key_element()] = override
@@ -70,7 +71,7 @@ def read_axes(
 def _of_params(
     params: Mapping[str, object], typed: Sequence[str], parser: "OverridesParser"
 ) -> list["Override"]:
-    """Return the overrides of a configuration file, but for keys that were `typed`."""
+    """Return the overrides from a configuration file, except for keys that were `typed`."""
     from hydra.errors import HydraException
 
     parsed = []
@@ -88,7 +89,7 @@ def _of_params(
 
 
 def _as_typed(key: str, value: object, parser: "OverridesParser") -> str:
-    """Return how `value`, from a file, would be typed: a list is several values."""
+    """Return `value`, from a file, as it would be typed; a list becomes several values."""
     if not isinstance(value, list | tuple):
         return value if isinstance(value, str) else _one_as_typed(value, parser)
     if not value:
@@ -111,7 +112,7 @@ def _one_as_typed(value: object, parser: "OverridesParser") -> str:
 
 
 def _values(override: "Override") -> list[str]:
-    """Return an override for each value of a swept one."""
+    """Return an override for each value of a swept override."""
     if not override.is_discrete_sweep():
         raise SpecError(
             f"{override.input_line}: an interval has no end of values; a grid needs them counted,"
@@ -125,7 +126,7 @@ def _values(override: "Override") -> list[str]:
 
 
 def _zip_lists(zips: Sequence[object] | None) -> list[list[str]]:
-    """Return the lists of keys that turn together."""
+    """Return the lists of keys that share an axis."""
     given: list[Any] = list(zips or [])
     lists = given if any(isinstance(item, list | tuple) for item in given) else [given]
     for keys in lists:
@@ -146,7 +147,7 @@ def _shown(zips: object) -> str:
 def _zipped(
     overrides_of: Mapping[str, list[str]], lists: Sequence[Sequence[str]]
 ) -> tuple[Axis, ...]:
-    """Return the axes; one of several keys stands where the first of them does."""
+    """Return the axes; one with several keys is at the position of the first."""
     partners: dict[str, Sequence[str]] = {}
     for keys in lists:
         _check_zip(keys, overrides_of)

@@ -1,4 +1,4 @@
-"""Settings of sweepers and launchers, checked before any job starts: a wrong one fails them all."""
+"""Check sweeper and launcher settings before any job starts: a wrong one would fail them all."""
 
 import os
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ __all__ = ["check_cores", "check_launcher", "check_sweeper"]
 
 
 def check_sweeper(config: "DictConfig") -> None:
-    """Refuse settings of the chosen sweeper that it does not have.
+    """Check the settings of the chosen sweeper.
 
     Raises:
-        SpecError: in one line.
+        SpecError: if a setting does not exist, or ``params`` is not a mapping.
 
     """
     from omegaconf import DictConfig, OmegaConf
 
-    # A choice of the user's may name a sweeper of ours.
+    # A user's own sweeper file may have one of our sweepers as target.
     section = config.hydra.sweeper
     shipped = map(OmegaConf.load, sorted((conf_dir() / "hydra" / "sweeper").glob("*.yaml")))
     known = next(
@@ -50,7 +50,7 @@ _SECTION = "hydra.launcher"
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number, with a least value."""
+    """A number with a minimum."""
 
     least: float | None
     whole: bool = True
@@ -76,7 +76,7 @@ class _OneOf:
     words: tuple[object, ...]
 
     def refuse(self, path: str, value: object) -> None:
-        # 1 is not true here, though Python has them equal.
+        # 1 and True are equal in Python, but not here.
         if any(value == word and type(value) is type(word) for word in self.words):
             return
         known = ", ".join(map(_shown, self.words))
@@ -118,17 +118,18 @@ _TARGETS = {
     "hydra_plugins.fxpart_plugins.SlurmLauncher": "submitit_slurm",
 }
 _OPEN = ("submitit_local", "submitit_slurm")
-"""Launchers that take any setting of submitit's, which refuses others itself."""
+"""Launchers that pass all settings on to submitit, which checks them itself."""
 _PACKAGES = {"ray": ("ray", "ray")}
-"""The package of a launcher and the extra that installs it, where it is not `_EXTRA`."""
+"""Package of a launcher and the extra that installs it, if not `_EXTRA`."""
 _EXTRA = "parallel"
 
 
 def check_launcher(config: "DictConfig") -> None:
-    """Refuse settings of the chosen launcher with which no job could run.
+    """Check the settings of the chosen launcher, its package and its cluster.
 
     Raises:
-        SpecError: in one line, for one of them; and for a package or a cluster that is not there.
+        SpecError: if a setting is invalid, the package is not installed, or the cluster does not
+            answer.
 
     """
     from omegaconf import DictConfig, OmegaConf
@@ -193,19 +194,19 @@ def _check_workers(n_jobs: int) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return `value` as it is typed."""
+    """Return `value` as typed on a command line."""
     words = {None: "null", True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-# Whether Ray could run a job at all: else it would wait for ever, or retry for long.
+# Checks that Ray can run a job at all: otherwise it would wait or retry for a long time.
 
 
 def _check_cluster(settings: Mapping[str, Any]) -> None:
-    """Connect to a cluster that runs already, for the sweep to come; one here is started later.
+    """Connect to a running cluster, for use by the sweep; a local cluster is started later.
 
     Raises:
-        SpecError: in one line, where nothing answers or Ray cannot connect.
+        SpecError: if nothing answers or Ray cannot connect.
 
     """
     init = settings["init"]
@@ -219,10 +220,10 @@ def _check_cluster(settings: Mapping[str, Any]) -> None:
 
 
 def check_cores(settings: Mapping[str, Any]) -> None:
-    """Refuse jobs that ask for more cores than a cluster started here has."""
+    """Raise `SpecError` if jobs request more cores than a cluster started here has."""
     named = settings["init"].get("num_cpus")
-    cores = os.cpu_count() if named is None else named  # Ray takes no more by itself
-    wanted = settings["remote"].get("num_cpus", 1)  # Ray's own number where none is given
+    cores = os.cpu_count() if named is None else named  # Ray's default
+    wanted = settings["remote"].get("num_cpus", 1)  # Ray's default
     if address_of(settings["init"]) == LOCAL and wanted and cores is not None and wanted > cores:
         what = f"the {cores} of this machine"
         if named is not None:

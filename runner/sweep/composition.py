@@ -1,9 +1,9 @@
-"""All jobs of a sweep, composed before the first one starts: an edit of ``conf/`` changes none.
+"""Compose all jobs of a sweep before the first one starts: edits of ``conf/`` affect none of them.
 
-Hydra takes about 110 ms for a job: it reads each file again, its own too, and merges all of them. A
-`SweepLoad` takes the same steps in 3 to 4 ms: a file is read once, its section is merged once for
-all jobs that choose the same files of it, which share it if they change nothing in it, and the
-order of the files is asked for once for all jobs that choose of the same groups.
+Hydra takes about 110 ms per job, since it reads and merges all files again, its own included. A
+`SweepLoad` takes 3 to 4 ms for the same steps: each file is read once; each section is merged once
+for all jobs with the same files, which share it unless they override something in it; and the order
+of files is computed once for all jobs that choose from the same groups.
 """
 
 import itertools
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 __all__ = ["Composed", "Load", "SweepLoad", "compose_grid", "compose_one", "make_job"]
 
 Load = Callable[[Sequence[str]], "tuple[DictConfig, Mapping[str, Any]]"]
-"""From a job's overrides to its configuration without Hydra's section, and its choices by group."""
+"""Maps a job's overrides to its configuration, without Hydra's section, and choices by group."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Composed:
-    """A job as its overrides make it. Jobs share nothing that could be changed."""
+    """A composed job. Jobs share no mutable state."""
 
     overrides: tuple[str, ...]
     config: Config | None
-    """None where the values make no sense."""
+    """None if it is invalid."""
     choices: Choices
     error: str | None
-    """Why they make no sense, in one line."""
+    """Why it is invalid, in one line."""
 
 
 class SweepLoad:
-    """Composes the jobs of one sweep. Not for several threads at a time."""
+    """Composes the jobs of one sweep. Not thread-safe."""
 
     def __init__(self, config_loader: "ConfigLoader", master: "DictConfig") -> None:
-        """Take Hydra's loader, and the configuration that Hydra composed for the sweep."""
+        """Take Hydra's loader and its configuration of the sweep."""
         self._loader: Any = config_loader
         self._master = master
         self._files: CachingConfigRepository | None = None
@@ -69,18 +69,18 @@ class SweepLoad:
         """Return a job's configuration without Hydra's section, and its choices by group.
 
         Raises:
-            HydraException: for overrides that Hydra refuses.
+            HydraException: if Hydra rejects an override.
 
         """
         try:
             return self._merged(overrides)
         except Exception:
-            # Hydra knows how to say what is wrong. And should its inner parts, of which `_merged`
-            # is made, change some day, that costs time and not the sweep.
+            # Hydra raises the right error. And if the private API used by `_merged` changes some
+            # day, the sweep is only slower.
             return self.in_full(overrides)
 
     def in_full(self, overrides: Sequence[str]) -> "tuple[DictConfig, Mapping[str, Any]]":
-        """Return the same, composed by Hydra alone."""
+        """Return the same, composed entirely by Hydra."""
         from omegaconf import open_dict
 
         with composing():
@@ -91,11 +91,11 @@ class SweepLoad:
         return composed, choices
 
     def _merged(self, overrides: Sequence[str]) -> "tuple[DictConfig, Mapping[str, Any]]":
-        """Compose as Hydra's loader does, in its own steps, but for Hydra's own files."""
+        """Compose by the steps of Hydra's loader, without Hydra's own files."""
         from omegaconf import OmegaConf
 
         if self._files is None:
-            # Some say where else to look for files.
+            # Hydra's overrides may add search paths.
             hydras = list(self._master.hydra.overrides.hydra)
             name = self._master.hydra.job.config_name
             _, self._files = self._loader._parse_overrides_and_create_caching_repo(name, hydras)
@@ -104,7 +104,7 @@ class SweepLoad:
         values = [
             part for part in parsed if not self._chooses(part) and not part.is_hydra_override()
         ]
-        # The next change may be below a value that refers to something.
+        # A later override may be inside a value that is an interpolation.
         refers = any("${" in str(part.input_line) for part in values)
         composed = self._merged_files.merged(
             [
@@ -115,44 +115,47 @@ class SweepLoad:
             None if refers else [part.key_or_group for part in values],
         )
         self._loader._apply_overrides_to_config(values, composed)
-        # As in Hydra: what was resolved for the sweep, such as the time, is not resolved again.
+        # As in Hydra: values resolved for the sweep, such as the time, are not resolved again.
         OmegaConf.copy_cache(from_config=self._master, to_config=composed)
         return composed, dict(defaults.choices)
 
     def _defaults_of(self, parsed: Sequence["Override"]) -> "_Defaults":
-        """Return the files of a job in their order.
+        """Return the ordered files of a job.
 
-        Jobs that differ in files which choose nothing themselves have the same list, but for these.
+        Jobs that differ only in files without defaults of their own share a list, except for these.
         """
         from hydra._internal.defaults_list import create_defaults_list
 
         assert self._files is not None
         chosen: dict[str, str] = {}
-        kind: list[object] = []
+        group_key: list[object] = []
         for part in (part for part in parsed if self._chooses(part)):
             package = self._package_of_lone(part)
             if package is None:
-                kind.append(part.input_line)
+                group_key.append(part.input_line)
             else:
-                kind.append((part.key_or_group, package))
+                group_key.append((part.key_or_group, package))
                 chosen[part.key_or_group] = str(part.value())
-        known = self._defaults.get(tuple(kind))
+        known = self._defaults.get(tuple(group_key))
         if known is not None and (changed := known.with_choices(chosen)) is not None:
             return changed
         name = self._master.hydra.job.config_name
         with _choices_mapped_where_used() as uses:
-            made = create_defaults_list(
+            defaults_list = create_defaults_list(
                 self._files, name, list(parsed), prepend_hydra=True, skip_missing=False
             )
-        result = _Defaults(tuple(made.defaults), dict(made.overrides.known_choices), chosen)
+        result = _Defaults(
+            tuple(defaults_list.defaults), dict(defaults_list.overrides.known_choices), chosen
+        )
         if not any(uses):
-            self._defaults[tuple(kind)] = result
+            self._defaults[tuple(group_key)] = result
         return result
 
     def _package_of_lone(self, override: "Override") -> str | None:
-        """Return the package that the header of the chosen file states, "" if it states none.
+        """Return the package in the header of the chosen file, empty if there is none.
 
-        None for a file that chooses others, and for what is more than the choice of one file.
+        None if the file has defaults of its own, or if the override is not a plain choice of one
+        file.
         """
         from hydra.core.override_parser.types import OverrideType
 
@@ -162,14 +165,16 @@ class SweepLoad:
             return None
         key = (override.key_or_group, value)
         if key not in self._alone:
-            made = self._files.load_config("/".join(key))
-            package = None if made is None else (made.header.get("package") or "")
-            is_lone = made is not None and not made.defaults_list and "_name_" not in str(package)
+            loaded = self._files.load_config("/".join(key))
+            package = None if loaded is None else (loaded.header.get("package") or "")
+            is_lone = (
+                loaded is not None and not loaded.defaults_list and "_name_" not in str(package)
+            )
             self._alone[key] = package if is_lone else None
         return self._alone[key]
 
     def _chooses(self, override: "Override") -> bool:
-        """Return whether an override chooses a file of a group, as Hydra tells it from a value."""
+        """Return whether an override chooses a file of a group, by Hydra's rule."""
         name = override.key_or_group
         if name not in self._groups:
             self._groups[name] = self._files is not None and self._files.group_exists(name)
@@ -185,7 +190,7 @@ class SweepLoad:
         return parsed
 
     def _part(self, default: "ResultDefault") -> FilePart:
-        """Return what a file says, in its package, without Hydra's section."""
+        """Return the content of a file in its package, without Hydra's section."""
         from omegaconf import OmegaConf
 
         key = (default.config_path, default.package, default.primary)
@@ -199,16 +204,16 @@ class SweepLoad:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Defaults:
-    """The files of a job, as Hydra orders them."""
+    """The files of a job, in Hydra's order."""
 
     files: "tuple[ResultDefault, ...]"
     choices: dict[str, Any]
-    """All that were chosen, by group."""
+    """All choices, by group."""
     lone: dict[str, str]
-    """Those of them that were asked for and whose files choose nothing themselves."""
+    """The overridden choices whose files have no defaults of their own."""
 
     def with_choices(self, lone: Mapping[str, str]) -> "_Defaults | None":
-        """Return the same with other files in the places of `self.lone`, None where none is one."""
+        """Return the list with `self.lone` replaced by `lone`; None if a file is not unique."""
         files, choices = list(self.files), dict(self.choices)
         for group, option in lone.items():
             path = f"{group}/{self.lone[group]}"
@@ -222,7 +227,7 @@ class _Defaults:
 
 @lru_cache(maxsize=4096)
 def _parsed_override(text: str) -> "Override":
-    """Return `text` as Hydra parses it, once for all jobs that share it."""
+    """Return `text` parsed by Hydra, cached for all jobs that share it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_override(text)
@@ -230,10 +235,10 @@ def _parsed_override(text: str) -> "Override":
 
 @contextmanager
 def _choices_mapped_where_used() -> Iterator[list[bool]]:
-    """Have Hydra map the choices made so far only for files that refer to one.
+    """Patch Hydra to build its map of choices only for files that refer to a choice.
 
-    It does so for every file, for choices such as ``${mode}_options``: half of a job's time. What
-    is yielded says of each file whether it refers to a choice.
+    Hydra builds it for every file, for choices such as ``${mode}_options``, which takes half of a
+    job's time. Yields a list that records for each file whether it refers to a choice.
     """
     from hydra._internal import defaults_list as hydras
     from omegaconf import OmegaConf
@@ -256,10 +261,10 @@ def _choices_mapped_where_used() -> Iterator[list[bool]]:
 
 
 def compose_one(load: Load, overrides: Sequence[str]) -> Composed:
-    """Return the job that `overrides` make.
+    """Compose the job of `overrides`.
 
     Raises:
-        HydraException: for overrides that Hydra refuses: a choice or key that does not exist.
+        HydraException: if Hydra rejects an override, such as an unknown choice or key.
 
     """
     composed, chosen = load(overrides)
@@ -272,10 +277,10 @@ def compose_one(load: Load, overrides: Sequence[str]) -> Composed:
 
 
 def compose_grid(load: Load, fixed: Sequence[str], axes: Sequence[Axis]) -> list[Composed]:
-    """Return every combination of the values of the axes, the last axis turning fastest.
+    """Compose all combinations of the axes' values, varying the last axis fastest.
 
     Raises:
-        HydraException: for a combination that Hydra refuses.
+        HydraException: if Hydra rejects a combination.
 
     """
     return [
@@ -287,7 +292,7 @@ def compose_grid(load: Load, fixed: Sequence[str], axes: Sequence[Axis]) -> list
 def make_job(index: int, composed: Composed) -> Job:
     """Return the job with its identity.
 
-    One whose configuration makes no sense is known by what was asked for.
+    The key of an invalid job is a hash of its overrides and error.
     """
     config, error = composed.config, composed.error
     key, inputs = "", None
@@ -299,6 +304,6 @@ def make_job(index: int, composed: Composed) -> Job:
             config, error = None, message_of(wrong)
     if not key:
         key = stable_digest({"overrides": deciding(composed.overrides), "error": error})[:16]
-    # A job's overrides go into files and messages, and its tracking may hold a password.
+    # Overrides go into files and messages, and those of tracking may hold a password.
     overrides = without_elsewhere(composed.overrides)
     return Job(index, overrides, composed.choices, config, error, key, inputs)

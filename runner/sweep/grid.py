@@ -1,4 +1,4 @@
-"""The grid sweep: every combination of the values, but for what ``where=`` leaves out."""
+"""The grid sweep: all combinations of values, except those that ``where=`` excludes."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["run_grid"]
 
 _MOST_SAME = 3
-"""Lines about jobs that are the same; one line counts the others."""
+"""Most lines on identical jobs; one more line counts the rest."""
 
 
 def run_grid(
@@ -34,10 +34,10 @@ def run_grid(
     config: "DictConfig",
     arguments: Sequence[str],
 ) -> None:
-    """Run the jobs that the command line, `arguments`, and the configuration ask for.
+    """Run the sweep of the command line, `arguments`, and the configuration.
 
     Raises:
-        FxpartError: for what no job can be made of.
+        FxpartError: if the jobs cannot be composed, or all fail for the same reason.
 
     """
     axes, jobs = _jobs(context, config, arguments)
@@ -61,7 +61,7 @@ def run_grid(
 def _jobs(
     context: "HydraContext", config: "DictConfig", arguments: Sequence[str]
 ) -> tuple[tuple[Axis, ...], list[Job]]:
-    """Return what has several values, and the jobs."""
+    """Return the axes and the jobs."""
     from omegaconf import OmegaConf
 
     params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create())
@@ -75,7 +75,7 @@ def _jobs(
 
 
 def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
-    """Refuse a sweep all of whose jobs fail for one reason, before anything is kept."""
+    """Raise `SpecError` if all jobs fail for the same reason, before anything is stored."""
     errors = set()
     for job in jobs:
         error = job.error
@@ -105,26 +105,26 @@ def _title(axes: Sequence[Axis], config: "DictConfig") -> str:
 
 
 def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
-    """Return the jobs that `where` keeps, numbered as they stand in the whole grid."""
-    kept = list(enumerate(composed))
+    """Return the jobs that satisfy `where`, numbered by their position in the whole grid."""
+    numbered_jobs = list(enumerate(composed))
     if where:
         names = open_names([job.config for job in composed if job.config is not None])
         condition = parse_where(where, names)
-        kept = [
+        numbered_jobs = [
             (index, job)
-            for index, job in kept
+            for index, job in numbered_jobs
             if job.config is None or condition.holds(job.config, job.choices)
         ]
-    if not kept:
+    if not numbered_jobs:
         raise SpecError(
             f"where={where!r} leaves none of {counted(len(composed), 'job')}; change it, or leave"
             " it out"
         )
-    return [make_job(index, job) for index, job in kept]
+    return [make_job(index, job) for index, job in numbered_jobs]
 
 
 def _say_same(jobs: Sequence[Job]) -> None:
-    """Print which jobs have the key of an earlier one: names differ, nothing that decides does."""
+    """Print which jobs have the key of an earlier one: only their names differ."""
     first: dict[str, Job] = {}
     pairs: dict[tuple[str, str], None] = {}
     for job in jobs:
@@ -140,5 +140,5 @@ def _say_same(jobs: Sequence[Job]) -> None:
 
 
 def _but(job: Job, other: Job) -> str:
-    """Return the overrides that `job` has and the other does not."""
+    """Return the overrides of `job` that `other` lacks."""
     return " ".join(override for override in job.overrides if override not in other.overrides)

@@ -1,4 +1,4 @@
-"""The values of a job by the names that ``where=`` knows them by."""
+"""The values of a job by their names in ``where=``."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -21,16 +21,16 @@ _DERIVED: Mapping[str, Callable[[Config], float]] = {
     "memory_bytes": _memory_bytes,
     "memory_gb": lambda config: _memory_bytes(config) / _GB,
 }
-"""Of all devices together."""
+"""Values over all devices."""
 _OPEN = ("model.config.", "model.factory_args.")
-"""Sections whose names the model decides."""
+"""Sections whose keys depend on the model."""
 _MODE = "mode"
 _MOST_MEANT = 3
-"""Names that a suggestion lists."""
+"""Most names in a suggestion."""
 
 
 def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
-    """Return what is wrong with `name`, in one line; None when jobs have such a value.
+    """Return the error for an unknown `name`, in one line; None if jobs have such a value.
 
     `more` are the `open_names` of the jobs, for suggestions.
     """
@@ -51,7 +51,7 @@ def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
 
 
 def _meant(name: str, more: Collection[str]) -> str:
-    """Return the names that end like `name`, as a question; ``""`` for none."""
+    """Return a question suggesting the names with the same last part; empty for none."""
     last = name.rpartition(".")[2]
     modes = [f"{_MODE}.{option}" for option in _mode_options()]
     known = dict.fromkeys([*more, *_dotted_names(), *modes])
@@ -61,7 +61,7 @@ def _meant(name: str, more: Collection[str]) -> str:
 
 
 def open_names(configs: Iterable[Config]) -> list[str]:
-    """Return the names of the values in open sections, those that the models decide."""
+    """Return the names of the values in sections whose keys depend on the model."""
     names: dict[str, None] = {}
     for config in configs:
         for path in _OPEN:
@@ -82,10 +82,10 @@ def _below(values: Mapping[object, object], path: str) -> list[str]:
 
 
 def look_up(name: str, config: Config, choices: Choices) -> object:
-    """Return the value of a known name; None where this job has no such value.
+    """Return the value of a known name; None if this job has no such value.
 
-    A bare name is the choice made, such as ``pcie4`` for `transfer_rate`; a dotted one is a value
-    of the configuration.
+    A bare name is a choice, such as ``pcie4`` for `transfer_rate`; a dotted one is a value of the
+    configuration.
     """
     if name in _CHOICES:
         return getattr(choices, name)
@@ -109,7 +109,7 @@ def _member(value: object, key: str) -> object:
 
 
 def _bare_names() -> list[str]:
-    """Return the choices, values derived from them, and the settings outside of sections."""
+    """Return the names of choices, derived values, and settings outside of sections."""
     names = [*_CHOICES, *_DERIVED]
     for name, value in vars(Config()).items():
         has_name = is_dataclass(value) and hasattr(value, "name")
@@ -123,7 +123,7 @@ def _dotted_names() -> list[str]:
 
 
 def _inside(kind: object, path: str) -> list[str]:
-    """Return the names below `path`, but for lists of sections and open mappings."""
+    """Return the names below `path`, except those in lists of sections and open mappings."""
     if path in ALIKE_IN_ALL_JOBS or not (isinstance(kind, type) and is_dataclass(kind)):
         return []
     names = []

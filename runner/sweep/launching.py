@@ -1,7 +1,7 @@
-"""Jobs in other processes: written as files, handed to a launcher, read and run where that says.
+"""Run jobs in other processes: written to files, passed to a launcher, and read where they run.
 
-Hydra's launchers compose each job again when it starts, from whatever ``conf/`` says by then. Here
-they get a loader that composes nothing: it points to the job's file.
+Hydra's launchers compose each job again when it starts, from the ``conf/`` of that moment. Here
+they get a loader that composes nothing and points to the job's file instead.
 """
 
 import copy
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 JOB_KEY = "job_file"
-"""Of the configuration that a launcher hands to a job: the path of its file."""
+"""Key of the job's file in the configuration that a launcher passes to a job."""
 TRACKING_KEY = "tracking"
-"""Of the same: where it is logged, which may hold a password and so stands in no file of ours."""
+"""Key of its tracking, which may hold a password and so is never written to our files."""
 
 _JOB_FILE = "job.json"
 _SCHEMA, _VERSION = "fxpart.job", 1
 _LOOK_S = 0.5
-"""Between two looks at which jobs have ended: Hydra's launchers tell only at their end."""
+"""Polling interval for ended jobs: Hydra's launchers report only when all have ended."""
 
 
 # In the sweep's own process.
@@ -57,19 +57,19 @@ def launch(
     config: "DictConfig",
     ended: Callable[[str, JobEnd], None],
 ) -> str | None:
-    """Run the jobs with the launcher that `config` names.
+    """Run the jobs with the launcher of `config`.
 
     Args:
         placed: the jobs.
-        task_function: Hydra's, of the command.
-        config: of the sweep.
-        ended: called with the key and the end of each job that leaves a result, as it does.
+        task_function: Hydra's task function of the command.
+        config: the sweep's configuration.
+        ended: called with the key and the end of each job as soon as it leaves a result.
 
     Returns:
         Why the launcher broke off or a job failed, in one line; None if all went well.
 
     Raises:
-        FxpartError: for a folder that cannot be written, or a launcher that can start nothing.
+        FxpartError: if a folder cannot be written, or the launcher can start no job.
 
     """
     from hydra._internal.callbacks import Callbacks
@@ -93,23 +93,23 @@ def launch(
             return why(launcher.launch(batch, initial_job_idx=0))
         except FxpartError:
             raise  # no job can be started at all
-        # Whatever a pool, a cluster or its client raises when a process is killed: the results of
-        # the other jobs matter more.
+        # A pool, a cluster or its client may raise anything when a process is killed; the results
+        # of the other jobs matter more.
         except Exception as error:
             return one_line(error)
 
 
 @contextmanager
 def _watched(placed: Sequence[PlacedJob], ended: Callable[[str, JobEnd], None]) -> Iterator[None]:
-    """Call `ended` for each job that leaves a result: from another thread, and once at the end."""
-    left = list(placed)
+    """Call `ended` for each job with a result, from a thread and once more at the end."""
+    pending = list(placed)
     stop = threading.Event()
 
     def look() -> None:
-        for placed_job in list(left):
+        for placed_job in list(pending):
             end = end_in_folder(placed_job.folder, placed_job.sweep.sweep)
             if end is not None:
-                left.remove(placed_job)
+                pending.remove(placed_job)
                 ended(placed_job.job.key, end)
 
     def watch() -> None:
@@ -127,14 +127,14 @@ def _watched(placed: Sequence[PlacedJob], ended: Callable[[str, JobEnd], None]) 
 
 
 class JobFileLoader:
-    """Takes the place of Hydra's config loader in a launcher, and can be pickled."""
+    """A picklable replacement of Hydra's config loader in launchers."""
 
     def load_sweep_config(
         self, master_config: "DictConfig", sweep_overrides: Sequence[str]
     ) -> "DictConfig":
-        """Return Hydra's section of `master_config`, and the path of the job's file.
+        """Return a config of Hydra's section, the path of the job's file and its tracking.
 
-        The first of `sweep_overrides` is ``job_file=PATH``, the others are the job's own, for the
+        The first of `sweep_overrides` is ``job_file=PATH``; the others are the job's own, for the
         launcher's log.
         """
         from omegaconf import DictConfig, OmegaConf, open_dict
@@ -156,14 +156,13 @@ class JobFileLoader:
         return composed
 
 
-# In the process of a job.
+# In the job's process.
 
 
 def run_job_file(path: Path, tracking: TrackingConfig) -> str:
-    """Run the job of a file, and return its status.
+    """Run the job of a file, unless it has a result, and return its status.
 
-    It may start long after the sweep did, or after a sweep that is gone: a job that has a result by
-    then is not run again.
+    A job may start long after its sweep, or after the sweep has ended, and have a result by then.
     """
     collect_rarely()
     placed = read_placed(path, tracking)
@@ -172,7 +171,7 @@ def run_job_file(path: Path, tracking: TrackingConfig) -> str:
 
 
 def write_placed(path: Path, placed: PlacedJob) -> None:
-    """Write the job to `path`. Raises `CacheError` when the place cannot be written."""
+    """Write the job to `path`. Raises `CacheError` if it cannot be written."""
     job = placed.job
     document = {
         "schema": _SCHEMA,
@@ -213,9 +212,9 @@ def _refuse_other_types(document: Mapping[str, Any]) -> None:
 
 
 def read_placed(path: Path, tracking: TrackingConfig) -> PlacedJob:
-    """Return the job at `path`, to be logged by `tracking`.
+    """Read the job at `path`, to be logged with `tracking`.
 
-    Raises `SpecError` when the file is missing or damaged.
+    Raises `SpecError` if the file is missing or damaged.
     """
     document = read_document(path, _SCHEMA, _VERSION)
     try:

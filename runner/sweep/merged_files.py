@@ -1,7 +1,7 @@
-"""The files that a job chooses, merged as Hydra merges them, but section by section.
+"""Merge the config files of a job as Hydra does, but section by section.
 
-A file of a group says its own section alone. Jobs that differ in one choice share all other
-sections, so that each is merged once for each choice of the files that set any of its keys.
+A file of a group usually sets only its own section, and jobs that differ in one choice share all
+other sections. So each section is merged once for each choice of the files that set its keys.
 """
 
 import pickle
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["FilePart", "MergedFiles", "file_part"]
 
 _MOST_SECTIONS = 4096
-"""Sections that are kept merged: some MB."""
+"""Most merged sections in the cache: some MB."""
 _Path = tuple[str | int, ...]
 _OF_A_JOB = re.compile(r"\$\{(?!oc\.env:)")
-"""A reference to what may differ between jobs: to anything but the environment."""
+"""An interpolation that may differ between jobs: of anything but the environment."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,18 +29,18 @@ class FilePart:
     """The content of one file, in its package."""
 
     key: tuple[object, ...]
-    """The same for the same file in the same place."""
+    """Identifies the file and its package."""
     config: "DictConfig"
     paths: frozenset[_Path]
-    """Of all its keys."""
+    """The paths of all its keys."""
     references: Mapping[_Path, str]
-    """Those of them that refer to something else, and how."""
+    """The interpolations among them, by path."""
     is_plain: bool
-    """Whether the file sets nothing but keys of its sections: it has no type and no flags."""
+    """Whether the file only sets keys, without a type or flags at its root."""
 
 
 def file_part(key: tuple[object, ...], config: "DictConfig") -> FilePart:
-    """Return `config`, the file known by `key`, with what decides how it is merged."""
+    """Return `config`, the file of `key`, with the properties that decide how it is merged."""
     nodes = list(_nodes(config, ()))
     is_typed = config._metadata.object_type not in (dict, None)
     return FilePart(
@@ -63,21 +63,21 @@ def _nodes(node: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:  # noqa: ANN4
 
 
 class MergedFiles:
-    """Merges the files of one job after another. Not for several threads at a time."""
+    """Merges the files of one job after another. Not thread-safe."""
 
     def __init__(self) -> None:
         self._sections: dict[tuple[object, ...], bytes] = {}
         self._roots: dict[tuple[object, ...], bytes] = {}
         self._typed: dict[tuple[object, ...], TypedSection] = {}
-        """Of those that refer to nothing, whatever other sections say."""
+        """Typed sections of those without interpolations, which no other section affects."""
         self._shared: dict[tuple[object, ...], Any] = {}
-        """Those of them that are read and not changed, by their root and section."""
+        """The ones read and not changed, shared between results, by root and section."""
 
     def merged(self, parts: Sequence[FilePart], changed: Collection[str] | None) -> "DictConfig":
-        """Return what `parts` say, a later one over those before it, closed against new keys.
+        """Merge `parts`, later ones over earlier ones, and close the result to new keys.
 
-        Results share sections that refer to nothing and in which no key of `changed` is, which are
-        those that the caller will change; nothing where it cannot tell (None).
+        Results share the sections without interpolations that contain no key of `changed`, the keys
+        that the caller will change; they share nothing if these are unknown (None).
         """
         sections: dict[Any, list[FilePart]] = {}
         for part in parts:
@@ -109,7 +109,7 @@ class MergedFiles:
         root: tuple[object, ...],
         sections: dict[tuple[Any, ...], list[FilePart]],
     ) -> "DictConfig":
-        """Merge all of `parts`, and keep the sections that depend on nothing else."""
+        """Merge all of `parts`, and cache the sections that depend on nothing else."""
         from omegaconf import OmegaConf
 
         merged = OmegaConf.create()
@@ -132,19 +132,19 @@ class MergedFiles:
                 )
                 if not refers:
                     self._typed[key] = TypedSection()
-        # Nothing of a section is in its root: its type and its flags are.
+        # The root is cached without its sections, only with its type and flags.
         vars(merged)["_content"] = {}
         self._roots[root] = pickle.dumps(merged)
         vars(merged)["_content"] = content
-        # Read back, it shares nothing with the files.
+        # The round trip makes sure that nothing is shared with the files.
         copied: DictConfig = pickle.loads(pickle.dumps(merged))
         return copied
 
 
 def _goes_elsewhere(parts: Sequence[FilePart]) -> bool:
-    """Return whether a file sets what an earlier one only refers to.
+    """Return whether a file sets a key that is an interpolation in an earlier one.
 
-    OmegaConf then merges into a copy of what it refers to, in whatever section that is.
+    OmegaConf then merges into a copy of the referenced node, which may be in any section.
     """
     references: set[_Path] = set()
     for part in parts:
@@ -155,19 +155,19 @@ def _goes_elsewhere(parts: Sequence[FilePart]) -> bool:
 
 
 def _below_a_reference(keys: Collection[str], parts: Sequence[FilePart]) -> bool:
-    """Return whether one of `keys` is inside of what a file only refers to.
+    """Return whether one of `keys` is below an interpolation.
 
-    A change there changes what is referred to, in whatever section that is.
+    Changing it changes the referenced node, which may be in any section.
     """
-    above = [f"{'.'.join(map(str, path))}." for part in parts for path in part.references]
-    return any(key.startswith(path) for key in keys for path in above)
+    prefixes = [f"{'.'.join(map(str, path))}." for part in parts for path in part.references]
+    return any(key.startswith(path) for key in keys for path in prefixes)
 
 
 def _pickled_alone(node: Any) -> bytes:  # noqa: ANN401
-    """Return `node` without all that it is a part of."""
-    above = node._get_parent()
+    """Return the pickle of `node` without its parents."""
+    parent = node._get_parent()
     node._set_parent(None)
     try:
         return pickle.dumps(node)
     finally:
-        node._set_parent(above)
+        node._set_parent(parent)

@@ -1,4 +1,4 @@
-"""One job of a sweep, in any process: run under its lock unless it has a result."""
+"""Run one job of a sweep, in any process, under its lock and unless it has a result."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -29,37 +29,37 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PlacedJob:
-    """A job, where its files go, and what it belongs to."""
+    """A job with its folder, its sweep and its tracking."""
 
     job: Job
     folder: Path
     root: Path
-    """Where the sweep was started."""
+    """The working directory of the sweep."""
     sweep: SweepIds
     tracking: TrackingConfig
-    """Where the job is logged."""
+    """Where to log the job."""
     resume: bool
-    """Whether a result of another sweep stands for the job's own."""
+    """Whether a result of another sweep counts as the job's own."""
 
 
 def run_placed(placed: PlacedJob, tracker: Tracker) -> JobEnd:
-    """Wait until no other process is at the job, and run it unless it has a result by then."""
+    """Wait until no other process runs the job, and run it unless it then has a result."""
     locks, key = Locks(placed.root), placed.job.key
     with locks.held(key):
         try:
             known = _known_by_now(placed, tracker, locks)
         except TrackingError:
-            known = None  # without the store the result is kept on disk
+            known = None  # without the store, the result stays on disk
         return known or _run(placed)
 
 
 def _known_by_now(placed: PlacedJob, tracker: Tracker, locks: Locks) -> JobEnd | None:
-    """Return the end of a job whose lock is held, None if it has none.
+    """Return the end of a job whose lock is held, or None.
 
-    Another process may have begun it since the sweep did, and ended it or been killed.
+    Since the sweep began, another process may have finished the job, or been killed running it.
     """
     key, sweep = placed.job.key, placed.sweep.sweep
-    if not tracker.runs({"kind": "run", "config_key": key}):  # of most jobs, by one search
+    if not tracker.runs({"kind": "run", "config_key": key}):  # a single query for most jobs
         return None
     set_aside_held(tracker, key, locks, placed.root, sweep)
     return ends_in_store(tracker, [key], sweep, resume=placed.resume).get(key)
@@ -91,10 +91,10 @@ def _run(placed: PlacedJob) -> JobEnd:
 
 
 def remove_earlier_end(folder: Path) -> None:
-    """Remove what an earlier attempt at a job left: it is not the end of the next one.
+    """Remove the result of an earlier attempt at a job, which must not count for the next one.
 
     Raises:
-        CacheError: for a folder that cannot be written.
+        CacheError: if the folder cannot be written.
 
     """
     try:
@@ -107,15 +107,15 @@ def remove_earlier_end(folder: Path) -> None:
         ) from error
 
 
-# Earlier results: in the store, or in the files of a sweep that is kept in no store.
+# Earlier results: in the store, or in the files of a sweep without a store.
 
 
 def ends_in_store(
     tracker: Tracker, keys: Collection[str], sweep: str, *, resume: bool
 ) -> Mapping[str, JobEnd]:
-    """Return the results that jobs have, by key; unless `resume`, those of the sweep alone.
+    """Return the results of jobs, by key; unless `resume`, only those of this sweep.
 
-    Runs of others join the sweep, so that its tables show them. Raises `TrackingError`.
+    Runs of other sweeps join this one, so that its tables show them. Raises `TrackingError`.
     """
     settled = tracker.settled("config_key", keys, lambda run: resume or sweep in run.sweeps)
     strangers = [run.run_id for run in settled.values() if sweep not in run.sweeps]
@@ -135,13 +135,13 @@ def _end_of_run(run: LoggedRun) -> JobEnd:
 
 
 def ends_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping[str, JobEnd]:
-    """Return by key the sweep's results below `folder`."""
+    """Return the sweep's results below `folder`, by key."""
     ends: dict[str, JobEnd] = {}
     for path in sorted(folder.rglob(RESULT_FILE)):
         try:
             result = read_result(path)
         except FxpartError:
-            continue  # half a file is no result: the job is run again
+            continue  # a damaged file is no result: the job is run again
         key = result.get("key")
         is_ours = key in keys and result.get("sweep") == sweep
         if is_ours and result["status"] in SETTLED:
@@ -150,7 +150,7 @@ def ends_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping[st
 
 
 def end_in_folder(folder: Path, sweep: str) -> JobEnd | None:
-    """Return the end of the job that ran in `folder`; None if it left nothing of `sweep`."""
+    """Return the end of the job that ran in `folder`; None without a result of `sweep`."""
     try:
         result = read_result(folder / RESULT_FILE)
     except FxpartError:

@@ -1,4 +1,4 @@
-"""A sweep beside its jobs: what it is, its run in the tracker, its lock and its folder."""
+"""The sweep as a whole: its identity, its parent run in the tracker, its lock and its folder."""
 
 import json
 import secrets
@@ -30,59 +30,59 @@ __all__ = ["ParentRun", "SweepSpec", "command_line", "how_to_resume", "opened_pa
 
 @dataclass(frozen=True, slots=True)
 class SweepSpec:
-    """What a sweep is, beside its jobs."""
+    """The description of a sweep, without its jobs."""
 
     title: str
     key: str
-    """The sweep's identity: the same command finds what it began."""
+    """The sweep's identity, by which the same command resumes it."""
     swept: tuple[str, ...]
-    """The keys that have several values, in their order."""
+    """The keys with several values, in order."""
     overrides: tuple[str, ...]
     total: int
-    """How many jobs there will be."""
+    """Number of jobs."""
     command: str
-    """What to type to run it again."""
+    """The command that runs it again."""
     question: str = ""
     experiment: str = ""
-    """The named experiment, where it is one."""
+    """The name of the experiment, if it is one."""
 
 
 def command_line(overrides: Sequence[str]) -> str:
-    """Return the command that runs the sweep of these overrides, its tracking left out."""
-    # What is for Hydra stays: another sweeper makes another sweep.
-    kept = without_elsewhere(overrides, ("tracking",))
-    return " ".join(["python -m runner -m", *map(shlex.quote, kept)])
+    """Return the command that runs the sweep of these overrides, without its tracking."""
+    # Hydra's overrides stay: another sweeper makes another sweep.
+    words = without_elsewhere(overrides, ("tracking",))
+    return " ".join(["python -m runner -m", *map(shlex.quote, words)])
 
 
 @dataclass(frozen=True, slots=True)
 class ParentRun:
-    """The run that stands for a sweep, open; without one where no store is kept."""
+    """The open parent run of a sweep, if there is a store."""
 
     tracker: Tracker
     root: Path
-    """Where the sweep was started."""
+    """The working directory of the sweep."""
     ids: SweepIds
     folder: Path
-    """Where the folders of the jobs go."""
+    """The folder of the jobs' folders."""
     resume_hint: str
     """How to resume the sweep if it is interrupted: the end of a sentence, after a semicolon."""
     problems: list[str]
-    """What went wrong with the sweep itself."""
+    """Errors of the sweep itself."""
 
 
 @contextmanager
 def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator[ParentRun]:
-    """Hold the sweep's lock, and open its parent run, which is found or made.
+    """Hold the sweep's lock, and open its parent run, an earlier or a new one.
 
-    The run is closed at the end; as KILLED if the sweep is broken off.
+    The run is closed at the end, as KILLED if the sweep breaks off.
 
     Raises:
-        SpecError: when another process is at the same sweep.
-        TrackingError: for a store that does not work.
+        SpecError: if another process is running the same sweep.
+        TrackingError: if the store does not work.
 
     """
     tracker = open_tracker(read_tracking(config.tracking), root)
-    locks = Locks(root)  # after the store: one that is refused leaves nothing behind
+    locks = Locks(root)  # after the store, so that a store error leaves no files behind
     with locks.held(sweep_lock(spec.key), wait=False) as is_ours:
         if not is_ours:
             raise SpecError(
@@ -97,7 +97,7 @@ def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator
             try:
                 tracker.finish_sweep(parent.ids.parent_run, status)
             except TrackingError as gone:
-                # The results matter more, as what broke the sweep does.
+                # Results, and errors that broke the sweep, matter more.
                 parent.problems.append(str(gone))
 
 
@@ -107,14 +107,14 @@ def _found_or_made(
     earlier = _earlier(spec, tracker, root) if config.resume else None
     folder = _folder(config, earlier)
     _remove_half_written(config, folder, root)
-    # Last, so that nothing fails while the run is open and not yet yielded.
+    # Last, so that nothing fails between opening the run and yielding it.
     if earlier:
         tracker.reopen_sweep(earlier.run_id)
         ids = SweepIds(earlier.tags["sweep_id"], earlier.run_id, spec.swept)
     else:
         sweep = secrets.token_hex(8)
         run_id = tracker.start_sweep(spec.title, _tags(spec, sweep, folder))
-        # Where nothing is kept, the files of an earlier start are known by the same id.
+        # Without a store, the id identifies the files of an earlier start.
         ids = SweepIds(sweep if run_id else spec.key, run_id, spec.swept)
     is_lost = ids.parent_run is None and not _asks_for_folder(config)
     hint = how_to_resume(resumes=bool(config.resume), needs_folder=folder if is_lost else None)
@@ -122,7 +122,7 @@ def _found_or_made(
 
 
 def _earlier(spec: SweepSpec, tracker: Tracker, root: Path) -> LoggedRun | None:
-    """Send and mark what earlier commands left below `root`; return the sweep's newest run."""
+    """Send and mark the leftovers of earlier commands; return the sweep's newest run, if any."""
     send_unsent(root / "outputs", tracker)
     mark_cut_off_alone(tracker, root)
     runs = tracker.runs({"kind": "sweep", "sweep_key": spec.key})
@@ -130,7 +130,7 @@ def _earlier(spec: SweepSpec, tracker: Tracker, root: Path) -> LoggedRun | None:
 
 
 def _folder(config: "DictConfig", earlier: LoggedRun | None) -> Path:
-    """Make the folder that is asked for, or was used before, and set it for launchers too."""
+    """Create the requested or earlier folder of the sweep, and set it for launchers too."""
     from omegaconf import open_dict
 
     folder = Path(str(config.hydra.sweep.dir)).resolve()
@@ -154,7 +154,7 @@ def _asks_for_folder(config: "DictConfig") -> bool:
 
 
 def _remove_half_written(config: "DictConfig", folder: Path, root: Path) -> None:
-    """Remove what dead processes were writing; in the folder of a job the job does that itself."""
+    """Remove partial files of dead processes, except in jobs' folders: jobs do that themselves."""
     from omegaconf import OmegaConf
 
     cache = OmegaConf.select(config, "capture.cache_dir", throw_on_resolution_failure=False)
@@ -163,7 +163,7 @@ def _remove_half_written(config: "DictConfig", folder: Path, root: Path) -> None
 
 
 def _tags(spec: SweepSpec, sweep: str, folder: Path) -> dict[str, str]:
-    """Return the tags of the run that stands for the sweep whose id is `sweep`."""
+    """Return the tags of the parent run of the sweep with id `sweep`."""
     tags = {
         "kind": "sweep",
         "sweep_id": sweep,
@@ -182,8 +182,8 @@ def _tags(spec: SweepSpec, sweep: str, folder: Path) -> dict[str, str]:
 def how_to_resume(*, resumes: bool, needs_folder: Path | None) -> str:
     """Return how to resume a sweep: the end of a sentence, after a semicolon.
 
-    `resumes` is whether the command takes up earlier results; `needs_folder` is the folder of
-    results that the next command is to be told of, since no store keeps them.
+    `resumes` is whether the command reuses earlier results; `needs_folder` is the folder to pass to
+    the next command, if there is no store.
     """
     changes = [] if resumes else ["without resume=false"]
     if needs_folder is not None:

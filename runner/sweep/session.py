@@ -1,4 +1,4 @@
-"""A sweep under way: opened, given its jobs in one or several batches, and closed."""
+"""A running sweep: opened, given its jobs in one or several batches, and closed."""
 
 import re
 import time
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Session", "SweepProgress", "job_folder", "opened_session"]
 
 _ATTEMPTS = 2
-"""How often a job is started whose process is killed: it may have died of another job."""
+"""Most attempts at a job whose process is killed: another job may be to blame."""
 _IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-"""The launcher that runs the jobs in the sweep's own process."""
+"""Hydra's default launcher, for which jobs run in the sweep's own process."""
 _ODD = re.compile(r"[^\w.+-]+")
 
 
@@ -44,11 +44,11 @@ _ODD = re.compile(r"[^\w.+-]+")
 def opened_session(
     config: "DictConfig", task_function: Callable[[Any], Any], spec: SweepSpec
 ) -> Iterator["Session"]:
-    """Open the store and the sweep's parent run before any job does; close the run in any case.
+    """Open the store and the sweep's parent run before any job; close the run in any case.
 
     Raises:
-        SpecError: when another process is at the same sweep.
-        TrackingError: for a store that does not work.
+        SpecError: if another process is running the same sweep, or ``rerun=`` is given.
+        TrackingError: if the store does not work.
 
     """
     if config.rerun:
@@ -61,13 +61,13 @@ def opened_session(
             with session.progress:
                 yield session
         except KeyboardInterrupt as error:
-            # The command ends with this line.
+            # Printed as the last line of the command.
             error.add_note(f"{session.progress.tally}; {parent.resume_hint}")
             raise
 
 
 class Session:
-    """Runs the jobs that have no result yet, here or by the launcher that was chosen."""
+    """Runs the jobs without a result, here or by the chosen launcher."""
 
     def __init__(
         self,
@@ -83,21 +83,21 @@ class Session:
         self.progress = SweepProgress(spec.total)
         self.started_ms = int(time.time() * 1000)
         self.jobs: dict[str, Job] = {}
-        """All that were given, by key."""
+        """All jobs so far, by key."""
         self.ends: dict[str, JobEnd] = {}
-        """Of those that have ended, by key."""
+        """The ends of jobs, by key."""
         self.lost_why: str | None = None
-        """Why jobs were lost, where some were."""
+        """Why jobs were lost, if any were."""
         self._locks = Locks(self.root)
 
     def run(self, jobs: Sequence[Job]) -> list[JobEnd]:
-        """Run those of `jobs` that have no result, and return the end of each, in their order.
+        """Run the `jobs` without a result, and return the end of each job, in order.
 
-        A result of any run counts. A job that was cut off is marked so and run again. Jobs of one
-        key are one job.
+        A result of any run counts. A job that was cut off is marked as such and run again. Jobs
+        with the same key are one job.
 
         Raises:
-            CacheError: for a folder that cannot be written.
+            CacheError: if a folder cannot be written.
 
         """
         new: dict[str, Job] = {}
@@ -122,7 +122,7 @@ class Session:
             set_aside(self.tracker, keys, self._locks, self.root, sweep)
             known = self._known(keys)
         except TrackingError as gone:
-            # The store was there when the sweep began; without it the jobs are run.
+            # The store has gone since the sweep began; run the jobs without it.
             self.parent.problems.append(str(gone))
             known = {}
         for key, end in known.items():
@@ -144,33 +144,33 @@ class Session:
         self.progress.add(key, end)
 
     def _launch(self, placed: Sequence[PlacedJob]) -> None:
-        """Have the launcher run the jobs, and those that were lost once more."""
-        left = list(placed)
+        """Run the jobs with the launcher, and lost ones once more."""
+        pending = list(placed)
         for _ in range(_ATTEMPTS):
-            self.lost_why = launch(left, self._task, self.config, self.progress.add)
-            ends = self._ends_of(left)
+            self.lost_why = launch(pending, self._task, self.config, self.progress.add)
+            ends = self._ends_of(pending)
             for key, end in ends.items():
                 self._end(key, end)
             lost = {
                 placed_job.job.key: placed_job.job
-                for placed_job in left
+                for placed_job in pending
                 if placed_job.job.key not in ends
             }
             if not lost:
                 return
             say(f"{len(lost)} of the jobs were lost: {self.lost_why}")
-            # Another process may have settled one meanwhile.
-            left = [self._placed(job) for job in self._missing(lost)]
-            if not left:
+            # Another process may have finished one in the meantime.
+            pending = [self._placed(job) for job in self._missing(lost)]
+            if not pending:
                 return
-        for placed_job in left:
+        for placed_job in pending:
             self._end(placed_job.job.key, JobEnd("lost", {}, self.lost_why))
 
     def _ends_of(self, launched: Sequence[PlacedJob]) -> dict[str, JobEnd]:
-        """Return the ends of the jobs that have one, from their files and the store.
+        """Return the ends of jobs in their files and in the store.
 
-        A result in a file alone, without an error of the store, is of a process that was killed
-        before it could log it: that job is lost.
+        A result that is only in a file, without an error of the store, is from a process killed
+        before it could log: that job is lost.
         """
         sweep = self.parent.ids.sweep
         by_key = {
@@ -192,7 +192,7 @@ class Session:
 def job_folder(job: Job, config: "DictConfig") -> str:
     """Return the name of the job's folder, such as ``3_gpt2_4x16gb_kl_based``.
 
-    Where ``hydra.sweep.subdir`` was asked for it is that, with the values that Hydra would have.
+    If ``hydra.sweep.subdir`` is overridden, it is that, resolved with Hydra's values for the job.
     """
     overrides = [str(override).lstrip("+") for override in config.hydra.overrides.hydra]
     if not any(override.startswith("hydra.sweep.subdir=") for override in overrides):
@@ -221,7 +221,7 @@ def _refuse_shared_folders(placed: Sequence[PlacedJob]) -> None:
 
 
 class SweepProgress:
-    """Counts jobs: a bar on a terminal, in a log a line now and then and one at the end."""
+    """Progress over jobs: a bar on a terminal; in a log, a line now and then and one at the end."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -230,7 +230,7 @@ class SweepProgress:
         self._countdown = Countdown("jobs", total)
 
     def __enter__(self) -> Self:
-        """Start the clock, and on a terminal the bar."""
+        """Start the clock, and the bar on a terminal."""
         self._countdown.start()
         return self
 
@@ -240,7 +240,7 @@ class SweepProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Take the bar away and print the tally, but for an interrupt: its line has the tally."""
+        """Remove the bar and print the tally, except after an interrupt, whose line has it."""
         self._countdown.stop()
         if not isinstance(error, KeyboardInterrupt):
             say(f"{self.tally}{self._countdown.took}")
@@ -256,7 +256,7 @@ class SweepProgress:
 
     @property
     def tally(self) -> str:
-        """For instance ``12 of 48 jobs done (4 before; 2 do not fit, 1 failed)``."""
+        """The counts as text: ``12 of 48 jobs done (4 before, 2 do not fit, 1 failed)``."""
         before, unfit = self._counts["known"], self._counts["infeasible"]
         failed = self._counts["failed"] + self._counts["lost"]
         aside = self._counts["not_applicable"]

@@ -1,4 +1,4 @@
-"""The end of a sweep: the ranked table, the report, where to compare, and the exit code."""
+"""The end of a sweep: the ranked table, the report, the comparison page, and the exit code."""
 
 import sys
 from collections import Counter
@@ -26,13 +26,13 @@ __all__ = ["sum_up"]
 
 REPORT_FILE = "report.html"
 _SHOWN = 20
-"""Rows of the table in the terminal; the report has all."""
+"""Most rows of the table in the terminal; the report has all."""
 
 
 def sum_up(session: Session) -> None:
-    """Print the ranking, write and log the report, and remember the exit code.
+    """Print the ranking, write and log the report, and set the exit code.
 
-    It is 0 when a job has a result, and the others at most do not fit or do not apply.
+    It is 0 if some job finished, and the others at worst do not fit or do not apply.
     """
     from runner.report.html import write_report
     from runner.report.table import show_sweep
@@ -46,19 +46,19 @@ def sum_up(session: Session) -> None:
     write_report(path, data)
     _record(session, path, data, problems)
     ends = session.ends.values()
-    # The table says what went wrong with a job; of a bug, where more is to be read.
+    # The table has the errors of jobs; bugs are repeated here with the file of their traceback.
     bugs = [end.error for end in ends if end.error and TRACEBACK_FILE in end.error]
     for problem in dict.fromkeys([*bugs, *problems]):
         sys.stderr.write(f"error: {problem}\n")
     finished = [end for end in ends if end.status == "finished"]
     is_well = all(end.status in SETTLED for end in ends)
     unrecorded = any(end.error for end in finished)
-    well = finished and is_well and not unrecorded and not problems
-    remember(0 if well else USER_ERROR)
+    is_success = finished and is_well and not unrecorded and not problems
+    remember(0 if is_success else USER_ERROR)
 
 
 def _of_jobs(session: Session) -> list[str]:
-    """Return lines about jobs that are lost, or whose results are only on disk."""
+    """Return lines on lost jobs, and on results that are only on disk."""
     problems = []
     if any(end.status == "lost" for end in session.ends.values()):
         problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
@@ -73,7 +73,7 @@ def _of_jobs(session: Session) -> list[str]:
 
 
 def _data(session: Session, problems: list[str]) -> "SweepData":
-    """Return the rows of the tables: from the store, or from the files if nothing is kept there."""
+    """Return the sweep's rows from the store, or from files if there is no store."""
     from runner.report.from_files import sweep_from_files
     from runner.report.from_store import sweep_from_store
 
@@ -96,7 +96,7 @@ def _data(session: Session, problems: list[str]) -> "SweepData":
 
 
 def _lost_rows(session: Session) -> list["SweepRow"]:
-    """Return the lost jobs, of which the store has no run: attempts cut off are set aside."""
+    """Return rows for lost jobs, which have no run in the sweep: cut-off attempts are removed."""
     from runner.report.sweep_data import SweepRow
 
     return [
@@ -115,7 +115,7 @@ def _lost_rows(session: Session) -> list["SweepRow"]:
 
 
 def _record(session: Session, report: Path, data: "SweepData", problems: list[str]) -> None:
-    """Log the sweep's metrics and report, and print where they are."""
+    """Log the sweep's metrics and report, and print their locations."""
     from runner.report.html import kept_copy
 
     counts = Counter(end.status for end in session.ends.values())
@@ -131,10 +131,10 @@ def _record(session: Session, report: Path, data: "SweepData", problems: list[st
 
 
 def _lost_files(session: Session) -> list[str]:
-    """Return a line about jobs with a result in the store, and none in their own folder.
+    """Return a line on jobs whose result is in the store but not in their folder.
 
-    The store has everything that the tables show. Jobs without a folder, whose files were deleted
-    on purpose, and jobs that another sweep has run are not mentioned.
+    The store has everything that the tables show. Jobs without a folder, which was deleted on
+    purpose, and jobs run by another sweep are not mentioned.
     """
     parent = session.parent
     lost = []

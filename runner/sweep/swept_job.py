@@ -11,34 +11,34 @@ __all__ = ["Job", "JobEnd"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Job:
-    """What a job is: composed once, so that editing ``conf/`` meanwhile changes nothing."""
+    """A job of a sweep, composed once so that later edits of ``conf/`` have no effect."""
 
     index: int
-    """Its place in the sweep, from 0."""
+    """Its position in the sweep, from 0."""
     overrides: tuple[str, ...]
-    """As they would be typed to run this job alone."""
+    """The overrides that run this job by itself."""
     choices: Choices
     config: Config | None
-    """None where the values make no sense: `error` says why, and the job fails with it."""
+    """None if it is invalid: the job then fails with `error`."""
     error: str | None
     key: str
-    """The job's identity: a hash of what decides its result, 16 hex digits."""
+    """The job's identity: a hash of everything that decides its result, 16 hex digits."""
     inputs: str | None = None
-    """Its `identity.inputs_key` when the sweep began; it fails if its inputs have changed since."""
+    """Its `identity.inputs_key` when the sweep began; the job fails if that has changed since."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JobEnd:
-    """How a job ended, in this command or an earlier one."""
+    """The end of a job, in this command or an earlier one."""
 
     status: str
-    """``finished``, ``infeasible``, ``not_applicable`` or ``failed``; ``lost`` where its process
-    was killed."""
+    """``finished``, ``infeasible``, ``not_applicable`` or ``failed``; ``lost`` if its process was
+    killed."""
     metrics: Mapping[str, float]
     error: str | None = None
     known: bool = False
     """Whether an earlier command ran it."""
     run_id: str | None = None
-    """Of its run in MLflow, where that is known."""
+    """The id of its run in MLflow, if known."""
     parent_run: str | None = None
-    """The sweep's run in MLflow that a known one was made in; others have joined it since."""
+    """For a known job, the MLflow run of the sweep that ran it; other sweeps may share it since."""

@@ -1,8 +1,8 @@
-"""``where=``: which jobs of a sweep are run, as an expression over the values of a job.
+"""``where=``: select the jobs of a sweep by an expression over a job's values.
 
-``where='mode != "single" and n_devices >= 2 and model.batch_size * microbatches <= 64'`` is read by
-Python's own parser and then evaluated here, over comparisons, arithmetic and the words ``and``,
-``or``, ``not`` and ``in`` alone: nothing is called, and nothing but a job's values can be reached.
+``where='mode != "single" and n_devices >= 2 and model.batch_size * microbatches <= 64'`` is parsed
+by Python and evaluated here. Only comparisons, arithmetic, ``and``, ``or``, ``not`` and ``in`` are
+allowed: nothing is called, and only a job's values are accessible.
 """
 
 import ast
@@ -19,13 +19,13 @@ from runner.sweep.job_values import look_up, why_unknown
 __all__ = ["Condition", "parse_where"]
 
 Value = object
-"""A number, text, true or false, a list of those, or None for what a job does not have."""
+"""A number, text, a boolean, a list of those, or None for a value that the job lacks."""
 _Look = Callable[[str], Value]
 
 _MOST_CHARACTERS, _MOST_DEEP = 2000, 50
 _ALLOWED = 'comparisons, and, or, not, in, + - * / // %, numbers, "text" and lists'
 _CONSTANTS: Mapping[str, Value] = {"true": True, "false": False, "null": None}
-"""As the configuration writes them; Python's own spelling is understood too."""
+"""The spelling of configurations; Python's also works."""
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,19 +44,19 @@ _ORDER: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Condition:
-    """An expression that is true of the jobs to run."""
+    """An expression that holds for the jobs to run."""
 
     text: str
     _tree: ast.expr
 
     def holds(self, config: Config, choices: Choices) -> bool:
-        """Return whether a job is like this.
+        """Return whether the condition holds for a job.
 
-        A value that the job does not have, such as the option of another mode, is equal to
-        ``null`` alone, and neither more nor less than anything.
+        A value that the job lacks, such as an option of another mode, equals only ``null``, and all
+        its order comparisons are false.
 
         Raises:
-            SpecError: for a comparison that means nothing, such as of text with a number.
+            SpecError: if values cannot be compared, such as text and a number.
 
         """
         value = _evaluate(self._tree, lambda name: look_up(name, config, choices), self.text)
@@ -64,13 +64,13 @@ class Condition:
 
 
 def parse_where(text: str, names: Collection[str] = ()) -> Condition:
-    """Return the condition that `text` says.
+    """Parse the condition `text`.
 
-    `names` are those of values that jobs have and others may not: arguments of a model of one's
-    own. They are proposed in the place of a name that does not exist.
+    `names` are the jobs' values in open sections, such as the arguments of a user's model, used to
+    suggest a replacement for an unknown name.
 
     Raises:
-        SpecError: for text that is no such expression, and for names that no job has.
+        SpecError: if the text is not such an expression, or a name is unknown.
 
     """
     if not 0 < len(text.strip()) <= _MOST_CHARACTERS:
@@ -78,7 +78,7 @@ def parse_where(text: str, names: Collection[str] = ()) -> Condition:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about backslashes in text
-            # In parentheses, so that an expression in a file may run over lines.
+            # Parentheses let an expression in a file span lines.
             tree = ast.parse(f"({text}\n)", mode="eval").body
         _check(tree, text, _MOST_DEEP, names)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -96,7 +96,7 @@ def _wrong(text: str, why: str) -> SpecError:
 
 
 def _check(node: ast.expr, text: str, levels: int, names: Collection[str]) -> None:
-    """Refuse all but what `_evaluate` knows, names that no job has, and too many levels."""
+    """Raise `SpecError` for syntax that `_evaluate` lacks, unknown names, and deep nesting."""
     if levels < 1:
         raise _wrong(text, f"more than {_MOST_DEEP} levels inside each other; write it flatter")
     if isinstance(node, ast.Name | ast.Attribute):
@@ -185,7 +185,7 @@ def _compare(node: ast.Compare, look: _Look, text: str) -> bool:
 
 
 def _pair(sign: ast.cmpop, left: Value, right: Value) -> bool:
-    """Return whether one comparison holds. Raises `TypeError` where it means nothing."""
+    """Return whether one comparison holds. Raises `TypeError` if the types are incompatible."""
     if isinstance(sign, ast.In | ast.NotIn):
         return right is not None and _is_in(left, right) is isinstance(sign, ast.In)
     if isinstance(sign, ast.Eq | ast.NotEq):
@@ -218,7 +218,7 @@ def _is_in(left: Value, right: Value) -> bool:
 def _kind(value: Value) -> str:
     if value is None:
         return "null"
-    if isinstance(value, bool):  # which Python takes for a number
+    if isinstance(value, bool):  # before int: bool is a subclass
         return "true or false"
     if isinstance(value, int | float):
         return "a number"

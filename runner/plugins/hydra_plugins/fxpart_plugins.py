@@ -1,11 +1,13 @@
-"""The sweepers and launchers of fxpart, where Hydra looks for plugins; the work is the runner's.
+"""The sweepers and launchers of fxpart as Hydra plugins; the runner does the work.
 
-Hydra imports this for every command, ``--help`` too: what a plugin needs is imported when it runs.
-Why not Hydra's own: that for joblib looks for plugins again before every job and keeps two
-configurations of each until the end; that for Ray wants a cloudpickle of before 3, which joblib and
-MLflow no longer take; that for submitit starts a process for each job, locally all at once, and
-leaves them running when the sweep is interrupted; that for Optuna wants a version of 2021, and
-forgets a study when it ends.
+Hydra imports this module for every command, even ``--help``, so plugins import what they need only
+when they run.
+
+Why not Hydra's own plugins: joblib's scans for plugins again before every job and keeps two
+configurations of each job until the end. Ray's needs cloudpickle < 3, which joblib and MLflow no
+longer support. submitit's starts a process for each job, locally all at once, and leaves them
+running when the sweep is interrupted. Optuna's needs a version from 2021, and loses a study when it
+ends.
 """
 
 from abc import abstractmethod
@@ -37,18 +39,18 @@ __all__ = [
 ]
 
 Run = Callable[["HydraContext", Callable[[Any], Any], "DictConfig", Sequence[str]], None]
-"""Runs the sweep of a command line, its last argument."""
+"""A function that runs the sweep of a command line, its last argument."""
 
 
 class RunnerSweeper(Sweeper):
-    """Keeps what Hydra hands over until the sweep begins."""
+    """Base of sweepers: stores Hydra's objects until the sweep begins."""
 
     def __init__(self, **settings: object) -> None:
-        """Take `settings`, which are read from the configuration itself when the sweep begins."""
+        """Ignore `settings`: they are read from the configuration when the sweep begins."""
 
     @abstractmethod
     def work(self) -> Run:
-        """Return what runs the sweep; what that needs is imported here."""
+        """Import and return the function that runs the sweep."""
 
     def setup(
         self,
@@ -57,11 +59,11 @@ class RunnerSweeper(Sweeper):
         task_function: "TaskFunction",
         config: "DictConfig",
     ) -> None:
-        """Keep what Hydra hands over."""
+        """Store Hydra's objects."""
         self._given = (hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the sweep that the command line asks for."""
+        """Run the sweep of the command line."""
         from runner.cli.composing import work_begins
         from runner.sweep.check_settings import check_launcher, check_sweeper
 
@@ -73,30 +75,30 @@ class RunnerSweeper(Sweeper):
 
 
 class GridSweeper(RunnerSweeper):
-    """Runs every combination, but for what ``where=`` leaves out and what has a result already."""
+    """Runs all combinations, except those that ``where=`` excludes or that have a result."""
 
     def work(self) -> Run:
-        """Return what runs the sweep."""
+        """Import and return the function that runs the sweep."""
         from runner.sweep.grid import run_grid
 
         return run_grid
 
 
 class OptunaSweeper(RunnerSweeper):
-    """Runs what Optuna proposes, one go after the other."""
+    """Runs the jobs that Optuna proposes, batch by batch."""
 
     def work(self) -> Run:
-        """Return what runs the sweep."""
+        """Import and return the function that runs the sweep."""
         from runner.sweep.optuna.sweeper import run_optuna
 
         return run_optuna
 
 
 class SpreadLauncher(Launcher):
-    """A launcher that has other processes run the jobs; each gets an end, whatever happens."""
+    """Base of launchers that run jobs in other processes; every job gets a result in any case."""
 
     def __init__(self, **settings: object) -> None:
-        """Keep what the configuration says, in `settings`, as plain values."""
+        """Store the launcher's `settings` as plain values."""
         from omegaconf import OmegaConf
 
         self.settings: dict[str, Any] = {
@@ -113,18 +115,18 @@ class SpreadLauncher(Launcher):
         task_function: "TaskFunction",
         config: "DictConfig",
     ) -> None:
-        """Keep what Hydra hands over."""
+        """Store Hydra's objects."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list["JobReturn"]:
-        """Run the jobs and return how each ended, in their order.
+        """Run the jobs and return their results, in the order of the jobs.
 
-        A job whose process dies has failed with `LostJobError`; the others go on.
+        A job whose process dies fails with `LostJobError`; the others continue.
 
         Raises:
-            FxpartError: where no job can be started at all.
+            FxpartError: if no job can be started at all.
 
         """
         from runner.sweep.launchers.work import LostJobError, Ticket, failed, pack
@@ -141,14 +143,14 @@ class SpreadLauncher(Launcher):
 
     @abstractmethod
     def spread(self, work: "Work", tickets: "Sequence[Ticket]") -> "Ends":
-        """Yield each job's number and how it ended, as they end."""
+        """Yield the index and result of each job as it ends."""
 
 
 class JoblibLauncher(SpreadLauncher):
     """Runs the jobs on the cores of this machine."""
 
     def spread(self, work: "Work", tickets: "Sequence[Ticket]") -> "Ends":
-        """Yield each job's number and how it ended, as they end."""
+        """Yield the index and result of each job as it ends."""
         from runner.sweep.launchers.joblib_workers import over_workers
 
         return over_workers(work, tickets, self.settings["n_jobs"])
@@ -158,27 +160,27 @@ class RayLauncher(SpreadLauncher):
     """Runs each job as a task of a Ray cluster."""
 
     def spread(self, work: "Work", tickets: "Sequence[Ticket]") -> "Ends":
-        """Yield each job's number and how it ended, as they end."""
+        """Yield the index and result of each job as it ends."""
         from runner.sweep.launchers.ray_apart import over_ray_apart
 
         return over_ray_apart(work, tickets, self.settings["init"], self.settings["remote"])
 
 
 class SlurmLauncher(SpreadLauncher):
-    """Runs the jobs as one job array of Slurm."""
+    """Runs the jobs as one Slurm job array."""
 
     def spread(self, work: "Work", tickets: "Sequence[Ticket]") -> "Ends":
-        """Yield each job's number and how it ended, as they end."""
+        """Yield the index and result of each job as it ends."""
         from runner.sweep.launchers.submitit_jobs import over_slurm
 
         return over_slurm(work, tickets, self.settings)
 
 
 class LocalLauncher(SpreadLauncher):
-    """Runs the jobs as Slurm would, in processes of this machine."""
+    """Runs the jobs in processes of this machine, in the way of the Slurm launcher."""
 
     def spread(self, work: "Work", tickets: "Sequence[Ticket]") -> "Ends":
-        """Yield each job's number and how it ended, as they end."""
+        """Yield the index and result of each job as it ends."""
         from runner.sweep.launchers.submitit_jobs import over_local
 
         return over_local(work, tickets, self.settings)

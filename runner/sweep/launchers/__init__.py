@@ -1,1 +1,1 @@
-"""Launchers: the jobs of a sweep in other processes than the sweep's own."""
+"""Launchers: run the jobs of a sweep in other processes."""

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["over_workers", "worker_count"]
 
 _IDLE_S = 300.0
-"""After which an idle worker ends; a sweep may hand out its jobs in several batches."""
+"""Time after which an idle worker ends; a sweep may submit its jobs in several batches."""
 
 
 def worker_count(n_jobs: int, cores: int) -> int:
-    """Return how many processes `n_jobs` means: -1 is all cores, -2 all but one.
+    """Return the number of processes for `n_jobs`: -1 is all cores, -2 all but one.
 
     Raises:
-        SpecError: for 0, or more cores left out than there are.
+        SpecError: if no process remains.
 
     """
     count = n_jobs if n_jobs >= 0 else cores + 1 + n_jobs
@@ -45,25 +45,25 @@ def worker_count(n_jobs: int, cores: int) -> int:
 def over_workers(
     work: Work, tickets: Sequence[Ticket], n_jobs: int
 ) -> Iterator[tuple[int, "JobReturn"]]:
-    """Yield each job's number and how it ended, as they end.
+    """Yield the index and result of each job as it ends.
 
-    There are never more jobs handed out than processes, so that a process that is killed costs only
-    jobs that had begun; those are lost, the others get new processes.
+    Never more jobs are submitted than there are processes, so that a killed process loses only jobs
+    that have started; the others get new processes.
 
     Raises:
-        SpecError: for a number of processes that makes no sense, and without joblib.
+        SpecError: if `n_jobs` leaves no process, or joblib is not installed.
 
     """
     with needs("joblib", "joblib", "parallel"):
         from joblib.externals.loky import cpu_count
 
     count = min(worker_count(n_jobs, cpu_count()), len(tickets))
-    left = list(reversed(tickets))
+    remaining = list(reversed(tickets))
     running: dict[Future[Any], Ticket] = {}
     try:
-        while left or running:
-            while left and len(running) < count:
-                ticket = left.pop()
+        while remaining or running:
+            while remaining and len(running) < count:
+                ticket = remaining.pop()
                 running[_submit(count, work, ticket)] = ticket
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 ticket = running.pop(future)
@@ -74,15 +74,15 @@ def over_workers(
 
 
 def _submit(count: int, work: Work, ticket: Ticket) -> "Future[Any]":
-    pool = _pool(count, work)  # which starts a helper, after which interrupts are let through again
+    pool = _pool(count, work)  # first: starting its helper process unblocks interrupts
     with held_back():
         return pool.submit(_run, work, ticket)
 
 
 def _pool(count: int, work: Work) -> "Executor":
-    """Return the same pool as before, as long as it is whole; a new one after a process died.
+    """Return the pool: the same as before, or a new one after a process died.
 
-    Its processes watch the leader from their start: one that has no job yet would stay `_IDLE_S`.
+    Workers watch the leader from their start, since one without a job yet would stay for `_IDLE_S`.
     """
     from joblib.externals.loky import cpu_count, get_reusable_executor
 
@@ -108,13 +108,13 @@ def _end(future: "Future[Any]", ticket: Ticket) -> "JobReturn":
     except BrokenExecutor as error:
         killed = LostJobError(f"its process was killed ({type(error).__name__})")
         return failed(ticket, killed)
-    except Exception as error:  # such as of pickling
+    except Exception as error:  # such as a pickling error
         return failed(ticket, LostJobError(one_line(error)))
     return end
 
 
 def _stop(count: int, work: Work, running: "dict[Future[Any], Ticket]") -> None:
-    """Interrupt the jobs, give them time to log that, and end all workers."""
+    """Interrupt the jobs, give them time to log it, and end all workers."""
     pool: Any = _pool(count, work)
     for process in list(pool._processes or {}):
         with suppress(ProcessLookupError):

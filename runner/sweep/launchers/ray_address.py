@@ -1,4 +1,4 @@
-"""The address of a Ray cluster, and whether a server answers there: Ray would retry for long."""
+"""The address of a Ray cluster, and a check that it answers: Ray itself would retry for long."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from fxpart.errors import SpecError
 __all__ = ["LOCAL", "address_of", "answers_http2", "check_address"]
 
 LOCAL = "local"
-"""Stands for a cluster that is started on this machine for the sweep."""
+"""The address of a cluster started on this machine for the sweep."""
 _CLIENT = "ray://"
 _CONNECT_S = 5.0
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -19,15 +19,15 @@ _SETTINGS = 4
 
 
 def address_of(init: Mapping[str, Any]) -> str:
-    """Return where the cluster is that `init` of the settings, or the environment, names."""
+    """Return the address of the cluster from the `init` settings or the environment."""
     return str(init.get("address") or os.environ.get("RAY_ADDRESS") or LOCAL)
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that cannot be read, or at which no server answers.
+    """Check that an address is valid and that a Ray server answers there.
 
     Raises:
-        SpecError: in one line.
+        SpecError: if not, or if the address needs Ray's client, which is not installed.
 
     """
     host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
@@ -52,9 +52,9 @@ def check_address(address: str) -> None:
 
 
 def answers_http2(host: str, port: int) -> str | None:
-    """Return None if a server at the port speaks HTTP/2, as Ray's do, else what is wrong."""
+    """Return None if a server at the port speaks HTTP/2, as Ray's do, or an error message."""
     try:
-        # An IPv6 address stands in brackets.
+        # IPv6 addresses are in brackets.
         with socket.create_connection((host.strip("[]"), port), timeout=_CONNECT_S) as connection:
             connection.sendall(_HTTP2_HELLO)
             header = connection.recv(4, socket.MSG_WAITALL)

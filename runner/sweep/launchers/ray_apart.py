@@ -1,6 +1,6 @@
-"""Jobs on a Ray cluster, from the side of the sweep: a process apart talks to Ray.
+"""Jobs on a Ray cluster, from the sweep's side: a separate driver process talks to Ray.
 
-Ray may end that process (see `runner.sweep.launchers.ray_driver`) without ending the sweep.
+Ray may kill the driver (see `runner.sweep.launchers.ray_driver`) without ending the sweep.
 """
 
 import atexit
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 __all__ = ["connect_apart", "end_session", "over_ray_apart"]
 
 
-# What is left of a process that was killed: found by its session, where there is ``/proc``.
+# Leftovers of a killed process, found by its session if there is ``/proc``.
 
 _LOOK_S = 0.05
 _GONE = ("Z", "X")
-"""States of processes that have ended, and that their parent has not waited for."""
+"""States of processes that have ended but whose parent has not waited for them."""
 
 
 def end_session(leader: int) -> None:
-    """Kill what is left of the session that the process `leader` began, and wait until it is gone.
+    """Kill the remaining processes of the session of `leader`, and wait until they are gone.
 
-    A job that dies a little later would still hold the lock of the same job begun anew.
+    A job that died a little later would still hold its lock when it is started again.
     """
     end_s = time.monotonic() + GRACE_S
-    while (left := _of_session(leader)) and time.monotonic() < end_s:
-        for process in left:
+    while (remaining := _of_session(leader)) and time.monotonic() < end_s:
+        for process in remaining:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(_LOOK_S)  # they are not children of this process, which cannot wait for them
 
 
 def _of_session(leader: int) -> list[int]:
-    """Return the processes of a session; none where there is no ``/proc``."""
+    """Return the processes of a session; none without ``/proc``."""
     processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # gone meanwhile
-            # A name in parentheses, which may hold anything, then state, parent, group, session.
+        with suppress(OSError):  # the process may have ended
+            # The name in parentheses may contain anything; then state, parent, group, session.
             state, _, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in _GONE:
                 processes.append(int(path.parent.name))
@@ -74,14 +74,14 @@ class _Driver:
 
 
 _kept: list[_Driver] = []
-"""The driver of this process, with its cluster, kept for further launches of the sweep."""
+"""The driver of this process, reused with its cluster by later launches of the sweep."""
 
 
 def connect_apart(init: Mapping[str, Any]) -> None:
-    """Connect to the cluster that `init` names, for the launches to come.
+    """Connect to the cluster of `init`, for later launches.
 
     Raises:
-        SpecError: in one line, where there is none.
+        SpecError: if there is none, or the driver dies.
 
     """
     connection = _driver().connection
@@ -110,48 +110,48 @@ def over_ray_apart(
     init: Mapping[str, Any],
     remote: Mapping[str, Any],
 ) -> Iterator[tuple[int, "JobReturn"]]:
-    """Yield each job's number and how it ended, as they end, as `over_ray` does.
+    """Yield the index and result of each job as it ends, like `over_ray`.
 
-    If Ray ends, the jobs that are left are lost; the next launch starts another driver.
+    If Ray ends, the remaining jobs are lost, and the next launch starts another driver.
 
     Raises:
-        SpecError: as `over_ray`.
+        SpecError: like `over_ray`.
 
     """
     from hydra.core.utils import JobStatus
 
-    left = {ticket.index: ticket for ticket in tickets}
+    remaining = {ticket.index: ticket for ticket in tickets}
     connection = _driver().connection
-    gone, is_lost = "", False
+    reason, is_lost = "", False
     try:
         connection.send((work, tuple(tickets), dict(init), dict(remote)))
-        while left:
+        while remaining:
             index, end = _answer(connection)
-            del left[index]
+            del remaining[index]
             is_lost |= end.status is JobStatus.FAILED
             yield index, end
     except (EOFError, OSError):  # it ended without an answer
-        gone = f"the process that talks to it {_let_go()}"
+        reason = f"the process that talks to it {_let_go()}"
     except LostJobError as broken:
-        gone = str(broken)
+        reason = str(broken)
         _let_go()
     except BaseException:
         _let_go()
         raise
     if is_lost:
-        # Perhaps all of Ray is ending: the next launch starts another driver.
+        # Ray as a whole may be ending: the next launch starts another driver.
         _let_go()
-    for ticket in left.values():
-        yield ticket.index, failed(ticket, LostJobError(f"Ray went away: {gone}"))
+    for ticket in remaining.values():
+        yield ticket.index, failed(ticket, LostJobError(f"Ray went away: {reason}"))
 
 
 def _answer(connection: "Connection[Any, Any]") -> list[Any]:
-    """Return the number of the next job that ends, and how it ended; nothing once connected.
+    """Return the index and result of the next job that ends; empty once connected.
 
     Raises:
-        SpecError: where the user can mend why no job starts.
-        LostJobError: when no other job will end.
-        EOFError: when the other process is gone. An OSError is the same.
+        SpecError: if no job can start, for a reason that the user can fix.
+        LostJobError: if no other job will end.
+        EOFError: if the driver is gone. An OSError means the same.
 
     """
     while True:
@@ -169,7 +169,7 @@ def _answer(connection: "Connection[Any, Any]") -> list[Any]:
 
 
 def _driver() -> _Driver:
-    """Return the process that talks to Ray: the same one as long as it lives."""
+    """Return the driver process, the same one as long as it is alive."""
     if _kept and _kept[0].process.poll() is not None:
         _let_go()
     if not _kept:
@@ -181,8 +181,8 @@ def _driver() -> _Driver:
 def _start() -> _Driver:
     our_end, driver_end = Pipe()
     with driver_end:
-        # -P: the working directory is no place to import from, unless it is one here. A session of
-        # its own gets no Ctrl-C of the terminal: the driver is ended by closing the pipe.
+        # -P: do not import from the working directory, unless this process does. In a session of
+        # its own the driver gets no Ctrl-C from the terminal: it is ended by closing the pipe.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", _PROGRAM, str(driver_end.fileno())],
             stdin=subprocess.DEVNULL,
@@ -194,7 +194,7 @@ def _start() -> _Driver:
 
 
 def _let_go() -> str:
-    """End the driver, which interrupts its jobs and leaves Ray; return how it ended, in words."""
+    """End the driver, which interrupts its jobs and disconnects; return how it ended, as text."""
     atexit.unregister(_let_go)
     if not _kept:
         return "is gone"
@@ -204,7 +204,7 @@ def _let_go() -> str:
         driver.process.wait(timeout=LEAVE_S)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # after an interrupt too: no process may stay
+    finally:  # also after an interrupt: no process may remain
         driver.process.kill()
         code = driver.process.wait()
         end_session(driver.process.pid)

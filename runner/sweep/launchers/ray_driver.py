@@ -1,7 +1,7 @@
-"""``python -m runner.sweep.launchers.ray_driver HANDLE``: the process of a sweep that talks to Ray.
+"""``python -m runner.sweep.launchers.ray_driver HANDLE``: the driver process, which talks to Ray.
 
-When a process of a cluster dies, Ray may end the process that is connected to it, at once and
-without a message. So that is never the sweep's own.
+When a process of a cluster dies, Ray may kill the process connected to it, at once and without a
+message. So that process is never the sweep's own.
 """
 
 import os
@@ -22,9 +22,9 @@ from runner.sweep.launchers.worker import GRACE_S, interruptible
 __all__ = ["BROKEN", "CONNECTED", "ENDED", "LEAVE_S", "NOTED", "REFUSED", "main"]
 
 ENDED = "ended"
-"""A job: its number and how it ended."""
+"""A job has ended: its index and result."""
 CONNECTED = "connected"
-"""Connected: the only answer to a first call without jobs."""
+"""Connected: the only answer to a request without jobs."""
 NOTED = "noted"
 """A line for the user."""
 REFUSED = "refused"
@@ -32,15 +32,15 @@ REFUSED = "refused"
 BROKEN = "broken"
 """No other job will end: a line that says why."""
 LEAVE_S = 5 * GRACE_S
-"""For an interrupt and a kill of the jobs under way, and for Ray to shut down."""
+"""Time to interrupt and kill running jobs, and for Ray to shut down."""
 
 _STDERR = 2
 
 
 def main() -> None:
-    """Run what launches come through the pipe; when it is closed, interrupt the jobs and end."""
+    """Run the launches received through the pipe; when it closes, interrupt the jobs and end."""
     handle = int(sys.argv[1])
-    os.set_inheritable(handle, False)  # by it the sweep sees that this process is gone
+    os.set_inheritable(handle, False)  # a child holding it would hide our end from the sweep
     connection: Connection[Any, Any] = Connection(handle)
     launches: SimpleQueue[Any] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -51,27 +51,27 @@ def main() -> None:
             pass
     ray = sys.modules.get("ray")
     if ray is not None:
-        with suppress(Exception):  # an import that was cut off; what is left ends with us
+        with suppress(Exception):  # the import may be incomplete; the rest ends with this process
             ray.shutdown()
 
 
 def _listen(connection: "Connection[Any, Any]", launches: "SimpleQueue[Any]") -> None:
-    """Queue what the sweep sends; when the pipe is closed, interrupt this process."""
+    """Queue the sweep's requests; when the pipe closes, interrupt this process."""
     with suppress(EOFError, OSError):
         while True:
             launches.put(connection.recv())
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGINT)
-    time.sleep(LEAVE_S)  # for the answer to that; Ray may be in a call that never hears it
+    time.sleep(LEAVE_S)  # Ray may be in a call that ignores the interrupt
     os._exit(1)
 
 
 def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
-    """Run the jobs of one launch and send how each ends; return whether there may be another."""
+    """Run the jobs of one launch and send their results; return whether another may follow."""
 
     def tell(*message: object) -> None:
-        with suppress(OSError):  # the sweep is gone, and the interrupt for that on its way
+        with suppress(OSError):  # the sweep is gone; `_listen` interrupts us
             connection.send(message)
 
     try:
@@ -87,7 +87,7 @@ def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
     except FxpartError as error:
         tell(REFUSED, str(error))
         return False
-    # Whatever Ray raises: the sweep reports it, and may start another driver.
+    # Ray may raise anything: the sweep reports it, and may start another driver.
     except Exception as error:
         tell(BROKEN, one_line(error))
         return False

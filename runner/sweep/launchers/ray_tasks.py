@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: one that runs already, or one that is started here for the sweep."""
+"""Jobs on a Ray cluster: an existing one, or one started here for the sweep."""
 
 import os
 import signal
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 __all__ = ["connect", "lacking", "over_ray"]
 
 
-# Whether any machine of a cluster has room for a job: without one Ray waits for ever, silently.
+# Checks that a machine has room for a job: otherwise Ray waits forever without a message.
 
 _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-"""Options of a task, and the resources of a machine that they take."""
+"""Options of a task, with the machine resources they use."""
 
 
 def lacking(remote: Mapping[str, Any], machines: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return what a job asks for that no machine has, such as ``num_cpus=4``; None if one has it.
+    """Return the resources of a job that no machine has, such as ``num_cpus=4``; None if one has.
 
-    `remote` are the options of its task, `machines` what ``ray.nodes`` returns. What others use at
-    the moment counts as there.
+    `remote` are the options of its task, `machines` the result of ``ray.nodes``. Resources in use
+    count as available.
     """
     options = {name: remote.get(name) for name in _NAMES}
     amounts: dict[str, Any] = {**options, **(remote.get("resources") or {})}
     wanted: dict[str, float] = {name: amount for name, amount in amounts.items() if amount}
     alive = [machine["Resources"] for machine in machines if machine["Alive"]]
-    # Without any machine nothing is known yet.
+    # A cluster may not list its machines yet.
     if not alive or any(_fits(wanted, machine) for machine in alive):
         return None
     alone = {name: n for name, n in wanted.items() if not any(_fits({name: n}, m) for m in alive)}
@@ -56,17 +56,17 @@ def _fits(wanted: Mapping[str, float], machine: Mapping[str, float]) -> bool:
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Else Ray warns that it will one day not hide the GPUs of a task that asked for none.
+    # Avoids a warning that Ray will one day not hide GPUs from tasks without any.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-"""Ray prints that a process died; the sweep says so itself."""
+"""Suppresses Ray's messages about dead processes, which the sweep reports itself."""
 _LOUD = {"RAY_DEDUP_LOGS": "0"}
-"""Else Ray drops lines of the jobs that look alike."""
+"""Keeps similar lines of jobs, which Ray would drop."""
 _AS_GUEST = {"RAY_AUTH_MODE": "token"}
-"""Clusters ask for a token unless told not to; Ray does not show one unless told to."""
+"""Clusters require a token by default, but Ray's client does not send one by default."""
 _HANDED_OUT = 256
-"""Jobs that Ray knows of at once: enough for a cluster that grows with its queue."""
+"""Most jobs submitted to Ray at once: enough for a cluster that scales with its queue."""
 
 
 def over_ray(
@@ -76,16 +76,15 @@ def over_ray(
     remote: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Iterator[tuple[int, "JobReturn"]]:
-    """Yield each job's number and how it ended, as they end.
+    """Yield the index and result of each job as it ends.
 
-    `init` is what ``ray.init`` takes, `remote` the options of a job's task; `say` is called with
-    the reason why jobs wait. A cluster that was started here is kept for the next jobs and ends
-    with this process. So may this process with a cluster: Ray ends it when one of its processes is
-    killed.
+    `init` are arguments of ``ray.init``, `remote` the options of a job's task; `say` is called with
+    the reason why jobs wait. A cluster started here is reused for further jobs and ends with this
+    process. In turn, Ray may end this process when a process of the cluster is killed.
 
     Raises:
-        SpecError: for a cluster that does not answer or can never run a job, options that Ray does
-            not know, and without Ray.
+        SpecError: if the cluster does not answer or can never run a job, an option is unknown to
+            Ray, or Ray is not installed.
 
     """
     address = connect(init)
@@ -97,12 +96,12 @@ def over_ray(
         raise SpecError(f"hydra.launcher.remote: {one_line(error)}") from error
     _check_room(address, remote, say)
     shared = ray.put(work)
-    left = list(reversed(tickets))
+    remaining = list(reversed(tickets))
     running: dict[Any, Ticket] = {}
     try:
-        while left or running:
-            while left and len(running) < _HANDED_OUT:
-                ticket = left.pop()
+        while remaining or running:
+            while remaining and len(running) < _HANDED_OUT:
+                ticket = remaining.pop()
                 running[task.remote(shared, ticket)] = ticket
             for done in ray.wait(list(running), num_returns=1)[0]:
                 ticket = running.pop(done)
@@ -116,7 +115,7 @@ def connect(init: Mapping[str, Any]) -> str:
     """Connect this process to a cluster, once, and return the address.
 
     Raises:
-        SpecError: for a cluster that does not answer, and without Ray.
+        SpecError: if the cluster does not answer, or Ray is not installed.
 
     """
     address = address_of(init)
@@ -129,7 +128,7 @@ def connect(init: Mapping[str, Any]) -> str:
 
 
 def _set_environment(address: str, init: Mapping[str, Any]) -> None:
-    """Set the variables that Ray reads when it is imported; those that the user has set stay."""
+    """Set the variables that Ray reads on import, keeping those set by the user."""
     words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
     if address != LOCAL:
         words.update(_AS_GUEST if _has_token() else {})
@@ -137,7 +136,7 @@ def _set_environment(address: str, init: Mapping[str, Any]) -> None:
 
 
 def _has_token() -> bool:
-    """Return whether there is a token to show to a cluster."""
+    """Return whether there is a token for a cluster."""
     named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     return named or (Path.home() / ".ray" / "auth_token").is_file()
 
@@ -152,7 +151,7 @@ def _connect(address: str, init: Mapping[str, Any]) -> None:
     environment["env_vars"] = {**paths, **environment.get("env_vars", {})}
     if address != LOCAL:
         for name in ("num_cpus", "num_gpus", "include_dashboard"):
-            settings.pop(name, None)  # a cluster that is there has its own
+            settings.pop(name, None)  # an existing cluster has its own
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, runtime_env=environment, **settings)
@@ -163,15 +162,15 @@ def _connect(address: str, init: Mapping[str, Any]) -> None:
             " started here"
         ) from error
     finally:
-        # Ray takes SIGTERM for a crash, and would leave its processes behind.
+        # Ray's own handler treats SIGTERM as a crash and leaves processes behind.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
 def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Refuse jobs that a cluster started here never has room for.
+    """Raise `SpecError` if a cluster started here never has room for the jobs.
 
-    Of another cluster, which may grow, say that they wait.
+    Another cluster may grow, so only print that the jobs wait.
     """
     import ray
 
@@ -194,14 +193,14 @@ def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
 
     try:
         return ray.get(done)
-    except ray.exceptions.RayTaskError as error:  # it came to an end of its own
+    except ray.exceptions.RayTaskError as error:  # raised in the task itself
         return failed(ticket, LostJobError(one_line(error)))
     except Exception as error:
         return failed(ticket, LostJobError(f"its process was killed ({type(error).__name__})"))
 
 
 def _stop(running: list[Any]) -> None:
-    """Interrupt the jobs, give them time to log that, kill what is left, and disconnect."""
+    """Interrupt the jobs, give them time to log it, kill the rest, and disconnect."""
     import ray
 
     for force in (False, True):

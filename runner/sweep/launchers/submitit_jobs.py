@@ -1,4 +1,4 @@
-"""Jobs on a cluster run by Slurm, through submitit; or, to try that, in processes started here."""
+"""Jobs on a Slurm cluster through submitit, or in local processes to try it out."""
 
 import io
 import logging
@@ -41,25 +41,25 @@ __all__ = ["deal", "over_local", "over_slurm", "refuse_without_slurm"]
 
 _LOOK_S = 0.25
 _ASK_S = 5.0
-"""Between two calls of ``squeue``."""
+"""Time between two calls of ``squeue``."""
 _TIME_UP = signal.SIGUSR2
-"""What submitit has Slurm send 90 seconds before the limit, and sends itself without Slurm."""
+"""The signal sent 90 seconds before the time limit, by Slurm or by submitit itself."""
 _SBATCH = "sbatch: error: "
 _OWN = ("submitit_folder", "jobs_per_process", "array_parallelism", "max_num_timeout")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Started:
-    """A process of submitit's, and the jobs that it runs one after the other."""
+    """A submitit process and the jobs that it runs in sequence."""
 
     job: Any
     tickets: tuple[Ticket, ...]
 
 
 def deal(tickets: Sequence[Ticket], processes: int, each: int | None) -> list[tuple[Ticket, ...]]:
-    """Return which process runs which jobs: `each` at most, or as many as `processes` needs.
+    """Return the jobs of each process: at most `each`, or enough to need only `processes`.
 
-    They are dealt like cards: jobs that stand together in a sweep take about as long.
+    Jobs are dealt round-robin, since neighbours in a sweep take about as long.
     """
     size = each or -(-len(tickets) // processes)
     count = -(-len(tickets) // size)
@@ -67,16 +67,16 @@ def deal(tickets: Sequence[Ticket], processes: int, each: int | None) -> list[tu
 
 
 def run_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
-    """Run the jobs in this process; return each one's number and how it ended."""
+    """Run the jobs in this process; return the index and result of each."""
     with interruptible(), _says_when_time_is_up():
         return [(ticket.index, run_ticket(work, ticket)) for ticket in tickets]
 
 
 @contextmanager
 def _says_when_time_is_up() -> Iterator[None]:
-    """Make the signal for the time limit an error of the job at work, once.
+    """Turn the signal for the time limit into an error of the running job, once.
 
-    Submitit would raise one about checkpoints, which mean nothing to a user.
+    Submitit's own error is about checkpoints, which mean nothing to our users.
     """
 
     def hear(number: int, _frame: object) -> None:
@@ -94,7 +94,7 @@ def _says_when_time_is_up() -> Iterator[None]:
 
 
 def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
-    """Do the same as `run_bundle`, and end if the sweep ends."""
+    """Run the jobs like `run_bundle`, and end this process if the sweep ends."""
     work_until_it_ends(work.leader, work.host)
     return run_bundle(work, tickets)
 
@@ -102,23 +102,23 @@ def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "
 def over_local(
     work: Work, tickets: Sequence[Ticket], settings: Mapping[str, Any]
 ) -> Iterator[tuple[int, "JobReturn"]]:
-    """Yield each job's number and how it ended, as the processes end; a few run at a time.
+    """Yield the index and result of each job as its process ends; a few run at a time.
 
     Raises:
-        SpecError: for settings that submitit does not know, and without submitit.
+        SpecError: if a setting is unknown to submitit, or submitit is not installed.
 
     """
     cores = available_cores()
     at_once = settings["array_parallelism"] or cores
     executor = _executor("local", settings)
-    left = list(reversed(deal(tickets, at_once, settings["jobs_per_process"])))
+    remaining = list(reversed(deal(tickets, at_once, settings["jobs_per_process"])))
     running: list[_Started] = []
     variables = {"PYTHONPATH": python_path(), **thread_counts(cores, at_once)}
     try:
-        while left or running:
-            while left and len(running) < at_once:
-                bundle = left.pop()
-                # Its controller must not hear the terminal's Ctrl-C: it would kill the jobs.
+        while remaining or running:
+            while remaining and len(running) < at_once:
+                bundle = remaining.pop()
+                # submitit's controller must not get Ctrl-C: it would kill the jobs.
                 with held_back(), environment(variables):
                     running.append(
                         _Started(executor.submit(run_local_bundle, work, bundle), bundle)
@@ -135,10 +135,10 @@ def over_local(
 def over_slurm(
     work: Work, tickets: Sequence[Ticket], settings: Mapping[str, Any]
 ) -> Iterator[tuple[int, "JobReturn"]]:
-    """Yield each job's number and how it ended, as the processes of one job array end.
+    """Yield the index and result of each job as the processes of one job array end.
 
     Raises:
-        SpecError: without submitit, without Slurm, and for what ``sbatch`` refuses.
+        SpecError: if submitit or Slurm is missing, or ``sbatch`` rejects the jobs.
 
     """
     executor = _executor("slurm", settings)
@@ -146,7 +146,7 @@ def over_slurm(
     variables = {"PYTHONPATH": python_path(), **thread_counts(settings["cpus_per_task"] or 1, 1)}
     with environment(variables):
         try:
-            # What sbatch says is in the error too.
+            # The error contains sbatch's output.
             with redirect_stderr(io.StringIO()), executor.batch():
                 submitted = [executor.submit(run_bundle, work, bundle) for bundle in bundles]
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
@@ -198,9 +198,9 @@ def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
 
 
 def _private(settings: Mapping[str, Any]) -> str:
-    """Return submitit's folder, its part without a job's id made for the user's eyes alone.
+    """Create submitit's folder, up to the part with a job's id, readable only by the user.
 
-    What travels to a job has the tracking URI in it, which may hold a password.
+    Files in it contain the tracking URI, which may hold a password.
     """
     folder = str(settings["submitit_folder"])
     Path(folder.partition("%")[0]).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def _private(settings: Mapping[str, Any]) -> str:
 
 
 def _ends(started: _Started) -> Iterator[tuple[int, "JobReturn"]]:
-    """Yield how the jobs of a process that is over have ended."""
+    """Yield the index and result of each job of a process that has ended."""
     if started.job.paths.result_pickle.exists():
         try:
             yield from started.job.result()
@@ -224,25 +224,25 @@ def _ends(started: _Started) -> Iterator[tuple[int, "JobReturn"]]:
 
 
 def _said(error: BaseException) -> str:
-    """Return what Slurm says, or the last line of submitit, which puts a command or trace first."""
+    """Return Slurm's own message, or the last line of submitit's, after its command or trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\n")]
     slurms = [line.removeprefix(_SBATCH) for line in lines if line.startswith(_SBATCH)]
     return "; ".join(dict.fromkeys(slurms or lines[-1:])) or one_line(error)
 
 
 def _stop_local(running: Sequence[_Started]) -> None:
-    """Interrupt the jobs, give them time to log that, and kill what is left."""
-    for number in (signal.SIGTERM, signal.SIGKILL):  # the first is passed on to the jobs
+    """Interrupt the jobs, give them time to log it, and kill the rest."""
+    for number in (signal.SIGTERM, signal.SIGKILL):  # submitit forwards SIGTERM to the jobs
         for started in running:
             with suppress(ProcessLookupError):
                 os.kill(int(started.job.job_id), number)
         end_s = time.monotonic() + GRACE_S
         while time.monotonic() < end_s and not all(started.job.done() for started in running):
-            time.sleep(_LOOK_S)  # a job tells by a file that it has ended
+            time.sleep(_LOOK_S)  # the end of a job shows only in a file
         running = [started for started in running if not started.job.done()]
 
 
-# Slurm's own commands: unlike submitit's ``sacct`` they need no accounting database.
+# Slurm's commands; unlike ``sacct``, which submitit uses, they need no accounting database.
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel")
 _ANSWER_S = 60.0
@@ -259,7 +259,7 @@ def refuse_without_slurm() -> None:
 
 
 def _in_queue(job_ids: Collection[str]) -> list[str]:
-    """Return those of `job_ids`, such as ``17_3``, that wait or run; all, if Slurm is silent."""
+    """Return the `job_ids`, such as ``17_3``, that wait or run; all if Slurm does not answer."""
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
     command = ["squeue", "--noheader", "--array", "--format=%i %A_%a", f"--jobs={','.join(arrays)}"]
     try:
@@ -269,13 +269,13 @@ def _in_queue(job_ids: Collection[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         return list(job_ids)
     if done.returncode and "Invalid job id" not in done.stderr:
-        return list(job_ids)  # a controller that restarts: the jobs go on meanwhile
+        return list(job_ids)  # the controller may be restarting while jobs continue
     listed = done.stdout.split()
     return [job_id for job_id in job_ids if job_id in listed]
 
 
 def _cancel(job_ids: Collection[str]) -> None:
-    """Have Slurm end the jobs, by SIGTERM first, and wait a little until it has."""
+    """Cancel the jobs, which get SIGTERM first, and wait a little until they are gone."""
     if not job_ids:
         return
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)

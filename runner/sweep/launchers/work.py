@@ -1,6 +1,6 @@
-"""What all launchers share: jobs as tickets, how each ended, and the extras that they need.
+"""Common parts of all launchers: jobs as tickets, their results, and required extras.
 
-A process gets the sweep once, pickled, then a ticket for each job.
+A process gets the pickled sweep once, and then a ticket for each job.
 """
 
 import os
@@ -41,7 +41,7 @@ class LostJobError(FxpartError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One job, as Hydra names it."""
+    """One job, by Hydra's index and overrides."""
 
     index: int
     overrides: tuple[str, ...]
@@ -49,26 +49,26 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all jobs of a launch have in common, pickled."""
+    """The data shared by all jobs of a launch."""
 
     digest: str
-    """Of `packed`: a process that has unpacked it once does not do so again."""
+    """Digest of `packed`, so that a process unpacks it only once."""
     packed: bytes
     folder: str
-    """The user's working directory, from which relative paths are meant."""
+    """The user's working directory, for relative paths."""
     host: str
     leader: int
     """Process id of the sweep on `host`."""
 
 
 _unpacked: dict[str, tuple[Any, ...]] = {}
-"""In a worker: the sweep that it works for, unpickled, by digest."""
+"""In a worker: its unpickled sweep, by digest."""
 
 
 def pack(
     context: "HydraContext", config: "DictConfig", task_function: Callable[[Any], Any]
 ) -> Work:
-    """Return what a process needs to run any job of the sweep."""
+    """Return the data that a process needs to run any job of the sweep."""
     import socket
 
     import cloudpickle
@@ -80,10 +80,9 @@ def pack(
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH by which another process finds what this one imports.
+    """Return a PYTHONPATH with which another process can import what this one can.
 
-    What is installed with Python itself is there anyway; a checkout and the user's own modules are
-    not.
+    It has the paths outside of Python's installation, such as a checkout or the user's modules.
     """
     keys = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [Path(sysconfig.get_path(key)).resolve() for key in keys]
@@ -93,9 +92,9 @@ def python_path() -> str:
 
 
 def run_ticket(work: Work, ticket: Ticket) -> "JobReturn":
-    """Run one job in this process and return its status, without the configurations.
+    """Run one job in this process and return its status, without configurations.
 
-    Hydra's own return holds two of them for each job, which the sweep would keep to its end.
+    Hydra's own return value holds two of them per job, which the sweep would keep until its end.
     """
     from hydra.core.utils import run_job
     from omegaconf import open_dict
@@ -133,7 +132,7 @@ def _unpack(work: Work) -> tuple[Any, Any, Any]:
             ) from error
         context, config, task_function, state = cloudpickle.loads(work.packed)
         setup_globals()
-        # Hydra looks for plugins again here: once a process, not once a job.
+        # Hydra scans for plugins here: once per process, not per job.
         Singleton.set_state(state)
         _unpacked.clear()
         _unpacked[work.digest] = (context, config, task_function)
@@ -156,7 +155,7 @@ def _small(ticket: Ticket, whole: "JobReturn") -> "JobReturn":
 
 
 def failed(ticket: Ticket, error: BaseException) -> "JobReturn":
-    """Return how a job ended that raised `error`, which is kept in words: not all can travel."""
+    """Return the result of a job that raised `error`, as text: not all errors can be pickled."""
     from hydra.core.utils import JobReturn, JobStatus
 
     reason = message_of(error) if isinstance(error, FxpartError) else one_line(error)
@@ -168,7 +167,7 @@ def failed(ticket: Ticket, error: BaseException) -> "JobReturn":
 
 
 def why(ends: Sequence["JobReturn"]) -> str | None:
-    """Return in one line why the first of the jobs failed that did, None if none did."""
+    """Return the error of the first failed job, in one line; None if none failed."""
     from hydra.core.utils import JobStatus
 
     for end in ends:
@@ -177,15 +176,15 @@ def why(ends: Sequence["JobReturn"]) -> str | None:
     return None
 
 
-# What a launcher needs that a plain installation does not have.
+# Packages that launchers need beyond a plain installation.
 
 
 @contextmanager
 def needs(launcher: str, package: str, extra: str) -> Iterator[None]:
-    """Import `package` in here; without it, say in one line how to install it.
+    """Context for importing `package`: a failed import becomes an error on how to install it.
 
     Raises:
-        SpecError: when the package is not installed.
+        SpecError: if the package is not installed.
 
     """
     try:
@@ -199,9 +198,9 @@ def needs(launcher: str, package: str, extra: str) -> Iterator[None]:
 
 
 def prefer_own_launchers() -> None:
-    """Make Hydra forget launchers of other packages that have the name of one of ours.
+    """Remove launchers of other packages with the same names as ours from Hydra's store.
 
-    Hydra would check our configuration against theirs. Call it after Hydra's look for plugins.
+    Hydra would check our configuration against theirs. Call this after Hydra's scan for plugins.
     """
     from hydra.core.config_store import ConfigStore
 

@@ -1,4 +1,4 @@
-"""How a worker ends: with the sweep that it works for, or by one interrupt."""
+"""The end of a worker process: with its sweep, or by an interrupt. Also its environment."""
 
 import os
 import select
@@ -23,18 +23,18 @@ __all__ = [
 
 
 GRACE_S = 3.0
-"""Time for an interrupted job to log that, before its process is killed."""
+"""Time for an interrupted job to log it, before its process is killed."""
 _LOOK_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _watched: list[int] = []
-"""The process with which this one ends, at most one."""
+"""The process that this one ends with, at most one."""
 
 
 def work_until_it_ends(leader: int, host: str) -> None:
-    """End this process with the sweep, if that runs on this machine and is killed.
+    """End this process when the sweep's process ends, if both are on the same machine.
 
-    Else the jobs of a killed sweep would run on beside those of the next one.
+    Otherwise the jobs of a killed sweep would run on next to those of the next one.
     """
     if not _watched and host == socket.gethostname():
         _watched.append(leader)
@@ -43,20 +43,20 @@ def work_until_it_ends(leader: int, host: str) -> None:
 
 def _end_with(leader: int) -> None:
     when_it_ends(leader)
-    os.kill(os.getpid(), signal.SIGINT)  # the job says that it was cut off
-    time.sleep(GRACE_S)  # for that; a job in a long call outside Python does not see the signal
+    os.kill(os.getpid(), signal.SIGINT)  # the job logs that it was cut off
+    time.sleep(GRACE_S)  # for logging; a long call outside Python does not notice the signal
     os._exit(1)
 
 
 def when_it_ends(process: int) -> None:
-    """Return when the process, any one on this machine, has ended."""
+    """Wait until a process on this machine, not necessarily a child, has ended."""
     try:
         handle = os.pidfd_open(process)
     except ProcessLookupError:
         return
     except (AttributeError, OSError):  # not on this system
         while is_alive(process):
-            time.sleep(_LOOK_S)  # without a handle it has to be polled
+            time.sleep(_LOOK_S)  # without a handle, poll
         return
     try:
         select.select([handle], [], [])
@@ -66,9 +66,9 @@ def when_it_ends(process: int) -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Start processes in the block that get no Ctrl-C until they are `interruptible`.
+    """Block Ctrl-C for processes started in the block, until they are `interruptible`.
 
-    A terminal sends it to all of them; one that is still importing would show a traceback.
+    A terminal sends it to all processes, and one that is still importing would show a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -79,10 +79,10 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Handle one interrupt or SIGTERM in the block, and ignore the next, which would cut it short.
+    """Handle one SIGINT or SIGTERM in the block, and ignore further ones during its handling.
 
-    Both raise `KeyboardInterrupt`. Only a process's main thread gets signals; elsewhere this
-    changes nothing.
+    Both raise `KeyboardInterrupt`. Only the main thread receives signals; in others this does
+    nothing.
     """
     is_interrupted = False
 
@@ -102,12 +102,12 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if not is_interrupted:  # else the process is about to end
+        if not is_interrupted:  # otherwise the process is about to end
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-# How many threads the numerical libraries of a worker may start.
+# Number of threads of a worker's numerical libraries.
 
 _NAMES = (
     "OMP_NUM_THREADS",
@@ -120,10 +120,10 @@ _NAMES = (
 
 
 def thread_counts(cores: int, processes: int) -> dict[str, str]:
-    """Return the environment in which all processes together have a thread for each core.
+    """Return environment variables that give all processes together one thread per core.
 
-    Every library would otherwise start as many threads in each process as there are cores. What the
-    user has set stays.
+    By default every library starts a thread per core in each process. Variables set by the user are
+    kept.
     """
     each = str(max(1, cores // processes))
     return {name: os.environ.get(name, each) for name in _NAMES}
@@ -131,7 +131,7 @@ def thread_counts(cores: int, processes: int) -> dict[str, str]:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have processes that are started in the block inherit `variables`."""
+    """Set environment `variables` for processes started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

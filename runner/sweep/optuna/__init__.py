@@ -1,1 +1,1 @@
-"""Search with Optuna: the next jobs are proposed from the results so far."""
+"""Search with Optuna, which proposes jobs from the results so far."""

@@ -1,4 +1,4 @@
-"""The space that Optuna searches: a dimension for each swept key, read from Hydra's syntax."""
+"""Optuna's search space: a dimension for each swept key, read from Hydra's syntax."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from runner.sweep.axes import Axis, read_axes
 __all__ = ["Dimension", "Interval", "Space", "Steps", "keys_of", "read_space"]
 
 _WHOLE = re.compile(r"interval\(\s*(?:start=)?[-+]?\d+\s*,\s*(?:end=)?[-+]?\d+\s*\)")
-"""An interval between whole numbers; Hydra's parser makes floats of them."""
+"""An interval between integers, which Hydra's parser turns into floats."""
 
 
 _FUNCTION = re.compile(r"=.*\b(?:interval|range)\(")
-"""Overrides that may be numbers: parsing takes longer."""
+"""Overrides that may be ranges of numbers; parsing them all would be slower."""
 
 _DIGITS = 6
-"""Significant digits of a proposed number, which are also what tables show."""
+"""Significant digits of a proposed number, as shown in tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Interval:
     low: float
     high: float
     whole: bool = False
-    """Whether only whole numbers are meant."""
+    """Whether only integers are searched."""
     log: bool = False
-    """Whether the logarithm is searched."""
+    """Whether to search on a logarithmic scale."""
 
     def override(self, value: float) -> str:
-        """Return the override that sets `value`, to the digits that a person reads."""
+        """Return the override that sets `value`, rounded to `_DIGITS`."""
         if self.whole:
             return f"{self.key}={int(value)}"
         return f"{self.key}={min(max(float(f'{value:.{_DIGITS}g}'), self.low), self.high)!r}"
@@ -49,12 +49,12 @@ class Steps:
     values: tuple[str, ...]
 
     def override(self, value: float) -> str:
-        """Return the override that sets the number at place `value`."""
+        """Return the override that sets the number at index `value`."""
         return f"{self.key}={self.values[int(value)]}"
 
 
 Dimension = Interval | Steps | Axis
-"""An `Axis` has values without an order: choices, and keys that change together."""
+"""An `Axis` has unordered values: choices, and keys that change together."""
 
 
 def keys_of(dimension: Dimension) -> tuple[str, ...]:
@@ -64,14 +64,14 @@ def keys_of(dimension: Dimension) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is fixed, and what is searched."""
+    """The fixed overrides and the searched dimensions."""
 
     fixed: tuple[str, ...]
-    """Overrides that every job has."""
+    """The overrides of every job."""
     dimensions: tuple[Dimension, ...]
 
     def samples(self) -> list[tuple[str, ...]]:
-        """Return the overrides of jobs in which each listed value stands at least once."""
+        """Return the overrides of some jobs that together contain each listed value."""
         first = [
             dimension.low if isinstance(dimension, Interval) else 0 for dimension in self.dimensions
         ]
@@ -85,7 +85,7 @@ class Space:
     def at(self, values: Sequence[float]) -> tuple[str, ...]:
         """Return the overrides of the job at `values`, one for each dimension.
 
-        That of an interval is the number itself, else it is the place of a listed value.
+        The value of an interval is the number itself, and that of other dimensions an index.
         """
         chosen = list(self.fixed)
         for dimension, value in zip(self.dimensions, values, strict=True):
@@ -96,7 +96,7 @@ class Space:
         return tuple(chosen)
 
     def size(self) -> int | None:
-        """Return the number of combinations; None where there is no end of them."""
+        """Return the number of combinations; None if it is infinite."""
         counts = [_count(dimension) for dimension in self.dimensions]
         return prod(n for n in counts if n) if all(counts) else None
 
@@ -113,13 +113,13 @@ def read_space(
     zips: Sequence[object] | None,
     config_loader: object,
 ) -> Space:
-    """Return what is searched: of the command line, and of ``hydra.sweeper.params`` (`params`).
+    """Return the search space of the command line and of ``hydra.sweeper.params`` (`params`).
 
-    A key that both have is as the command line says. Choices, also by ``glob``, and zipped keys are
-    values without an order; ``interval`` and ``range`` are numbers.
+    The command line takes precedence. Choices, ``glob`` and zipped keys are unordered values;
+    ``interval`` and ``range`` are numbers.
 
     Raises:
-        SpecError: for a sweep that cannot be searched, or when nothing is swept.
+        SpecError: if the sweep cannot be searched, or nothing is swept.
 
     """
     typed = {_key(text) for text in overrides}
@@ -147,7 +147,7 @@ def _key(override: str) -> str:
 
 
 def _numbers(override: str) -> Interval | Steps | None:
-    """Return the numbers that an override sweeps over, None for any other override."""
+    """Return the numbers that an override sweeps over; None for any other override."""
     if not _FUNCTION.search(override):
         return None
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -156,7 +156,7 @@ def _numbers(override: str) -> Interval | Steps | None:
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
-        return None  # who reads the others says what is wrong
+        return None  # `read_axes` reports the error
     key, value = parsed.get_key_element(), parsed.value()
     if parsed.is_interval_sweep():
         return _interval(key, value, override)

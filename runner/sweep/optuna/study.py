@@ -1,7 +1,7 @@
-"""The search itself: Optuna proposes values and is told the results.
+"""The search: Optuna proposes values and is told the results.
 
-Proposals follow from the seed and the results, so that a search that is started again proposes the
-same, and jobs with a result need not be run.
+Proposals are a function of the seed and the results, so a restarted search repeats its proposals,
+and jobs that have a result are not run again.
 """
 
 import math
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# Optuna's samplers by name, and its distribution of each dimension.
+# Optuna's samplers by name, and its distributions of dimensions.
 
 _Places = Mapping[str, Sequence[int]]
 """The `places` of each dimension."""
@@ -44,7 +44,7 @@ _Places = Mapping[str, Sequence[int]]
 def _tpe(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import TPESampler
 
-    # Proposals of one batch do not know each other's results: pending ones are taken to be bad.
+    # Proposals of one batch do not know each other's results; pending ones are assumed bad.
     return TPESampler(seed=seed, constant_liar=True)
 
 
@@ -57,7 +57,7 @@ def _random(listed: _Places, seed: int | None) -> "BaseSampler":
 def _nsgaii(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import NSGAIISampler
 
-    # Optuna's own 50 are more jobs than most sweeps have: all would be of the first generation.
+    # Optuna's default of 50 exceeds most sweeps: all jobs would be in the first generation.
     return NSGAIISampler(population_size=16, seed=seed)
 
 
@@ -67,7 +67,7 @@ def _qmc(listed: _Places, seed: int | None) -> "BaseSampler":
     return QMCSampler(
         seed=seed,
         scramble=True,
-        # For choices, which have no order that a sequence could fill evenly.
+        # For choices, which are unordered and cannot be filled evenly by a sequence.
         independent_sampler=RandomSampler(seed=seed),
         warn_asynchronous_seeding=False,
         warn_independent_sampling=False,
@@ -78,7 +78,7 @@ def _grid(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import GridSampler
 
     class Grid(GridSampler):
-        """Does not stop a loop of Optuna's: ours ends by itself."""
+        """A grid that does not stop Optuna's loop, since ours ends by itself."""
 
         def after_trial(self, *_: object) -> None:
             """Do nothing."""
@@ -102,9 +102,9 @@ SAMPLERS: dict[str, Callable[[_Places, int | None], "BaseSampler"]] = {
 
 
 def _make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) -> "BaseSampler":
-    """Return the sampler of that name; a seed makes it propose the same each time.
+    """Return the named sampler, which is deterministic with a seed.
 
-    Raises `SpecError` for an unknown name, or a sampler that cannot search these dimensions.
+    Raises `SpecError` if the name is unknown, or the sampler cannot search these dimensions.
     """
     if name not in SAMPLERS:
         near = nearest_names(name, list(SAMPLERS))
@@ -113,7 +113,7 @@ def _make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) 
 
 
 def distributions(dimensions: Sequence[Dimension]) -> "dict[str, BaseDistribution]":
-    """Return what Optuna draws from, in the order of `dimensions`; of listed values the places."""
+    """Return Optuna's distributions of `dimensions`, in order; over indices for listed values."""
     return {_name(dimension): _distribution(dimension) for dimension in dimensions}
 
 
@@ -122,7 +122,7 @@ def _name(dimension: Dimension) -> str:
 
 
 def places(dimension: Dimension) -> Sequence[int]:
-    """Return all values as Optuna has them; none where there is no end of them."""
+    """Return all values of a dimension as Optuna's numbers; empty if they are infinitely many."""
     if not isinstance(dimension, Interval):
         return range(len(dimension.values))
     return range(int(dimension.low), int(dimension.high) + 1) if dimension.whole else ()
@@ -147,9 +147,9 @@ def _distribution(dimension: Dimension) -> "BaseDistribution":
 Direction = Literal["minimize", "maximize"]
 _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
 _PATIENCE = 50
-"""Proposals in a row that are known, or not wanted, after which the sampler is not asked."""
+"""Known or unwanted proposals in a row after which the sampler is no longer asked."""
 _LACKING = 5
-"""Finished jobs, all without a number for some goal, after which the metric is a mistake."""
+"""Finished jobs without a value for some goal, after which the metric is considered wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +169,16 @@ class Proposal:
     """A job to run next."""
 
     trial: int
-    """Its number in the study."""
+    """Number of the trial in the study."""
     job: int
-    """Its number among the jobs, from 0."""
+    """Number of the job, from 0."""
     overrides: tuple[str, ...]
-    """The fixed ones, and the proposed."""
+    """The fixed and the proposed overrides."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Trial:
-    """A proposal that has a value for each goal."""
+    """A proposal with a value for each goal."""
 
     job: int
     overrides: tuple[str, ...]
@@ -186,9 +186,9 @@ class Trial:
 
 
 def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
-    """Return the goals that a metric and a direction, or a list of each, say.
+    """Return the goals of a metric and a direction, or of a list of each.
 
-    Raises `SpecError` for another direction, or lists of different lengths.
+    Raises `SpecError` if a direction is unknown, a metric repeats, or the lengths differ.
     """
     metrics, directions = _listed(metric), _listed(direction)
     if len(directions) != len(metrics):
@@ -204,9 +204,9 @@ def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
 
 
 def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
-    """Raise `SpecError` for a metric that no job has, whatever its configuration.
+    """Raise `SpecError` for a metric that no job of any configuration has.
 
-    Whether one has a metric that depends on it, such as ``step_ms``, is known when it has finished.
+    Metrics that depend on the configuration, such as ``step_ms``, are known when jobs finish.
     """
     known = [metric.name for metric in METRICS]
     for goal in goals:
@@ -234,12 +234,12 @@ def _listed(given: object) -> list[str]:
 
 
 class Search:
-    """A study of Optuna over a space; not for several threads."""
+    """An Optuna study over a space. Not thread-safe."""
 
     def __init__(
         self, space: Space, goals: Sequence[Goal], sampler: str = "tpe", seed: int | None = 0
     ) -> None:
-        """Begin; raises `SpecError` for an unknown sampler or one that cannot search `space`."""
+        """Create the study. Raises `SpecError` if the sampler is unknown or unsuited to `space`."""
         self._space, self._goals = space, tuple(goals)
         self._asked: set[tuple[str, ...]] = set()
         self._jobs = 0
@@ -258,10 +258,10 @@ class Search:
     def ask(
         self, most: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> list[Proposal]:
-        """Return up to `most` new proposals; fewer when there are no more, or none can be found.
+        """Return up to `most` new proposals; fewer if there are no more, or none can be found.
 
-        What was proposed before is passed over: it is no news to the sampler. So is, as a bad one,
-        a proposal whose overrides are not `wanted`.
+        Repeated proposals are skipped without a result. Those whose overrides are not `wanted` are
+        skipped and reported to the sampler as bad.
         """
         proposals: list[Proposal] = []
         in_vain, size = 0, self._space.size()
@@ -285,16 +285,16 @@ class Search:
         return proposals
 
     def _unasked(self) -> dict[str, int]:
-        """Return the first combination that was never proposed, of a space that has an end."""
+        """Return the first combination of a finite space that was never proposed."""
         for values in product(*(places(dimension) for dimension in self._space.dimensions)):
             if self._space.at(values) not in self._asked:
                 return dict(zip(self._distributions, values, strict=True))
         raise AssertionError("all combinations were proposed")
 
     def tell(self, proposal: Proposal, end: JobEnd) -> None:
-        """Tell the result of a proposal. A job without a number for each goal is worse than others.
+        """Report the result of a proposal. A job without a value for each goal counts as bad.
 
-        Raises `SpecError` when the first few that finished have none: the metric is a mistake.
+        Raises `SpecError` if the first few finished jobs have none: the metric must be wrong.
         """
         values = [_number(goal.metric, end) for goal in self._goals] if _is_done(end) else [None]
         numbers = tuple(value for value in values if value is not None)
@@ -302,17 +302,17 @@ class Search:
             self._tell(proposal.trial, None)
             if _is_done(end):
                 self._lacking.append(end)
-            # Of a metric that all jobs have, the number was not finite: that is no mistake yet.
-            always = {metric.name for metric in METRICS if not metric.jobs}
-            named = all(goal.metric in always for goal in self._goals)
-            if len(self._lacking) >= _LACKING and not named:
+            # If all jobs have these metrics, the value was not finite, which is no mistake.
+            unconditional = {metric.name for metric in METRICS if not metric.jobs}
+            is_unconditional = all(goal.metric in unconditional for goal in self._goals)
+            if len(self._lacking) >= _LACKING and not is_unconditional:
                 self.refuse_unknown()
             return
         self._tell(proposal.trial, numbers)
         self._trials.append(Trial(proposal.job, proposal.overrides, numbers))
 
     def refuse_unknown(self) -> None:
-        """Raise `SpecError` when jobs finished, but none of them with a number for each goal."""
+        """Raise `SpecError` if jobs have finished, but none with a value for each goal."""
         if not self._lacking or self._trials:
             return
         last = self._lacking[-1]
@@ -326,7 +326,7 @@ class Search:
     def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:
         from optuna.trial import TrialState
 
-        # To Optuna a pruned trial is a bad one, and a failed one none at all.
+        # Optuna treats pruned trials as bad, and ignores failed ones.
         without = TrialState.FAIL if failed else TrialState.PRUNED
         with _quiet():
             if values is None:
@@ -335,19 +335,19 @@ class Search:
                 self._study.tell(number, list(values))
 
     def best(self) -> list[Trial]:
-        """Return the best trial; with several goals all that no other is better than.
+        """Return the best trial, or with several goals the Pareto front.
 
-        Of equals the first. Empty when no trial has a value.
+        The first of equal trials counts. Empty if no trial has a value.
         """
-        kept: list[Trial] = []
+        front: list[Trial] = []
         for trial in sorted(self._trials, key=lambda trial: trial.job):
-            if not any(self._as_good(other, trial) for other in kept):
-                kept = [earlier for earlier in kept if not self._as_good(trial, earlier)]
-                kept.append(trial)
-        return kept
+            if not any(self._as_good(other, trial) for other in front):
+                front = [earlier for earlier in front if not self._as_good(trial, earlier)]
+                front.append(trial)
+        return front
 
     def _as_good(self, trial: Trial, other: Trial) -> bool:
-        """Return whether `trial` is in no goal worse than `other`."""
+        """Return whether `trial` is not worse than `other` in any goal."""
         triples = zip(self._goals, trial.values, other.values, strict=True)
         return not any(goal.better(rival, than=value) for goal, value, rival in triples)
 
@@ -357,15 +357,15 @@ def _is_done(end: JobEnd) -> bool:
 
 
 def _number(metric: str, end: JobEnd) -> float | None:
-    """Return the metric as the tracker keeps it, so that a result told again is the same."""
+    """Return the metric with the tracker's precision, so that repeated results are the same."""
     value = end.metrics.get(metric)
-    # A file has none where the number was not finite.
+    # Files omit values that are not finite.
     return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's warnings of its own samplers: that one is new, or draws otherwise."""
+    """Silence Optuna's warnings about its samplers, such as that one is experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

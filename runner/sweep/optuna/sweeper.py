@@ -1,4 +1,4 @@
-"""The sweep of a search: runs what Optuna proposes, and tells it the results."""
+"""The Optuna sweep: run the proposed jobs and report their results to the study."""
 
 import importlib.util
 import shlex
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["run_optuna"]
 
 _OURS = ("hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher.")
-"""Hydra's own overrides that are part of a sweep's command."""
+"""Prefixes of Hydra's overrides that are part of a sweep's command."""
 _PATIENCE = 50
-"""Batches in a row without a new job, after which there is taken to be none."""
+"""Batches in a row without a new job after which the search ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of ``hydra.sweeper``, beside what is swept."""
+    """The settings of ``hydra.sweeper``, without the swept keys."""
 
     goals: tuple[Goal, ...]
     sampler: str
@@ -50,10 +50,10 @@ def run_optuna(
     config: "DictConfig",
     arguments: Sequence[str],
 ) -> None:
-    """Search the space that the command line, `arguments`, and the configuration span.
+    """Search the space of the command line, `arguments`, and the configuration.
 
     Raises:
-        FxpartError: for what cannot be searched, or a metric that no job has.
+        FxpartError: if the space cannot be searched, or no job has the metric.
 
     """
     if importlib.util.find_spec("optuna") is None:
@@ -66,7 +66,7 @@ def run_optuna(
     space = replace(whole, fixed=for_jobs(whole.fixed))
     search = Search(space, settings.goals, settings.sampler, settings.seed)
     jobs = _Jobs(context, config)
-    # Reads each file now: an edit of conf/ changes nothing in a search that has begun.
+    # Read each file now, so that edits of conf/ do not affect a search that has begun.
     samples = [jobs.of(overrides).key for overrides in space.samples()]
     spec = _spec(config, arguments, space, settings, samples)
     with opened_session(config, task_function, spec) as session:
@@ -86,7 +86,7 @@ def _plain(node: object) -> Any:  # noqa: ANN401
 
 
 def _settings(sweeper: dict[str, Any]) -> _Settings:
-    """Return what the sweeper's section says. Raises `SpecError` for what makes no sense."""
+    """Return the settings in the sweeper's section. Raises `SpecError` for invalid ones."""
     for name in ("n_trials", "n_jobs"):
         value = sweeper[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -110,9 +110,9 @@ def _spec(
     settings: _Settings,
     samples: Sequence[str],
 ) -> SweepSpec:
-    """Return what the sweep is; with more trials it is the same, and goes on.
+    """Return the identity of the sweep, which a larger number of trials does not change.
 
-    `samples` are keys of jobs of it, which differ where a file or the code has changed.
+    `samples` are keys of some of its jobs, which change with the files and the code.
     """
     keys = [key for dimension in space.dimensions for key in keys_of(dimension)]
     experiment = str(config.hydra.runtime.choices.get("experiment") or "")
@@ -141,7 +141,7 @@ def _spec(
 
 
 class _Jobs:
-    """Makes a job of each proposal, once."""
+    """Composes the job of each proposal, once."""
 
     def __init__(self, context: "HydraContext", config: "DictConfig") -> None:
         self._load = SweepLoad(context.config_loader, config)
@@ -149,13 +149,13 @@ class _Jobs:
         self._made: dict[tuple[str, ...], Job] = {}
 
     def of(self, overrides: tuple[str, ...]) -> Job:
-        """Return the job, without a place of its own."""
+        """Return the job, without its index."""
         if overrides not in self._made:
             self._made[overrides] = make_job(0, compose_one(self._load, overrides))
         return self._made[overrides]
 
     def wants(self, overrides: tuple[str, ...]) -> bool:
-        """Return whether ``where=`` keeps the job; one that makes no sense fails, and says why."""
+        """Return whether the job satisfies ``where=``; an invalid job does, and fails later."""
         if self._where is None:
             return True
         job = self.of(overrides)
@@ -163,9 +163,9 @@ class _Jobs:
 
 
 def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> bool:
-    """Run different jobs until there are enough; return whether there may be more of them.
+    """Run distinct jobs until there are enough; return whether there may be more of them.
 
-    Proposals that differ in nothing that decides a result are one job.
+    Proposals with the same key are one job.
     """
     in_vain = 0
     while (done := len(session.ends)) < settings.n_trials:
@@ -176,7 +176,7 @@ def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> 
         proposed = [
             replace(jobs.of(proposal.overrides), index=proposal.job) for proposal in proposals
         ]
-        # In the order of asking, whichever ended first: else the next proposals would differ.
+        # Report in the order of proposals, not of ends, to keep further proposals reproducible.
         for proposal, end in zip(proposals, session.run(proposed), strict=True):
             search.tell(proposal, end)
         in_vain = in_vain + 1 if len(session.ends) == done else 0
@@ -184,7 +184,7 @@ def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> 
 
 
 def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs: _Jobs) -> None:
-    """Log the best to the sweep's parent run: its values, its command and the ids of its runs."""
+    """Log the best trials to the sweep's parent run: values, command and run ids."""
     metrics = {}
     for place, goal in enumerate(goals):
         least = min if goal.direction == "minimize" else max
@@ -194,15 +194,15 @@ def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs
         "best_run": " ".join(end.run_id for end in ends if end.run_id),
         "best_command": _command(best[0]) if len(best) == 1 else "",
     }
-    # Empty tags too: they replace those of an earlier command with another best.
-    with suppress(TrackingError):  # the end of the sweep says so
+    # Empty tags replace those of an earlier command with another best trial.
+    with suppress(TrackingError):  # reported at the end of the sweep
         session.tracker.log_sweep(session.parent.ids.parent_run, metrics=metrics, tags=tags)
 
 
 def _lines(
     settings: _Settings, best: Sequence[Trial], session: Session, *, has_more: bool
 ) -> list[str]:
-    """Return what to say of the best: its values, and the command that repeats it."""
+    """Return lines on the best trials: their values, and the commands that repeat them."""
     tried = counted(len(session.ends), "job")
     lines = []
     if not has_more:
@@ -221,5 +221,5 @@ def _lines(
 
 
 def _command(trial: Trial) -> str:
-    """Return the command that runs the trial's job alone."""
+    """Return the command that runs only the trial's job."""
     return shlex.join(["python", "-m", "runner", *deciding(trial.overrides)])
