@@ -1,19 +1,30 @@
-"""How long a recommendation takes from cached graphs, and what it says: models on devices.
+"""What a recommendation says, how long it takes, and whether the files of its best plan agree.
 
-    python -m benchmarks.recommend [--models NAME ...] [--devices NAME ...] [-- OVERRIDE ...]
+    python -m benchmarks.recommend [--models NAME ...] [--devices NAME ...] [--training]
+                                   [--limit-s 900] [--cache FOLDER] [-- OVERRIDE ...]
 
-Each pair is one command of its own; the first for a model captures its graphs, which takes minutes:
-run it twice. Times are those of the processor, beside which a busy machine shows others on a clock.
+Cells are models on devices, one after the other, each command in a process of its own that may take
+so many seconds of the processor. A command that captured graphs runs once more: ``CPU s`` is from
+cached graphs, beside which a busy machine shows others on a clock. ``--training`` plans a step
+where one fits, else a pass forward. The best plan is then run by itself: its throughput must be the
+same, and the files of engines in its folder hold its devices, layers and examples.
 """
 
 import argparse
 import json
 import os
+import resource
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from benchmarks.recommend_files import Asked, file_faults
 
 MODELS = ("gpt2_xl", "vit_large", "llama3_1_8b", "mixtral_8x7b", "llama3_70b")
 _SIXTEEN = f"""\
@@ -33,44 +44,113 @@ DEVICES = (
     "2x80gb+4x24gb",
     "16x_dgx_h100",
 )
+_HEADINGS = "| model | devices | CPU s | s | costed | best | files |\n" + "| --- " * 7 + "|\n"
 
 
-def row(model: str, devices: str, overrides: list[str]) -> str:
-    """Recommend in a process of its own; return its row of the table."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A command that ended."""
+
+    code: int
+    error: str
+    """Its last line on stderr."""
+    cpu_s: float
+    clock_s: float
+
+
+def _run(arguments: list[str], folder: str, limit_s: int) -> _Done:
+    """Run ``python -m`` of `arguments` in `folder`, for `limit_s` of CPU at most."""
+    begin_s, before = time.monotonic(), os.times()
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_CPU, (limit_s, limit_s)),
+    )
+    after, clock_s = os.times(), time.monotonic() - begin_s
+    cpu_s = after.children_user + after.children_system
+    cpu_s -= before.children_user + before.children_system
+    lines = done.stderr.strip().splitlines() or [""]
+    error = lines[-1] if done.returncode >= 0 else f"stopped after {limit_s} s of CPU"
+    return _Done(done.returncode, error, cpu_s, clock_s)
+
+
+def row(
+    model: str, devices: str, overrides: list[str], cache: Path, limit_s: int
+) -> tuple[str, bool]:
+    """Return the row of a cell, and whether a plan fits."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder, "conf", "devices", "16x_dgx_h100.yaml")
         own.parent.mkdir(parents=True)
         own.write_text(_SIXTEEN)
-        command = [sys.executable, "-m", "runner.recommend", f"model={model}", f"devices={devices}"]
-        command += ["tracking=none", f"hydra.run.dir={folder}/out", *overrides]
-        begin_s, before = time.monotonic(), os.times()
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        after, seconds = os.times(), time.monotonic() - begin_s
-        cpu_s = after.children_user + after.children_system
-        cpu_s -= before.children_user + before.children_system
-        times = f"| `{model}` | {devices} | {cpu_s:.1f} | {seconds:.0f} |"
-        if done.returncode:
-            return f"{times} | | {done.stderr.strip().splitlines()[-1].partition(';')[0]} |"
+        kept = ["tracking=none", f"capture.cache_dir={cache}"]
+        command = [f"model={model}", f"devices={devices}", *overrides, *kept]
+        command.append(f"hydra.run.dir={folder}/out")
+        before = set(cache.glob("*.npz"))
+        done = _run(["runner.recommend", *command], folder, limit_s)
+        cold = ""
+        if set(cache.glob("*.npz")) - before and done.code >= 0:
+            cold = f" ({done.cpu_s:.0f} cold)"
+            done = _run(["runner.recommend", *command], folder, limit_s)
+        times = f"| `{model}` | {devices} | {done.cpu_s:.1f}{cold} | {done.clock_s:.0f} |"
+        if done.code:
+            reason = done.error.partition(";")[0]
+            return f"{times} | | {reason} | |", " fits" not in reason
         document = json.loads(Path(folder, "out", "recommend.json").read_text())
-    best, bounded = document["plans"][0], len(document["bounded"])
-    costed = len(document["plans"]) + len(document["unfit"])
+        best = document["plans"][0]
+        alone = [*shlex.split(best["command"])[2:], *kept, f"hydra.run.dir={folder}/best"]
+        files = _files(_run(alone, folder, limit_s), best, Path(folder, "best"))
+    if not document["proved"].endswith("of the space"):
+        return f"{times} | | only {document['proved']} | |", True
+    total = len(document["plans"]) + len(document["unfit"])
+    counts = f"{total} of {total + len(document['bounded'])}"
     rate = f"{best['metrics']['examples_per_s']:,.1f}"
     answer = f"{rate} examples/s on {best['devices_used']}: `{' '.join(best['overrides'])}`"
-    return f"{times} {costed} of {costed + bounded} | {answer} |"
+    return f"{times} {counts} | {answer} | {files} |", True
+
+
+def _files(done: _Done, best: dict[str, Any], folder: Path) -> str:
+    """Return which files of engines the `best` plan has, run by itself, and what is wrong."""
+    if done.code:
+        return f"wrong: {done.error}"
+    result = json.loads((folder / "result.json").read_text())
+    rate, stated = (found["metrics"]["examples_per_s"] for found in (result, best))
+    if rate != stated:
+        return f"wrong: {rate} examples/s alone, {stated} recommended"
+    asked = Asked(
+        devices=best["devices_used"],
+        examples=best["batch"] * best["data_parallel"] * best["microbatches"],
+        model=result["config"]["resolved"]["model"]["config"],
+    )
+    faults = file_faults(folder, asked)
+    texts = [f"{name} ({', '.join(wrong)})" if wrong else name for name, wrong in faults.items()]
+    prefix = "wrong: " if any(faults.values()) else ""
+    return prefix + (", ".join(texts) or "none")
 
 
 def main() -> None:
-    """Print a row for each pair."""
+    """Print a row for each cell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--devices", nargs="*", default=DEVICES, choices=DEVICES)
+    parser.add_argument("--training", action="store_true")
+    parser.add_argument("--limit-s", type=int, default=900)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fxpart")
     parser.add_argument("overrides", nargs="*")
     chosen = parser.parse_args()
-    sys.stdout.write("| model | devices | CPU s | s | costed | best |\n" + "| --- " * 6 + "|\n")
+    sys.stdout.write(_HEADINGS)
+    phases = [["phase=training"]] if chosen.training else []
     for model in chosen.models:
         for devices in chosen.devices:
-            sys.stdout.write(f"{row(model, devices, chosen.overrides)}\n")
-            sys.stdout.flush()
+            for phase in (*phases, []):
+                asked = [*phase, *chosen.overrides]
+                text, fits = row(model, devices, asked, chosen.cache, chosen.limit_s)
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
+                if fits:
+                    break
 
 
 if __name__ == "__main__":

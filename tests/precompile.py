@@ -26,6 +26,8 @@ from fxpart.cost.symbolic.latency import latency_formula
 from fxpart.cost.symbolic.peak import peak_formulas
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
+from fxpart.placement.stages.line import stage_line
+from fxpart.placement.stages.stretch_bytes import no_bytes
 from fxpart.schedule import stage_costs
 from fxpart.support.garbage import collect_rarely
 from fxpart.torch_compat.accounting.latency_modes import cost_aware as static_cost_aware
@@ -118,6 +120,10 @@ def _symbolic() -> None:
     topology, placed = problem.topology, make_mode("pipeline")(problem)
     stage_costs(problem, placed)
     device_peaks(problem, placed)
+    stretches = stage_line(problem).stretches
+    stretches.known = no_bytes(1)
+    stretches.bytes_of(0, 1)  # which fills it
+    stretches.make_room()
     symbolic = _any_batch(problem.graph)
     peak_formulas(symbolic, placed, topology.n_devices)
     latency_formula(symbolic, topology, LatencyModel(), placed, [{"batch": 1}, {"batch": 2}])

@@ -460,6 +460,8 @@ def test_engines_are_asked_for_what_they_are_for() -> None:
     alone = engine_files(replace(PIPELINE, megatron=True))
     assert [engine.name for engine in alone.texts] == ["Megatron-LM"]
     assert not alone.refusals
+    gpt2 = replace(SERVING, architecture="GPT2LMHeadModel", data_parallel=2)
+    assert [engine.name for engine in engine_files(gpt2).texts] == ["vLLM"]
     images = replace(SHARDED, architecture="ViTForImageClassification")
     assert [engine.name for engine in engine_files(images).texts] == ["accelerate", "DeepSpeed"]
     assert len({engine.file for engine in ENGINES}) == len(ENGINES)

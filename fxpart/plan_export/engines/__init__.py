@@ -44,6 +44,10 @@ ENGINES = (
 )
 
 
+_SERVED = ("GPT2LMHeadModel",)
+"""Causal language models by other names, which the engines for serving know."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFiles:
     """The files of a plan."""
@@ -58,7 +62,8 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
     asked = [engine for engine in ENGINES if engine.trains == plan.training]
     if plan.megatron:
         asked = [engine for engine in asked if engine.write is megatron_arguments]
-    is_text = (plan.architecture or "").endswith("ForCausalLM")
+    name = plan.architecture or ""
+    is_text = name.endswith("ForCausalLM") or (name in _SERVED and not plan.training)
     texts, refusals = dict[Engine, str](), dict[Engine, str]()
     for engine in asked:
         suits = engine.pipelines or plan.stages.count == 1
