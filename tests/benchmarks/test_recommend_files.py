@@ -46,7 +46,7 @@ def test_degrees_layers_and_batches_come_to_the_plan(tmp_path: Path) -> None:
     }
 
 
-def test_what_does_not_divide_is_said(tmp_path: Path) -> None:
+def test_what_does_not_come_to_the_plan_is_named(tmp_path: Path) -> None:
     plan = replace(SHARDED, microbatches=2, schedule="1f1b")
     asked = _asked(plan)
     faults = _faults(tmp_path, plan, replace(asked, examples=3))
@@ -54,5 +54,5 @@ def test_what_does_not_divide_is_said(tmp_path: Path) -> None:
     assert all(faults.values())
     odd = replace(asked, model={**LLAMA, "num_attention_heads": 3, "num_hidden_layers": 31})
     serving = replace(SERVING, stages=PIPELINE.stages, tensor_parallel=2)
-    faults = _faults(tmp_path, serving, replace(odd, devices=6, examples=4))["vllm.sh"]
-    assert faults == ["heads: 1 for 0", "layers: 32 for 31"]
+    of_files = _faults(tmp_path, serving, replace(odd, devices=6, examples=4))
+    assert of_files["vllm.sh"] == ["heads: 1 for 0", "layers: 32 for 31"]
