@@ -93,7 +93,8 @@ T4 = DeviceSpec(
     memory_bytes=16 * 10**9,
     flops_per_s={"float32": 8.1e12, "float16": 65e12},
     memory_bandwidth_bytes_per_s=320e9,
-)
+    sustained_flops_per_s={"float16": 24e12},
+)  # conf/accelerator
 _FREE_MIB = {0: 23_000, 1: 23_000, "cpu": 27_000}
 """What accelerate found free of 24,217 MiB of each device and of 32 GB: fitted to the split of the
 rows that are shown (it takes whole layers, so that 22,700 to 23,200 and 26,200 to 27,900 do)."""

@@ -92,7 +92,8 @@ def _blocks(n: int, replicas: int) -> IntArray:
 def _kind(device: DeviceSpec) -> tuple[object, ...]:
     """Return the memory and rates of a device, which its name and node do not affect."""
     rates = tuple(sorted(device.flops_per_s.items()))
-    return device.memory_bytes, device.memory_bandwidth_bytes_per_s, rates
+    sustained = tuple(sorted(device.sustained_flops_per_s.items()))
+    return device.memory_bytes, device.memory_bandwidth_bytes_per_s, rates, sustained
 
 
 def _kind_counts(topology: Topology) -> list[int]:

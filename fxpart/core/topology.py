@@ -49,6 +49,8 @@ class DeviceSpec:
     """Whether these are of devices such as this one; else they are carried to it by its peaks."""
     power_w: float = 0.0
     """Rated power of the board in W; 0 where nobody has said."""
+    sustained_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By dtype name, what long runs of large products reach where a power limit takes the clock."""
     on_host: bool = False
     """Whether it is the host itself, of whose memory nothing is reserved."""
 
@@ -79,11 +81,12 @@ class DeviceSpec:
             raise SpecError(f"device {self.name}: memory bandwidth must be {_USABLE}, got {rate}")
         if not self.flops_per_s:
             raise SpecError(f"device {self.name}: flops_per_s is empty, give at least float32")
-        for dtype, rate in self.flops_per_s.items():
-            if not _usable(rate):
-                raise SpecError(
-                    f"device {self.name}: flops_per_s.{dtype} must be {_USABLE}, got {rate}"
-                )
+        for rates in ("flops_per_s", "sustained_flops_per_s"):
+            for dtype, rate in getattr(self, rates).items():
+                if not _usable(rate):
+                    raise SpecError(
+                        f"device {self.name}: {rates}.{dtype} must be {_USABLE}, got {rate}"
+                    )
 
     @property
     def total_bytes(self) -> int:
@@ -97,6 +100,16 @@ class DeviceSpec:
             near = nearest_names(dtype, self.flops_per_s)
             raise SpecError(f"device {self.name} states no FLOP/s for {dtype} or float32; {near}")
         return rate
+
+    def reached_rate_for(self, dtype: str, share: float, of_it: float = 1.0) -> float:
+        """Return `share` of `rate_for`, or as little as the device sustains.
+
+        Kernels that reach `of_it` of what is returned then compute at the sustained rate.
+        """
+        as_float32 = dtype not in self.flops_per_s
+        sustained = self.sustained_flops_per_s.get("float32" if as_float32 else dtype)
+        rate = self.rate_for(dtype) * share
+        return rate if sustained is None else min(rate, sustained / of_it)
 
 
 @dataclass(frozen=True, slots=True)

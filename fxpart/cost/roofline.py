@@ -49,15 +49,16 @@ class LatencyModel:
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
     """Return the time of each operator on each device in seconds, shape (n, D).
 
-    ``overhead + max(flops / rate of its dtype, bytes / bandwidth)``; an operator that neither
-    computes nor moves anything (a view) takes no time.
+    ``overhead + max(flops / rate of its dtype, bytes / bandwidth)``, the rate no more than what the
+    device sustains; an operator that neither computes nor moves anything (a view) takes no time.
     """
     dtypes = sorted(set(graph.dtypes))
     which = np.array([dtypes.index(dtype) for dtype in graph.dtypes])
     works = (graph.flops > 0) | (graph.moved_bytes > 0)
     times = np.zeros((graph.n_ops, topology.n_devices))
     for column, device in enumerate(topology.devices):
-        rates = np.array([device.rate_for(dtype) for dtype in dtypes]) * model.compute_efficiency
+        share = model.compute_efficiency
+        rates = np.array([device.reached_rate_for(dtype, share) for dtype in dtypes])
         bandwidth = device.memory_bandwidth_bytes_per_s * model.bandwidth_efficiency
         busy = np.maximum(graph.flops / rates[which], graph.moved_bytes / bandwidth)
         times[:, column] = np.where(works, busy + model.op_overhead_s, 0.0)

@@ -220,6 +220,7 @@ def _with_published_devices(config: Config) -> Config:
                 name=device.name,
                 memory_bytes=device.memory_bytes,
                 flops_per_s=dict(device.flops_per_s),
+                sustained_flops_per_s=dict(device.sustained_flops_per_s),
                 memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
                 on_host=True,  # of whose memory nothing is reserved
                 source=path.name,

@@ -119,6 +119,8 @@ class PoolConfig:
     """Of one device, in USD; None where nobody has said."""
     source: str = ""
     """Where the numbers come from."""
+    sustained_flops_per_s: dict[str, float] = field(default_factory=dict)
+    """By dtype name, what long runs of products reach where a power limit takes the clock."""
 
     def __post_init__(self) -> None:
         """Refuse what is neither true nor false.

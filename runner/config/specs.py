@@ -37,6 +37,8 @@ TIER_FOLDER = "tier"
 _CLASS_BYTES = 2**30
 """A card sold as 16 GB holds up to 16 GiB: 16gib is of the same class as 16gb."""
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
+_RATES = ("flops_per_s", "sustained_flops_per_s")
+"""By dtype; the second need not be there."""
 _IF_GIVEN = ("stands_for_gb", "multiprocessors", "price_per_hour")
 _OR_ZERO = ("host_launch_s", "power_w")
 """Other numbers of an accelerator's file; these may be 0."""
@@ -61,7 +63,7 @@ def read_accelerator(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(f"accelerator file {path} cannot be read: {error}") from error
     entry = _read_file(path, (stat.st_mtime_ns, stat.st_size))
-    return {**entry, "flops_per_s": dict(entry["flops_per_s"])}
+    return {**entry, **{key: dict(entry[key]) for key in _RATES if key in entry}}
 
 
 @lru_cache(maxsize=256)
@@ -93,18 +95,20 @@ def _memory_bytes(memory: str) -> int:
 
 
 def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
-    rates = entry["flops_per_s"]
-    if not isinstance(rates, Mapping) or not rates:
-        raise SpecError(
-            f"accelerator file {path}: flops_per_s is {rates!r}; give a rate for each dtype,"
-            " such as float32: 19.5e12"
-        )
+    numbers: dict[str, Any] = {}
+    for key in (key for key in _RATES if key in entry):
+        rates = entry[key]
+        if not isinstance(rates, Mapping) or not rates:
+            raise SpecError(
+                f"accelerator file {path}: {key} is {rates!r}; give a rate for each dtype,"
+                " such as float32: 19.5e12"
+            )
+        numbers |= {f"{key}.{dtype}": rate for dtype, rate in rates.items()}
     for key in ("on_host", "per_core"):
         if not isinstance(entry.get(key, False), bool):
             raise SpecError(
                 f"accelerator file {path}: {key} must be true or false, is {entry[key]!r}"
             )
-    numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
     numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
     numbers |= {key: entry[key] for key in _IF_GIVEN if entry.get(key) is not None}
     numbers |= {key: entry[key] for key in _OR_ZERO if entry.get(key)}
@@ -141,11 +145,10 @@ def _share(pool: dict[str, Any], shares: int) -> dict[str, Any]:
     """Return a pool of the host itself with the memory and cores of one of its `shares`."""
     if shares == 1:
         return pool
-    rates = {dtype: rate / shares for dtype, rate in pool["flops_per_s"].items()}
     return {
         **pool,
+        **{key: {dtype: rate / shares for dtype, rate in pool[key].items()} for key in _RATES},
         "memory_bytes": max(1, pool["memory_bytes"] // shares),
-        "flops_per_s": rates,
         "memory_bandwidth_bytes_per_s": pool["memory_bandwidth_bytes_per_s"] / shares,
         "source": f"{pool['source']}; one of {shares} shares",
     }
@@ -166,7 +169,10 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "count": pool.count,
         "name": name,
         "memory_bytes": memory_bytes or entry["memory_bytes"],
-        "flops_per_s": {dtype: rate * cores for dtype, rate in entry["flops_per_s"].items()},
+        **{
+            key: {dtype: rate * cores for dtype, rate in entry.get(key, {}).items()}
+            for key in _RATES
+        },
         "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"] * cores,
         "on_host": entry.get("on_host", False),
         "multiprocessors": entry.get("multiprocessors") or 100,

@@ -79,6 +79,7 @@ def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
         name=pool.name,
         memory_bytes=pool.memory_bytes,
         flops_per_s=dict(pool.flops_per_s),
+        sustained_flops_per_s=dict(pool.sustained_flops_per_s),
         memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
         node=node,
         multiprocessors=pool.multiprocessors,

@@ -1,5 +1,7 @@
 """Devices and the links between them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,16 @@ def test_a_device_says_its_rate_by_dtype() -> None:
 
 def test_a_dtype_that_is_not_listed_runs_as_float32() -> None:
     assert device().rate_for("float16") == 5.0
+
+
+def test_a_power_limit_takes_from_what_is_reached_alone() -> None:
+    limited = replace(device(), sustained_flops_per_s={"bfloat16": 8.0})
+    assert limited.rate_for("bfloat16") == 20.0
+    assert [limited.reached_rate_for("bfloat16", share) for share in (0.3, 0.7)] == [6.0, 8.0]
+    assert limited.reached_rate_for("bfloat16", 0.7, of_it=0.8) == 10.0
+    assert limited.reached_rate_for("float16", 1.0) == 5.0  # as float32, which nothing limits
+    with pytest.raises(SpecError, match=r"sustained_flops_per_s\.bfloat16 must be"):
+        replace(device(), sustained_flops_per_s={"bfloat16": 0.0})
 
 
 def test_without_float32_an_unlisted_dtype_is_refused() -> None:

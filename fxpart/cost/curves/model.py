@@ -66,7 +66,8 @@ class KernelModel:
                 device.curves,
                 device.multiprocessors,
                 device.memory_bandwidth_bytes_per_s,
-                *sorted(device.flops_per_s.items()),
+                tuple(sorted(device.flops_per_s.items())),
+                tuple(sorted(device.sustained_flops_per_s.items())),
             )
             if kind in seen:
                 times[:, column] = times[:, seen[kind]]
@@ -111,8 +112,11 @@ class _OnDevice(NamedTuple):
 def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> None:
     """Write the times of products and attentions on a device into `times`, of length n."""
     device, family, residuals, attention_share = on
-    rates = {dtype: device.rate_for(dtype) for dtype in sorted(set(graph.dtypes))}
-    peak = np.array([rates[dtype] for dtype in graph.dtypes]) * family.sustained_share
+    share, of_it = family.sustained_share, family.gemm.compute_share
+    rates = {
+        dtype: device.reached_rate_for(dtype, share, of_it) for dtype in sorted(set(graph.dtypes))
+    }
+    peak = np.array([rates[dtype] for dtype in graph.dtypes])
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, Rates(peak[ops], bandwidth, processors))

@@ -169,6 +169,15 @@ def test_a_long_run_keeps_a_share_of_what_a_product_reaches_alone() -> None:
     assert times[1][0, 0] == GEMM.seconds(Products(*sizes), Rates(0.5e6, 1e6, 4))[0]
     assert times[1][0, 0] > times[0][0, 0]
     assert times[1][1, 0] == times[0][1, 0]
+    # So does a power limit that leaves as much, of which a product reaches its share.
+    limit = {"float32": 0.5e6 * GEMM.compute_share}
+    limited = replace(_device("f"), sustained_flops_per_s=limit)
+    model = KernelModel({"f": family_from("f", settings())}, LatencyModel())
+    both = uniform_topology((_device("f"), limited), Link(1e9))
+    by_limit = model.op_time_s(graph_of_a_product(), both)
+    assert by_limit[0].tolist() == [times[0][0, 0], times[1][0, 0]]
+    plain = LatencyModel().op_time_s(graph_of_a_product(), both)
+    assert plain[0, 1] == 2 * 16 * 4 * 8 / limit["float32"] > plain[0, 0]
     with pytest.raises(
         SpecError, match=r"latency\.curves\.f\.sustained_share must be at most 1, is 2"
     ):

@@ -66,6 +66,11 @@ def test_a_spec_resolves_to_numbers_of_the_datasheet() -> None:
     assert (small.count, small.name, small.memory_bytes) == (4, "rtx_a4000", 16_000_000_000)
     assert small.flops_per_s.bfloat16 == 76.7e12
     assert small.memory_bandwidth_bytes_per_s == 448e9
+    (limited,) = composed("devices=2xt4").devices.pools
+    assert (limited.flops_per_s.float16, limited.sustained_flops_per_s) == (
+        65e12,
+        {"float16": 24e12},
+    )
 
 
 def test_a_size_that_no_card_has_is_said_in_the_source() -> None:
@@ -138,6 +143,10 @@ def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
         (GIVEN.replace("{float32: 3.0e12}", "3.0e12"), "give a rate for each dtype"),
         (GIVEN.replace("{float32: 3.0e12}", '"a\\nb"'), r"flops_per_s is 'a\nb'; give a rate"),
         (GIVEN.replace("3.0e12", "fast"), "float32 must be a positive number, is 'fast'"),
+        (
+            GIVEN + "sustained_flops_per_s: {float16: -1}\n",
+            "sustained_flops_per_s.float16 must be a positive number, is -1",
+        ),
         (GIVEN.replace("7.0e9", "-1"), "memory_bandwidth_bytes_per_s must be a positive number"),
         (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is 'six'"),
     ],
