@@ -13,7 +13,9 @@ bare start or a real end is tested with one (`tests/test_layers.py`, `run(..., b
 import atexit
 import gc
 import json
+import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -72,14 +74,19 @@ def _modules_file() -> Path:
 
 
 def fork_command(
-    folder: Path, program: tuple[str, str], arguments: Sequence[str], timeout_s: float
+    folder: Path,
+    program: tuple[str, str],
+    arguments: Sequence[str],
+    timeout_s: float,
+    cpu_limit_s: float | None = None,
 ) -> tuple[int, str, str]:
     """Run ``python PROGRAM ARGUMENTS`` in `folder`; return its code, as Popen has it, and its text.
 
     `program` is ``("-m", module)`` or ``("-c", code)``.
 
     Raises:
-        subprocess.TimeoutExpired: when it takes longer than `timeout_s`; it is killed.
+        subprocess.TimeoutExpired: when it takes longer than `timeout_s`, or more than `cpu_limit_s`
+            of CPU with the processes that it waits for; it is killed.
 
     """
     server = _server()
@@ -96,6 +103,7 @@ def fork_command(
             "err": str(err),
             "modules": str(_modules_file()),
             "timeout_s": timeout_s,
+            "cpu_limit_s": cpu_limit_s,
         }
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
@@ -146,7 +154,8 @@ def _serve() -> None:
                     raise  # Python prints it
                 _end(end.code or 0)
             _end(0)
-        answers.write(json.dumps(_code_of(child, request["timeout_s"])) + "\n")
+        code = _code_of(child, request["timeout_s"], request["cpu_limit_s"])
+        answers.write(json.dumps(code) + "\n")
         answers.flush()
         _import_as(Path(request["modules"]))
 
@@ -181,7 +190,7 @@ def _leave_names(modules: Path) -> None:
         modules.write_text("\n".join(names))
 
 
-def _code_of(child: int, timeout_s: float) -> int | None:
+def _code_of(child: int, timeout_s: float, cpu_limit_s: float | None) -> int | None:
     """Return how a child ended, None if it had to be killed for its time."""
     expired = []
 
@@ -192,10 +201,14 @@ def _code_of(child: int, timeout_s: float) -> int | None:
     signal.signal(signal.SIGALRM, kill)
     signal.signal(_GIVE_UP, kill)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    _, status = os.waitpid(child, 0)
+    _, status, usage = os.wait4(child, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(_GIVE_UP, signal.SIG_IGN)
-    return None if expired else os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(status)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    if cpu_limit_s is not None and (code == -signal.SIGXCPU or cpu_s >= cpu_limit_s):
+        return None
+    return None if expired else code
 
 
 def _become(request: dict[str, object]) -> None:
@@ -211,6 +224,9 @@ def _become(request: dict[str, object]) -> None:
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(str(request["folder"]))
+    limit_s = request["cpu_limit_s"]
+    if isinstance(limit_s, int | float):
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s) + 5))
     environment = request["environment"]
     assert isinstance(environment, dict)
     os.environ.clear()

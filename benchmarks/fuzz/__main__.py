@@ -1,7 +1,8 @@
 """``python -m benchmarks.fuzz``: 5,000 odd specs, files, configurations, models and commands.
 
 Each is either taken, with figures that can be, or refused by one line. Anything else is printed
-as it is met: a traceback, a case of over 60 seconds, something taken that was wrong on purpose.
+as it is met: a traceback, a case of over 60 seconds of CPU, something taken that was wrong on
+purpose.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.composed import composed
 from benchmarks.fork_server import fork_command
-from benchmarks.fuzz.judge import LIMIT_S, Tally
+from benchmarks.fuzz.judge import CPU_LIMIT_S, WAIT_LIMIT_S, Tally
 from benchmarks.fuzz.odd import changed_document, is_never_a_size, odd_number, odd_value
 from benchmarks.time_limit import OverLimitError
 from fxpart.errors import SpecError
@@ -271,7 +271,9 @@ def _command(
 
     def work() -> tuple[int, str, str]:
         try:
-            code, out, err = fork_command(folder, ("-m", module), overrides, LIMIT_S - 5)
+            code, out, err = fork_command(
+                folder, ("-m", module), overrides, WAIT_LIMIT_S - 5, CPU_LIMIT_S
+            )
         except TimeoutExpired as error:
             raise OverLimitError from error
         if code == USER_ERROR and err.count("error: ") == 1 and "Traceback" not in out + err:

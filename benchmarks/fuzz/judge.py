@@ -8,10 +8,12 @@ from typing import TypeVar
 from benchmarks.time_limit import OverLimitError, limited
 from fxpart.errors import FxpartError
 
-__all__ = ["LIMIT_S", "Tally"]
+__all__ = ["CPU_LIMIT_S", "WAIT_LIMIT_S", "Tally"]
 
-LIMIT_S = 60
-"""After which a case hangs."""
+CPU_LIMIT_S = 60
+"""Seconds of CPU after which a case hangs, however busy the machine is."""
+WAIT_LIMIT_S = 600
+"""Seconds after which a case hangs that computes little: it waits for what does not come."""
 _Made = TypeVar("_Made")
 
 
@@ -50,7 +52,7 @@ class Tally:
         """Do `work` and count how it ends; `unsound` says what is wrong with a result."""
         shown = case if len(case) <= 200 else f"{case[:200]}..."
         try:
-            with limited(LIMIT_S):
+            with limited(WAIT_LIMIT_S), limited(CPU_LIMIT_S, of_cpu=True):
                 result = work()
                 why = unsound(result)
         except OverLimitError:

@@ -145,16 +145,19 @@ def _product(name: str, table: IntArray, monomials: list[int]) -> IntArray:
 
     Their sum, not just each value, must fit in int64, since every load and peak is a partial sum.
     """
-    most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
-    total_bound = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
-    if total_bound > _MOST / 2:
+    # An unused monomial need not fit in int64.
+    is_used: list[bool] = np.any(table, axis=0).tolist()
+    used = [monomial if held else 0 for held, monomial in zip(is_used, monomials, strict=True)]
+    total_bound: float = max(used, default=0)  # may be larger than any float
+    if total_bound <= _MOST:
+        most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
+        total_bound = sum(total * monomial for total, monomial in zip(most, used, strict=True))
+    if _MOST / 2 < total_bound <= 2 * _MOST:
         # Near the limit, recompute with Python's unbounded integers.
         most = np.abs(table.astype(object)).sum(axis=0).tolist()
-        total_bound = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+        total_bound = sum(total * monomial for total, monomial in zip(most, used, strict=True))
     if total_bound > _MOST:
         raise SpecError(f"{name} at these sizes is more than an int64 holds; choose smaller ones")
-    # An unused monomial need not fit in int64.
-    used = [monomial if total else 0 for total, monomial in zip(most, monomials, strict=True)]
     product: IntArray = table @ np.array(used, dtype=np.int64)
     return product
 

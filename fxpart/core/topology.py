@@ -15,6 +15,7 @@ __all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "
 LEAST_RATE, _MOST = 1e-6, 1e24
 """Of bytes or FLOPs per second: times at rates between the two stay numbers."""
 _MOST_S, _MOST_W = 1e9, 1e9
+_MOST_MULTIPROCESSORS = 2**16
 _USABLE = f"positive and finite ({LEAST_RATE:.0e} to {_MOST:.0e})"
 
 
@@ -72,9 +73,10 @@ class DeviceSpec:
                 f"device {self.name}: power_w must be at least 0 and below {_MOST_W:.0e}, got"
                 f" {self.power_w}"
             )
-        if self.multiprocessors < 1:
+        if not 1 <= self.multiprocessors <= _MOST_MULTIPROCESSORS:
             raise SpecError(
-                f"device {self.name}: multiprocessors must be 1 or more, got {self.multiprocessors}"
+                f"device {self.name}: multiprocessors must be from 1 to {_MOST_MULTIPROCESSORS},"
+                f" got {self.multiprocessors}"
             )
         if not _usable(self.memory_bandwidth_bytes_per_s):
             rate = self.memory_bandwidth_bytes_per_s

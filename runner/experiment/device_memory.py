@@ -145,7 +145,7 @@ def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
     unit = size_unit(need.total_bytes)
     return InfeasibleError(
         f"device {need.device} needs {unit.show(need.needed.expected)} {unit.name} for the best"
-        f" plan found, it has {unit.show(need.total_bytes)}: {_parts_text(need)}; {need.decided_by}"
+        f" plan found, it has {unit.show(need.total_bytes)}{_parts_text(need)}; {need.decided_by}"
         " decides; take"
         " larger or more devices, a smaller batch, or reserve=none to count tensors alone",
         needed_bytes=need.needed.expected,
@@ -163,22 +163,25 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     needed = need.needed
-    limits = f" ({unit.show(needed.low)} to {unit.show(needed.high)})"
+    low, high = unit.show(needed.low), unit.show(needed.high)
+    limits = f" ({low} to {high})" if low != high else ""
     why = f", {need.decided_by} decides" if need.decided_by else ""
     return (
         f"{need.verdict}{why}: device {need.device} needs {unit.show(needed.expected)}"
-        f"{limits if needed.low < needed.high else ''} of {unit.show(need.total_bytes)}"
-        f" {unit.name}: {_parts_text(need)}"
+        f"{limits} of {unit.show(need.total_bytes)}"
+        f" {unit.name}{_parts_text(need)}"
     )
 
 
 def _parts_text(need: DeviceMemory) -> str:
+    """Return the parts that the unit of the whole shows."""
     unit = size_unit(need.total_bytes)
-    return ", ".join(
+    parts = ", ".join(
         f"{part} {unit.show(size.expected)}"
         for part, size in need.parts.items()
         if float(unit.show(size.expected))
     )
+    return f": {parts}" if parts else ""
 
 
 def device_memory_metrics(needs: Sequence[DeviceMemory]) -> dict[str, float]:

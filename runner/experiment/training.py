@@ -1,5 +1,7 @@
 """The options of a training step: optimizer, fine-tuning, recomputation and backward order."""
 
+import math
+
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import CHECKPOINTING, StepOptions
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
@@ -77,6 +79,8 @@ def _check_finetune(config: Config) -> None:
         raise NotApplicableError(
             f"{name} is of a training step, got phase={config.phase.name}; add phase=training"
         )
+    if not math.isfinite(chosen.alpha):
+        raise SpecError(f"finetune.alpha={chosen.alpha} must be a finite number")
     if chosen.rank < 1 or not 0 <= chosen.dropout < 1:
         raise SpecError(
             f"finetune.rank={chosen.rank} must be 1 or more, and finetune.dropout={chosen.dropout}"
@@ -140,6 +144,9 @@ def check_training(config: Config) -> None:
             f"recomputed_blocks says which blocks checkpointing=block computes again, got"
             f" checkpointing={config.checkpointing}; use checkpointing=block, or leave it out"
         )
+    for index, path in enumerate(config.recomputed_blocks):
+        if path in config.recomputed_blocks[:index]:
+            raise SpecError(f"recomputed_blocks names {path} twice; leave one of them out")
     if not is_training(config):
         return
     if config.execute.name != "none":

@@ -333,7 +333,8 @@ def _times_lines(result: Result) -> Iterator[str]:
 def _replica_lines(config: Config, result: Result) -> Iterator[str]:
     """Yield the cost of replicas, and a note if a pipeline has only one stage."""
     stages, more = "there is one stage", "more devices"
-    if result.replicas:
+    # Experts may be spread over the devices of one replica, which is then alone.
+    if result.replicas and result.replicas.parallel.n_replicas > 1:
         yield f"replicas:  {replicas_line(result.replicas, _group(result))}"
         stages, more = "each replica is one stage", f"{more} or a smaller data_parallel"
     if config.mode.name == "pipeline" and result.n_devices == 1:

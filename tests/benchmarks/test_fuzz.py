@@ -1,5 +1,6 @@
 """A small share of ``python -m benchmarks.fuzz``: nothing crashes, nothing wrong is taken."""
 
+import subprocess
 import time
 from pathlib import Path
 from typing import IO
@@ -37,7 +38,7 @@ def _hangs() -> None:
 
 
 def test_a_model_that_hangs_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "LIMIT_S", 0.1)
+    monkeypatch.setattr(judge, "WAIT_LIMIT_S", 0.1)
     tally = Tally("x")
     tally.attempt("hangs", _hangs, lambda _: None)
     assert (tally.hangs, tally.refused) == (["hangs"], 0)
@@ -66,6 +67,13 @@ def test_a_command_that_is_given_up_leaves_no_answer_to_the_next(tmp_path: Path)
     with pytest.raises(OverLimitError), limited(0.5):
         fork_command(tmp_path, ("-c", "import time; time.sleep(30)"), [], 60)
     assert fork_command(tmp_path, ("-c", "print(2)"), [], 60)[:2] == (0, "2\n")
+
+
+def test_a_command_hangs_by_its_processor_time_and_not_by_the_clock(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork_command(tmp_path, ("-c", "while True: pass"), [], 60, 1)
+    waits = ("-c", "import time; time.sleep(1.5); print(1)")
+    assert fork_command(tmp_path, waits, [], 60, 1)[:2] == (0, "1\n")
 
 
 class _LosesOne:

@@ -91,7 +91,7 @@ def test_sizes_beyond_64_bits_are_refused_and_not_wrapped() -> None:
     assert int(symbolic.at(batch=most, seq_len=9).flops[0]) == 6 * 81 * most
     with pytest.raises(SpecError, match=r"4\.61e\+18 FLOPs, at most 4\.61e\+18 are counted"):
         symbolic.at(batch=most + 1, seq_len=9)
-    for batch in ((2**63 - 1) // (6 * 81) + 1, 2**62, 2**70):
+    for batch in ((2**63 - 1) // (6 * 81) + 1, 2**62, 2**70, 10**400):
         with pytest.raises(SpecError, match="more than an int64 holds"):
             symbolic.at(batch=batch, seq_len=9)
 

@@ -50,6 +50,12 @@ def test_a_device_without_memory_is_refused(memory_bytes: int) -> None:
         device(memory_bytes=memory_bytes)
 
 
+@pytest.mark.parametrize("multiprocessors", [0, 10**18])
+def test_a_device_of_parts_that_none_has_is_refused(multiprocessors: int) -> None:
+    with pytest.raises(SpecError, match="multiprocessors must be from 1 to 65536, got"):
+        replace(device(), multiprocessors=multiprocessors)
+
+
 @pytest.mark.parametrize("bandwidth", [0.0, -2.0])
 def test_a_device_that_moves_nothing_is_refused(bandwidth: float) -> None:
     with pytest.raises(SpecError, match=rf"memory bandwidth must be positive .* got {bandwidth}"):

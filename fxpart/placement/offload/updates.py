@@ -30,7 +30,7 @@ from fxpart.placement.offload.gathered_weights import gathered_copies
 from fxpart.placement.offload.hosted_step import BUFFERS, HostedStep, searched_step, without_saved
 from fxpart.placement.offload.machine import BoolArray, Machine
 from fxpart.placement.offload.plan import Offloaded, Place, less_stored
-from fxpart.placement.offload.units import HOSTED, RESIDENT, Unit
+from fxpart.placement.offload.units import HOSTED, RESIDENT, Unit, weight_uses
 from fxpart.placement.search.fill import place_all
 
 __all__ = ["offload_updates"]
@@ -55,7 +55,7 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
             f"offload.optimizer={options.optimizer} updates weights on the host, and {host.name}"
             f" has no {missing}; add that, or use offload.optimizer=none"
         )
-    units = _with_saving(graph, _update_units(graph))
+    units = _with_frozen(graph, _update_units(graph))
     # Weights that lie on the host are updated there.
     weights = "none" if options.optimizer == "none" else options.weights
     refused: list[InfeasibleError] = []
@@ -120,12 +120,15 @@ def _update_units(graph: OpGraph) -> tuple[Unit, ...]:
     return tuple(sorted(units, key=lambda unit: made[unit.path]))
 
 
-def _with_saving(graph: OpGraph, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """Return the units, and after them blocks that save activations and have no updates."""
+def _with_frozen(graph: OpGraph, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """Return the units, and after them what has no updates: blocks that save, frozen weights."""
     known, none = {unit.path for unit in units}, np.zeros(0, dtype=np.int64)
     blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
-    more = (Unit(block.path, none, none, 0, 0) for block in blocks if block.path not in known)
-    return (*units, *more)
+    users, _ = weight_uses(graph)
+    modules = (graph.modules[op] for op in users.tolist())
+    paths = dict.fromkeys([block.path for block in blocks])
+    paths |= dict.fromkeys(block_of(module) or module for module in modules)
+    return (*units, *(Unit(path, none, none, 0, 0) for path in paths if path not in known))
 
 
 def _placed(

@@ -110,6 +110,10 @@ def test_the_line_says_what_decides(allocator: int, verdict: str) -> None:
     assert line.startswith(f"{verdict}: device 1 needs {40 + allocator} (40 to")
 
 
+def test_parts_that_the_unit_does_not_show_are_left_out_of_the_line() -> None:
+    assert memory_line([_needs(0, 1, 16 * 10**9)]) == "fits: device 0 needs 0.00 of 14.90 GiB"
+
+
 def test_what_does_not_fit_names_the_parts() -> None:
     error = does_not_fit([_needs(0, 1, 50), _needs(1, 20, 50)])
     assert isinstance(error, InfeasibleError)

@@ -74,6 +74,17 @@ def test_only_adapters_have_gradients_and_states() -> None:
     assert graph.weight_bytes.sum() - gradient_bytes == frozen
 
 
+def test_frozen_weights_on_the_host_are_copied_with_embeddings_and_head() -> None:
+    pytest.importorskip("peft")
+    on_host = ("devices=1x1gb+host1gb", "offload.weights=all")
+    result = _planned("finetune=lora", "finetune.rank=4", *on_host)
+    assert result.offloaded is not None
+    assert result.evaluation.devices[0].weight_bytes == 0
+    graph = result.captured.graph
+    trained = graph.weight_bytes[graph.gradient_weights].sum()
+    assert result.offloaded.frozen_bytes == graph.weight_bytes.sum() - trained
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_a_step_of_adapters_holds_what_pefts_own_run_holds() -> None:
     peft = pytest.importorskip("peft")
@@ -141,6 +152,7 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
     [
         (("finetune=lora", "phase=inference"), "add phase=training"),
         (("finetune=lora", "finetune.rank=0"), "finetune.rank=0 must be 1 or more"),
+        (("finetune=lora", "finetune.alpha=nan"), "finetune.alpha=nan must be a finite number"),
         (("finetune.rank=4",), "finetune.rank=4 is of adapters, .*; add finetune=lora"),
         (("finetune=lora", "data_parallel=2"), "leave out data_parallel=2"),
         (("weights=nf4",), "leave out phase=training"),

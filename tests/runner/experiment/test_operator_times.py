@@ -198,6 +198,13 @@ def test_an_accelerator_has_curves_of_its_own_or_the_roofline(accelerator: str) 
     assert set(latency.curves) == ({family, "a100"} if family == "h100" else {family} - {""})
 
 
+def test_a_family_that_is_not_there_is_refused_with_those_that_are(
+    program: ExportedProgram,
+) -> None:
+    with pytest.raises(SpecError, match=r"kernels of h10, which has no curves; nearest: h100"):
+        _seconds(program, "devices=1xh100", "devices.pools.0.curves=h10")
+
+
 @pytest.mark.parametrize(
     "override",
     ["capture.symbolic=batch", "capture.level=module", "kv_cache=fp8"],

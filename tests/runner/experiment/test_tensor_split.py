@@ -2,9 +2,11 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from fxpart.core.data_parallel import split_topology
 from fxpart.cost.collective_times import collective_kinds
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from runner.experiment.check import check
@@ -116,6 +118,12 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
     assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
     _show_plan(read(*TINY, *options, *groups), result)
     assert "replicas:  2 replicas of 2 devices; " in capsys.readouterr().out
+    assert result.replicas is not None
+    # As experts over the devices of one group are.
+    parallel = split_topology(result.replicas.parallel.replica, 1)
+    alone = replace(result, replicas=replace(result.replicas, parallel=parallel))
+    _show_plan(read(*TINY, *options, *groups), alone)
+    assert "replicas:" not in capsys.readouterr().out
     of_one_stage = (*options, *groups, "mode=pipeline")
     _show_plan(read(*TINY, *of_one_stage), _planned(*of_one_stage))
     said = (

@@ -44,6 +44,10 @@ def test_options_reach_the_library() -> None:
     [
         (["checkpointing=block"], "checkpointing=block is of a training step"),
         (["recomputed_blocks=[model.layers.0]"], "got checkpointing=none; use checkpointing=block"),
+        (
+            ["phase=training", "checkpointing=block", "recomputed_blocks=[a,b,a]"],
+            "recomputed_blocks names a twice; leave one of them out",
+        ),
         (["phase=training", "checkpointing=blok"], "nearest: block"),
         (["phase=training", "checkpointing=budgte"], "nearest: budget"),
         (["phase=training", "optimizer.name=adan"], "optimizer=adan does not exist"),
