@@ -1,1 +1,1 @@
-"""The command line: its arguments, how it ends, and mistakes as one line."""
+"""The command line: arguments, exit codes, and errors in one line."""

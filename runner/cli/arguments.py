@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: flags in any position, and one of ours."""
+"""Preprocess the command line for Hydra: flags in any position, and one of our own."""
 
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -37,34 +37,34 @@ _CHOICES = {
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
 _CHOSEN_BY_SLASH = ("hydra.launcher", "hydra.sweeper")
-"""Groups of Hydra's own, whose sections have the same name but for a dot."""
+"""Sections of Hydra's own groups, which are chosen with a slash instead of a dot."""
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return what Hydra is given: flags first, since it takes none after an override.
+    """Return the arguments for Hydra, flags first, since it accepts none after an override.
 
     ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` gets a folder with the id in its
-    name: the name of the run is known only when its configuration is read.
+    name, since the run's own name is only known after reading its configuration.
 
     Raises:
-        SpecError: for flags that Hydra does not have, or that lack their value or lead nowhere, and
-            for overrides without a key.
+        SpecError: if a flag is unknown, lacks its value or has no effect, a folder does not exist,
+            or an override has no key.
 
     """
     parsed, unknown = _parser().parse_known_intermixed_args(arguments)
     if unknown:
         _refuse_flag(unknown[0])
-    given = vars(parsed)
-    _check_flags(given)
-    overrides, is_verbose = given.pop("overrides"), given.pop("verbose")
+    options = vars(parsed)
+    _check_flags(options)
+    overrides, is_verbose = options.pop("overrides"), options.pop("verbose")
     for override in overrides:
         _refuse_keyless(override)
-    flags = [_flag(name, value) for name, value in given.items() if value not in (None, False)]
+    flags = [_flag(name, value) for name, value in options.items() if value not in (None, False)]
     if is_verbose:
         overrides.append("verbose=true")
     reruns = [text.partition("=")[2] for text in overrides if text.startswith("rerun=")]
     has_folder = any(text.startswith("hydra.run.dir=") for text in overrides)
-    if reruns and not given["multirun"] and not has_folder:
+    if reruns and not options["multirun"] and not has_folder:
         overrides.append(
             "hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_rerun_" + reruns[0][:8]
         )
@@ -72,10 +72,10 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_sweep_settings(config: "Config") -> None:
-    """Refuse settings that are about sweeps where there is one run.
+    """Check that a single run has no settings of sweeps.
 
     Raises:
-        SpecError: in one line.
+        SpecError: if it has, or if ``rerun=`` is empty.
 
     """
     for name in ("where", "zip"):
@@ -92,9 +92,9 @@ def _parser() -> Parser:
         parser.add_argument(flag, *filter(None, [short]), action="store_true")
     for flag, short in _OPTIONS.items():
         # --info alone is --info all.
-        alone: Any = {"nargs": "?", "const": "all"} if flag == "--info" else {}
+        optional: Any = {"nargs": "?", "const": "all"} if flag == "--info" else {}
         names = [flag, *filter(None, [short])]
-        parser.add_argument(*names, choices=_CHOICES.get(flag), **alone)
+        parser.add_argument(*names, choices=_CHOICES.get(flag), **optional)
     return parser
 
 
@@ -122,7 +122,7 @@ def _refuse_keyless(override: str) -> None:
 
 
 def _check_flags(given: MutableMapping[str, Any]) -> None:
-    """Refuse flags that lead nowhere; make a relative ``--config-path`` one of this folder."""
+    """Raise `SpecError` for flags without effect; make ``--config-path`` absolute."""
     if given["experimental_rerun"] is not None:
         raise SpecError(
             "--experimental-rerun is Hydra's and reads files that are not written here; a logged"
@@ -137,7 +137,7 @@ def _check_flags(given: MutableMapping[str, Any]) -> None:
         _refuse_missing("--config-dir", folder)
     if primary is not None and "://" not in primary:
         _refuse_missing("--config-path", primary)
-        # Hydra takes it for a folder of the package.
+        # Hydra would resolve it relative to the package.
         given["config_path"] = str(Path(primary).absolute())
     if primary is None or "://" not in primary:
         _check_name(given["config_name"], [primary or conf_dir(), user_conf_dir(), folder], primary)
@@ -154,7 +154,7 @@ def _refuse_missing(flag: str, folder: str) -> None:
 
 
 def _check_name(name: str | None, folders: list[str | Path | None], primary: str | None) -> None:
-    """Refuse a ``--config-name`` that no folder has."""
+    """Raise `SpecError` if no folder has the ``--config-name``."""
     searched = [Path(folder) for folder in folders if folder]
     known = {path.stem for folder in searched for path in folder.glob("*.yaml")}
     file_name = "config" if name is None else name.removesuffix(".yaml")

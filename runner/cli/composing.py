@@ -1,4 +1,4 @@
-"""Hydra's composition: what it raises, warns of or prints, turned into Hydra's own exceptions."""
+"""Turn what Hydra raises, warns of or prints while composing into Hydra's own exceptions."""
 
 import os
 import sys
@@ -18,13 +18,13 @@ _COMPOSING: ContextVar[bool] = ContextVar("composing", default=False)
 
 @contextmanager
 def composing() -> Iterator[None]:
-    """Let Hydra raise, in the block, nothing but its own exceptions for the mistakes of a user.
+    """Make Hydra raise only its own exceptions for user errors in the block.
 
-    For some it raises a bare ValueError, KeyError or AssertionError, and for a missing folder it
-    only warns. After `work_begins` all exceptions are left as they are.
+    For some errors it raises a bare ValueError, KeyError or AssertionError, and for a missing
+    folder it only warns. After `work_begins` exceptions are left alone.
 
     Raises:
-        ConfigCompositionException: with the message of the exception that it comes from.
+        ConfigCompositionException: with the message of the original exception.
 
     """
     from hydra.errors import ConfigCompositionException, HydraException
@@ -34,7 +34,7 @@ def composing() -> Iterator[None]:
     try:
         with _hydra_raises(), warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
-            # Of -m where a file says hydra.mode: RUN, which is what was asked for.
+            # The warning about -m with hydra.mode: RUN in a file: -m is what the user wants.
             warnings.filterwarnings("ignore", r"\s*Running Hydra app with --multirun", UserWarning)
             yield
     except (FxpartError, HydraException, OmegaConfBaseException, BrokenPipeError):
@@ -48,13 +48,13 @@ def composing() -> Iterator[None]:
 
 
 def work_begins() -> None:
-    """Leave the exceptions from here on as they are: they are not Hydra's but the runner's."""
+    """Leave all exceptions from here on alone: they come from the runner, not from Hydra."""
     _COMPOSING.set(False)
 
 
 @contextmanager
 def _hydra_raises() -> Iterator[None]:
-    """Let exceptions out of ``hydra.main``, which would print them and exit."""
+    """Make ``hydra.main`` raise exceptions instead of printing them and exiting."""
     before = os.environ.get(_FULL_ERROR)
     os.environ[_FULL_ERROR] = "1"
     try:
@@ -67,10 +67,10 @@ def _hydra_raises() -> Iterator[None]:
 
 
 def show_package(work: Callable[[], None], package: str) -> None:
-    """Do `work`, which shows one package of the configuration.
+    """Call `work`, which shows one package of the configuration.
 
     Raises:
-        SpecError: if there is no such package, or nothing in it; Hydra would print it and exit.
+        SpecError: if the package does not exist or is null, where Hydra would print and exit.
 
     """
     from runner.config.wrong_values import unknown_key

@@ -1,4 +1,4 @@
-"""How a command ends: what went wrong is one line on stderr, and a code."""
+"""The end of a command: errors become one line on stderr and an exit code."""
 
 import argparse
 import os
@@ -19,26 +19,26 @@ __all__ = ["USER_ERROR", "Parser", "exit_code", "remember", "reported"]
 
 
 USER_ERROR = 2
-"""Exit code when the user can mend it: a wrong override, a model that does not fit."""
+"""Exit code of user errors: a wrong override, a model that does not fit."""
 
 
 class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a run as Ctrl-C does."""
+    """SIGTERM, which ends a run like Ctrl-C."""
 
 
 def reported(work: Callable[[], int]) -> int:
-    """Run `work` and return its exit code: `USER_ERROR`, with one line, for a mistake of the user.
+    """Run `work` and return its exit code, which is `USER_ERROR`, with one line, for a user error.
 
-    With ``HYDRA_FULL_ERROR=1`` a mistake is a traceback. Interrupts and SIGTERM print one line,
-    with the notes of the exception, and a pipe closed by its reader, such as ``head``, prints
-    nothing; all three end the command with the exit codes of a shell.
+    With ``HYDRA_FULL_ERROR=1`` user errors have a traceback. Interrupts and SIGTERM print one line
+    with the notes of the exception. A pipe closed by its reader, such as ``head``, prints nothing.
+    All three return the exit codes of a shell.
     """
     collect_rarely()
     try:
         try:
             return _reported(work)
         finally:
-            sys.stdout.flush()  # Python's own flush, at exit, would complain of a closed pipe
+            sys.stdout.flush()  # Python's flush at exit would complain about a closed pipe
     except BrokenPipeError:
         if not _let_go_of_closed_pipes():
             raise
@@ -72,13 +72,13 @@ def _reported(work: Callable[[], int]) -> int:
 
 
 def _noted(error: KeyboardInterrupt) -> str:
-    """Return the notes of `error`: of a sweep, how far it came and how to resume it."""
+    """Return the notes of `error`, such as a sweep's progress and how to resume it."""
     notes = "; ".join(getattr(error, "__notes__", ()))
     return f": {notes}" if notes else ""
 
 
 def _let_go_of_closed_pipes() -> bool:
-    """Redirect stdout and stderr to nowhere if they have no reader; return whether one had none."""
+    """Redirect those of stdout and stderr without a reader to /dev/null; return whether any was."""
     closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
     for stream in closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -87,7 +87,7 @@ def _let_go_of_closed_pipes() -> bool:
 
 def _has_no_reader(stream: TextIO) -> bool:
     polled = select.poll()
-    polled.register(stream, 0)  # a pipe without a reader is reported whatever is asked for
+    polled.register(stream, 0)  # poll reports a pipe without a reader in any case
     return bool(polled.poll(0))
 
 
@@ -99,7 +99,9 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise _TerminatedError
 
-    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread receives signals
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)
@@ -110,22 +112,22 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `SpecError` where Python's own prints and exits."""
+    """An argument parser that raises `SpecError` instead of printing and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `SpecError` with `message` and where the help is."""
+        """Raise `SpecError` with `message` and a pointer to the help."""
         raise SpecError(f"{message}; see {self.prog} --help")
 
 
 _codes: list[int] = []
-"""Exit codes of the sweeps that this process led: Hydra returns nothing from a sweep."""
+"""Exit codes of this process's sweeps, which Hydra does not return."""
 
 
 def remember(code: int) -> None:
-    """Keep the exit code of a sweep."""
+    """Record the exit code of a sweep."""
     _codes.append(code)
 
 
 def exit_code() -> int | None:
-    """Return the largest code of this process's sweeps, None if it led none."""
+    """Return the largest exit code of this process's sweeps; None if there were none."""
     return max(_codes, default=None)

@@ -1,8 +1,8 @@
-"""Mistakes as one line: what was asked, what there is, what to change.
+"""Turn exceptions into one line for the user: the request, what exists, what to change.
 
-Hydra and OmegaConf know what is wrong but say it over several lines, with hints about their inner
-workings. Here their exceptions, by type, public attributes and messages, are put into the form that
-all our errors have; where those do not tell, Hydra's own words are joined to one line.
+Hydra's and OmegaConf's messages span several lines, with hints about internals. Their exceptions
+are put into the form of all our errors, using only types, public attributes and messages; as a
+fallback, Hydra's own lines are joined into one.
 """
 
 import re
@@ -25,11 +25,11 @@ __all__ = ["explain", "unreadable_override"]
 
 
 _NEEDED = ("hydra", "omegaconf", "numpy", "numba", "torch", "mlflow", "sympy", "networkx")
-"""Packages without which no command of ours runs."""
+"""Packages that every command needs."""
 
 
 def explain(error: BaseException) -> str | None:
-    """Return the mistake behind `error` as one line, or None when it is not the user's."""
+    """Return the user error behind `error` as one line; None if it is not one."""
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED:
         return (
             f"{sys.executable} has no {error.name}; use the Python that fxpart is installed for,"
@@ -46,13 +46,13 @@ def explain(error: BaseException) -> str | None:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and what it came from."""
+    """Yield `error` and its causes."""
     step: BaseException | None = error
     passed: list[BaseException] = []
     while step is not None and step not in passed:
         passed.append(step)
         yield step
-        # What was under way when a bug came up is not its cause; Hydra does not write `from`.
+        # The context of a bug is not its cause, but Hydra raises without `from`.
         step = step.__cause__ or (step.__context__ if _is_hydras(step) else None)
 
 
@@ -64,9 +64,9 @@ def _is_hydras(error: BaseException) -> bool:
 
 
 def _messages(chain: Sequence[BaseException]) -> str:
-    """Return what the exceptions say, each from a line of its own."""
+    """Return the messages of the exceptions, one per line."""
     shown = (
-        # What `composing` raises has the words of what Hydra raised.
+        # `composing` repeats the message of the original exception.
         str(link) if _is_worded(link) else f"{type(link).__name__}: {link}"
         for link in chain
         if link.__cause__ is None or str(link) != str(link.__cause__)
@@ -74,11 +74,11 @@ def _messages(chain: Sequence[BaseException]) -> str:
     return "\n".join(shown)
 
 
-# What was typed.
+# Errors in typed overrides.
 
 
 def _of_override(chain: Sequence[BaseException]) -> str | None:
-    """Return the line for an override that cannot be read, or whose value is refused."""
+    """Return the line for an override that cannot be parsed or has an invalid value, or None."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -97,14 +97,14 @@ _REASON = re.compile(
     r"token recognition error at: .+|(?:extraneous|mismatched) input '[^']*'"
     r"|no viable alternative at input .+|missing \w+ at .+|\w+ while evaluating .+"
 )
-"""What Hydra's grammar, or one of its functions, stumbled over."""
+"""The reason given by Hydra's parser, or by one of its functions."""
 _TOO_EARLY = ("mismatched input '<EOF>'", "it ends too early")
 
 
 def unreadable_override(override: str, message: str) -> str:
-    """Return what is wrong with an override that Hydra's grammar refuses with `message`.
+    """Return the error for an override that Hydra cannot parse, given its `message`.
 
-    A password in the value is left out, and with it what Hydra quotes of the value.
+    If the value has a password, it is removed together with Hydra's quotes of the value.
     """
     key, equals, value = override.partition("=")
     shown = without_password(override)
@@ -117,18 +117,18 @@ def unreadable_override(override: str, message: str) -> str:
     reason = _REASON.search(message) if shown == override else None
     why = f": {reason[0].replace(*_TOO_EARLY)}" if reason else ""
     quoted = without_password(shlex.quote(f'{key}="{value}"'))
-    # A list or a mapping in quotes would be text.
+    # Quotes would turn a list or a mapping into text.
     as_it_is = value[:1] in ("[", "{") or set("\"'") & set(value)
     return f"{shown} cannot be read{why}; mend it" + (
         "" if as_it_is else f", or quote it: {quoted}"
     )
 
 
-# What stands in a file.
+# Errors in files.
 
 
 def _of_file(chain: Sequence[BaseException]) -> str | None:
-    """Return the line for a file, a key or a value that is refused, None if it is about neither."""
+    """Return the line for an invalid file, key or value, or None."""
     from hydra.errors import MissingConfigException
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
     from yaml import MarkedYAMLError
@@ -154,7 +154,9 @@ def _of_file(chain: Sequence[BaseException]) -> str | None:
 def _of_value(error: "OmegaConfBaseException", where: str) -> str | None:
     from runner.config.wrong_values import refused_by_omegaconf
 
-    if error.full_key == "_dummy_":  # an entry of a defaults list, of which Hydra says more
+    if (
+        error.full_key == "_dummy_"
+    ):  # an entry of a defaults list, for which Hydra's message is better
         return None
     if where.endswith(".yaml: ") and where.split("/")[-2:-1] == [error.full_key]:
         return (
@@ -173,7 +175,7 @@ def _bad_yaml(error: "MarkedYAMLError") -> str:
 
 
 def _file_with(text: bytes) -> str:
-    """Return the user's file that begins with `text`."""
+    """Return the path of the user's file that begins with `text`."""
     conf = user_conf_dir()
     files = sorted(conf.rglob("*.yaml")) if conf else []
     names = (shown_path(path) for path in files if path.read_bytes().startswith(text))
@@ -190,7 +192,7 @@ def _not_accessible(error: OSError) -> str:
 
 
 def _file_named(chain: Sequence[BaseException]) -> str:
-    """Return the file that Hydra names by its choice, such as ``In 'model/mine': ...``, or ""."""
+    """Return the user's file that Hydra's message names, as in ``In 'model/mine': ...``, or ""."""
     message = _messages(chain)
     named = re.search(r"\b[Ii]n '?([\w./-]+)'?(?:[:,]|$)", message, re.MULTILINE)
     if named is None or (conf_dir() / f"{named[1]}.yaml").is_file():
@@ -236,7 +238,7 @@ _MEANINGS = (
         "the environment has no {0}, which hydra.job.env_copy names; set it, or leave it out",
     ),
 )
-"""What Hydra says where that alone would not help, and what it means."""
+"""Unhelpful messages of Hydra, with our wording."""
 
 
 def _of_setting(chain: Sequence[BaseException]) -> str | None:
@@ -258,17 +260,19 @@ _NOISE = re.compile(r"object_type|reference_type|full_key|To append|Config searc
 
 
 def _own_words(chain: Sequence[BaseException]) -> str:
-    """Return what Hydra says, joined to one line."""
+    """Return Hydra's own message, joined into one line."""
     lines = [line.strip().rstrip(";.:,") for line in _messages(chain).splitlines()]
-    # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.
-    kept = [line for line in lines if line and "$VALUE" not in line and not _NOISE.match(line)]
-    message = without_password("; ".join(dict.fromkeys(kept))) or "Hydra refuses this"
-    if not kept or not all(map(_is_worded, chain)):
+    # Drop OmegaConf's templates: the filled-in message is also in the chain.
+    informative = [
+        line for line in lines if line and "$VALUE" not in line and not _NOISE.match(line)
+    ]
+    message = without_password("; ".join(dict.fromkeys(informative))) or "Hydra refuses this"
+    if not informative or not all(map(_is_worded, chain)):
         message += "; HYDRA_FULL_ERROR=1 shows where"
     where = _file_named(chain)
     return where + re.sub(r"^In '?[^:]*: ", "", message) if where else message
 
 
 def _is_worded(error: BaseException) -> bool:
-    """Return whether the message of `error` is meant for users, as that of a KeyError is not."""
+    """Return whether the message of `error` is readable, unlike that of a KeyError."""
     return _is_hydras(error) or isinstance(error, ValueError | OSError | Warning | RecursionError)

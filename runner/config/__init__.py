@@ -1,1 +1,1 @@
-"""What a run is made of: typed sections, the shipped files, and choices made from a name."""
+"""The configuration of a run: typed sections, shipped files, and choices made from a name."""

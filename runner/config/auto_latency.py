@@ -1,4 +1,4 @@
-"""``latency=auto``: curves of measured kernels on devices that have their own, else a roofline."""
+"""``latency=auto``: measured kernel curves on devices that have them, and a roofline otherwise."""
 
 from dataclasses import replace
 from functools import cache
@@ -13,10 +13,10 @@ __all__ = ["roofline_reason", "with_decided_latency"]
 
 
 def with_decided_latency(config: Config) -> Config:
-    """Return `config` with ``kernels`` or ``roofline`` in place of ``latency.source=auto``.
+    """Return `config` with ``latency.source=auto`` resolved to ``kernels`` or ``roofline``.
 
-    ``kernels`` is taken where a device has curves of its own; devices beside it that have none take
-    the roofline, with the same coefficients as in a machine without such a device.
+    ``kernels`` is chosen if a device has its own curves. Devices without curves next to it use the
+    roofline, with the same coefficients as in a machine without such a device.
     """
     if config.latency.source != "auto":
         return config
@@ -25,7 +25,7 @@ def with_decided_latency(config: Config) -> Config:
         return replace(config, latency=replace(config.latency, source="roofline"))
     shipped = _shipped()
     overhead_s, curves = shipped["op_overhead_s"], shipped["curves"]
-    if names - curves.keys():  # refused where times are asked for, which names what there is
+    if names - curves.keys():  # rejected with the known families when times are computed
         names = set(curves)
     stated = [curves[name] for name in sorted(names)]
     names |= {
@@ -40,7 +40,7 @@ def with_decided_latency(config: Config) -> Config:
 
 
 def roofline_reason(config: Config) -> str:
-    """Return the choice that needs a roofline on every device; empty if there is none."""
+    """Return the choice that requires a roofline on every device; empty if there is none."""
     for choice, needs_it in (
         (f"capture.symbolic={config.capture.symbolic}", config.capture.symbolic != "none"),
         (f"capture.level={config.capture.level}", config.capture.level != "operator"),
@@ -54,7 +54,7 @@ def roofline_reason(config: Config) -> str:
 
 @cache
 def _shipped() -> dict[str, Any]:
-    """Return the file of ``latency=kernels``."""
+    """Return the content of the shipped ``latency=kernels`` file."""
     settings = OmegaConf.to_container(OmegaConf.load(conf_dir() / "latency" / "kernels.yaml"))
     assert isinstance(settings, dict)
     return {str(name): value for name, value in settings.items()}

@@ -1,9 +1,9 @@
-"""What can be chosen: shipped files, the user's own ``conf/``, and names that are specs.
+"""Config choices: shipped files, the user's own ``conf/``, and names that are specs.
 
-Call `register` before Hydra composes anything. Afterwards a name is looked for in the shipped
-files, then in ``conf/`` of the working directory, then read as a spec, such as ``devices=4x16gb``;
-whatever remains is refused here, in one line, because Hydra's own refusal knows neither the grammar
-nor the nearest names.
+Call `register` before Hydra composes anything. A name is then looked up in the shipped files, in
+``conf/`` of the working directory, and finally parsed as a spec, such as ``devices=4x16gb``. Other
+names are rejected here, in one line, since Hydra's own error has neither the grammar of specs nor
+the nearest names.
 """
 
 import re
@@ -49,19 +49,19 @@ __all__ = [
 ]
 
 DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in (1, 2, 4, 8))
-"""Specs that ``--help`` lists and ``devices=glob(4x*)`` finds; any other can be written too."""
+"""Specs listed by ``--help`` and found by ``devices=glob(4x*)``; any other spec works too."""
 
 _ACCELERATORS = "accelerator"
-"""A folder of ``conf/`` that specs look into; it is no group of choices."""
+"""A folder of ``conf/`` for specs; not a config group."""
 _EXPERIMENTS = "experiment"
-"""The group of the named experiments, the only one that a run needs no choice of."""
+"""The group of named experiments, the only optional one."""
 
 
-# Plugins of Hydra.
+# Hydra plugins.
 
 
 class UnknownChoiceError(SpecError, ConfigCompositionException):
-    """A choice that is neither a file nor a spec. Hydra prints it without a traceback."""
+    """A choice that is neither a file nor a spec. Hydra prints its errors without a traceback."""
 
 
 def _devices(spec: str) -> dict[str, Any]:
@@ -77,30 +77,30 @@ _MAKERS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 class SpecSource(ConfigSource):
-    """Makes a config from its name; must be the last source but Hydra's schema."""
+    """Makes configs from names. Must be the last config source before Hydra's schema."""
 
     @staticmethod
     def scheme() -> str:
-        """Return the scheme that Hydra finds this source by."""
+        """Return the URL scheme of this source."""
         return "spec"
 
     def available(self) -> bool:
-        """Return True: there is nothing to be missing."""
+        """Return True: the source needs no files."""
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether configs of this group can be made from a name."""
+        """Return whether configs of the group can be made from names."""
         return config_path in _MAKERS
 
     def is_config(self, config_path: str) -> bool:
-        """Return whether `config_path` starts as a spec does; a wrong one is refused when loaded.
+        """Return whether `config_path` looks like a spec; a wrong spec is rejected when loaded.
 
         Raises:
-            UnknownChoiceError: for another name in one of our groups; no source before had it.
+            UnknownChoiceError: for another name in one of our groups, which no earlier source has.
 
         """
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        # Hydra asks for "None" where nothing is chosen by default: experiment: null.
+        # Hydra passes "None" for an empty default, such as experiment: null.
         if name in ("", "None") or not _is_our_group(group):
             return False
         if _is_spec(group, name):
@@ -108,10 +108,10 @@ class SpecSource(ConfigSource):
         raise UnknownChoiceError(_refusal(group, name))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the config that the name says.
+        """Return the config made from the name.
 
         Raises:
-            UnknownChoiceError: when it says nothing.
+            UnknownChoiceError: if the name is not a valid spec.
 
         """
         group, _, name = config_path.removesuffix(".yaml").partition("/")
@@ -125,17 +125,17 @@ class SpecSource(ConfigSource):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return names that can be loaded: examples, for there is no end of specs."""
+        """Return examples of names that can be loaded: there are infinitely many specs."""
         if config_path == "devices" and results_filter is not ObjectType.GROUP:
             return list(DEVICE_PRESETS)
         return []
 
 
 class ConfSearchPath(SearchPathPlugin):
-    """Adds ``conf/`` of the working directory, and after it the specs."""
+    """Adds ``conf/`` of the working directory, and the specs after it."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append to `search_path`: what comes first wins."""
+        """Append to `search_path`, in which earlier entries take precedence."""
         user_conf = user_conf_dir()
         if user_conf:
             search_path.append("fxpart-user", f"file://{user_conf}")
@@ -143,7 +143,7 @@ class ConfSearchPath(SearchPathPlugin):
 
 
 def register() -> None:
-    """Make Hydra know the specs and the user's ``conf/``; a second call changes nothing."""
+    """Register specs and the user's ``conf/`` with Hydra. Idempotent."""
     plugins = Plugins.instance()
     plugins.register(SpecSource)
     plugins.register(ConfSearchPath)
@@ -155,7 +155,7 @@ _SPEC_START = re.compile(r"[-+.\d]|.*\+|(host|nvme)\d", re.IGNORECASE)
 
 
 def _is_our_group(group: str) -> bool:
-    # Hydra's own groups have choices in its schema, which is asked after this source.
+    # Hydra's own groups have choices in its schema, which is searched after this source.
     if not group or group.partition("/")[0] == "hydra":
         return False
     return any((folder / group).is_dir() for folder in conf_dirs())
@@ -171,9 +171,9 @@ def _config_of_spec(group: str, name: str) -> dict[str, Any]:
     try:
         return _MAKERS[group](name)
     except SpecError as error:
-        # 2x_dgx_h10 starts like a spec; what it means is the file 2x_dgx_h100.
-        meant = get_close_matches(name, _file_names(group), n=1, cutoff=0.8)
-        hint = f"; nearest file: {meant[0]}" if meant else ""
+        # 2x_dgx_h10 looks like a spec, but means the file 2x_dgx_h100.
+        nearest = get_close_matches(name, _file_names(group), n=1, cutoff=0.8)
+        hint = f"; nearest file: {nearest[0]}" if nearest else ""
         raise UnknownChoiceError(f"{error}{hint}") from error
 
 
@@ -196,15 +196,15 @@ def _refusal(group: str, name: str) -> str:
     return f"{group}={name} does not exist; {nearest_names(name, known)}{grammar}"
 
 
-# What ``--help`` lists.
+# Lists for ``--help``.
 
 _QUESTION = re.compile(r"^question:[ \t]*(.+(?:\n[ \t]+.+)*)$", re.MULTILINE)
 
 
 def choices_text() -> str:
-    """Return a line for each group with the choices that have a name.
+    """Return a line per group with its named choices.
 
-    Hydra's own listing takes the table of accelerators for a group of choices.
+    Hydra's own listing treats the table of accelerators as a group.
     """
     names: dict[str, set[str]] = {"devices": set(DEVICE_PRESETS)}
     for folder in conf_dirs():
@@ -216,7 +216,7 @@ def choices_text() -> str:
 
 
 def experiments_text() -> str:
-    """Return a line for each experiment, longer ones folded."""
+    """Return a line per experiment with its question, wrapped if long."""
     question_of = questions()
     wide = max(map(len, question_of), default=0) + 2
     return "".join(
@@ -226,25 +226,25 @@ def experiments_text() -> str:
 
 
 def questions() -> dict[str, str]:
-    """Return the question of each named experiment by its name, those of the user's included.
+    """Return the question of each named experiment, the user's included, by name.
 
-    A file that asks none has an empty one. The shipped file wins, as where it is chosen.
+    It is empty for a file without one. Shipped files take precedence, as in choosing.
     """
     question_of: dict[str, str] = {}
     for folder in (above / _EXPERIMENTS for above in conf_dirs()):
         for path in sorted(folder.glob("**/*.yaml")):
             name = path.relative_to(folder).with_suffix("").as_posix()
-            # YAML's own parser takes longer than all else in --help.
+            # A YAML parser would take longer than everything else in --help.
             match = _QUESTION.search(path.read_text(encoding="utf-8", errors="replace"))
             question = " ".join(match[1].split()).strip("'\"") if match else ""
             question_of.setdefault(name, question)
     return dict(sorted(question_of.items()))
 
 
-# What is typed, as Hydra's grammar needs it.
+# Quoting of typed overrides for Hydra's grammar.
 
 _FREE_TEXT = ("where", "question")
-"""What is written as a user would say it."""
+"""Settings whose values are free text."""
 _BETWEEN_CHOICES = re.compile(r"([,()\s]+)")
 _FUNCTION = re.compile(r"(\w+)\((.*)\)")
 _NUMBER = re.compile(
@@ -253,14 +253,14 @@ _NUMBER = re.compile(
 
 
 def quoted_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return command-line `overrides` in quotes where they need them.
+    """Return command-line `overrides` with quotes added where Hydra needs them.
 
-    Hydra reads ``transfer_rate=16e9`` as a number and then refuses numbers as choices. A condition
-    or a sentence, ``where=`` and ``question=``, hardly ever follows its grammar for values.
+    Hydra parses ``transfer_rate=16e9`` as a number, and then rejects numbers as choices. Free text,
+    ``where=`` and ``question=``, rarely follows its grammar of values.
 
     Raises:
-        SpecError: for a function of numbers, and for choices that are none: a list, null, or of the
-            table of accelerators.
+        SpecError: if a choice is a function of numbers, a list, null or an accelerator, or if a
+            required group is deleted.
 
     """
     return [_quoted(override) for override in overrides]
@@ -277,10 +277,10 @@ def _quoted(override: str) -> str:
         return override
     _refuse_no_choice(override, group, value)
     function = _FUNCTION.fullmatch(value)
-    if function and function[1] == "choice":  # which takes quotes away again
+    if function and function[1] == "choice":  # Hydra's choice() would remove the quotes
         return _quoted(f"{key}={function[2]}")
     if value.count("(") != value.count(")"):
-        return override  # Hydra refuses it as it was typed
+        return override  # Hydra rejects it as typed
     parts = _BETWEEN_CHOICES.split(value)
     quoted = "".join(f"'{part}'" if _NUMBER.fullmatch(part) else part for part in parts)
     if function and quoted != value:

@@ -1,4 +1,4 @@
-"""Redact the passwords in tracking URIs, or mark where a person types them."""
+"""Redact the passwords in tracking URIs, or replace them by placeholders."""
 
 import re
 from urllib.parse import unquote, unquote_plus
@@ -10,13 +10,13 @@ _SECRET = re.compile(
 )
 """A password in a query, such as ``sslpassword=word``."""
 _LOGIN = re.compile(r"(?<=://)(?P<user>[^:/?#]*)(?::(?P<word>.*))?@(?=[^@]*$)", re.DOTALL)
-"""A user and a password, up to the last @: one that is not quoted may have any of / # ? @ in it."""
+"""User and password, up to the last @: an unquoted password may contain any of / # ? @."""
 
 
 def without_password(uri: str) -> str:
-    """Return a tracking URI as it may be shown and stored: without the password and the user.
+    """Return a tracking URI without password and user, safe to show and store.
 
-    Where an address can be read in two ways, too much is left out rather than too little.
+    If a URI is ambiguous, it removes too much rather than too little.
     """
     shown = _SECRET.sub(r"\1***", uri)
     login = _LOGIN.search(shown)
@@ -26,7 +26,7 @@ def without_password(uri: str) -> str:
 
 
 def password_to_fill_in(uri: str) -> str:
-    """Return a tracking URI for a command that a person completes: with PASSWORD in its place."""
+    """Return a tracking URI with the placeholder PASSWORD, for a command to be completed."""
     shown = _SECRET.sub(r"\1PASSWORD", uri)
     login = _LOGIN.search(shown)
     if login is None or not login["word"]:
@@ -39,10 +39,10 @@ def hide_password(text: str, uri: str) -> str:
     login = _LOGIN.search(_SECRET.sub(r"\1***", uri))
     words = [match[2] for match in _SECRET.finditer(uri)]
     if login and login["word"]:
-        # A library that splits the address may take a part of the password for a host or a port.
+        # A library that parses the URI may take part of the password for a host or a port.
         parts = re.split(r"[/:#?@]", login["word"])
         words += [login["word"], *(part for part in parts if len(part) > 2)]
-    # Quoted and unquoted; the longest first.
+    # Quoted and unquoted, longest first.
     spellings = {way(word) for word in words if word for way in (str, unquote, unquote_plus)}
     for word in sorted(spellings, key=lambda word: (-len(word), word)):
         text = text.replace(word, "***")

@@ -1,4 +1,4 @@
-"""Where the configuration lies: the shipped ``conf/``, and that of the working directory."""
+"""Paths of the configuration: the shipped ``conf/``, and that of the working directory."""
 
 from pathlib import Path
 
@@ -6,36 +6,36 @@ __all__ = ["conf_dir", "conf_dirs", "plugins_dir", "shown_path", "unread_choices
 
 
 def conf_dir() -> Path:
-    """Return the shipped ``conf/``: inside the package when installed, beside it in a checkout.
+    """Return the shipped ``conf/``: inside the package if installed, next to it in a checkout.
 
-    Hydra takes a relative path to mean different things under ``python -m`` and under an installed
-    command, so it is always given this absolute one.
+    The path is absolute, since Hydra resolves relative paths differently under ``python -m`` and in
+    an installed command.
     """
     package = Path(__file__).resolve().parent.parent
     candidates = (package / "conf", package.parent / "conf")
     for candidate in candidates:
         if (candidate / "config.yaml").is_file():
             return candidate
-    # Only a broken installation gets here: not something that a user's command can cause.
+    # Only a broken installation gets here, never a user's command.
     raise FileNotFoundError(f"no config.yaml in {' or '.join(map(str, candidates))}; reinstall")
 
 
 def user_conf_dir() -> Path | None:
-    """Return ``conf/`` of the working directory, or None if there is none or it is the shipped one.
+    """Return ``conf/`` of the working directory; None if it is missing or the shipped one.
 
-    What lies there adds to the shipped choices: ``conf/model/mine.yaml`` makes ``model=mine``.
+    Its files add choices: ``conf/model/mine.yaml`` makes ``model=mine``.
     """
     folder = Path.cwd() / "conf"
     return folder if folder.is_dir() and folder.resolve() != conf_dir() else None
 
 
 def conf_dirs() -> list[Path]:
-    """Return the shipped ``conf/`` and the user's, if there is one; the first wins."""
+    """Return the shipped ``conf/`` and the user's, if any; the first takes precedence."""
     return [folder for folder in (conf_dir(), user_conf_dir()) if folder]
 
 
 def unread_choices() -> list[str]:
-    """Return the files in the user's ``conf/`` that have the name of a shipped one."""
+    """Return the files in the user's ``conf/`` that are shadowed by shipped ones."""
     folder, shipped = user_conf_dir(), conf_dir()
     if folder is None:
         return []
@@ -44,7 +44,7 @@ def unread_choices() -> list[str]:
 
 
 def plugins_dir() -> Path:
-    """Return the folder with our package of Hydra plugins, for a checkout that is not installed."""
+    """Return the folder of our Hydra plugins, for a checkout that is not installed."""
     return Path(__file__).resolve().parent.parent / "plugins"
 
 

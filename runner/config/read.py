@@ -1,6 +1,6 @@
-"""The configuration that Hydra composes, as plain, typed values.
+"""Convert configurations composed by Hydra to typed values.
 
-`register` gives the shape to Hydra; `read_config` makes a `Config` of a composed configuration.
+`register` registers the schema with Hydra; `read_config` converts a configuration to a `Config`.
 """
 
 import pickle
@@ -34,10 +34,10 @@ __all__ = ["TypedSection", "read_config", "read_tracking", "register"]
 
 
 def register() -> None:
-    """Give Hydra the shape; ``schema`` must stand first in the defaults of ``config.yaml``."""
+    """Register the schema, which must come first in the defaults of ``config.yaml``."""
     schema = OmegaConf.structured(Schema)
-    # Hydra closes dictionaries against new keys. These are open, so that
-    # model.config.num_hidden_layers=4 needs no +; what they are of refuses wrong names.
+    # Hydra closes dictionaries against new keys. These stay open, so that
+    # model.config.num_hidden_layers=4 needs no +; unknown keys are rejected where they are used.
     opened = (schema.model.config, schema.model.factory_args, schema.mode, schema.price_per_hour)
     for open_dict in opened:
         OmegaConf.set_struct(open_dict, False)
@@ -46,7 +46,7 @@ def register() -> None:
 
 
 class _SwitchNode(BooleanNode):
-    """True or false; OmegaConf's own node takes any number but 0 for true."""
+    """A boolean; OmegaConf's own node accepts any number, and takes all but 0 for true."""
 
     def _validate_and_convert_impl(self, value: Any) -> bool:  # noqa: ANN401 - OmegaConf's
         if isinstance(value, int) and not isinstance(value, bool):
@@ -60,7 +60,7 @@ class _SwitchNode(BooleanNode):
 
 
 def _refuse_numbers_of_switches(section: DictConfig) -> None:
-    """Let every switch in `section`, and in all inside it, be a `_SwitchNode`."""
+    """Replace every boolean node in `section`, recursively, by a `_SwitchNode`."""
     for key, node in _nodes(section).items():
         if isinstance(node, DictConfig):
             _refuse_numbers_of_switches(node)
@@ -70,15 +70,16 @@ def _refuse_numbers_of_switches(section: DictConfig) -> None:
 
 
 def read_config(composed: DictConfig) -> Config:
-    """Return the typed values of a configuration that Hydra has composed.
+    """Return the typed values of a configuration composed by Hydra.
 
     Raises:
-        SpecError: for a value that is needed and not given, or that refers to nothing.
+        SpecError: if a value is missing, of the wrong type or a broken reference, or a key is
+            unknown.
 
     """
     try:
         model = composed.get("model") or {}
-        # Checked before all values are resolved: a model's name may refer to them.
+        # Checked before values are resolved, since a model's name may refer to these.
         if model.get("path") == "":
             raise SpecError("model.path is needed; give model.path=FILE, a published problem")
         if model.get("architecture") is None and model.get("factory") is None:
@@ -108,16 +109,16 @@ def read_config(composed: DictConfig) -> Config:
 
 @dataclass(slots=True)
 class TypedSection:
-    """What a section that refers to nothing is as typed values, for all jobs that share it."""
+    """The typed values of a section without interpolations, cached for all jobs that share it."""
 
     ATTRIBUTE: ClassVar[str] = "fxpart_typed"
-    """Of a section that nothing has changed since its files were merged."""
+    """The attribute that marks a section as unchanged since its files were merged."""
     pickled: bytes | None = None
-    """None until it is needed."""
+    """The pickled values, once computed."""
 
 
 def _typed(composed: DictConfig) -> object:
-    """Return what `OmegaConf.to_object` does, which takes most of the time of a job of a sweep."""
+    """Return `OmegaConf.to_object` of a config, with cached sections: it dominates swept jobs."""
     known = {
         name: vars(node)[TypedSection.ATTRIBUTE]
         for name, node in _nodes(composed).items()
@@ -137,7 +138,7 @@ def _typed(composed: DictConfig) -> object:
             if section is not None:
                 section.pickled = pickle.dumps(values[name])
     except OmegaConfBaseException:
-        return OmegaConf.to_object(composed)  # which says where it is
+        return OmegaConf.to_object(composed)  # raises with the full key
     names = {field.name for field in fields(Schema)}
     schema = Schema(**{name: value for name, value in values.items() if name in names})
     vars(schema).update((name, value) for name, value in values.items() if name not in names)
@@ -150,10 +151,10 @@ def _nodes(composed: DictConfig) -> dict[str, Any]:
 
 
 def read_tracking(section: DictConfig) -> TrackingConfig:
-    """Return the typed values of the section ``tracking`` alone.
+    """Return the typed values of the ``tracking`` section.
 
     Raises:
-        SpecError: for a value that refers to nothing.
+        SpecError: if a value is invalid or a broken reference, or a key is unknown.
 
     """
     try:
@@ -168,7 +169,7 @@ def read_tracking(section: DictConfig) -> TrackingConfig:
 
 
 def _refuse_unknown(section: "DataclassInstance", path: str) -> None:
-    """Refuse keys that a ``+`` on the command line has added, in `section` and all inside it."""
+    """Raise `SpecError` for keys added by a ``+`` on the command line, in `section` recursively."""
     for inner, prefix in sections_in(section, path):
         known = [field.name for field in fields(inner)]
         for key in vars(inner):
@@ -177,9 +178,9 @@ def _refuse_unknown(section: "DataclassInstance", path: str) -> None:
 
 
 def _refuse_text(section: "DataclassInstance", path: str) -> None:
-    """Refuse what is no list or mapping where one is needed, in `section` and all inside it.
+    """Raise `SpecError` unless lists and mappings in `section` are such, recursively.
 
-    OmegaConf takes the text that an interpolation such as ``${now:%Y}`` makes for either.
+    OmegaConf accepts text from an interpolation, such as ``${now:%Y}``, in place of either.
     """
     for inner, prefix in sections_in(section, path):
         inner_type: Any = type(inner)
@@ -192,16 +193,16 @@ def _refuse_text(section: "DataclassInstance", path: str) -> None:
 
 @cache
 def _container_kinds(section: type[Any]) -> dict[str, type]:
-    """Return list or dict for those keys of `section` that hold one."""
+    """Return the keys of `section` that hold a list or a dict, with that type."""
     kinds = {key: get_origin(hint) for key, hint in get_type_hints(section).items()}
     return {key: kind for key, kind in kinds.items() if kind in (list, dict)}
 
 
 def _with_published_devices(config: Config) -> Config:
-    """Return `config` with the devices and links of the published problem in `config.model.path`.
+    """Return `config` with the devices and links of the published problem at `config.model.path`.
 
     Raises:
-        FxpartError: when that is no such problem.
+        FxpartError: if the file is not such a problem.
 
     """
     from fxpart.capture.models.workload import read_workload
@@ -222,7 +223,7 @@ def _with_published_devices(config: Config) -> Config:
                 flops_per_s=dict(device.flops_per_s),
                 sustained_flops_per_s=dict(device.sustained_flops_per_s),
                 memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-                on_host=True,  # of whose memory nothing is reserved
+                on_host=True,  # so that no memory is reserved
                 source=path.name,
             )
         )

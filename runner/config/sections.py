@@ -1,4 +1,4 @@
-"""What a run is made of: a dataclass for each section of the configuration.
+"""The configuration of a run: a dataclass for each section.
 
 Hydra checks every file and override against these types.
 """
@@ -44,14 +44,14 @@ __all__ = [
 
 
 BUDGET = "budget"
-"""The checkpointing that computes as few blocks again as must be."""
+"""The checkpointing that recomputes as few blocks as possible."""
 RECOMMEND = "recommend"
-"""The mode that chooses a whole plan, of which the mode that places it is a part."""
+"""The mode that chooses a whole plan, including the mode that places it."""
 
 
 @dataclass  # not frozen: OmegaConf would refuse overrides of it
 class TrackingConfig:
-    """Which tracker to use, and where it keeps runs."""
+    """The tracker and its store."""
 
     name: str = "mlflow"
     """``mlflow`` or ``none``."""
@@ -63,15 +63,15 @@ class TrackingConfig:
 
 @dataclass
 class ModelConfig:
-    """What is cut: a transformers architecture with its configuration, or a function's result."""
+    """The model: a transformers architecture with its configuration, or a function's result."""
 
     name: str = MISSING
     library: str = "transformers"
-    """What `architecture` is of: ``transformers`` or ``timm``."""
+    """The library of `architecture`: ``transformers`` or ``timm``."""
     architecture: str | None = None
     """A class of transformers, such as ``LlamaForCausalLM``, or a model of timm."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Fields of the architecture's configuration; what is left out has its default."""
+    """Fields of the architecture's configuration, with its defaults for the rest."""
     factory: str | None = None
     """``package.module:function`` that builds the model and its inputs."""
     factory_args: dict[str, Any] = field(default_factory=dict)
@@ -79,54 +79,54 @@ class ModelConfig:
     seq_len: int | None = None
     dtype: str = "float32"
     autocast: str | None = None
-    """What products are computed in, as under `torch.autocast` of CUDA: ``bfloat16`` or
-    ``float16``; None for `dtype`."""
+    """Dtype of matrix products, as under `torch.autocast` on CUDA: ``bfloat16`` or ``float16``;
+    None for `dtype`."""
     loss: str = "own"
-    """Of a training step: ``own``, what the model computes from labels as `Trainer` gives them, or
-    the mean of its outputs where it takes none; ``mean``; or ``package.module:function``."""
+    """The training loss: ``own``, computed by the model from labels as `Trainer` passes them, or
+    the mean of the outputs if it takes none; ``mean``; or ``package.module:function``."""
     path: str | None = None
-    """Of a published placement problem, which is placed in place of a model."""
+    """File of a published placement problem, placed instead of a model."""
     depends_on: list[str] = field(default_factory=list)
-    """Files that decide what the factory builds, beside the modules that it imports."""
+    """Files that affect what the factory builds, besides the modules that it imports."""
 
 
 @dataclass
 class PoolConfig:
-    """Some equal devices."""
+    """A number of identical devices."""
 
     count: int = MISSING
     name: str = MISSING
-    """The accelerator."""
+    """Name of the accelerator."""
     memory_bytes: int = MISSING
-    """Of one device."""
+    """Memory of one device."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
     """Dense peak by dtype name."""
     memory_bandwidth_bytes_per_s: float = MISSING
-    # Switches are any value here: of a bool in a list, OmegaConf takes any number for true.
+    # Booleans are Any here: OmegaConf accepts any number for a bool inside a list.
     on_host: Any = False
-    """Whether it is the host itself, of whose memory nothing is reserved."""
+    """Whether it is the host itself, which has no reserve."""
     multiprocessors: int = 100
-    """Parts of the device that each run one block of a kernel at a time."""
+    """Streaming multiprocessors, each running one thread block at a time."""
     curves: str = ""
-    """The family whose kernels it runs, of ``latency.curves``."""
+    """The family in ``latency.curves`` whose kernels it runs."""
     own_curves: Any = False
-    """Whether these are of devices such as this one; else they are carried to it by its peaks."""
+    """Whether the curves were measured on such devices; otherwise they are scaled by its peaks."""
     host_launch_s: float = 0.0
-    """Time of the host that it comes in to start an operator on it."""
+    """Time that its usual host takes to launch an operator."""
     power_w: float = 0.0
-    """Rated power of one board; 0 where nobody has said."""
+    """Rated power of one board; 0 if unknown."""
     price_per_hour: float | None = None
-    """Of one device, in USD; None where nobody has said."""
+    """Price of one device in USD; None if unknown."""
     source: str = ""
-    """Where the numbers come from."""
+    """Source of the numbers."""
     sustained_flops_per_s: dict[str, float] = field(default_factory=dict)
-    """By dtype name, what long runs of products reach where a power limit takes the clock."""
+    """Rate by dtype that long runs of products sustain, if a power limit lowers the clock."""
 
     def __post_init__(self) -> None:
-        """Refuse what is neither true nor false.
+        """Check the types of booleans.
 
         Raises:
-            SpecError: for such a switch.
+            SpecError: if one is neither true nor false.
 
         """
         for switch in ("on_host", "own_curves"):
@@ -138,7 +138,7 @@ class PoolConfig:
 
 @dataclass
 class LinkConfig:
-    """A link between any two devices, one way."""
+    """The link between any two devices, in one direction."""
 
     name: str = ""
     bytes_per_s: float = MISSING
@@ -148,36 +148,36 @@ class LinkConfig:
 
 @dataclass
 class PairConfig(LinkConfig):
-    """A link of two devices of their own, both ways, such as an NVLink bridge."""
+    """A link between two particular devices, in both directions, such as an NVLink bridge."""
 
     devices: list[int] = field(default_factory=list)
-    """The logical ids of the two."""
+    """The logical ids of the two devices."""
 
 
 @dataclass
 class TierConfig:
-    """A memory beside the devices, in which tensors may lie."""
+    """Memory outside of the devices that can hold tensors."""
 
     name: str = MISSING
     kind: str = MISSING
     """``host`` or ``disk``."""
     memory_bytes: int = MISSING
     bytes_per_s: float | None = None
-    """Rate at which a disk is read; of the host, that of each device's link to it where
-    `transfer_rate` is faster and no PCIe link, or null where it is the same."""
+    """Read rate of a disk. For the host, the rate of each device's link to it if `transfer_rate` is
+    faster and not a PCIe link; null if it is the same."""
     latency_s: float | None = None
     """Fixed cost of a copy over that link."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
-    """Of what computes beside it, by dtype name; empty for nothing."""
+    """Peak of its processor by dtype name; empty without one."""
     memory_bandwidth_bytes_per_s: float | None = None
-    """Of what computes beside it."""
+    """Memory bandwidth of its processor."""
     source: str = ""
-    """Where the numbers come from."""
+    """Source of the numbers."""
 
 
 @dataclass
 class OffloadConfig:
-    """What lies in a tier and how that runs, as in `fxpart.core.tiers.OffloadOptions`."""
+    """What to offload to tiers, and how: the fields of `fxpart.core.tiers.OffloadOptions`."""
 
     name: str = "auto"
     stream: bool = True
@@ -193,107 +193,107 @@ class OffloadConfig:
     activations: str = "auto"
     weights: str = "auto"
     source: str = ""
-    """Where the numbers come from."""
+    """Source of the numbers."""
 
 
 @dataclass
 class DevicesConfig:
-    """What the model is cut over."""
+    """The devices, their machines and links."""
 
     spec: str = MISSING
-    """The name that was asked for."""
+    """The name as typed."""
     pools: list[PoolConfig] = field(default_factory=list)
     nodes: list[int] | None = None
-    """The machine that each pool sits in; all in one if left out."""
+    """The machine of each pool; by default all in one."""
     between_nodes: LinkConfig | None = None
-    """The link between machines; `transfer_rate` if left out."""
+    """The link between machines; `transfer_rate` by default."""
     pairs: list[PairConfig] = field(default_factory=list)
-    """Links of two devices of their own, in place of those above."""
+    """Links between particular devices, replacing those above."""
     tiers: list[TierConfig] = field(default_factory=list)
-    """Memory beside them: of the host, and a disk."""
+    """Memory of the host, and a disk."""
     saturate_host: bool = False
-    """Whether the placement is copied onto idle devices, as often as it fits."""
+    """Whether to copy the placement onto idle devices, as often as it fits."""
 
 
 @dataclass
 class LatencyConfig:
-    """How long an operator takes: coefficients of a model, or measurements."""
+    """Source of operator times: a model's coefficients, or measurements."""
 
     name: str = MISSING
     source: str = "roofline"
     """``roofline`` with the coefficients below, ``kernels``, ``profiled``, ``calibrated`` or
-    ``trace``; ``auto`` is ``kernels`` or ``roofline`` once the configuration is read."""
+    ``trace``; ``auto`` becomes ``kernels`` or ``roofline`` when the configuration is read."""
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     op_overhead_s: float = 0.0
     curves: dict[str, Any] = field(default_factory=dict)
-    """Of ``kernels``: coefficients by family of devices."""
+    """For ``kernels``: coefficients by device family."""
     carries_curves: bool = True
-    """Of ``kernels``: whether devices without curves of their own take those of another family;
-    else they take the roofline."""
+    """For ``kernels``: whether devices without their own curves use another family's; otherwise
+    they use the roofline."""
     tables: str | None = None
-    """Of ``kernels``: a folder of measured tables, which are interpolated."""
+    """For ``kernels``: a folder of measured tables, which are interpolated."""
     file: str | None = None
-    """Of a calibration; without one, this model's own measurements are fitted. Of ``trace``: what
-    ``torch.profiler`` wrote."""
+    """For ``calibrated``: the calibration; None fits this model's own measurements. For ``trace``:
+    the output of ``torch.profiler``."""
     device: str = "cpu"
-    """What is measured on: ``cpu`` or ``cuda``."""
+    """The device measured: ``cpu`` or ``cuda``."""
     threads: int = 1
     repeats: int = 5
-    """Times that each kind of operator is run."""
+    """Number of runs of each kind of operator."""
 
 
 @dataclass
 class PhaseConfig:
-    """What of the model is captured."""
+    """The step of the model to capture."""
 
     name: str = "inference"
     """One of `fxpart.core.phases.PHASES`."""
     train_mode: bool = False
-    """Of a training step: whether dropout drops, and batch normalization uses the batch."""
+    """In training: whether dropout is active and batch normalization uses batch statistics."""
     fused_kernels: bool = True
-    """Of a training step: whether dropout, and attention with it, are the fused calls that
-    accelerators have; else as a CPU computes them."""
+    """In training: whether dropout, and attention with it, are the fused calls of accelerators;
+    otherwise as computed on a CPU."""
 
 
 @dataclass
 class RuntimeConfig:
-    """What runs the model, which decides how long values stay in memory."""
+    """How the model is run, which decides how long values stay in memory."""
 
     name: str = "eager"
-    """``eager``: the module itself, whose Python variables hold values; ``graph``: the captured
-    graph, which frees a value after its last reader; ``compiled``: kernels that are fused."""
+    """``eager``: the module itself, whose Python variables keep values alive; ``graph``: the
+    captured graph, which frees a value after its last reader; ``compiled``: fused kernels."""
     host_launch_s: float | None = None
-    """Time of the host to start an operator on a device; if left out, that of the hosts that the
-    accelerators come in."""
+    """Time of the host to launch an operator on a device; by default that of the accelerators'
+    usual hosts."""
 
 
 @dataclass
 class OptimizerConfig:
-    """What updates the weights at the end of a training step, and what it keeps for them."""
+    """The optimizer of a training step, and its state."""
 
     name: str = "none"
     """One of `fxpart.core.optimizer.OPTIMIZERS`."""
     state_dtype: str | None = None
-    """Dtype of its state; that of the weights if left out."""
+    """Dtype of its state; by default that of the weights."""
     master_weights: bool = False
-    """Whether it keeps weights of less than 32 bits in float32 too."""
+    """Whether it keeps float32 copies of weights with fewer than 32 bits."""
     implementation: str = "foreach"
     """``for_loop``, ``foreach`` or ``fused``."""
 
 
 @dataclass
 class AllReduceConfig:
-    """How replicas of data parallelism add up gradients."""
+    """The all-reduce of gradients in data parallelism."""
 
     bucket_bytes: int = 25 * 2**20  # BUCKET_BYTES of fxpart, without numpy's import
     gradient_as_bucket_view: bool = False
-    """Whether gradients lie in the buckets, or are copied into them."""
+    """Whether gradients are views into the buckets, or are copied into them."""
 
 
 @dataclass
 class ReserveConfig:
-    """What of a device's memory is not for tensors, field by field as in `fxpart.core.reserve`."""
+    """Device memory not available to tensors, with the fields of `fxpart.core.reserve`."""
 
     name: str = "none"
     context_bytes: int = 0
@@ -309,12 +309,12 @@ class ReserveConfig:
     caching_allocator: bool = False
     allocator_error: float = 0.0
     source: str = ""
-    """Where the numbers come from."""
+    """Source of the numbers."""
 
 
 @dataclass
 class WeightsConfig:
-    """How weights are laid out, field by field as in `fxpart.core.few_bits.WeightFormat`."""
+    """The format of weights, with the fields of `fxpart.core.few_bits.WeightFormat`."""
 
     name: str = "none"
     bits: int = 8
@@ -326,12 +326,12 @@ class WeightsConfig:
     read_share: float = 1.0
     keep: list[str] = field(default_factory=list)
     source: str = ""
-    """Whose layout it is."""
+    """The library or paper of the format."""
 
 
 @dataclass
 class FinetuneConfig:
-    """What of the model a training step trains: all, or adapters of peft beside frozen weights."""
+    """The weights to train: all, or adapters of peft with all others frozen."""
 
     name: str = "none"
     """``none`` or ``lora``."""
@@ -339,12 +339,12 @@ class FinetuneConfig:
     alpha: float = 16.0
     dropout: float = 0.0
     targets: list[str] = field(default_factory=list)
-    """Names of layers, ``all-linear``, or none for those that peft knows of the architecture."""
+    """Names of layers, or ``all-linear``; empty for peft's defaults for the architecture."""
 
 
 @dataclass
 class ScheduleConfig:
-    """How the stages of a pipeline take turns."""
+    """The schedule of a pipeline's stages."""
 
     name: str = "none"
     """``none`` or one of `fxpart.schedule.SCHEDULES`."""
@@ -352,30 +352,30 @@ class ScheduleConfig:
 
 @dataclass
 class ExecuteConfig:
-    """Whether, and how, the plan is carried out on this machine."""
+    """Whether and how to execute the plan on this machine."""
 
     name: str = "none"
     """``none``, ``local`` or ``pipeline``."""
     repeats: int = 5
     seed: int = 0
-    """Of random weights and inputs."""
+    """Seed of random weights and inputs."""
     device: str = "cpu"
     """``cpu`` or ``cuda``."""
     threads: int = 1
     timeout_s: float = 120.0
-    """After which a stage that shows no sign of life ends the run."""
+    """Time after which an unresponsive stage ends the run."""
     save_stages: bool = False
 
 
 @dataclass
 class CaptureConfig:
-    """How the model's graph is captured."""
+    """The capture of the model's graph."""
 
     level: str = "operator"
     cache_dir: str = MISSING
     use_cache: bool = True
     symbolic: str = "none"
-    """Which sizes are symbols: ``none``, ``batch`` or ``batch_and_seq_len``."""
+    """The symbolic sizes: ``none``, ``batch`` or ``batch_and_seq_len``."""
 
 
 @dataclass
@@ -388,19 +388,19 @@ class ModeConfig:
 
 @dataclass
 class ServingSweepConfig:
-    """Of ``phase=generate``: sizes at which the plan is costed too, every batch at every context.
+    """For ``phase=generate``: more sizes to cost the plan at, every batch at every context.
 
-    Where one list is empty, the size of the run takes its place; where both are, there is no table.
+    An empty list stands for the size of the run; without any sizes there is no table.
     """
 
     batches: list[int] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
-    """Tokens of a text, the last ``output_len`` of which are generated."""
+    """Tokens of a text, of which the last ``output_len`` are generated."""
 
 
 @dataclass
 class _Sections:
-    """What `Config` and the shape of the files have in common."""
+    """The common fields of `Config` and `Schema`."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
@@ -418,84 +418,84 @@ class _Sections:
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     kv_cache: str = "auto"
-    """What a cache keeps keys and values in: one of `fxpart.core.few_bits.CACHE_DTYPES`, or
-    ``auto`` for the model's own dtype."""
+    """Dtype of keys and values in a cache: one of `fxpart.core.few_bits.CACHE_DTYPES`, or ``auto``
+    for the model's."""
     context_len: int | None = None
-    """Of serving: tokens that the cache has room for; None for those of the prompt."""
+    """For serving: capacity of the cache in tokens; None for the length of the prompt."""
     prompt_len: int | None = None
-    """Of ``phase=generate``: tokens of each prompt."""
+    """For ``phase=generate``: tokens of each prompt."""
     output_len: int | None = None
-    """Of ``phase=generate``: tokens that are generated for each prompt."""
+    """For ``phase=generate``: tokens to generate for each prompt."""
     checkpointing: str = "none"
-    """Of a training step: one of `fxpart.core.phases.CHECKPOINTING`, or `BUDGET`."""
+    """For training: one of `fxpart.core.phases.CHECKPOINTING`, or `BUDGET`."""
     recomputed_blocks: list[str] = field(default_factory=list)
-    """Paths of the blocks that ``checkpointing`` is of; empty for all."""
+    """Paths of the blocks to which ``checkpointing`` applies; empty for all."""
     backward_order: str = "autograd"
-    """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
+    """For training: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     data_parallel: int = 1
     """Replicas that share the batch."""
     zero: int = 0
-    """What replicas shard of a training step: one of `fxpart.sharding.zero.STAGES`."""
+    """ZeRO stage of a training step: one of `fxpart.sharding.zero.STAGES`."""
     tensor_parallel: int = 1
-    """Devices that share every operator, in groups of so many neighbours."""
+    """Number of neighbouring devices in a group that shares every operator."""
     sequence_parallel: bool = False
-    """Whether these also split, along the sequence, what lies between the layers they share."""
+    """Whether groups also split activations between their layers along the sequence."""
     expert_parallel: int = 1
-    """Replicas that have some of the experts each, and exchange tokens."""
+    """Replicas that each have some of the experts, and exchange tokens."""
     expert_imbalance: float = 1.0
-    """By how much more than its share of the tokens the busiest of these gets."""
+    """Tokens of the busiest of these replicas, as a multiple of its fair share."""
     context_parallel: int = 1
-    """Replicas that have a piece of each sequence, and exchange keys and values."""
+    """Replicas that each have a piece of every sequence, and exchange keys and values."""
     engine: str = "torch"
-    """What runs a training step: one of `fxpart.capture.models.spec.ENGINES`."""
+    """The engine of a training step: one of `fxpart.capture.models.spec.ENGINES`."""
     batch_sweep: int = 64
     """With a symbolic batch, sizes from 1 to this are costed."""
     serving_sweep: ServingSweepConfig = field(default_factory=ServingSweepConfig)
     microbatches: int = 1
-    """That a schedule runs in one step."""
+    """Number of microbatches that a schedule runs in one step."""
     price_per_hour: dict[str, float] = field(default_factory=dict)
-    """Of one device of each accelerator, in USD, in place of what its file says."""
+    """Prices per device in USD, by accelerator, replacing those in its files."""
     objective: str = "latency"
-    """What a search makes small: ``latency`` or ``throughput``, the largest load."""
+    """The objective to minimize, one of `fxpart.cost.problem.OBJECTIVES`."""
     granularity: str = "operator"
-    """What stays together: ``operator``, ``module``, or a depth in the module tree."""
+    """The unit that is kept together: ``operator``, ``module``, or a depth in the module tree."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     question: str = ""
-    """What a sweep is to answer, in a sentence."""
+    """The question that a sweep answers, a sentence."""
     resume: bool = True
-    """Whether a sweep leaves out jobs that are settled already."""
+    """Whether a sweep skips jobs that have a result."""
     where: str | None = None
-    """Which jobs of a sweep are run: an expression over their values."""
+    """The jobs of a sweep to run: an expression over their values."""
     zip: list[Any] | None = None
     """Swept keys that change together, or several lists of such keys."""
     rerun: str | None = None
-    """The id of a logged run that is run again, as it was."""
+    """The id of a logged run to repeat."""
     figures: str = "auto"
-    """``all``, ``none``, or ``auto``: all but those of a sweep's job that take long."""
+    """``all``, ``none``, or ``auto``: all, except slow ones in a sweep."""
     verbose: bool = False
-    """Whether the jobs of a sweep say all that they say alone."""
+    """Whether the jobs of a sweep print as much as single runs."""
 
 
 @dataclass
 class Schema(_Sections):
-    """The shape of the files: a mode's options stand beside its name, ``mode.max_passes=4``."""
+    """The schema of files: a mode's options are next to its name, ``mode.max_passes=4``."""
 
     mode: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Config(_Sections):
-    """Everything that a run is made of."""
+    """The whole configuration of a run."""
 
     mode: ModeConfig = field(default_factory=lambda: ModeConfig("", {}))
 
 
 def sections_in(section: "DataclassInstance", path: str = "") -> Iterator[tuple[Any, str]]:
-    """Yield a section and all inside it, each with how its keys begin: ``devices.pools.0.``."""
+    """Yield a section and its subsections, each with its key prefix: ``devices.pools.0.``."""
     yield section, path
     for key, value in vars(section).items():
         inside = enumerate(value) if isinstance(value, list) else [("", value)]
         for index, inner in inside:
             if is_dataclass(inner) and not isinstance(inner, type):
-                at = f"{key}.{index}" if isinstance(value, list) else key
-                yield from sections_in(inner, f"{path}{at}.")
+                place = f"{key}.{index}" if isinstance(value, list) else key
+                yield from sections_in(inner, f"{path}{place}.")

@@ -1,6 +1,6 @@
-"""What a spec stands for: ``4x16gb`` or ``2xh100`` as devices, ``25gbit`` as a transfer rate.
+"""Parse specs: ``4x16gb`` or ``2xh100`` as devices, ``25gbit`` as a transfer rate.
 
-A size stands for an accelerator of the table ``conf/accelerator``, one YAML file each.
+A size stands for an accelerator in the table ``conf/accelerator``, which has a YAML file for each.
 """
 
 import math
@@ -33,29 +33,29 @@ __all__ = [
 ]
 
 TIER_FOLDER = "tier"
-"""Of ``conf/``: what a host and a disk in a spec are taken to be; it is no group of choices."""
+"""The folder of ``conf/`` that defines host and disk tiers in specs; not a config group."""
 _CLASS_BYTES = 2**30
-"""A card sold as 16 GB holds up to 16 GiB: 16gib is of the same class as 16gb."""
+"""A card sold as 16 GB has up to 16 GiB, so 16gib is of the same class as 16gb."""
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
 _RATES = ("flops_per_s", "sustained_flops_per_s")
 """By dtype; the second need not be there."""
 _IF_GIVEN = ("stands_for_gb", "multiprocessors", "price_per_hour")
 _OR_ZERO = ("host_launch_s", "power_w")
-"""Other numbers of an accelerator's file; these may be 0."""
+"""Other numbers in an accelerator file that may be 0."""
 
 
 def accelerator_files() -> dict[str, Path]:
-    """Return the file of each accelerator by name: shipped ones, then the working directory's."""
+    """Return the file of each accelerator by name, shipped ones and the working directory's."""
     folders = [folder / "accelerator" for folder in (user_conf_dir(), conf_dir()) if folder]
-    # Where both have a name, the shipped file wins, as in every other group.
+    # For the same name the shipped file takes precedence, as in config groups.
     return {path.stem.lower(): path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_accelerator(path: Path) -> dict[str, Any]:
-    """Return what an accelerator's file says, with `memory_bytes` in place of `memory`.
+    """Return the content of an accelerator file, with `memory_bytes` in place of `memory`.
 
     Raises:
-        SpecError: for a file that is damaged or does not say all that is needed.
+        SpecError: if the file cannot be read, or a value is missing or invalid.
 
     """
     try:
@@ -68,10 +68,10 @@ def read_accelerator(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
-    """Return what the file says; `state` changes with it. A sweep asks for the same many times."""
+    """Return the content of a file, cached for sweeps; `state` changes with the file."""
     try:
         table = OmegaConf.to_container(OmegaConf.load(path))
-    # ValueError is of text that is not UTF-8.
+    # ValueError covers text that is not UTF-8.
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         raise SpecError(f"accelerator file {path} cannot be read: {message_of(error)}") from error
     values = table if isinstance(table, dict) else {}
@@ -113,7 +113,7 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
     numbers |= {key: entry[key] for key in _IF_GIVEN if entry.get(key) is not None}
     numbers |= {key: entry[key] for key in _OR_ZERO if entry.get(key)}
     for key, number in numbers.items():
-        # True is an int to Python.
+        # bool is a subclass of int.
         plain = isinstance(number, int | float) and not isinstance(number, bool)
         if not plain or not 0 < number < math.inf:
             raise SpecError(
@@ -122,13 +122,13 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def device_pools(spec: str) -> list[dict[str, Any]]:
-    """Return the pools that `spec` names, with numbers from the table of accelerators.
+    """Return the pools of `spec`, with numbers from the table of accelerators.
 
-    A size stands for the accelerator of the smallest memory class that is not smaller, or of the
-    largest class, with the memory that the spec gives.
+    A size stands for the accelerator of the smallest memory class that is large enough, or of the
+    largest class, with the memory of the spec.
 
     Raises:
-        SpecError: for a spec that cannot be read.
+        SpecError: if the spec cannot be parsed, or an accelerator file is invalid.
 
     """
     files = accelerator_files()
@@ -142,7 +142,7 @@ def device_pools(spec: str) -> list[dict[str, Any]]:
 
 
 def _share(pool: dict[str, Any], shares: int) -> dict[str, Any]:
-    """Return a pool of the host itself with the memory and cores of one of its `shares`."""
+    """Return a pool of the host itself with one of `shares` of its memory and cores."""
     if shares == 1:
         return pool
     return {
@@ -202,10 +202,10 @@ _KINDS = {"host": "host", "nvme": "disk"}
 
 
 def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return `spec` without its tiers, such as ``host64gb`` and ``nvme500gb``, and those.
+    """Return `spec` without its tiers, such as ``host64gb`` and ``nvme500gb``, and the tiers.
 
     Raises:
-        SpecError: for a tier that is counted, or of a size that cannot be read, or tiers alone.
+        SpecError: if a tier has a count or an invalid size, or there are only tiers.
 
     """
     parts = [part.strip() for part in spec.lower().split("+")]
@@ -238,7 +238,7 @@ def _tier(spec: str, part: str, match: re.Match[str]) -> dict[str, Any]:
 TRANSFER_GRAMMAR = (
     "a rate one way, in bytes per second such as 16gb or 16e9, or in bits per second such as 25gbit"
 )
-"""How a transfer rate is written, for messages and help."""
+"""The syntax of transfer rates, for messages and help."""
 _HOW = f"write {TRANSFER_GRAMMAR}"
 _RATE = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)([a-z/]*)")
 _PER_S = {
@@ -251,20 +251,20 @@ _PER_S = {
     "tbit": 1e12 / 8,
 }
 _LEAST_PLAIN = 1e6
-"""Bytes per second: of a smaller number without a unit, the unit was forgotten."""
+"""Bytes per second: for a smaller number without a unit, the unit was probably forgotten."""
 _LATENCY_S = 10e-6
 
 
 def looks_like_rate(name: str) -> bool:
-    """Return whether `name` starts as a rate does, so that a message about rates helps."""
+    """Return whether `name` starts like a rate, so that a message about rates helps."""
     return bool(re.match(r"[-+]?\.?\d", name))
 
 
 def transfer_rate(spec: str) -> dict[str, Any]:
-    """Return ``{name, bytes_per_s, latency_s, source}`` for the rate that `spec` states.
+    """Return ``{name, bytes_per_s, latency_s, source}`` of the rate `spec`.
 
     Raises:
-        SpecError: for an unknown unit, none where one is missed, or a rate that is not positive and
+        SpecError: if the unit is unknown or seems forgotten, or the rate is not positive and
             finite.
 
     """

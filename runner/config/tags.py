@@ -1,7 +1,7 @@
-"""A run's configuration as JSON and as tags of a tracker, from which it is run again.
+"""Serialize a run's configuration as JSON and as tags in a tracker, to repeat the run.
 
-The tags ``config.0``, ``config.1`` and so on, joined, are one line of JSON. The section
-``tracking`` is left out: it may hold a password.
+The tags ``config.0``, ``config.1`` and so on are pieces of one line of JSON. The section
+``tracking`` is left out, since it may hold a password.
 """
 
 import json
@@ -27,23 +27,23 @@ __all__ = [
 _Made = TypeVar("_Made")
 PREFIX = "config."
 PIECE_LENGTH = 5000
-"""Characters of one tag at most: stores keep 5000 to 8000."""
+"""Most characters of one tag: stores accept 5000 to 8000."""
 _PAIRS = "(pairs)"
-"""The only key of a mapping that stands for one whose keys are not all text."""
+"""The only key of a mapping that encodes one with keys other than text."""
 
 
 def config_document(config: Config) -> dict[str, object]:
-    """Return `config` in JSON's types; `config_from_document` is the inverse."""
+    """Return `config` as JSON types; `config_from_document` is the inverse."""
     document = _plain(asdict(config))
     assert isinstance(document, dict), "keys of a dataclass are text"
     return document
 
 
 def config_from_document(document: Mapping[str, object]) -> Config:
-    """Return the configuration of a `config_document`; what is left out has its default.
+    """Return the configuration of a `config_document`, with defaults for missing keys.
 
     Raises:
-        SpecError: for a document that is not of this form, in one line.
+        SpecError: if the document is invalid.
 
     """
     try:
@@ -56,7 +56,7 @@ def config_from_document(document: Mapping[str, object]) -> Config:
 
 
 def _refuse_missing(config: Config) -> None:
-    """Refuse a number that has no default, in any section."""
+    """Raise `SpecError` if a number without a default is missing in any section."""
     for section, path in sections_in(config):
         hints = get_type_hints(type(section))
         for key, value in vars(section).items():
@@ -77,16 +77,16 @@ def config_tags(config: Config) -> dict[str, str]:
 
 
 def config_text(tags: Mapping[str, str]) -> str:
-    """Return the JSON that a run's `tags` hold in pieces, "" if they hold none."""
+    """Return the JSON in the pieces of a run's `tags`; empty if there are none."""
     numbers = range(len(tags))
     return "".join(tags[name] for number in numbers if (name := f"{PREFIX}{number}") in tags)
 
 
 def config_from_tags(tags: Mapping[str, str]) -> Config:
-    """Return the configuration that a run's `tags` hold, with the default tracking.
+    """Return the configuration in a run's `tags`, with the default tracking.
 
     Raises:
-        SpecError: if they hold none, or not all of one, in one line.
+        SpecError: if the tags have no configuration, or an incomplete one.
 
     """
     text = config_text(tags)
@@ -112,7 +112,7 @@ def _damaged(what: str) -> SpecError:
 
 
 def _plain(item: object) -> object:
-    """Return `item` with mappings that JSON has: it makes text of keys that are numbers."""
+    """Return `item` with mappings that survive JSON, which turns all keys into text."""
     if isinstance(item, Mapping):
         if all(isinstance(key, str) and key != _PAIRS for key in item):
             return {key: _plain(value) for key, value in item.items()}
@@ -129,7 +129,7 @@ def _unplain(item: object) -> object:
 
 
 def _section(section: type[_Made], values: object, path: str) -> _Made:
-    """Return the dataclass `section` with `values`; `path` is where it stands, for errors."""
+    """Return the dataclass `section` with `values`; `path` is its key prefix, for errors."""
     if not isinstance(values, dict):
         raise _damaged(f"{path.rstrip('.') or 'it'} is {values!r}, not a section")
     hints = get_type_hints(section)
@@ -159,7 +159,7 @@ def _value(hint: object, value: Any, path: str) -> object:  # noqa: ANN401 - wha
             return float(value)
         except OverflowError:
             raise _damaged(f"{path} is {str(value)[:20]}..., which is too large") from None
-    # isinstance would take True for an int.
+    # isinstance would accept True as an int.
     if kind is not Any and type(value) is not kind:
         name = kind.__name__ if isinstance(kind, type) else str(kind)
         raise _damaged(f"{path} is {value!r}, which is not of the type {name}")

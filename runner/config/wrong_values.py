@@ -1,6 +1,6 @@
-"""What OmegaConf refuses of a key, a value or a reference, in one line.
+"""Turn OmegaConf's errors about keys, values and references into one line.
 
-Only its exceptions' types, public attributes and messages are read.
+Only its exceptions' types, public attributes and messages are used.
 """
 
 import re
@@ -24,13 +24,13 @@ from runner.config.paths import conf_dir
 __all__ = ["refused_by_omegaconf", "typed_key", "unknown_key"]
 
 _LONGEST_VALUE = 80
-"""Characters of a value that are shown."""
+"""Most characters of a value to show."""
 
 
 def refused_by_omegaconf(error: OmegaConfBaseException, override: str = "") -> str:
-    """Return what is wrong, starting with the key or the `override` that it is about.
+    """Return the error in one line, starting with the key or the `override` at fault.
 
-    Without `override` the value stands in a file. Passwords are left out.
+    Without `override` the value is in a file. Passwords are removed.
     """
     if isinstance(error, InterpolationResolutionError | GrammarParseError):
         return _broken_reference(error)
@@ -40,7 +40,7 @@ def refused_by_omegaconf(error: OmegaConfBaseException, override: str = "") -> s
 
 
 def typed_key(error: OmegaConfBaseException) -> str:
-    """Return the key that `error` is about as it is typed: ``a.0.b`` for OmegaConf's ``a[0].b``."""
+    """Return the key of `error` as it is typed: ``a.0.b`` for OmegaConf's ``a[0].b``."""
     return re.sub(r"\[(\d+)\]", r".\1", error.full_key or "")
 
 
@@ -48,7 +48,7 @@ def typed_key(error: OmegaConfBaseException) -> str:
 
 
 def unknown_key(path: str) -> str | None:
-    """Return that the configuration has no `path`, and what to write; None if it has one."""
+    """Return an error for an unknown key `path`, with advice; None if it exists."""
     section, _, key = path.partition(".")
     if section == "hydra":  # its keys depend on the launcher and the sweeper chosen
         package = path.rpartition(".")[0] or section
@@ -59,7 +59,7 @@ def unknown_key(path: str) -> str | None:
         return None
     if key and names:
         return f"{path} does not exist; in {section}, {nearest_names(key, names)}"
-    # A key may be asked for without its section: saturate_host.
+    # A key may be typed without its section: saturate_host.
     homes = [name for name, kind in known.items() if section in _field_names(kind)]
     near = f"did you mean {homes[0]}.{section}?" if homes else nearest_names(section, known)
     return f"{path} does not exist; {near}"
@@ -79,7 +79,7 @@ def _unknown_in_section(error: OmegaConfBaseException) -> str:
         return f"{path} does not exist; leave out `{key}:`, all of the file is that section"
     if path.startswith("hydra") or section is sections.Schema or not is_dataclass(section):
         return unknown_key(path) or f"{path} does not exist here"
-    # Inside a list OmegaConf knows the key, but not where the list stands.
+    # Inside a list, OmegaConf knows the key but not the path of the list.
     inside = f"in {above}, " if above else ""
     return f"{path} does not exist; {inside}{nearest_names(key, _field_names(section))}"
 
@@ -95,7 +95,7 @@ _MEANINGS = (
     (r"expected one of \[(.*)\]", "must be one of {0}"),
     (r"does not support deletion", "cannot be taken away; give it another value"),
 )
-"""What OmegaConf says of a value, and what that means."""
+"""OmegaConf's messages about values, with our wording."""
 
 
 def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
@@ -104,7 +104,7 @@ def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
     value = _shown_value(error, message)
     if override:
         setting = without_password(override)
-        # One value of a list or a mapping.
+        # The error is about one value inside a list or a mapping.
         if key != override.partition("=")[0].lstrip("+~"):
             setting = f"{setting}: {value}"
     else:
@@ -127,9 +127,9 @@ def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
 
 
 def _needs_several(setting: str, key: str, value: str, class_name: str) -> str:
-    """Return the line for one value in place of a section, whose class may be known."""
+    """Return the error for a single value in place of a section, whose class may be known."""
     section = getattr(sections, class_name, None)
-    if not key:  # where whole files are merged, only the class is named
+    if not key:  # while merging whole files, the error names only the class
         known = fields(sections.Schema)
         key = next((field.name for field in known if section and field.type is section), "")
         setting = f"{key}: {value}" if key else setting
@@ -148,7 +148,7 @@ def _shown_value(error: OmegaConfBaseException, message: str) -> str:
 
 
 def _in_bytes(key: str, value: object) -> str:
-    """Return the number that a size with a unit stands for."""
+    """Return a hint with the number of bytes of a size with a unit."""
     if not key.endswith("_bytes") or not isinstance(value, str):
         return ""
     try:
@@ -183,7 +183,7 @@ _REFERENCES = (
         "has a reference that cannot be read ({0}); write ${{section.key}}",
     ),
 )
-"""What OmegaConf says of a reference, and what that means."""
+"""OmegaConf's messages about references, with our wording."""
 
 
 def _broken_reference(error: OmegaConfBaseException) -> str:
@@ -203,7 +203,7 @@ def _broken_reference(error: OmegaConfBaseException) -> str:
 
 
 def _unresolved_text(error: OmegaConfBaseException) -> str:
-    """Return how the value with the reference is written, "" where that cannot be told."""
+    """Return the value with the reference as written; empty if unknown."""
     if isinstance(error.value, str):
         return error.value
     if not OmegaConf.is_config(error.parent_node):

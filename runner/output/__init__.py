@@ -1,1 +1,1 @@
-"""What a run prints and writes: terminal, metrics, figures, traces, text and JSON files."""
+"""The output of a run: terminal, metrics, figures, traces, text and JSON files."""

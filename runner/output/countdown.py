@@ -1,4 +1,4 @@
-"""Progress of many equal pieces of work on stderr: a bar on a terminal, else a line at times."""
+"""Progress of many equal tasks on stderr: a bar on a terminal, else a line now and then."""
 
 import sys
 from collections.abc import Callable
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["Countdown", "say", "time_text"]
 
 _EVERY_S = 15.0
-"""Between two lines in a log."""
+"""Time between two lines in a log."""
 _ENOUGH = 3
-"""Pieces that have to be done before the time of the others is estimated."""
+"""Completed tasks needed to estimate the remaining time."""
 
 
 class Countdown:
-    """Counts `total` pieces of work, named by the plural `noun`; says nothing unless `shown`."""
+    """Counts `total` tasks, named by the plural `noun`; silent unless `shown`."""
 
     def __init__(self, noun: str, total: int, *, shown: bool = True) -> None:
         """Start the clock."""
@@ -29,19 +29,19 @@ class Countdown:
         self._bar: Progress | None = None
 
     def start(self) -> None:
-        """Start the clock again, and on a terminal the bar."""
+        """Restart the clock, and start the bar on a terminal."""
         self._start_s = self._line_s = monotonic()
         if self._shown and sys.stderr.isatty():
             self._bar = _bar(self._noun, self._total)
             self._bar.start()
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar:
             self._bar.stop()
 
     def add(self, tally: Callable[[], str], *, took_time: bool = True) -> None:
-        """Count a piece, which counts for the estimate if it `took_time`.
+        """Count a task, which enters the time estimate if it `took_time`.
 
         `tally` returns the progress as text.
         """
@@ -58,32 +58,32 @@ class Countdown:
             say(f"{tally()}, {self._rest()}")
 
     def note(self, what: str) -> None:
-        """Say on the bar what is under way, if there is a bar."""
+        """Show the current work on the bar, if any."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], tally=what)
 
     @property
     def has_bar(self) -> bool:
-        """Whether it is a terminal that is written to."""
+        """Whether there is a bar, that is, stderr is a terminal."""
         return self._bar is not None
 
     @property
     def done(self) -> int:
-        """The number of counted pieces."""
+        """The number of counted tasks."""
         return self._done
 
     @property
     def took(self) -> str:
-        """The elapsed time, such as `` in 3 min 40 s``; empty where nothing took time."""
+        """The elapsed time, such as `` in 3 min 40 s``; empty if no task took time."""
         return f" in {time_text(monotonic() - self._start_s)}" if self._ran else ""
 
     def _rest(self) -> str:
-        left = self._total - self._done
+        remaining = self._total - self._done
         if self._ran < _ENOUGH:
-            return f"{left} left"
-        # Before the first end lies what comes once: processes start, a model is captured.
+            return f"{remaining} left"
+        # Without the first task, which includes one-time work such as process starts and captures.
         each_s = (monotonic() - self._first_end_s) / (self._ran - 1)
-        return f"{left} left, about {time_text(left * each_s)} to go"
+        return f"{remaining} left, about {time_text(remaining * each_s)} to go"
 
 
 def _bar(noun: str, total: int) -> "Progress":
@@ -111,7 +111,7 @@ def say(line: str) -> None:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time for people: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return a duration as text: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Which figures and traces a run gets; its two SVG files, which any browser opens offline."""
+"""Choose the figures and traces of a run, and write its two SVG files."""
 
 from pathlib import Path
 
@@ -14,7 +14,8 @@ __all__ = ["check_figures", "wants_figures", "wants_traces", "write_figures"]
 
 _CHOICES = ("auto", "all", "none")
 MOST_OPERATORS = 1000
-"""``auto`` draws no larger models in a sweep: that would take longer than the rest of the job."""
+"""Largest model that ``auto`` draws in a sweep: others would take longer than the rest of the job.
+"""
 
 
 def check_figures(figures: str) -> None:
@@ -24,13 +25,13 @@ def check_figures(figures: str) -> None:
 
 
 def wants_figures(figures: str, operators: int, *, in_sweep: bool) -> bool:
-    """Return whether the figures of a model with so many operators are drawn."""
+    """Return whether to draw the figures of a model with this number of operators."""
     small = not in_sweep or operators <= MOST_OPERATORS
     return figures == "all" or (figures == "auto" and small)
 
 
 def wants_traces(figures: str, *, in_sweep: bool) -> bool:
-    """Return whether traces are written; those of a thousand jobs would fill a disk."""
+    """Return whether to write traces; those of a thousand jobs would fill a disk."""
     return figures == "all" or (figures == "auto" and not in_sweep)
 
 
@@ -43,9 +44,9 @@ def write_figures(
 ) -> None:
     """Write `memory.svg` and `partition_graph.svg` into `folder`.
 
-    `subject` is their first line. The same run gives the same bytes.
+    `subject` is their first line. Files of equal runs are equal.
 
-    Raises `CacheError` when the folder cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     write_text(folder / "memory.svg", memory_svg(graph, assignment, evaluation, subject))
     partitions = partition_graph_svg(graph, assignment, evaluation, subject)

@@ -1,4 +1,4 @@
-"""`memory.svg`: what each device holds of what it has, and over the time of one run, by kind."""
+"""`memory.svg`: the memory of each device by kind, at its peak and over the time of one run."""
 
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ from runner.output.units import Unit, size_unit, time_unit
 __all__ = ["memory_svg"]
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, GAP = 60.0, 20.0, 104.0, 52.0, 820.0, 30.0
-"""Margins of the panels, their width and what is between them, in pixels."""
+"""Margins of the panels, their width and the gap between them, in pixels."""
 BAR, BETWEEN = 96.0, 84.0
-"""Width of the bar of a whole device, and what is between it and the panel of time."""
+"""Width of the bar of a whole device, and its distance to the panel over time."""
 STEPS_PER_PIXEL = 2
 LAYERS = (
     ("weights", ("weight",), LIGHT.series[0]),
@@ -28,29 +28,29 @@ LAYERS = (
     ("saved activations", ("saved activation",), LIGHT.series[2]),
     ("other tensors", ("input", "received", "output", "temporary"), LIGHT.series[3]),
 )
-"""What is drawn on top of each other, from below: its name, its kinds, its colour."""
+"""The stacked layers from bottom to top: name, kinds, colour."""
 RESIDENT = 3
-"""The first of the layers stay the same over the run."""
+"""Number of layers at the bottom that stay the same over the run."""
 
 
 class _DevicePanel(NamedTuple):
-    """One device, and where it is drawn."""
+    """One device and its panels."""
 
     use: DeviceUse
     tops: IntArray
-    """Bytes up to the top of each of `LAYERS` while each of its operators runs."""
+    """Cumulative bytes of `LAYERS` while each of the device's operators runs."""
     peak_at: str
-    """What runs at its peak, where that is in the drawing."""
+    """What runs at the peak, if it is in the drawing."""
     whole: Panel
-    """The bar of all that the device has, in units of `unit`."""
+    """The bar of the whole device, in `unit`."""
     alive: Panel
-    """What lies beside the weights and their state over time, in units of `alive_unit`."""
+    """Tensors other than weights and their state over time, in `alive_unit`."""
     unit: Unit
     alive_unit: Unit
 
     @property
     def resident_bytes(self) -> int:
-        """What stays over the run."""
+        """Bytes that stay constant over the run."""
         return _resident_bytes(self.use)
 
     def text(self, size_bytes: float) -> str:
@@ -60,12 +60,12 @@ class _DevicePanel(NamedTuple):
 def memory_svg(
     graph: OpGraph, assignment: Assignment, evaluation: Evaluation, subject: str = ""
 ) -> str:
-    """Return a row for each device that computes: what it holds at its peak, and over time.
+    """Return a row for each computing device, with its memory at the peak and over time.
 
-    The bar at the left is the whole device: weights, what lies beside them at the peak, what is
-    free. Right of it what lies beside weights and their state is drawn over the time of the first
-    input, on a scale of its own, which all devices share: next to the weights it can be too little
-    to see. It is known while the device's own operators run. `subject` is the first line.
+    The bar on the left is the whole device: weights, other tensors at the peak, and free memory. To
+    its right, tensors other than weights and their state are drawn over the time of the first
+    input, on a separate scale shared by all devices: next to the weights they may be too small to
+    see. They are known only while the device's own operators run. `subject` is the first line.
     """
     used = [use for use in evaluation.devices if use.operators]
     kinds = memory_by_kind(graph, assignment, len(evaluation.devices))
@@ -115,7 +115,7 @@ def _resident_bytes(use: DeviceUse) -> int:
 
 
 def _layers(kinds: IntArray, use: DeviceUse) -> IntArray:
-    """Return the top of each of `LAYERS` in bytes, one more column at the end for what stays."""
+    """Return the cumulative bytes of `LAYERS`, with a last column for the resident bytes only."""
     rows = [kinds[[KINDS.index(kind) for kind in members]].sum(axis=0) for _, members, _ in LAYERS]
     resident = [use.weight_bytes, use.state_bytes, use.cache_bytes, 0, 0, 0]
     return np.cumsum(np.column_stack([np.array(rows), resident]), axis=0)
@@ -134,7 +134,7 @@ def _draw_legend(drawing: Drawing, layers: list[IntArray]) -> None:
 
 
 def _draw_device(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel) -> None:
-    """Draw one device: its bar, what is alive over time, its peak, words."""
+    """Draw one device: its bar, live tensors over time, its peak, and labels."""
     use = device.use
     for panel in (device.whole, device.alive):
         drawing.rect(panel.x, panel.y, panel.width, panel.height, fill=LIGHT.back)
@@ -158,9 +158,9 @@ def _draw_device(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel)
 
 
 def _draw_bar(drawing: Drawing, device: _DevicePanel) -> None:
-    """Draw what the device holds at its peak, kind by kind, and what it has."""
+    """Draw the device's memory at its peak, by kind, and its capacity."""
     use, panel, tops = device.use, device.whole, device.tops
-    # At the peak of its first input; of a later one only what stays is known.
+    # The peak of its first input; for later inputs only resident bytes are known.
     at_peak = int(np.argmax(tops[-1])) if tops.shape[1] > 1 else tops.shape[1] - 1
     base = panel.base
     for (label, _, colour), below, top in zip(
@@ -183,7 +183,7 @@ def _draw_bar(drawing: Drawing, device: _DevicePanel) -> None:
 
 
 def _draw_alive(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel) -> None:
-    """Draw what changes, the highest first, so that each covers all above it but itself."""
+    """Draw the changing layers, the top one first, so that lower ones cover it."""
     panel, profile = device.alive, evaluation.memory[device.use.logical_id]
     if not len(profile.op):
         return
@@ -206,7 +206,7 @@ def _draw_alive(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel) 
 
 
 def _peak_at(graph: OpGraph, evaluation: Evaluation, use: DeviceUse) -> str:
-    """Return what runs at the peak of a device, ``""`` where that is of a later input."""
+    """Return what runs at the peak of a device; empty if that is during a later input."""
     profile = evaluation.memory[use.logical_id]
     if not len(profile.op) or int(profile.held_bytes.max()) != use.peak_bytes:
         return ""
@@ -215,15 +215,15 @@ def _peak_at(graph: OpGraph, evaluation: Evaluation, use: DeviceUse) -> str:
 
 
 def _shortened(place: str, most: int) -> str:
-    """Return the end of `place`, which says more than its beginning, where all is too long."""
+    """Return `place`, shortened to its more informative end if too long."""
     return place if len(place) <= most else "..." + place[3 - most :]
 
 
 def _outline(panel: Panel, start: FloatArray, above: FloatArray, end: float) -> str:
-    """Return a stepped area as a path: from each `start` (a share of the width) `above` pixels.
+    """Return a stepped area as a path: `above` pixels from each `start`, a share of the width.
 
-    Of the steps within half a pixel only the highest is drawn, and none to the same height, so
-    that a path has an end.
+    To bound the length of the path, only the highest step within half a pixel is drawn, and steps
+    to the same height are skipped.
     """
     column = np.rint(start * panel.width * STEPS_PER_PIXEL).astype(np.int64)
     first = np.flatnonzero(np.diff(column, prepend=-1))

@@ -1,8 +1,8 @@
-"""The metrics of a run: what each is called, its unit and digits, what it means, what shows it.
+"""The metrics of a run: name, unit, digits, meaning, and where each is shown.
 
-The tables of the terminal, MLflow's comparison page, reports and their ranking, the check of
-``hydra.sweeper.metric`` and docs/metrics.md, which ``python -m runner.output.metrics`` prints, are
-made from `METRICS` and `DEVICE_METRICS`. A new metric is a row here, and a value under its name in
+`METRICS` and `DEVICE_METRICS` define the tables in the terminal, MLflow's comparison page, reports
+and their ranking, the check of ``hydra.sweeper.metric``, and docs/metrics.md, which ``python -m
+runner.output.metrics`` prints. A new metric is a row here, and a value of the same name in
 `runner.experiment`.
 """
 
@@ -33,9 +33,9 @@ __all__ = [
 Column = Literal[
     "", "always", "plain", "bounded", "mixed", "scheduled", "differs", "some", "trained", "tokens"
 ]
-"""When a report has a column of a metric: never, always, where no job has a schedule, where a job
-has it besides, where not all have a schedule, where all have one, where jobs differ in it, where a
-job has it, where a job trains, where it is no fixed multiple of the throughput."""
+"""When a report has a column for a metric: never, always, if no job has a schedule, if moreover a
+job has the metric, if not all jobs have a schedule, if all have one, if jobs differ in the metric,
+if a job has it, if a job trains, if it is not a fixed multiple of the throughput."""
 
 
 LAST_SPARE = 8
@@ -45,33 +45,33 @@ class PageColumn(NamedTuple):
     """A column of MLflow's comparison page."""
 
     place: int
-    """Of its own: columns stand in this order, from 10 on behind the most common parameters."""
+    """Position: columns are in this order, and from 10 on after the most common parameters."""
     width: int
-    """In pixels."""
+    """Width in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of a run."""
+    """A metric of a run."""
 
     name: str
-    """As MLflow, ``result.json`` and ``hydra.sweeper.metric`` have it."""
+    """Its name in MLflow, ``result.json`` and ``hydra.sweeper.metric``."""
     unit: str
     """Empty for a count."""
     format: str
-    """Digits, as Python's `format` takes them."""
+    """Format specification of Python."""
     better: Literal["lower", "higher"] | None
     sentence: str
     jobs: str = ""
-    """What a job needs to log it; empty for what every placement has."""
+    """The feature that a job needs to log it; empty if every placement has it."""
     heading: str = ""
-    """What reports call it; empty for what they do not show."""
+    """Its name in reports; empty if they do not show it."""
     per: str = ""
-    """What a time is of, where not of one input."""
+    """The unit of work of a time, if not one input."""
     column: Column = ""
     spare: int = 0
-    """Narrow terminals leave out columns in this order, equal ones together; 0 always stays, and
-    those of `LAST_SPARE` go only after long settings are broken into lines."""
+    """Narrow terminals drop columns in this order, equal ones together. 0 always stays, and those
+    of `LAST_SPARE` are dropped only after long settings are broken into lines."""
     page: PageColumn | None = None
 
 
@@ -264,14 +264,14 @@ METRICS = (
     Metric("gradient_difference", "", ".2g", _LOWER,
            "Largest share by which a gradient of training differs from the unsplit model's.", _RUN),
 )
-"""What jobs log, in the order of a report's columns."""
+"""The metrics logged by jobs, in the order of a report's columns."""
 
 DERIVED = (
     Metric("example_ms", "ms", ",.3f", _LOWER,
            "1 / `examples_per_s`: what jobs of several batch sizes, or with a schedule, are ranked"
            " by.", heading="time per example", per="example"),
 )
-"""What reports work out of the metrics of a job."""
+"""Metrics that reports derive from a job's."""
 
 SERIES = (
     Metric("memory_gib", "GiB", ".3f", None,
@@ -281,16 +281,16 @@ SERIES = (
     Metric("search_best_gib", "GiB", ".3f", None, "The same of objective=memory.", "mode=optimal"),
     Metric("search_best_j", "J", ",.3f", None, "The same of objective=energy.", "mode=optimal"),
 )
-"""What MLflow draws as lines."""
+"""Metrics over steps, which MLflow draws as lines."""
 # fmt: on
 
 BY_NAME = {metric.name: metric for metric in (*METRICS, *DERIVED, *SERIES)}
 
 
 def page_columns(*, common: bool) -> dict[str, int]:
-    """Return the metrics of MLflow's comparison page in order, and the widths of their columns.
+    """Return the metrics of MLflow's comparison page in order, with the widths of their columns.
 
-    The `common` ones stand before the most common parameters, the others behind these.
+    The `common` ones come before the most common parameters, the others after them.
     """
     columns = [(metric.page, metric.name) for metric in METRICS if metric.page]
     return {name: page.width for page, name in sorted(columns) if (page.place < 10) is common}
@@ -301,28 +301,28 @@ class DeviceMetric:
     """A column of the table of devices, in the terminal and in MLflow."""
 
     name: str
-    """As MLflow's table ``devices`` has it."""
+    """Its name in MLflow's table ``devices``."""
     unit: str
-    """There; the terminal takes one that suits the numbers."""
+    """Its unit there; the terminal chooses one that suits the numbers."""
     field: str
-    """Of `DeviceUse`, in bytes or seconds where the unit is of these."""
+    """Field of `DeviceUse`, in bytes or seconds if the unit is one of size or time."""
     sentence: str
     heading: str = ""
-    """In the terminal; empty for what it does not show."""
+    """Heading in the terminal; empty if not shown there."""
     scale: Literal["", "held", "memory", "load", "received"] = ""
-    """Columns of the terminal that share a unit."""
+    """Group of columns that share a unit in the terminal."""
     optional: bool = False
-    """Whether it is left out where it is 0 for all devices."""
+    """Whether it is left out if it is 0 for all devices."""
     spare: int = 0
-    """Narrow terminals leave out columns in this order; 0 always stays. 1 is the load in %."""
+    """Narrow terminals drop columns in this order; 0 always stays. 1 is the load in %."""
 
     def amount(self, use: "DeviceUse") -> float | str:
-        """Return the number, in bytes or seconds, or the name."""
+        """Return the value: a number, in bytes or seconds if it has a unit, or a name."""
         value: float | str | tuple[int, ...] = getattr(use, self.field)
         return len(value) if isinstance(value, tuple) else value
 
     def logged(self, use: "DeviceUse") -> object:
-        """Return what MLflow's table has, in `unit`."""
+        """Return the value for MLflow's table, in `unit`."""
         amount = self.amount(use)
         if isinstance(amount, str) or not self.unit:
             return amount
@@ -356,7 +356,7 @@ DEVICE_METRICS = (
     DeviceMetric("received_gib", "GiB", "received_bytes", "Sent to it for one input.",
                  "received", "received", spare=3),
 )
-"""In the order of the columns."""
+"""The columns of the table of devices, in order."""
 # fmt: on
 
 
@@ -389,7 +389,7 @@ In MLflow's table `devices`, most of them in the terminal.
 
 
 def metrics_page() -> str:
-    """Return docs/metrics.md."""
+    """Return the text of docs/metrics.md."""
     devices = [(f"`{m.name}`", m.unit, m.sentence) for m in DEVICE_METRICS]
     return _PAGE.format(
         jobs=_metrics_table(sorted(METRICS, key=lambda metric: bool(metric.jobs))),

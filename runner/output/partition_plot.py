@@ -1,7 +1,7 @@
-"""`partition_graph.svg`: the partitions in lanes by device, and what is sent between them.
+"""`partition_graph.svg`: the partitions in lanes by device, and the bytes sent between them.
 
-A few partitions have a labelled box each, and labelled arrows; many are drawn over the time that
-their devices compute them, and what is sent is added up by pair of devices.
+A few partitions are labelled boxes with labelled arrows. Many are drawn over the time at which
+their devices compute them, with the bytes sent summed by pair of devices.
 """
 
 from typing import NamedTuple
@@ -27,10 +27,10 @@ from runner.output.units import format_ids, format_s, format_size, size_unit, ti
 __all__ = ["partition_graph_svg", "suits_boxes"]
 
 MOST_PARTITIONS, MOST_COLUMNS = 40, 8
-"""More than these are no longer read one by one, or side by side on a screen."""
+"""Most partitions that are readable one by one, and most columns that fit side by side."""
 BOX_WIDTH, BOX_HEIGHT, LANE = 126.0, 80.0, 118.0
 LEAST_GAP, WIDEST_GAP, SCREEN = 30.0, 78.0, 1420.0
-"""Between boxes: as much as leaves the figure as wide as a screen."""
+"""Gaps between boxes, chosen so that the figure is as wide as a screen."""
 LEFT, TOP, LABEL, LEGEND = 20.0, 84.0, 130.0, 880.0
 ARROW = LIGHT.muted
 Point = tuple[float, float]
@@ -39,7 +39,7 @@ Point = tuple[float, float]
 def partition_graph_svg(
     graph: OpGraph, assignment: Assignment, evaluation: Evaluation, subject: str = ""
 ) -> str:
-    """Return the partitions with labels and arrows; many over the time that devices compute.
+    """Return a figure of the partitions with labels and arrows, or of many over time.
 
     `subject` is the first line.
     """
@@ -50,7 +50,7 @@ def partition_graph_svg(
 
 
 def suits_boxes(summary: PartitionSummary) -> bool:
-    """Return whether the partitions are few enough for a labelled box each."""
+    """Return whether there are few enough partitions for labelled boxes."""
     few = len(summary.device) <= MOST_PARTITIONS
     return few and max(columns(summary)) < MOST_COLUMNS
 
@@ -58,9 +58,9 @@ def suits_boxes(summary: PartitionSummary) -> bool:
 def _labelled_svg(
     summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation, subject: str
 ) -> str:
-    """Return boxes with modules, weights and time; arrows with the bytes that they carry.
+    """Return a figure of boxes with modules, weights and time, and arrows with bytes.
 
-    A partition stands to the right of all that it reads from.
+    A partition is to the right of all partitions that it reads from.
     """
     lanes = sorted(set(summary.device.tolist()))
     column = columns(summary)
@@ -146,7 +146,7 @@ def _draw_box(
 def _draw_edges(
     drawing: Drawing, summary: PartitionSummary, corners: list[Point], gap: float
 ) -> None:
-    """Draw what stays first, so that what is sent lies over it, and labels over both."""
+    """Draw edges within devices first, then edges with transfers on top, then labels."""
     ends = _ends(summary, corners)
     most = max((edge.sent_bytes for edge in summary.edges), default=0)
     labels: list[tuple[Edge, Point, Point]] = []
@@ -173,7 +173,7 @@ def _bend(a: Point, b: Point, gap: float) -> float:
 
 
 def _ends(summary: PartitionSummary, corners: list[Point]) -> dict[Edge, tuple[Point, Point]]:
-    """Return start and end of each arrow, spread over the sides of the boxes in order of height."""
+    """Return start and end of each arrow, spread over the sides of boxes in vertical order."""
     start: dict[Edge, Point] = {}
     end: dict[Edge, Point] = {}
     outgoing: list[list[Edge]] = [[] for _ in corners]
@@ -197,7 +197,7 @@ def _draw_label(
     curve: tuple[Point, Point, Point, Point],
     taken: list[tuple[float, float, float, float]],
 ) -> None:
-    """Write on the arrow where there is room; without any only its tip has the words."""
+    """Write a label on the arrow where there is room; otherwise only its tooltip has the text."""
     half = text_width(words, 11) / 2
     for t in (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8):
         x, y = (_bezier(t, *coordinates) for coordinates in zip(*curve, strict=True))
@@ -221,15 +221,15 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 OVERVIEW_TOP, OVERVIEW_LABEL, LANES_WIDTH = 112.0, 190.0, 760.0
 MOST_NUMBERED = 12
-"""Up to so many devices, the bytes between two are written out."""
+"""Most devices for which the bytes between pairs are written out."""
 MOST_TIPS = 4000
-"""Beyond this many boxes, words under the pointer would be most of the file."""
+"""Most boxes with tooltips; with more, these would be most of the file."""
 JOINED, THINNEST = 0.5, 0.4
-"""Pixels that are no gap, and those of what takes next to no time."""
+"""Largest gap that is closed, and least width of a box, in pixels."""
 
 
 class _Stretch(NamedTuple):
-    """A device computes a partition without a break that could be seen."""
+    """An interval in which a device computes a partition without a visible gap."""
 
     partition: int
     device: int
@@ -240,7 +240,7 @@ class _Stretch(NamedTuple):
 def _overview_svg(
     summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation, subject: str
 ) -> str:
-    """Return when each device computes which partition and, beside it, what it sends to others."""
+    """Return a figure of partitions over time by device, and a matrix of bytes between devices."""
     lanes = sorted(set(summary.device.tolist()))
     height = 34.0 if len(lanes) <= MOST_NUMBERED else 18.0
     title = title_of(summary, evaluation)
@@ -275,7 +275,7 @@ def _draw_stretches(
     evaluation: Evaluation,
     height: float,
 ) -> None:
-    """Draw what each device computes over time, and the axis below."""
+    """Draw the partitions of each device over time, and the axis below."""
     lanes = sorted(set(summary.device.tolist()))
     row_of = {device: row for row, device in enumerate(lanes)}
     times, x0 = time_unit(evaluation.latency_s), LEFT + OVERVIEW_LABEL
@@ -321,7 +321,7 @@ def _partition_tip(summary: PartitionSummary, partition: int) -> str:
 def _stretches(
     summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation, joined_s: float
 ) -> list[_Stretch]:
-    """Return when partitions are computed, by start; stretches `joined_s` apart are one."""
+    """Return the stretches of all partitions, by start, joining those up to `joined_s` apart."""
     latest: dict[int, _Stretch] = {}
     stretches: list[_Stretch] = []
     partition_of, begins = assignment.partition_of, evaluation.op_start_s
@@ -346,7 +346,7 @@ def _stretches(
 def _draw_matrix(
     drawing: Drawing, sent: dict[tuple[int, int], int], lanes: list[int], height: float
 ) -> float:
-    """Draw a row of cells beside each lane; return the width of the whole drawing."""
+    """Draw a row of cells next to each lane; return the width of the whole drawing."""
     numbered = len(lanes) <= MOST_NUMBERED
     cell, size = (58.0, 12) if numbered else (18.0, 9)
     x0 = LEFT + OVERVIEW_LABEL + LANES_WIDTH + 30

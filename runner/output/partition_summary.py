@@ -1,4 +1,4 @@
-"""What the partitions of a placement hold, take and pass on: the numbers of its graph."""
+"""The partitions of a placement in numbers: operators, weights, times, and bytes on edges."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,37 +17,37 @@ __all__ = ["Edge", "PartitionSummary", "columns", "device_matrix", "summarise", 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A partition reads what another makes."""
+    """An edge: a partition reads values produced by another."""
 
     source: int
     target: int
     crosses: bool
     """Whether the two are on different devices."""
     sent_bytes: int
-    """Sent for the target; 0 if all of it was sent for an earlier one on that device."""
+    """Bytes sent for the target; 0 if all were sent for an earlier partition on that device."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PartitionSummary:
-    """The partitions in numbers; arrays have an item for each."""
+    """The partitions in numbers. Arrays have an item per partition."""
 
     device: IntArray
     """Logical id of the device that computes it for the first input."""
     operators: IntArray
     weight_bytes: IntArray
-    """Weights that it uses, each once; partitions may share some."""
+    """Bytes of the weights that it uses, each once; partitions may share weights."""
     time_s: FloatArray
     """Time of its operators, without waiting."""
     edges: tuple[Edge, ...]
-    """By source, then target."""
+    """Edges, sorted by source, then target."""
     modules: tuple[tuple[str, ...], ...]
-    """What it computes, such as ``layers 0-9`` and ``norm``, the most operators first."""
+    """Its modules, such as ``layers 0-9`` and ``norm``, those with the most operators first."""
     is_backward: tuple[bool, ...]
-    """Whether all of it is of a backward."""
+    """Whether all its operators belong to the backward."""
 
 
 def summarise(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> PartitionSummary:
-    """Return the numbers of each partition; the bytes of all edges add up to what is sent."""
+    """Return the summary of all partitions. The bytes of the edges add up to the bytes sent."""
     partition_of, count = assignment.partition_of, assignment.n_partitions
     order = np.argsort(partition_of, kind="stable")
     members = np.split(order, np.cumsum(np.bincount(partition_of, minlength=count))[:-1])
@@ -67,7 +67,7 @@ def summarise(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) ->
 
 
 def _modules_of(graph: OpGraph, operators: IntArray) -> tuple[str, ...]:
-    """Return the modules of some operators, numbered ones as ranges."""
+    """Return the modules of operators, with numbered modules as ranges."""
     counts: Counter[tuple[str, int | None]] = Counter()
     for path in (graph.modules[op] for op in operators.tolist()):
         counts[_named(path)] += 1
@@ -84,19 +84,19 @@ def _modules_of(graph: OpGraph, operators: IntArray) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _named(path: str) -> tuple[str, int | None]:
-    """Return what a module is called, and its number: of ``model.layers.3.mlp`` layers and 3."""
+    """Return a module's name and number: layers and 3 for ``model.layers.3.mlp``."""
     parts = path.split(".")
     for before, part in pairwise(parts):
         if part.isdecimal():
             return before, int(part)
     if parts[0].isdecimal():
         return "modules", int(parts[0])
-    # Below the model's own shell, as in `model.embed_tokens`.
+    # Skip the model's wrapper, as in `model.embed_tokens`.
     return parts[1] if len(parts) > 1 else parts[0] or "the model", None
 
 
 def _sums(index: IntArray, amounts: IntArray, count: int) -> IntArray:
-    """Return the sum for each index as integers, which sums of floats would round."""
+    """Return the sum for each index in integers, since floats would round."""
     total = np.zeros(count, dtype=np.int64)
     np.add.at(total, index, amounts)
     return total
@@ -110,7 +110,7 @@ def _edges(graph: OpGraph, assignment: Assignment) -> tuple[Edge, ...]:
     maker = graph.value_producer[value]
     source, target = assignment.partition_of[maker], assignment.partition_of[reader]
     crosses = device_of[maker] != device_of[reader]
-    # A value is sent to a device once: for the first partition there that reads it.
+    # A value is sent to each device once, for the first partition there that reads it.
     arrival = value * (int(device_of.max()) + 1) + device_of[reader]
     first = np.zeros(len(value), dtype=np.bool_)
     first[np.unique(arrival, return_index=True)[1]] = True
@@ -125,7 +125,7 @@ def _edges(graph: OpGraph, assignment: Assignment) -> tuple[Edge, ...]:
 
 
 def title_of(summary: PartitionSummary, evaluation: Evaluation) -> str:
-    """Return the title of a drawing: partitions, devices, time, and what is sent."""
+    """Return the title of a drawing: partitions, devices, time, and bytes transferred."""
     sent_bytes = sum(edge.sent_bytes for edge in summary.edges)
     turns = f", the first of {evaluation.rounds} inputs in turn" if evaluation.rounds > 1 else ""
     return (
@@ -135,7 +135,7 @@ def title_of(summary: PartitionSummary, evaluation: Evaluation) -> str:
 
 
 def columns(summary: PartitionSummary) -> list[int]:
-    """Return the column of each partition: right of all that it reads, its own in its lane."""
+    """Return the column of each partition: right of its inputs, and unique in its lane."""
     sources: list[list[int]] = [[] for _ in summary.device]
     for edge in summary.edges:
         sources[edge.target].append(edge.source)
@@ -149,7 +149,7 @@ def columns(summary: PartitionSummary) -> list[int]:
 
 
 def device_matrix(summary: PartitionSummary) -> dict[tuple[int, int], int]:
-    """Return the bytes sent from one device to another, for each pair that sends any."""
+    """Return the bytes sent between pairs of devices, for pairs that send any."""
     total: dict[tuple[int, int], int] = {}
     for edge in summary.edges:
         if edge.sent_bytes:

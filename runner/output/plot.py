@@ -1,4 +1,4 @@
-"""What all figures share: scales with round ticks, panels and their axes, marks and legends."""
+"""Building blocks of all figures: scales with round ticks, panels with axes, marks and legends."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,29 +23,29 @@ __all__ = [
 ]
 
 TEXT = 11.0
-"""Size of the words at axes and in legends."""
+"""Font size at axes and in legends."""
 _WIDE = 8.0
-"""Positive numbers that are further apart than this get a logarithmic scale."""
+"""Ratio of positive numbers above which the scale is logarithmic."""
 _MARGIN = 0.06
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers from `low` to `high`, which differ, laid out evenly or by their logarithm."""
+    """A linear or logarithmic scale from `low` to `high`, which differ."""
 
     low: float
     high: float
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return where `value` is, 0 at the low end and 1 at the high end."""
+        """Return the position of `value`, 0 at the low end and 1 at the high end."""
         low, high, here = self.low, self.high, value
         if self.log:
             low, high, here = math.log(low), math.log(high), math.log(value)
         return (here - low) / (high - low)
 
     def ticks(self, about: int) -> list[float]:
-        """Return round numbers on the scale, around `about` of them."""
+        """Return about `about` round numbers on the scale."""
         if not self.log:
             return self._even_ticks(about)
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -67,9 +67,9 @@ class Scale:
 
 
 def scale_of(values: Sequence[float], below: float = _MARGIN) -> Scale:
-    """Return a scale with room for all `values`, which need not start at 0.
+    """Return a scale with room for all `values`, not necessarily from 0.
 
-    `below` is the room under the least, as a share of their range.
+    `below` is the margin below the smallest, as a share of their range.
     """
     low, high = min(values), max(values)
     if low > 0 and high / low > _WIDE:
@@ -81,13 +81,13 @@ def scale_of(values: Sequence[float], below: float = _MARGIN) -> Scale:
 
 
 def tick_text(value: float) -> str:
-    """Return a round number as an axis shows it."""
+    """Return a round number as text for an axis."""
     return f"{value:,.0f}" if abs(value) >= 1000 and value.is_integer() else f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A rectangle in pixels, and the scales along its sides."""
+    """A rectangle in pixels, with scales along its sides."""
 
     x: float
     y: float
@@ -98,29 +98,29 @@ class Panel:
 
     @property
     def right(self) -> float:
-        """The right side in pixels."""
+        """The x of its right side, in pixels."""
         return self.x + self.width
 
     @property
     def base(self) -> float:
-        """The lower side in pixels."""
+        """The y of its lower side, in pixels."""
         return self.y + self.height
 
     def x_of(self, value: float) -> float:
-        """Return where `value` of the scale across is, in pixels from the left."""
+        """Return the x of `value` on the horizontal scale, in pixels."""
         return self.x + self.width * self.across.at(value)
 
     def y_of(self, value: float) -> float:
-        """Return where `value` of the scale up is, in pixels from the top."""
+        """Return the y of `value` on the vertical scale, in pixels from the top."""
         return self.y + self.height * (1 - self.up.at(value))
 
     def place(self, right: float, above: float) -> tuple[float, float]:
-        """Return where the point of two values is, in pixels from the top left."""
+        """Return the point of two values, in pixels from the top left."""
         return self.x_of(right), self.y_of(above)
 
 
 def axis_up(drawing: Drawing, panel: Panel, about: int = 5) -> None:
-    """Draw lines across the panel, and left of them their numbers."""
+    """Draw horizontal grid lines, with their numbers on the left."""
     colours = drawing.palette
     for tick in panel.up.ticks(about):
         y = panel.y_of(tick)
@@ -136,7 +136,7 @@ def axis_across(
     ticks: Sequence[float] = (),
     text: Callable[[float], str] = tick_text,
 ) -> None:
-    """Draw lines up the panel, and below them their numbers: `ticks`, or else round ones."""
+    """Draw vertical grid lines at `ticks`, or at round numbers, with their numbers below."""
     colours = drawing.palette
     for tick in ticks or panel.across.ticks(about):
         x, words = panel.x_of(tick), text(tick)
@@ -147,7 +147,7 @@ def axis_across(
 def frame(
     drawing: Drawing, panel: Panel, below: str, beside: str, ticks: Sequence[float] = ()
 ) -> None:
-    """Draw both axes, the lower side, and the axes' names: `below` and, above, `beside`."""
+    """Draw both axes, the lower side, and the axes' names: `below`, and `beside` at the top."""
     muted = drawing.palette.muted
     axis_up(drawing, panel)
     axis_across(drawing, panel, ticks=ticks)
@@ -177,7 +177,7 @@ def mark(
     solid: bool = True,
     size: float = 5.0,
 ) -> None:
-    """Draw a point: `index` chooses its colour and its shape, what is not `solid` is hollow."""
+    """Draw a mark, whose `index` chooses colour and shape; hollow unless `solid`."""
     x, y = place
     colour = colour_of(index, drawing.palette)
     shape = _SHAPES[index % len(_SHAPES)].format(
@@ -195,7 +195,7 @@ def cross(drawing: Drawing, x: float, y: float, tip: str) -> None:
 
 
 def legend(drawing: Drawing, x: float, y: float, names: Sequence[str]) -> None:
-    """List `names` downwards, each beside its mark."""
+    """List `names` vertically, each next to its mark."""
     for index, name in enumerate(names):
         mark(drawing, (x + 5, y + 18 * index), index, name)
         drawing.text(x + 16, y + 18 * index + 4, name, size=TEXT)
@@ -204,7 +204,7 @@ def legend(drawing: Drawing, x: float, y: float, names: Sequence[str]) -> None:
 def legend_across(
     drawing: Drawing, x: float, y: float, names: Sequence[str], width: float
 ) -> float:
-    """List `names` in lines of at most `width`, each beside its mark; return where they end."""
+    """List `names` in lines of at most `width`, each next to its mark; return the y of the end."""
     left = x
     for index, name in enumerate(names):
         text = cut_text(name, width - 20)
@@ -218,7 +218,7 @@ def legend_across(
 
 
 def cut_text(text: str, most_px: float, size: float = TEXT) -> str:
-    """Return `text`, cut where it would be wider than `most_px`."""
+    """Return `text`, truncated to a width of `most_px`."""
     if text_width(text, size) <= most_px:
         return text
     return text[: max(int(most_px / (0.6 * size)) - 1, 1)] + "…"

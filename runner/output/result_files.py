@@ -1,6 +1,6 @@
-"""The files `assignment.json` and `result.json` of a run, and tables as CSV.
+"""The files `assignment.json` and `result.json` of a run, and CSV tables.
 
-Both name their schema and version. `fxpart.core.saved_assignment` reads `assignment.json`.
+Both JSON files name their schema and version. `fxpart.core.saved_assignment` reads the former.
 """
 
 import csv
@@ -35,7 +35,7 @@ VERSION = 1
 
 Status = Literal["finished", "infeasible", "not_applicable", "failed"]
 SETTLED: tuple[Status, ...] = ("finished", "infeasible", "not_applicable")
-"""How a job ends that would end so again."""
+"""Final statuses: running the job again would not change them."""
 
 
 def write_assignment(
@@ -45,15 +45,15 @@ def write_assignment(
     assignment: Assignment,
     model: Mapping[str, object],
 ) -> None:
-    """Write `assignment.json`. `model` is any JSON about the model.
+    """Write `assignment.json`. `model` is any JSON description of the model.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if it cannot be written.
     """
     write_json(path, assignment_document(graph, topology, assignment, model))
 
 
 def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
-    """Return one row of plain values for each device, used or not."""
+    """Return a row of plain values for each device, idle ones included."""
     return [
         {
             **{name: getattr(use, name) for name in DeviceUse.__slots__},
@@ -65,7 +65,7 @@ def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
 
 
 def schedule_document(result: ScheduleResult) -> dict[str, object]:
-    """Return what a schedule costs, with a row of plain values for each device in use."""
+    """Return the result of a schedule as plain values, with a row for each device in use."""
     columns = zip(result.devices, result.busy_s, result.peak_bytes, strict=True)
     return {
         "name": result.name,
@@ -84,23 +84,23 @@ def schedule_document(result: ScheduleResult) -> dict[str, object]:
 _EMPTY: Mapping[str, object] = {
     "metrics": {},  # by name
     "devices": [],  # see `device_rows`
-    "peaks": [],  # where each device that computes is fullest, and what it holds there
-    "device_memory": [],  # what each device needs, part by part
+    "peaks": [],  # the memory peak of each computing device, with its tensors
+    "device_memory": [],  # the memory needed on each device, by part
     "schedule": None,
-    "measured": None,  # of a plan that was carried out
+    "measured": None,  # of an executed plan
     "error": None,  # why there is no result, or why a finished run could not be recorded
     "sweep": None,  # the id of the sweep that ran it
     "key": None,  # of the job, by which a sweep recognises it
 }
-"""What `result.json` has in place of a part that is not given."""
+"""Defaults of the parts of `result.json`."""
 
 
 def write_result(
     path: Path, *, status: Status, config: Mapping[str, object], **parts: object
 ) -> None:
-    """Write `result.json`; `config` is what was run, `parts` are any of those in `_EMPTY`.
+    """Write `result.json`; `config` describes the run, and `parts` are any of those in `_EMPTY`.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if it cannot be written.
     """
     assert parts.keys() <= _EMPTY.keys(), "no other part is read"
     named = {"schema": RESULT, "version": VERSION, "status": status, "config": config}
@@ -110,7 +110,7 @@ def write_result(
 def write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
     """Write columns of equal length as CSV, with their names in the first line.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if it cannot be written.
     """
     text = StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -120,9 +120,9 @@ def write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return the document of a `result.json`.
+    """Read a `result.json`.
 
-    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    Raises `SpecError` if the file is missing, damaged, of another kind, or newer than this code.
     """
     document = read_document(path, RESULT, VERSION)
     needed = ("config", "devices", "error", "metrics", "status")

@@ -1,4 +1,4 @@
-"""`schedule.svg`: which stage runs which microbatch when, a row for each device."""
+"""`schedule.svg`: the timeline of stages and microbatches, with a row per device."""
 
 from fxpart.schedule import ReplicaSum, ScheduleResult, StageEvent, StageUpdate
 from runner.output.plot import Panel, Scale, axis_across
@@ -12,25 +12,26 @@ WIDTH, LEFT, TOP, MARGIN = 1120.0, 214.0, 74.0, 24.0
 ROW, GAP = 30.0, 10.0
 LOW_ROW, LOW_GAP = 16.0, 4.0
 MOST_HIGH = 24
-"""More devices than this have low rows, so that all are seen together."""
+"""Most devices with rows of full height; with more, rows are low so that all are visible."""
 THINNEST = 0.5
-"""Pixels of what takes next to no time."""
+"""Least width of a box in pixels."""
 JOINED = 1.0
-"""Pixels that several forwards, or backwards, of a stage may share."""
+"""Width in pixels within which several forwards, or backwards, of a stage share a box."""
 MOST_TIPS = 4000
-"""Beyond this many boxes, words under the pointer would be most of the file."""
+"""Most boxes with tooltips; with more, these would be most of the file."""
 COLOURS = dict(zip("FBUS", LIGHT.series, strict=False))
 WORDS = {"F": "forward", "B": "backward", "S": "sums over replicas", "U": "updates"}
 WHITE_SHARES = (0.0, 0.35, 0.6, 0.8)
-"""Of the colours of a device's first, second, ... stages; later ones have the last."""
+"""Shares of white in the colours of a device's first, second, ... stages; the last is for all
+further ones."""
 
 
 def schedule_svg(result: ScheduleResult, subject: str = "") -> str:
     """Return the timeline of one step; a box is a forward or backward, with its microbatch.
 
-    The stages of a device share its row, later ones lighter. Forwards of a stage that would lie in
-    the same pixel are one box, and so are backwards. Sums over replicas and updates come last.
-    `subject` is the first line.
+    The stages of a device share its row, later ones in lighter colours. Forwards of a stage in the
+    same pixel share a box, and so do backwards. All-reduces and updates come last. `subject` is the
+    first line.
     """
     work = "training step" if result.training else "step"
     drawing = Drawing(f"Schedule {result.name}: one {work}", subject=subject)
@@ -50,7 +51,7 @@ def schedule_svg(result: ScheduleResult, subject: str = "") -> str:
 
 
 def _row_height(result: ScheduleResult) -> tuple[float, float]:
-    """Return the height of a row, and of what is free below it."""
+    """Return the height of a row, and of the gap below it."""
     return (ROW, GAP) if len(result.devices) <= MOST_HIGH else (LOW_ROW, LOW_GAP)
 
 
@@ -90,7 +91,7 @@ def _legend(drawing: Drawing, result: ScheduleResult) -> None:
 
 
 def _legend_entry(drawing: Drawing, x: float, kind: str) -> float:
-    """Draw the colour of a kind of work and its name; return where the next entry begins."""
+    """Draw the colour and name of a kind of work; return the x of the next entry."""
     drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
     drawing.text(x + 18, 52, WORDS[kind])
     return x + 34 + text_width(WORDS[kind], 12)
@@ -134,7 +135,7 @@ def _boxes(drawing: Drawing, result: ScheduleResult) -> None:
 
 
 def _sums_and_updates(drawing: Drawing, result: ScheduleResult) -> None:
-    """Draw what a device does once, at the end of a step."""
+    """Draw the all-reduces and updates at the end of a step."""
     row_of = {device: row for row, device in enumerate(result.devices)}
     parts: list[tuple[str, str, ReplicaSum | StageUpdate]]
     parts = [("S", WORDS["S"], part) for part in result.sums]
@@ -155,7 +156,7 @@ def _box(
     *,
     tips: bool,
 ) -> None:
-    """Draw `event` from one x to another, at y."""
+    """Draw `event` at `place`: the x of its start and end, and its y."""
     begin, end, y = place
     width, height = end - begin, _row_height(result)[0]
     shade = min(event.stage // len(result.devices), len(WHITE_SHARES) - 1)
@@ -172,12 +173,12 @@ def _box(
 
 
 def _drawn_width(width: float) -> float:
-    """Return the width with a hair of white between neighbours, where there is room for it."""
+    """Return the width of a box, with a hairline of white to its neighbour if there is room."""
     return width - 0.8 if width > 3 else width
 
 
 def _has_number(result: ScheduleResult, event: StageEvent) -> bool:
-    """Return whether the largest number fits: of boxes of one length all have theirs, or none."""
+    """Return whether the largest number fits, so that boxes of equal length are labelled alike."""
     width = _x(result, event.finish_s) - _x(result, event.start_s)
     return width > text_width(str(result.microbatches - 1), 11) + 2
 

@@ -1,7 +1,7 @@
-"""SVG drawings by hand, and the colours of all figures and pages.
+"""Write SVG drawings, with the colours of all figures and pages.
 
-No script, no font file, no date, so equal input is equal text. Importing matplotlib takes longer
-than all of this, and rectangles, lines and words are enough.
+There are no scripts, fonts or dates, so equal input gives equal text. Importing matplotlib would
+take longer than all of this, and rectangles, lines and text are enough.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ __all__ = ["DARK", "HEAD", "IN_PAGE", "LIGHT", "Drawing", "Palette", "colour_of"
 HEAD = 10.0
 """Length of an arrow's head in pixels."""
 _BAND = 20.0
-"""Height of the line above a figure, and its margins."""
+"""Height and margin of the subject line above a figure, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Palette:
 
     paper: str
     back: str
-    """Behind paper, or of an empty panel on it."""
+    """Background of the paper, or of empty panels on it."""
     ink: str
     muted: str
     faint: str
@@ -31,10 +31,10 @@ class Palette:
     warn: str
     good: str
     series: tuple[str, ...]
-    """Told apart with the common kinds of colour blindness (after Okabe and Ito); not `warn`."""
+    """Distinguishable with common colour blindness (after Okabe and Ito), and from `warn`."""
 
     def variables(self) -> dict[str, str]:
-        """Return the colours by the names that `IN_PAGE` uses."""
+        """Return the colours by the CSS variables that `IN_PAGE` uses."""
         series = {f"c{index}": colour for index, colour in enumerate(self.series)}
         return {name: getattr(self, name) for name in _NAMES} | series
 
@@ -74,24 +74,24 @@ IN_PAGE = Palette(
     **{name: f"var(--{name})" for name in _NAMES},
     series=tuple(f"var(--c{index})" for index in range(len(LIGHT.series))),
 )
-"""For a figure in a page whose style says what these are."""
+"""For figures in a page whose style defines these variables."""
 
 
 def colour_of(index: int, palette: Palette = LIGHT) -> str:
-    """Return the colour of a device or a line; the ninth has that of the first."""
+    """Return the colour of a device or a line; colours repeat after the eighth."""
     return palette.series[index % len(palette.series)]
 
 
 def text_width(text: str, size: float) -> float:
-    """Return about how wide `text` is in pixels, never much too small."""
+    """Return the approximate width of `text` in pixels, rather too large than too small."""
     return 0.6 * size * len(text)
 
 
 class Drawing:
-    """Collects shapes; coordinates are pixels from the top left, later shapes lie on top."""
+    """Collects shapes. Coordinates are pixels from the top left; later shapes are on top."""
 
     def __init__(self, title: str, palette: Palette = LIGHT, subject: str = "") -> None:
-        """Begin a drawing; `subject` is its first line, above all that is drawn."""
+        """Start a drawing; `subject` is a line of text above all shapes."""
         self.palette = palette
         self._title, self._subject = title, subject
         self._shapes: list[str] = []
@@ -109,7 +109,7 @@ class Drawing:
         radius: float = 0,
         tip: str = "",
     ) -> None:
-        """Add a rectangle; `opacity` is of its filling, `tip` shows under the pointer."""
+        """Add a rectangle; `opacity` applies to its fill, and `tip` is a tooltip."""
         self._shapes.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
             f' fill="{fill}" stroke="{stroke}"{_unless_1("fill-opacity", opacity)}'
@@ -129,7 +129,7 @@ class Drawing:
         arrow: bool = False,
         tip: str = "",
     ) -> None:
-        """Add an SVG path; with `arrow` a head follows its end, `HEAD` pixels long."""
+        """Add an SVG path; `arrow` adds a head of `HEAD` pixels at its end."""
         self._shapes.append(
             f'<path d="{commands}" fill="{fill}" stroke="{stroke}" stroke-width="{_n(width)}"'
             + _unless_1("opacity", opacity)
@@ -139,7 +139,7 @@ class Drawing:
         )
 
     def line(self, points: Sequence[tuple[float, float]], stroke: str) -> None:
-        """Add a line through `points`; nothing where there are none."""
+        """Add a line through `points`, if any."""
         if points:
             commands = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
             self.path(commands, stroke=stroke, width=2)
@@ -156,9 +156,9 @@ class Drawing:
         bold: bool = False,
         halo: bool = False,
     ) -> None:
-        """Add a line of text with its baseline at `y`, in ink unless `fill` says otherwise.
+        """Add a line of text with its baseline at `y`, in the ink colour by default.
 
-        `halo` keeps it legible over lines.
+        `halo` keeps it legible on top of lines.
         """
         ink, paper = fill or self.palette.ink, self.palette.paper
         self._shapes.append(
@@ -170,7 +170,7 @@ class Drawing:
         )
 
     def svg(self, width: float, height: float, arrows: Sequence[str] = ()) -> str:
-        """Return the file; `arrows` are the stroke colours that arrows were drawn in."""
+        """Return the SVG file; `arrows` are the stroke colours of all arrows."""
         heads = "".join(
             f'<marker id="head-{colour[1:]}" viewBox="0 0 10 10" refY="5" markerWidth="10"'
             f' markerHeight="10" markerUnits="userSpaceOnUse" orient="auto">'

@@ -1,6 +1,6 @@
-"""What a run prints: tables and a summary line on stdout, progress on stderr.
+"""The terminal output of a run: tables and lines on stdout, progress on stderr.
 
-Rich is imported where it is used, so that `--help` does not pay for it.
+Rich is imported lazily to keep `--help` fast.
 """
 
 import os
@@ -37,25 +37,25 @@ __all__ = [
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 MOST_IDLE = 8
-"""Idle devices that have rows; of more only the number is shown."""
+"""Most idle devices with rows; of more only the number is shown."""
 COLUMN_GAP = 2
-"""Blanks after a column of a table."""
+"""Spaces after a column of a table."""
 _WIDEST = 10_000
-"""Columns that no table has: within them rich neither wraps nor cuts."""
+"""A width larger than any table, within which rich neither wraps nor truncates."""
 PATIENCE_S = 1.0
-"""Work that takes no longer is not reported."""
+"""Shorter work is not reported."""
 
 
 def show(*parts: "Table | str") -> None:
-    """Print tables and lines to stdout: in colour on a terminal, elsewhere as plain text.
+    """Print tables and lines to stdout, in colour on a terminal and as plain text elsewhere.
 
-    No cell is wrapped, and in plain text no line ends in blanks: who makes a table sees to it that
-    it fits `columns_shown`.
+    Cells are not wrapped, so callers must make tables fit `columns_shown`. Lines of plain text have
+    no trailing spaces.
     """
     from rich.console import Console
 
     class Lasting(Console):
-        """Survives a closed pipe; rich would end the program, before its result is recorded."""
+        """Survives a closed pipe, where rich would exit before the result is recorded."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
@@ -65,7 +65,7 @@ def show(*parts: "Table | str") -> None:
     console = Lasting(markup=False, highlight=False, emoji=False)
     for part in parts:
         if isinstance(part, str):
-            # The terminal wraps a long line; wrapped here it would be two lines in a log.
+            # Terminals wrap long lines; wrapping them here would split them in logs.
             console.print(part, soft_wrap=True)
         elif console.is_terminal:
             console.print(part, width=_WIDEST, crop=False, no_wrap=True)
@@ -77,7 +77,7 @@ def show(*parts: "Table | str") -> None:
 
 
 def columns_shown() -> int:
-    """Return how wide the output is: 80 columns where it is no terminal, unless COLUMNS says."""
+    """Return the width of the output: without a terminal, that in COLUMNS or 80 columns."""
     from rich.console import Console
 
     return Console().width
@@ -93,13 +93,19 @@ def summary_line(
     of: str = "",
     n_devices: int | None = None,
 ) -> str:
-    """Return the outcome in one line; the gap is how far latency is above the lower bound.
+    """Return a line that summarizes the result.
 
-    `rate` is the throughput as text, None where another line says it. Without `with_gap`, nothing
-    is said of the bound: it is one of a single input, that of a schedule or of replicas would be
-    another. Each device of `evaluation` stands for `group` alike, and there are `replicas` of them
-    all; `of` says what the latency is of, if not of the whole. After `n_devices` devices,
-    `evaluation` may have the host, whose operators a tier runs.
+    Args:
+        evaluation: the cost of the placement.
+        rate: the throughput as text; None if another line has it.
+        with_gap: whether to show the lower bound and the gap of the latency to it. The bound is for
+            a single input, not for schedules or replicas.
+        group: number of devices that each device of `evaluation` stands for.
+        replicas: number of replicas of all these devices.
+        of: what the latency is of, if not of the whole.
+        n_devices: number of devices, after which `evaluation` may have the host as a tier that
+            computes.
+
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
     uses = e.devices[:n_devices]
@@ -120,12 +126,12 @@ def summary_line(
 
 
 def _host(evaluation: Evaluation, n_devices: int | None) -> str:
-    """Return that the host computes too, where it has a row after those of the devices."""
+    """Return text saying that the host computes too, if it has a row after the devices."""
     return "" if n_devices in {None, len(evaluation.devices)} else " and the host"
 
 
 def _idle(devices: Sequence[DeviceUse]) -> str:
-    """Return which devices compute nothing, in brackets; empty where all compute."""
+    """Return the idle devices in parentheses; empty if there are none."""
     idle = tuple(use.logical_id for use in devices if not use.operators)
     return f" (device{'s' if len(idle) > 1 else ''} {format_ids(idle)} idle)" if idle else ""
 
@@ -148,15 +154,21 @@ def device_table(
     with_memory: bool = True,
     n_devices: int | None = None,
 ) -> "Table":
-    """Return what each device holds and does.
+    """Return the table of devices: memory, load and transfers.
 
-    Load is the time that a device computes, also in % of the latency. A name that all devices share
-    is in the title, and so is what is reserved of them: free is what is left for tensors. The state
-    of an optimizer has a column where there is any. Of many idle devices only the number is shown.
-    A narrow terminal lacks the columns that matter least, or follow from others. Each row stands
-    for `group` devices alike, with the numbers of one of them. Without `with_memory`, neither a
-    peak is shown nor what it leaves free: a published problem states the size of weights alone.
-    After `n_devices` devices, `evaluation` may have the host, whose operators a tier runs.
+    Load is the time that a device computes, also in % of the latency. The title has a name shared
+    by all devices, and their reserve; free memory is what remains for tensors. Optional columns,
+    such as optimizer states, appear only if not zero. Of many idle devices only the number is
+    shown. A narrow terminal omits the least important columns, and those that follow from others.
+
+    Args:
+        evaluation: the cost of the placement.
+        group: number of devices that each row stands for; the numbers are those of one of them.
+        with_memory: whether to show the peak and free memory. A published problem states only the
+            sizes of weights.
+        n_devices: number of devices, after which `evaluation` may have the host as a tier that
+            computes.
+
     """
     devices = evaluation.devices
     names = {use.name for use in devices}
@@ -191,7 +203,7 @@ class _Column(NamedTuple):
     cells: list[str]
     is_number: bool
     spare: int
-    """When it is left out of a narrow table; 0 is never."""
+    """Order in which a narrow table drops it; 0 is never."""
 
     @property
     def label(self) -> str:
@@ -203,7 +215,7 @@ class _Column(NamedTuple):
 
 
 def _that_fit(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """Return the columns that there is room for: what is left out is named by its `spare`."""
+    """Return the columns that fit `width`, dropping others in the order of their `spare`."""
     kept = list(columns)
     for left_out in range(1, max(column.spare for column in columns) + 1):
         if sum(column.width + COLUMN_GAP for column in kept) <= width:
@@ -215,7 +227,7 @@ def _that_fit(columns: Sequence[_Column], width: int) -> list[_Column]:
 def _device_columns(
     evaluation: Evaluation, shown: Sequence[DeviceUse], left_out: Collection[str]
 ) -> list[_Column]:
-    """Return the columns with the cells of the devices `shown`, without metrics `left_out`."""
+    """Return the columns with cells for the devices `shown`, without the metrics `left_out`."""
     devices, latency_s = evaluation.devices, evaluation.latency_s
     units = {
         "held": size_unit(evaluation.peak_bytes),
@@ -249,7 +261,7 @@ def _device_cell(metric: DeviceMetric, use: DeviceUse, unit: Unit | None) -> str
 
 
 def reserve_text(reserved_bytes: Sequence[int]) -> str:
-    """Return what is not for tensors, such as ``0.56 GiB of each reserved``, or ``""`` for nothing.
+    """Return the reserve as text, such as ``0.56 GiB of each reserved``; empty for none.
 
     `reserved_bytes` has an item for each device.
     """
@@ -269,7 +281,7 @@ def add_numbers(table: "Table", *headings: str) -> None:
 
 
 def empty_table(title: str) -> "Table":
-    """Return a table with our lines and margins, without columns."""
+    """Return a table in our style, without columns."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -285,7 +297,7 @@ def empty_table(title: str) -> "Table":
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Keep `progress` silent in the block, as in the jobs of a sweep."""
+    """Silence `progress` in the block, as in the jobs of a sweep."""
     before = _QUIET.set(True)
     try:
         yield
@@ -294,16 +306,16 @@ def without_progress() -> Iterator[None]:
 
 
 def quiet() -> bool:
-    """Return whether nothing is reported of what is under way (`without_progress`)."""
+    """Return whether progress is silenced (`without_progress`)."""
     return _QUIET.get()
 
 
 @contextmanager
 def progress(label: str) -> Iterator[None]:
-    """Report on stderr that `label` is under way, if it takes more than a second.
+    """Report the work `label` on stderr, if it takes more than a second.
 
-    A terminal shows a spinner with the elapsed time. In the end a line says how long it took, in a
-    log too. Nothing is reported in `without_progress`.
+    A terminal shows a spinner with the elapsed time. At the end a line says how long it took, also
+    in a log. Nothing is reported in `without_progress`.
     """
     if _QUIET.get():
         yield
@@ -329,7 +341,7 @@ def progress(label: str) -> Iterator[None]:
 
 
 class _LateSpinner:
-    """A spinner that starts after `PATIENCE_S`, unless it was stopped by then."""
+    """A spinner that starts after `PATIENCE_S`, unless it has been stopped."""
 
     def __init__(self, label: str, stream: TextIO, start_s: float) -> None:
         self._label, self._stream, self._start_s = label, stream, start_s
@@ -360,7 +372,7 @@ class _LateSpinner:
                 self._running = running
 
     def stop(self) -> None:
-        """Take the spinner away, or keep it from coming."""
+        """Remove the spinner, or prevent it from starting."""
         self._timer.cancel()
         with self._lock:
             self._stopped = True

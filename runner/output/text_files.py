@@ -1,4 +1,4 @@
-"""Text and JSON files of a run: written whole or not at all, equal for equal content."""
+"""Text and JSON files of a run: written atomically, equal for equal content."""
 
 import json
 import math
@@ -14,43 +14,43 @@ __all__ = ["json_text", "write_json", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, making the folders above it; all of it or nothing.
+    """Write `text` atomically to `path` as UTF-8, creating its parent folders.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if it cannot be written.
     """
     write_whole(path, text, str(path), "choose another output folder")
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:
-    """Write `document` as `json_text` to `path`. Raises what `write_text` does."""
+    """Write `document` as `json_text` to `path`. Raises like `write_text`."""
     write_text(path, json_text(document))
 
 
 def json_text(document: Mapping[str, object]) -> str:
-    """Return `document` as JSON with sorted keys: the same text for the same content.
+    """Return `document` as JSON with sorted keys, so that equal content gives equal text.
 
     Numpy numbers and arrays become numbers and lists, paths become strings, and numbers that are
-    not finite become null. Anything else that JSON lacks is a TypeError.
+    not finite become null. Other types that JSON lacks raise a TypeError.
 
-    The text is that of `json.dumps` with an indent of 1, which is ten times slower: it encodes in C
-    only what it does not indent.
+    The text equals that of `json.dumps` with an indent of 1, which is ten times slower, since its C
+    encoder does not support indents.
     """
     return _text(document, 1) + "\n"
 
 
 _PLAIN = frozenset({str, int, bool, type(None)})
-"""Types that are encoded as they are."""
+"""Types that the JSON encoder handles directly."""
 
 
 @lru_cache(maxsize=64)
 def _encoder(depth: int) -> json.JSONEncoder:
-    """Return an encoder of lists and mappings of plain values with lines that begin at `depth`."""
+    """Return an encoder of lists and mappings of plain values, indented by `depth`."""
     separators = (",\n" + " " * depth, ": ")
     return json.JSONEncoder(sort_keys=True, allow_nan=False, separators=separators)
 
 
 def _text(item: object, depth: int) -> str:
-    """Return `item` as JSON, its members `depth` blanks from the left."""
+    """Return `item` as JSON, with its members indented by `depth` spaces."""
     if isinstance(item, np.ndarray | np.generic):
         return _text(item.tolist(), depth)
     if isinstance(item, float):

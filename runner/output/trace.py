@@ -1,8 +1,8 @@
-"""`trace.json` and `schedule_trace.json`: a simulated run, and a simulated step of a pipeline.
+"""`trace.json` and `schedule_trace.json`: a simulated run, and a simulated pipeline step.
 
-Both are in the Chrome trace format, which ui.perfetto.dev opens. Each device is a process; its
-threads are the computation and one for each device that it receives from, so that nothing in a
-thread overlaps. In `trace.json` a counter shows the memory that the device holds.
+Both are in the Chrome trace format, for ui.perfetto.dev. Each device is a process, with a thread
+for its computation and one for each device that it receives from, so that events of a thread never
+overlap. In `trace.json` a counter shows the memory held by the device.
 """
 
 import json
@@ -27,40 +27,40 @@ from runner.output.text_files import write_text
 __all__ = ["schedule_trace_document", "trace_document", "write_schedule_trace", "write_trace"]
 
 _COMPUTE = 1
-"""Thread of the computation. Viewers give process 0 and thread 0 meanings of their own."""
+"""Thread of the computation. Process 0 and thread 0 have special meanings in viewers."""
 _FIRST_LINK = 2
-"""Thread of what comes from device 0."""
+"""Thread of transfers from device 0."""
 _KINDS = {"F": "forward", "B": "backward"}
 _Event = dict[str, object]
 _Span = tuple[str, str, int, int, dict[str, object]]
-"""Name, category, device, thread and arguments of something that takes time."""
+"""Name, category, device, thread and arguments of an event with a duration."""
 
 
 def write_trace(path: Path, graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> None:
-    """Write `trace_document` to `path`. Raises `CacheError` when the place cannot be written."""
+    """Write `trace_document` to `path`. Raises `CacheError` if it cannot be written."""
     _write(path, trace_document(graph, assignment, evaluation))
 
 
 def write_schedule_trace(path: Path, result: ScheduleResult) -> None:
-    """Write `schedule_trace_document` to `path`. Raises `CacheError` when that cannot be done."""
+    """Write `schedule_trace_document` to `path`. Raises `CacheError` if it cannot be written."""
     _write(path, schedule_trace_document(result))
 
 
 def _write(path: Path, document: Mapping[str, object]) -> None:
-    # Without blanks, since it is long.
+    # Compact, since it is large.
     write_text(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def trace_document(
     graph: OpGraph, assignment: Assignment, evaluation: Evaluation
 ) -> dict[str, object]:
-    """Return the trace of the first input: names first, then all events in order of time.
+    """Return the trace of the first input: names, then all events in order of time.
 
     Times (``ts``, ``dur``) are microseconds from the start, to the nanosecond.
     """
     moves = evaluation.transfers
     links = zip(moves.target.tolist(), moves.source.tolist(), strict=True)
-    # A replica that waits for its turn does nothing in the run of the first input.
+    # Replicas that wait for their turn are idle during the first input.
     busy = [use for use in evaluation.devices if len(evaluation.memory[use.logical_id].op)]
     names = _names({use.logical_id: f"device {use.logical_id}: {use.name}" for use in busy}, links)
     events = [
@@ -72,10 +72,10 @@ def trace_document(
 
 
 def schedule_trace_document(result: ScheduleResult) -> dict[str, object]:
-    """Return the trace of a step: names first, then all events in order of time.
+    """Return the trace of a step: names, then all events in order of time.
 
-    Times (``ts``, ``dur``) are microseconds from the start, to the nanosecond. Sums over replicas
-    and updates are in the thread of the computation.
+    Times (``ts``, ``dur``) are microseconds from the start, to the nanosecond. All-reduces and
+    updates are in the thread of the computation.
     """
     links = [(_device(result, s.target), _device(result, s.source)) for s in result.transfers]
     names = _names({device: f"device {device}" for device in sorted(result.devices)}, links)
@@ -88,7 +88,7 @@ def _document(names: list[_Event], events: list[_Event]) -> dict[str, object]:
 
 
 def _names(devices: Mapping[int, str], links: Iterable[tuple[int, int]]) -> list[_Event]:
-    """Return what names and orders processes and threads; `links` are (target, source)."""
+    """Return the metadata events of processes and threads; `links` are (target, source)."""
     threads = [(device, _COMPUTE, "compute") for device in devices]
     threads += [(to, _FIRST_LINK + source, f"receive from {source}") for to, source in set(links)]
     events = []
@@ -125,10 +125,10 @@ def _spans(start_s: FloatArray, finish_s: FloatArray, spans: Iterable[_Span]) ->
 
 
 def _microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float], list[float]]:
-    """Return starts and durations that stay apart when a viewer cuts them to whole nanoseconds.
+    """Return starts and durations that do not overlap when a viewer truncates to nanoseconds.
 
-    Viewers multiply by 1000 and drop what is behind the point, and they throw away an event that
-    reaches one nanosecond into the next. So: whole nanoseconds, and floats that are not below them.
+    Viewers multiply by 1000 and truncate, and they drop an event that overlaps the next by one
+    nanosecond. So times are whole nanoseconds, in floats that are not below them.
     """
     start_ns = np.rint(start_s * 1e9)
     both = []
@@ -185,7 +185,7 @@ def _transfer_events(graph: OpGraph, evaluation: Evaluation) -> list[_Event]:
 
 
 def _memory_events(evaluation: Evaluation) -> list[_Event]:
-    """Return the memory of each device whenever it changes; the last value stays to the end."""
+    """Return the changes of each device's memory; the last value holds until the end."""
     events: list[_Event] = []
     for device, profile in enumerate(evaluation.memory):
         changes = np.flatnonzero(np.diff(profile.held_bytes, prepend=-1))
@@ -202,7 +202,7 @@ def _memory_events(evaluation: Evaluation) -> list[_Event]:
 
 
 def _device(result: ScheduleResult, stage: int) -> int:
-    """Return the device of a stage: stages go over the devices in turn."""
+    """Return the device of a stage: stages are assigned to devices round-robin."""
     return result.devices[stage % len(result.devices)]
 
 
@@ -240,7 +240,7 @@ def _sent_events(result: ScheduleResult) -> list[_Event]:
 
 
 def _end_events(result: ScheduleResult) -> list[_Event]:
-    """Return what comes once, at the end of a step."""
+    """Return the all-reduces and updates at the end of a step."""
     sums: list[_Span]
     sums = [("sums over replicas", "sums", part.device, _COMPUTE, {}) for part in result.sums]
     updates: list[_Span] = [

@@ -1,4 +1,4 @@
-"""Sizes and times as people read them."""
+"""Human-readable sizes and times."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ GIB = 2**30
 
 
 class Unit(NamedTuple):
-    """What a column or an axis counts in."""
+    """The unit of a column or an axis."""
 
     name: str
-    """As printed, such as ``GiB``."""
+    """Its name, such as ``GiB``."""
     size: float
-    """How many bytes, or seconds, one is."""
+    """Its size in bytes, or seconds."""
 
     def show(self, amount: float) -> str:
-        """Return the number alone, two decimals below 1000; bytes are whole."""
+        """Return `amount` in this unit as a bare number, with two decimals below 1000."""
         count = amount / self.size
         return f"{count:.2f}" if abs(count) < 1000 and self.name != "B" else f"{count:.0f}"
 
@@ -26,7 +26,7 @@ _TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("us", 1e-6))
 
 
 def size_unit(most_bytes: float) -> Unit:
-    """Return the unit that shows sizes up to `most_bytes` best: GiB, or smaller for small ones."""
+    """Return the largest unit that is not above `most_bytes`, GiB at most."""
     for unit in _SIZES:
         if most_bytes >= unit.size:
             return unit
@@ -53,7 +53,7 @@ def format_s(time_s: float) -> str:
 
 
 def format_ids(ids: tuple[int, ...]) -> str:
-    """Return sorted numbers with runs joined: ``0-3, 7``; ``-`` when there are none."""
+    """Return sorted numbers with runs joined: ``0-3, 7``; ``-`` if there are none."""
     runs: list[list[int]] = []
     for number in sorted(ids):
         if runs and number == runs[-1][1] + 1:

@@ -1,1 +1,1 @@
-"""What a sweep found: its ranked table, its figures and its report, from MLflow or from files."""
+"""The results of a sweep: ranked table, figures and report, from MLflow or from files."""

@@ -1,4 +1,4 @@
-"""``python -m runner.report``: the ranked table and the report of a sweep, from MLflow alone."""
+"""``python -m runner.report``: the ranked table and the report of a sweep, only from MLflow."""
 
 import re
 import sys
@@ -20,35 +20,35 @@ __all__ = ["Request", "main", "parsed"]
 
 _ALL = "all"
 _LISTED = 5
-"""Other sweeps that are named."""
+"""Most other sweeps to list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for."""
+    """The parsed command line."""
 
     experiment: str
     sweep: str
     """``latest``, ``all`` or the id of a sweep's run."""
     against: str | None
-    """The id of the run of the sweep that it is compared with."""
+    """The id of the run of the sweep to compare with."""
     uri: str | None
-    """Of the store; None for the default one."""
+    """Tracking URI of the store; None for the default one."""
     output: Path
     """Folder of the report."""
     rows: int
-    """Of the table in the terminal."""
+    """Most rows of the table in the terminal."""
 
 
 def parsed(arguments: Sequence[str]) -> Request:
-    """Return what `arguments` ask for. Raises `SpecError` for what makes no sense here."""
-    given = _parser().parse_args(arguments)
-    if given.rows < 1:
-        raise SpecError(f"--rows {given.rows} shows nothing; give 1 or more")
-    sweep, against = _sweeps(given.sweep or [], given.against or [])
-    folder = re.sub(r"[^\w.-]+", "_", given.experiment).strip(".") or "_"
-    output = Path(given.output or Path("outputs", "reports", folder))
-    return Request(given.experiment, sweep, against, given.uri, output, given.rows)
+    """Parse the command line. Raises `SpecError` for invalid or conflicting arguments."""
+    options = _parser().parse_args(arguments)
+    if options.rows < 1:
+        raise SpecError(f"--rows {options.rows} shows nothing; give 1 or more")
+    sweep, against = _sweeps(options.sweep or [], options.against or [])
+    folder = re.sub(r"[^\w.-]+", "_", options.experiment).strip(".") or "_"
+    folder_path = Path(options.output or Path("outputs", "reports", folder))
+    return Request(options.experiment, sweep, against, options.uri, folder_path, options.rows)
 
 
 def _parser() -> Parser:
@@ -89,7 +89,7 @@ def _parser() -> Parser:
 
 
 def _sweeps(asked: list[str], against: list[str]) -> tuple[str, str | None]:
-    """Return the one sweep that is asked for and the one that it is compared with."""
+    """Return the requested sweep and the one to compare it with, if any."""
     if len(asked) > 1:
         raise SpecError(
             f"--sweep {' and --sweep '.join(asked)}: a report is of one sweep; to compare two, say"
@@ -106,7 +106,7 @@ def _sweeps(asked: list[str], against: list[str]) -> tuple[str, str | None]:
 
 
 def main() -> int:
-    """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
+    """Run the command line and return the exit code: 0, or 2 for a user error."""
     return reported(lambda: _report(parsed(sys.argv[1:])))
 
 
@@ -155,14 +155,17 @@ def _compare(
         raise SpecError(
             f"sweep {after.run_id[:8]} is compared with itself; give another to --against"
         )
-    ids = after.run_id[:8], before.run_id[:8]
-    show(f"after:     {_named(after)} ({ids[0]})", f"before:    {_named(before)} ({ids[1]})")
-    # What one of them swept, the other's jobs have a value of too.
+    short_ids = after.run_id[:8], before.run_id[:8]
+    show(
+        f"after:     {_named(after)} ({short_ids[0]})",
+        f"before:    {_named(before)} ({short_ids[1]})",
+    )
+    # Keys swept in one of them have a value in the other's jobs too.
     keys = sweep_keys(source, (before, after))
     comparison = compared(*(sweep_from_store(source, run, keys) for run in (before, after)))
     show_comparison(comparison, request.rows)
-    path = request.output / f"{ids[0]}_against_{ids[1]}.html"
-    section = comparison_html(comparison, f"{_named(before)} ({ids[1]})")
+    path = request.output / f"{short_ids[0]}_against_{short_ids[1]}.html"
+    section = comparison_html(comparison, f"{_named(before)} ({short_ids[1]})")
     _write(path, comparison.after, config, after, section)
 
 
@@ -173,7 +176,7 @@ def _write(
     parent: "LoggedRun | None",
     first: str = "",
 ) -> None:
-    """Write the report, which begins with the section `first`, here and to the sweep's run."""
+    """Write the report, starting with the section `first`, to `path` and to the sweep's run."""
     from runner.config.paths import shown_path
     from runner.output.terminal import show
     from runner.report.html import kept_copy, write_report
@@ -186,7 +189,7 @@ def _write(
 
 
 def _log(config: "TrackingConfig", parent: "LoggedRun", path: Path) -> None:
-    """Log the file to the sweep's run, and say where runs are compared, if the store takes it."""
+    """Log the file to the sweep's run and print the comparison page, unless the store fails."""
     from runner.errors import TrackingError
     from runner.tracking.open_tracker import open_tracker
     from runner.tracking.tracker import announce_page

@@ -1,4 +1,4 @@
-"""Two sweeps job by job: what each cost before and after."""
+"""Compare two sweeps job by job: the costs before and after."""
 
 import math
 from collections import defaultdict
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 _MODELS = 8
-"""Models of which the best jobs are named."""
+"""Most models whose best jobs are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting that is one thing in all jobs before, and another in all jobs after."""
+    """A setting with one value in all jobs before, and another in all jobs after."""
 
     key: str
     before: str
@@ -49,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A job that both sweeps have."""
+    """A job in both sweeps."""
 
     before: SweepRow
     after: SweepRow
@@ -62,33 +62,33 @@ class Comparison:
     before: SweepData
     after: SweepData
     differences: tuple[Difference, ...]
-    """What tells the sweeps apart as a whole: jobs are matched without it."""
+    """Settings that differ between the sweeps as a whole, ignored in matching jobs."""
     keys: tuple[str, ...]
-    """Settings that the jobs of one sweep differ in, those that make another model first."""
+    """Settings in which the jobs of a sweep differ, those that define the model first."""
     time: Measure
-    """What jobs are ranked by."""
+    """The measure that jobs are ranked by."""
     memory: Measure
     pairs: tuple[Pair, ...]
-    """What fits in one of the two alone first, then by the largest change."""
+    """Pairs that fit in only one of the sweeps first, then by largest change."""
     only_before: tuple[SweepRow, ...]
     only_after: tuple[SweepRow, ...]
 
     @property
     def model_keys(self) -> tuple[str, ...]:
-        """Those of `keys` that make another model."""
+        """The `keys` that define the model."""
         return model_keys(self.keys)
 
     @property
     def same_runs(self) -> int:
-        """How many pairs are one run that belongs to both sweeps."""
+        """Number of pairs that are a single run in both sweeps."""
         return sum(1 for p in self.pairs if p.before.run_id and p.before.run_id == p.after.run_id)
 
     def model_of(self, row: SweepRow) -> str:
-        """Return which model `row` is of, empty where all are alike."""
+        """Return the model of `row`; empty if all jobs have the same."""
         return model_label(row, self.model_keys) if self.model_keys else ""
 
     def best(self, data: SweepData) -> dict[str, SweepRow]:
-        """Return the best job of each model in `data`, one of the two."""
+        """Return the best job of each model in `data`, one of the two sweeps."""
         best: dict[str, SweepRow] = {}
         for row in filter(finished, data.rows):
             name = self.model_of(row)
@@ -102,10 +102,10 @@ class Comparison:
 
 
 def compared(before: SweepData, after: SweepData) -> Comparison:
-    """Return how the jobs of `after` compare with those of `before`.
+    """Compare the jobs of `after` with those of `before`.
 
-    Jobs are matched by all their settings, save for those that differ between the sweeps as a
-    whole. Of equal ones in one sweep the first are matched with the first.
+    Jobs are matched by all settings except those that differ between the sweeps as a whole. Jobs of
+    a sweep with equal settings are matched in order.
     """
     rows = (*before.rows, *after.rows)
     aside = _apart(before.rows, after.rows)
@@ -129,7 +129,7 @@ def compared(before: SweepData, after: SweepData) -> Comparison:
 
 
 def change_pct(pair: Pair, measure: Measure) -> float | None:
-    """Return by how much the measure of a pair grew, in %, infinite from 0; None without two."""
+    """Return the growth of a pair's measure in %, infinite from 0; None unless both have it."""
     if not (finished(pair.before) and finished(pair.after)):
         return None
     before, after = measure.value(pair.before), measure.value(pair.after)
@@ -141,7 +141,7 @@ def change_pct(pair: Pair, measure: Measure) -> float | None:
 
 
 def unlike(comparison: Comparison) -> list[Difference]:
-    """Return the settings of which the two sweeps share no value: why no job is in both."""
+    """Return the settings without a common value in the two sweeps, so that no job is in both."""
     before, after = _values(comparison.before.rows), _values(comparison.after.rows)
     return [
         Difference(key, _listed(before[key]), _listed(after[key]))
@@ -155,7 +155,7 @@ def _listed(values: set[str]) -> str:
 
 
 def _values(rows: Sequence[SweepRow]) -> defaultdict[str, set[str]]:
-    """Return the values of each setting, none for an unknown one."""
+    """Return the values of each setting; none for an unknown one."""
     values: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         for key, text in row.settings.items():
@@ -164,9 +164,9 @@ def _values(rows: Sequence[SweepRow]) -> defaultdict[str, set[str]]:
 
 
 def _apart(before: Sequence[SweepRow], after: Sequence[SweepRow]) -> set[str]:
-    """Return the settings with at most one value in each sweep, and not the same.
+    """Return the settings with at most one value in each sweep, and different ones.
 
-    So is an option that only one of the two knows.
+    They include options that only one of the sweeps has.
     """
     old, new = _values(before), _values(after)
     return {
@@ -179,13 +179,13 @@ def _apart(before: Sequence[SweepRow], after: Sequence[SweepRow]) -> set[str]:
 def _differences(
     before: Sequence[SweepRow], after: Sequence[SweepRow], aside: set[str]
 ) -> tuple[Difference, ...]:
-    """Return what is worth saying of the keys `aside`: not what follows from another of them."""
+    """Return the differences in the keys `aside`, without those that follow from another key."""
     differences = []
     for key in dict.fromkeys(key for row in (*before, *after) for key in row.settings):
         if key not in aside or ("." in key and key.partition(".")[0] in aside):
             continue
         old, new = ({row.settings.get(key) for row in rows} for rows in (before, after))
-        # What some jobs of a sweep lack follows from something else, such as the mode.
+        # A setting that only some jobs of a sweep have follows from another, such as the mode.
         if len(old) == 1 and len(new) == 1:
             differences.append(Difference(key, old.pop() or "not set", new.pop() or "not set"))
     return tuple(differences)
@@ -194,7 +194,7 @@ def _differences(
 def _matched(
     before: Sequence[SweepRow], after: Sequence[SweepRow], keys: Sequence[str]
 ) -> tuple[list[Pair], tuple[SweepRow, ...], tuple[SweepRow, ...]]:
-    """Return the pairs, and the jobs that are in one of the two alone."""
+    """Return the pairs, and the jobs in only one of the sweeps."""
 
     def identity(row: SweepRow) -> tuple[str | None, ...]:
         return tuple(row.settings.get(key) for key in keys)
@@ -219,11 +219,11 @@ def _order(pair: Pair, time: Measure, memory: Measure) -> tuple[int, float]:
     return {1: 0, 2: 1, 0: 2}[results], -largest
 
 
-# What stands beside the table of a comparison, in the terminal and in the report.
+# Lines around the table of a comparison, in the terminal and in the report.
 
 
 def title(comparison: Comparison) -> str:
-    """Return how many jobs are in both, what they share, and what differs as a whole."""
+    """Return the number of jobs in both sweeps, their shared choices, and overall differences."""
     aside = {difference.key for difference in comparison.differences}
     rows = comparison.after.rows or comparison.before.rows
     shared = [
@@ -236,21 +236,21 @@ def title(comparison: Comparison) -> str:
 
 
 def cost_text(row: SweepRow, measure: Measure) -> str:
-    """Return a number of a job, or why there is none."""
+    """Return a measure of a job as text, or its status if it has no result."""
     return measure.text(row) if finished(row) else status_word(row)
 
 
 def change_text(pair: Pair, measure: Measure) -> str:
-    """Return by how many % a number of a pair grew, ``-`` where that says nothing."""
+    """Return the growth of a pair's measure in % as text; ``-`` if undefined."""
     change = change_pct(pair, measure)
     if change is None or math.isinf(change):
         return "-"
-    # A change too small for a digit is none of zero.
+    # Do not show a small change as zero.
     return "0.0" if change == 0 else f"{change:+,.1f}" if abs(change) >= 0.05 else f"{change:+.1g}"
 
 
 def best_lines(comparison: Comparison) -> list[str]:
-    """Return the best job before and after, a line for each of the first models."""
+    """Return lines on the best job before and after, one for each of the first models."""
     before, after = (comparison.best(d) for d in (comparison.before, comparison.after))
     models = list(dict.fromkeys((*before, *after)))
     lines = []
@@ -277,7 +277,7 @@ def _named(comparison: Comparison, row: SweepRow | None) -> str:
 
 
 def only_lines(comparison: Comparison, most: int | None = None) -> list[str]:
-    """Return a line for each job that is in one of the two alone, of each at most `most`."""
+    """Return a line per job in only one of the sweeps, at most `most` for each sweep."""
     lines = []
     for side, rows in (("before", comparison.only_before), ("after", comparison.only_after)):
         for row in rows[:most]:
@@ -291,7 +291,7 @@ def only_lines(comparison: Comparison, most: int | None = None) -> list[str]:
 
 
 def why_none(comparison: Comparison) -> str:
-    """Return why no job is in both; empty when one is."""
+    """Return why no job is in both sweeps; empty if one is."""
     if comparison.pairs:
         return ""
     differ = [f"{d.key}={d.before} before, {d.after} after" for d in unlike(comparison)]

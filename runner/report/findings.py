@@ -1,4 +1,4 @@
-"""What a sweep found, in words: the best of each model, and why jobs have no result."""
+"""The findings of a sweep as text: the best job of each model, and why jobs have no result."""
 
 import re
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer for one model."""
+    """The conclusion for one model."""
 
     model: str
     sentence: str
-    """The best, by how much it is better, and what it costs."""
+    """The best job, its advantage, and its cost."""
     instead: tuple[str, ...]
-    """What to take when devices or memory matter more, one line each."""
+    """Alternatives with fewer devices or less memory, one line each."""
 
 
 def verdict(ranking: Ranking, model: str) -> Verdict:
-    """Return the answer for `model`, which has a result."""
+    """Return the conclusion for `model`, which has a result."""
     rows = ranking.of_model(model)
     best = rows[0]
     times = [ranking.by.value(row.row) or 0.0 for row in rows]
@@ -79,11 +79,11 @@ def _costs(ranking: Ranking, row: RankedRow) -> str:
 
 
 def _instead(ranking: Ranking, rows: tuple[RankedRow, ...]) -> tuple[str, ...]:
-    """Return the Pareto-optimal ones with the fewest devices and with the least memory."""
+    """Return lines on the Pareto-optimal jobs with the fewest devices and the least memory."""
     best = rows[0]
     merits: dict[int, list[str]] = {}
     for merit, key in (("fewest devices", "devices_used"), ("least memory", ranking.memory.key)):
-        # Of equals the one with the shortest settings: no box with devices left idle.
+        # Ties go to the shortest settings, which avoids machines with idle devices.
         candidates = [
             (value, ranking.by.value(row.row) or 0.0, len(_settings(ranking, row)), index)
             for index, row in enumerate(rows)
@@ -108,7 +108,7 @@ def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
 
 
 def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
-    """Return how many jobs ended in which way: ``(status, words)``, only of those there are."""
+    """Return the number of jobs by status, as ``(status, text)``, without empty ones."""
     count = ranking.count
     counts = (
         ("infeasible", count("infeasible"), _fit(count("infeasible"))),
@@ -125,7 +125,7 @@ def _fit(count: int) -> str:
     return "does not fit" if count == 1 else "do not fit"
 
 
-# Why jobs have no result: alike reasons once, with what their jobs have in common.
+# Why jobs have no result: similar reasons are grouped, with the settings that their jobs share.
 
 _GROUP_WORDS = {
     "infeasible": "do not fit",
@@ -137,29 +137,29 @@ _GROUP_WORDS = {
 }
 _LOST = "lost: its process was killed"
 _ALONE = 2
-"""As many alike have a line each."""
+"""Most jobs with a similar reason that have a line each."""
 _MOST_VALUES = 4
 _NUMBERS = re.compile(r"\d[\d.,]*(?: \d[\d.,]*)*")
 
 
 def status_word(row: SweepRow) -> str:
-    """Return the status of a job without a result as a table shows it."""
+    """Return the status of a job without a result, as text for a table."""
     return row.status.replace("_", " ") if row.status in _GROUP_WORDS else "failed"
 
 
 def sweep_reasons(data: SweepData, most: int | None = None) -> list[str]:
-    """Return why jobs have no result, a line for each, and one for many whose reasons are alike.
+    """Return lines on why jobs have no result, with a single one for many similar reasons.
 
-    Reasons are alike when they differ only in numbers and in the jobs' own settings; the first one
-    is quoted. Of more than `most` lines the last says how many are left out. Jobs that run have no
-    line.
+    Reasons are similar if they differ only in numbers and in the jobs' own settings; the first one
+    is quoted. If there are more than `most` lines, the last has the number left out. Running jobs
+    have no line.
     """
     groups: dict[tuple[str, str], list[SweepRow]] = {}
     for row in data.rows:
         if row.status not in ("finished", "running") or (row.error and row.status == "finished"):
             groups.setdefault((row.status, _pattern(row)), []).append(row)
     shown = varied(data)
-    # What all share says nothing, unless there is nothing else.
+    # Shared settings carry no information, but are better than none.
     keys = [key for key in dict.fromkeys([*CHOICES, *shown]) if key in shown] or list(CHOICES)
     lines = [line for rows in groups.values() for line in _lines(rows, keys)]
     if most is not None and len(lines) > most:
@@ -169,7 +169,7 @@ def sweep_reasons(data: SweepData, most: int | None = None) -> list[str]:
 
 
 def _pattern(row: SweepRow) -> str:
-    """Return the reason without what differs from job to job."""
+    """Return the reason with job-specific settings and numbers masked."""
     text = row.error or ""
     for value in row.settings.values():
         if len(value) > 1 and not value.isdigit():
@@ -195,7 +195,7 @@ def _reason(row: SweepRow) -> str:
 
 
 def settings_text(rows: Sequence[SweepRow], keys: Sequence[str]) -> str:
-    """Return the settings of `rows` as overrides; of many values only their number."""
+    """Return the settings of `rows` as overrides, or the number of values if there are many."""
     parts = []
     for key in keys:
         if not any(key in row.settings for row in rows):

@@ -1,4 +1,4 @@
-"""A sweep as the files of its jobs have it, for runs that no store keeps."""
+"""Read a sweep from the files of its jobs, for runs without a store."""
 
 import re
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ def sweep_from_files(
     started_ms: int | None = None,
     command: str | None = None,
 ) -> SweepData:
-    """Return the jobs below `folder` that belong to the sweep, in the order of their folders.
+    """Return the sweep with its jobs below `folder`, in the order of their folders.
 
-    Settings and metrics are those that MLflow would show. A file that cannot be read is a failed
-    job, unless it is older than `started_ms`: then it is left alone, as another sweep's.
+    Settings and metrics are the same as in MLflow. An unreadable file counts as a failed job,
+    unless it is older than `started_ms` and so belongs to another sweep.
     """
     rows = []
     for path in sorted(folder.rglob(RESULT_FILE), key=_numbers_by_size):
@@ -49,7 +49,7 @@ def _row(
         if result.get("sweep") != sweep_id:
             return None
         settings = _settings(result, swept)
-        # As MLflow has them, to seven digits.
+        # Rounded to seven digits, as in MLflow.
         rounded = {k: float(f"{v:.7g}") for k, v in result["metrics"].items() if v is not None}
         metrics = finite_metrics(rounded)
     except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -69,13 +69,13 @@ def _row(
 
 
 def _settings(result: Mapping[str, Any], swept: tuple[str, ...]) -> dict[str, str]:
-    """Return the parameters that MLflow would show."""
+    """Return the parameters as in MLflow."""
     from runner.config.tags import config_from_document
 
     described = result["config"]
     choices, overrides = described["choices"], described["overrides"]
     resolved = described.get("resolved")
-    if resolved is None:  # a configuration that made no sense has only its overrides
+    if resolved is None:  # an invalid configuration has only its overrides
         return param_texts({**override_values(overrides), **choices})
     config = config_from_document(resolved)
     settings = param_texts(parameters(config, Choices(**choices), overrides))

@@ -1,4 +1,4 @@
-"""A sweep as the store of runs has it: which one, its jobs, and where their files are."""
+"""Read a sweep from the store: which sweep, its jobs, and the folders of their files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,22 +22,22 @@ __all__ = [
 ]
 
 _LEAST_PREFIX = 4
-"""Characters of a run's id that may stand for it."""
+"""Least characters of a prefix of a run's id."""
 _RESULT = "result.json"
-"""What each job leaves, also one that does not fit."""
+"""The file that each job leaves, even if it does not fit."""
 _STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
-"""Of runs that do not say their outcome; others are under way."""
+"""Statuses of runs without the tag ``outcome``; others are running."""
 
 
 def sweeps_of(source: Runs) -> list[LoggedRun]:
-    """Return the parent runs of an experiment's sweeps, the newest first."""
+    """Return the parent runs of an experiment's sweeps, newest first."""
     return source.runs({"kind": "sweep"})[::-1]
 
 
 def chosen_sweep(sweeps: Sequence[LoggedRun], identifier: str, experiment: str) -> LoggedRun:
-    """Return the sweep that `identifier` means: ``latest``, a run's id, or how only one id begins.
+    """Return the sweep of `identifier`: ``latest``, a run's id, or a unique prefix of one.
 
-    Raises `SpecError` when there is none, or more than one.
+    Raises `SpecError` if there is none, or more than one.
     """
     if not sweeps:
         raise SpecError(
@@ -61,7 +61,7 @@ def chosen_sweep(sweeps: Sequence[LoggedRun], identifier: str, experiment: str) 
 
 
 def all_runs(source: Runs, sweeps: Sequence[LoggedRun], experiment: str) -> SweepData:
-    """Return all jobs of an experiment as one sweep. Raises `SpecError` when there are none."""
+    """Return all jobs of an experiment as one sweep. Raises `SpecError` if there are none."""
     runs = source.runs({"kind": "run"})
     if not runs:
         raise SpecError(f"experiment {experiment!r} has no runs; run something in it first")
@@ -79,9 +79,9 @@ def all_runs(source: Runs, sweeps: Sequence[LoggedRun], experiment: str) -> Swee
 def sweep_from_store(source: Runs, parent: LoggedRun, also: Iterable[str] = ()) -> SweepData:
     """Return the sweep of `parent` with all runs that belong to it, each job once.
 
-    `also` are keys that each job is to say the value of, beside the swept ones.
+    `also` are keys to fill in for each job, besides the swept ones.
 
-    Raises `TrackingError` when the store fails.
+    Raises `TrackingError` if the store fails.
     """
     runs = _jobs_of(source, parent)
     return _sweep_from_runs(
@@ -97,14 +97,14 @@ def sweep_from_store(source: Runs, parent: LoggedRun, also: Iterable[str] = ()) 
 
 
 def sweep_keys(source: Runs, parents: Sequence[LoggedRun]) -> tuple[str, ...]:
-    """Return the settings that the sweeps of `parents` swept, and those of their jobs."""
+    """Return the swept keys of the sweeps of `parents`, and all parameters of their jobs."""
     swept = [key for parent in parents for key in swept_keys(parent.tags)]
     runs = [run for parent in parents for run in _jobs_of(source, parent)]
     return tuple(dict.fromkeys((*swept, *(key for run in runs for key in run.params))))
 
 
 def _jobs_of(source: Runs, parent: LoggedRun) -> list[LoggedRun]:
-    """Return the runs of the jobs of the sweep of `parent`, the oldest first."""
+    """Return the job runs of the sweep of `parent`, oldest first."""
     sweep = parent.tags.get("sweep_id")
     runs = (
         source.runs_of_sweep(sweep) if sweep else source.runs({"mlflow.parentRunId": parent.run_id})
@@ -113,9 +113,9 @@ def _jobs_of(source: Runs, parent: LoggedRun) -> list[LoggedRun]:
 
 
 def _roots(runs: Sequence[LoggedRun], sweeps: Sequence[LoggedRun]) -> list[Path]:
-    """Return the folders of the sweeps that have run one of `runs`, and of the first of `sweeps`.
+    """Return the folders of the first of `sweeps`, and of those that ran any of `runs`.
 
-    A job that another sweep has settled lies in the folder of that one.
+    The files of a job run by another sweep are in that sweep's folder.
     """
     ran = {run.tags.get("mlflow.parentRunId") for run in runs}
     tags = [sweep.tags for i, sweep in enumerate(sweeps) if i == 0 or sweep.run_id in ran]
@@ -123,10 +123,10 @@ def _roots(runs: Sequence[LoggedRun], sweeps: Sequence[LoggedRun]) -> list[Path]
 
 
 def job_folders(roots: Iterable[Path]) -> dict[str, str]:
-    """Return the folders of the jobs below `roots` by the keys of the jobs.
+    """Return the folders of jobs below `roots`, by job key.
 
-    Of several folders of one job the one that was written last counts. What is missing or cannot be
-    read is left out: a store may have another machine's folders.
+    If a job has several folders, the last one written counts. Missing or unreadable ones are
+    skipped: a store may name another machine's folders.
     """
     newest: dict[str, tuple[int, str]] = {}
     for root in dict.fromkeys(roots):
@@ -153,18 +153,18 @@ def _sweep_from_runs(
     folders: Mapping[str, str] | None = None,
     also: Iterable[str] = (),
 ) -> SweepData:
-    """Return `runs` as one sweep. Of several runs of one identity the last to be settled counts.
+    """Return `runs` as one sweep. Of several runs with the same key, the last settled one counts.
 
-    `folders` has those of jobs by their keys; `also` is as in `sweep_from_store`.
+    `folders` are those of jobs, by key; `also` is as in `sweep_from_store`.
     """
     wanted = tuple(dict.fromkeys((*swept, *also)))
-    kept: dict[str, LoggedRun] = {}
+    run_of: dict[str, LoggedRun] = {}
     for run in runs:
         key = run.tags.get("config_key") or run.run_id
-        before = kept.get(key)
-        if before is None or _settled(run) or not _settled(before):
-            kept[key] = run
-    rows = tuple(_row(run, wanted, folders or {}) for run in kept.values())
+        earlier = run_of.get(key)
+        if earlier is None or _settled(run) or not _settled(earlier):
+            run_of[key] = run
+    rows = tuple(_row(run, wanted, folders or {}) for run in run_of.values())
     return SweepData(title, question, swept, rows, started_ms, command)
 
 
@@ -179,7 +179,7 @@ def _status(run: LoggedRun) -> str:
 def _row(run: LoggedRun, wanted: Sequence[str], folders: Mapping[str, str]) -> SweepRow:
     missing = [key for key in wanted if key not in run.params]
     config = _config(run.tags) if missing else {}
-    # What is none is no parameter: `schedule` of a run without one.
+    # Unset choices are not logged as parameters, such as `schedule` of a run without one.
     filled = {key: text for key in missing if (text := config_value(config, key)) is not None}
     return SweepRow(
         name=run.name,
@@ -193,7 +193,7 @@ def _row(run: LoggedRun, wanted: Sequence[str], folders: Mapping[str, str]) -> S
 
 
 def _config(tags: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the resolved configuration, which lies in pieces in the tags; empty without one."""
+    """Return the resolved configuration from the pieces in the tags; empty without one."""
     try:
         config = json.loads(config_text(tags) or "{}")
     except ValueError:
@@ -202,7 +202,7 @@ def _config(tags: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def config_value(config: Mapping[str, Any], key: str) -> str | None:
-    """Return the value of a dotted key as a parameter's text; of a section its name."""
+    """Return the value of a dotted key as text, like a parameter; the name of a section."""
     value: Any = config
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:

@@ -1,4 +1,4 @@
-"""The heat map of two parameters: the best time of each pair of values."""
+"""The heat map of two parameters: the best time for each pair of values."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,16 @@ from runner.report.sweep_data import PLAN, cell, in_order
 __all__ = ["heat_map_keys", "heat_map_svg"]
 
 _MOST = 24
-"""Values of a parameter that a heat map has room for."""
+"""Most values of a parameter that fit a heat map."""
 _HIGH, _TOP, _MOST_LABEL, _WIDEST = 30.0, 56.0, 170.0, 640.0
 _ROOMY = 50.0
-"""Pixels from which a cell has room for its number in full."""
+"""Width in pixels above which a cell fits its full number."""
 
 
 def heat_map_keys(ranking: Ranking) -> tuple[str, str] | None:
-    """Return the two parameters to show, down and across; None when there are no two to show.
+    """Return the two parameters to show, vertical and horizontal; None if there are fewer.
 
-    Mode and devices where both vary, else the first two that vary.
+    They are mode and devices if both vary, and the first two that vary otherwise.
     """
     values = {key: len({cell(row, key) for row in ranking.data.rows}) for key in ranking.keys}
     candidates = [key for key in ranking.keys if key not in (PLAN, *ranking.model_keys)]
@@ -30,9 +30,9 @@ def heat_map_keys(ranking: Ranking) -> tuple[str, str] | None:
 
 
 def heat_map_svg(ranking: Ranking, model: str, keys: tuple[str, str]) -> str:
-    """Return the best time of each pair of values; the better, the fuller the colour.
+    """Return a map of the best time for each pair of values; better times have stronger colours.
 
-    Where none of a pair's jobs fits, the cell says so; a pair that nobody asked for is empty.
+    A cell says if none of the pair's jobs fits, and is empty for a pair without jobs.
     """
     best = _best(ranking, model, keys)
     rows, columns = (_values(best, axis) for axis in (0, 1))
@@ -73,7 +73,7 @@ def _name_values(
             middle = left + wide * (j + 0.5)
             text = cut_text(value, wide - 2)
             drawing.text(middle, 44, text, size=TEXT, anchor="middle")
-        else:  # in two lines that take turns
+        else:  # alternating between two lines
             text = cut_text(value, 2 * wide - 4, 9)
             drawing.text(left + wide * j, 38 + 12 * (j % 2), text, size=9)
     for i, value in enumerate(rows):
@@ -115,7 +115,7 @@ def _draw(drawing: Drawing, box: _Box, *, leads: bool) -> None:
 def _best(
     ranking: Ranking, model: str, keys: tuple[str, str]
 ) -> dict[tuple[str, str], float | None]:
-    """Return the best time of each pair that has jobs, None where none of them fits."""
+    """Return the best time of each pair with jobs; None if none of them fits."""
     best: dict[tuple[str, str], float | None] = {}
     for row in ranking.others:
         if ranking.model_of(row) == model and row.status == "infeasible":
@@ -129,7 +129,7 @@ def _best(
 
 
 def _values(best: dict[tuple[str, str], float | None], axis: int) -> list[str]:
-    """Return the values of one of the two parameters in their order."""
+    """Return the ordered values of one of the two parameters."""
     least: dict[str, float | None] = {}
     for pair, time in best.items():
         times = [t for t in (least.get(pair[axis]), time) if t is not None]
@@ -138,7 +138,7 @@ def _values(best: dict[tuple[str, str], float | None], axis: int) -> list[str]:
 
 
 def _number(time: float, wide: float) -> str:
-    """Return `time` with four digits, or three where there is little room."""
+    """Return `time` with four digits, or three if there is little room."""
     whole = len(str(int(time)))
     return f"{time:,.{max((4 if wide > _ROOMY else 3) - whole, 0)}f}"
 

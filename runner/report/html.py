@@ -1,6 +1,6 @@
-"""The report of a sweep: one HTML file that needs no network and no other file.
+"""The report of a sweep: a self-contained HTML file that needs no network.
 
-The pages are made from the templates beside this file; here is what they show.
+Pages are rendered from the templates in this package, with the content prepared here.
 """
 
 import math
@@ -44,15 +44,15 @@ from runner.report.sweep_data import PLAN, SweepData, SweepRow, cell, headings, 
 __all__ = ["comparison_html", "job_links", "kept_copy", "report_html", "write_report"]
 
 _MOST_ROWS = 16
-"""Rows that are shown at first: what fits a screen beside the plot."""
+"""Number of rows shown at first, which fit a screen next to the plot."""
 _ROW_PX, _CARD_PX = 27.0, 66.0
-"""About how high a row of the table is, and what surrounds a figure."""
+"""Approximate height of a row of the table, and of the frame of a figure."""
 _INSTEAD = 3
-"""Models of which more than the best is named."""
+"""Most models for which alternatives to the best job are listed."""
 _MODELS = 8
-"""Models that get a sentence, and figures; of more the table is enough."""
+"""Most models with a sentence and figures; others are only in the table."""
 _OPEN = 6
-"""As many jobs without a counterpart are listed; more at a click."""
+"""Number of jobs without a counterpart listed at first; the rest is behind a click."""
 _SYLLABLE = re.compile(r"(?<=micro)(?=batch)|(?<=check)(?=pointing)")
 _MARKS = {
     "best": ("★", "best"),
@@ -66,9 +66,9 @@ _SHOWN_FILES = {
     "schedule.svg": "schedule",
     "serving_sweep.svg": "serving sizes",
 }
-"""What a person looks at of a job, and what a link to it says."""
+"""The figures of a job to link to, with the text of the link."""
 _Link = tuple[str, str]
-"""An address, and the words of the link."""
+"""The address and the text of a link."""
 
 
 @cache
@@ -90,16 +90,16 @@ def _templates() -> Environment:
 def write_report(path: Path, data: SweepData, *, first: str = "") -> None:
     """Write the report to `path`, with links to the files of its jobs.
 
-    `first` is a section to begin with. Raises `CacheError` when the place cannot be written.
+    `first` is a section to start with. Raises `CacheError` if it cannot be written.
     """
     write_text(path, report_html(data, path.parent, first=first))
 
 
 @contextmanager
 def kept_copy(path: Path, data: SweepData, *, first: str = "") -> Iterator[Path]:
-    """Yield a temporary file named as `path` with the report as a store keeps it: without links.
+    """Yield a temporary file with the name of `path` and the report without links, for a store.
 
-    Raises `CacheError` when there is no place for it.
+    Raises `CacheError` if it cannot be written.
     """
     try:
         made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -115,10 +115,10 @@ def kept_copy(path: Path, data: SweepData, *, first: str = "") -> Iterator[Path]
 
 
 def report_html(data: SweepData, place: Path | None = None, *, first: str = "") -> str:
-    """Return the report as a whole page; equal sweeps give equal text.
+    """Return the report as a complete page; equal sweeps give equal text.
 
-    With the folder `place`, where the report is to be, it has links to the files of the jobs.
-    `first` is a section to begin with.
+    With `place`, the folder of the report, it has links to the files of jobs. `first` is a section
+    to start with.
     """
     ranking = ranked(data)
     drawn = _drawn_models(ranking)
@@ -173,7 +173,7 @@ def _facts(ranking: Ranking) -> str:
 
 
 class _ModelVerdict(NamedTuple):
-    """The summary of one model, at the top."""
+    """The summary of one model, at the top of the page."""
 
     name: str
     sentence: str
@@ -191,8 +191,8 @@ class _ModelVerdict(NamedTuple):
         return cls(name, sentence, links, instead)
 
 
-# Its table: the best first for each model, those without a result last. It can be read without
-# script; with it, a click on a heading sorts. More than a screen of rows are behind a checkbox.
+# The table: best jobs first for each model, those without a result last. It is readable without
+# scripts; with them, a click on a heading sorts. Rows beyond a screen are behind a checkbox.
 
 
 class _Number(NamedTuple):
@@ -200,7 +200,7 @@ class _Number(NamedTuple):
 
     text: str
     value: float | None
-    """What it is sorted by."""
+    """The value to sort by."""
     css: str = "n"
     title: str = ""
 
@@ -253,7 +253,7 @@ def _table_row(
 ) -> _TableRow:
     settings = [cell(row, key) for key in ranking.keys]
     folder_name = (row.folder or "").rpartition("/")[2]
-    # Of several links the others are in the job's folder: a row has no room for them.
+    # A row has room for one link, to the job's folder with all files.
     links = job_links(row, place)[:1]
     return _TableRow(" ".join(css), settings, numbers, row.run_id, folder_name, links)
 
@@ -266,14 +266,14 @@ def _mark_notes(ranking: Ranking) -> str:
 
 
 def job_links(row: SweepRow, place: Path | None) -> list[_Link]:
-    """Return links to the job's folder and to those of its figures that exist.
+    """Return links to the job's folder and to its existing figures.
 
-    Addresses are relative to the folder `place`, so that both can be moved together; without one
+    Addresses are relative to the folder `place`, so that both can be moved together. Without it
     there are no links.
     """
     if place is None or row.folder is None or not (folder := Path(row.folder)).is_dir():
         return []
-    # Without the slash, links in the folder's page would be looked for beside it.
+    # Without the slash, links in the folder's page would be relative to its parent.
     links = [(f"{_address(folder, place)}/", "files")]
     figures = ((folder / name, words) for name, words in _SHOWN_FILES.items())
     return links + [(_address(path, place), words) for path, words in figures if path.is_file()]
@@ -281,11 +281,11 @@ def job_links(row: SweepRow, place: Path | None) -> list[_Link]:
 
 def _address(path: Path, place: Path) -> str:
     relative = Path(os.path.relpath(path.resolve(), place.resolve())).as_posix()
-    # A first part with a colon would be read as a protocol.
+    # Without ./, a first part with a colon would be read as a URL scheme.
     return f"./{quote(relative)}"
 
 
-# Its figures.
+# The figures.
 
 
 class _Figure(NamedTuple):
@@ -300,14 +300,14 @@ class _Figure(NamedTuple):
 
 
 def _drawn_models(ranking: Ranking) -> tuple[str, ...]:
-    """Return the models that get figures: of several those with jobs to compare."""
+    """Return the models with figures: of several models, those with jobs to compare."""
     if len(ranking.models) == 1:
         return ranking.models
     return tuple(model for model in ranking.models if len(ranking.of_model(model)) > 1)[:_MODELS]
 
 
 def _figures(ranking: Ranking, model: str) -> list[_Figure]:
-    """Return the figures of one model: trade-off, heat map, and each parameter that varies."""
+    """Return the figures of one model: trade-off, heat map, and one per parameter that varies."""
     several = len(ranking.models) > 1
     time, of_model = ranking.by.name.capitalize(), f", {model}" if several else ""
     own_keys = [key for key in ranking.keys if key not in (PLAN, *ranking.model_keys)]
@@ -327,7 +327,7 @@ def _figures(ranking: Ranking, model: str) -> list[_Figure]:
 
 
 def _figures_over_models(ranking: Ranking) -> list[_Figure]:
-    """Return a figure for each parameter that makes another model, such as the number of layers."""
+    """Return a figure for each parameter that defines the model, such as the number of layers."""
     time = ranking.by.name.capitalize()
     figures = [
         _Figure(f"{time} by {key}", Markup(parameter_figure(ranking, None, key)))
@@ -337,9 +337,9 @@ def _figures_over_models(ranking: Ranking) -> list[_Figure]:
 
 
 def _columns(figures: Sequence[_Figure], left_px: float) -> tuple[list[_Figure], list[_Figure]]:
-    """Return the figures in two columns, each in the one that is shorter so far.
+    """Return the figures in two columns, adding each to the shorter one.
 
-    Above those of the first column something `left_px` high is to stand.
+    `left_px` is the height of the content above the first column.
     """
     columns: tuple[list[_Figure], list[_Figure]] = ([], [])
     heights = [left_px, 0.0]
@@ -350,13 +350,13 @@ def _columns(figures: Sequence[_Figure], left_px: float) -> tuple[list[_Figure],
     return columns
 
 
-# Two sweeps job by job.
+# Two sweeps, job by job.
 
 
 def comparison_html(comparison: Comparison, named: str) -> str:
-    """Return a section with every pair, the largest change first, and what is in one sweep alone.
+    """Return a section with all pairs, largest change first, and the jobs in only one sweep.
 
-    `named` says which sweep it is compared with. A click on a heading sorts.
+    `named` describes the sweep to compare with. A click on a heading sorts.
     """
     measures = (comparison.time, comparison.memory)
     lines, only = best_lines(comparison), only_lines(comparison)

@@ -1,4 +1,4 @@
-"""The figure of one parameter: time by its values, over all the other parameters' values."""
+"""The figure of one parameter: time by its values, over all values of the other parameters."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ from runner.report.sweep_data import PLAN, SweepRow, as_number, cell, in_order
 __all__ = ["parameter_figure"]
 
 _MOST_LINES = 8
-"""Combinations of the other parameters that are told apart; of more only their spread is drawn."""
+"""Most combinations of the other parameters drawn as lines; of more, only the spread is drawn."""
 _FEW = 8
-"""Jobs of a value that are drawn one by one; of more their spread is."""
+"""Most jobs per value that are drawn one by one; of more, only the spread is drawn."""
 _WIDTH, _HEIGHT, _TOP = 640.0, 300.0, 34.0
 _MOST_LABEL, _ROW, _MOST_ROWS = 190.0, 24.0, 40
 _LEFT, _BELOW, _STRIP, _SIDE = 66.0, 44.0, 22.0, 158.0
@@ -40,20 +40,20 @@ class _Group:
 
     value: str
     finished: tuple[RankedRow, ...]
-    """The best first."""
+    """Jobs with a result, best first."""
     times: tuple[float, ...]
-    """Of these."""
+    """The times of `finished`."""
     unfit: tuple[SweepRow, ...]
-    """Those that do not fit."""
+    """Jobs that do not fit."""
 
     @property
     def number(self) -> float:
-        """The value as a number, 0 for a word."""
+        """The value as a number; 0 for text."""
         return as_number(self.value) or 0.0
 
     @property
     def unfit_text(self) -> str:
-        """How many of all do not fit."""
+        """The share of jobs that do not fit, such as ``2 of 8``."""
         return f"{len(self.unfit)} of {len(self.unfit) + len(self.finished)}"
 
 
@@ -63,11 +63,11 @@ class _Groups:
 
     key: str
     groups: tuple[_Group, ...]
-    """In the order of the values."""
+    """The groups, in the order of values."""
     others: tuple[str, ...]
-    """The other parameters that vary among them."""
+    """The other parameters that vary."""
     combinations: tuple[str, ...]
-    """Of the others' values, those that have a result; empty when there are too many."""
+    """Combinations of the others' values with a result; empty if there are too many."""
 
     @property
     def numeric(self) -> bool:
@@ -75,12 +75,12 @@ class _Groups:
         return all(as_number(group.value) is not None for group in self.groups)
 
     def combination(self, row: RankedRow) -> str:
-        """Return the values of the other parameters."""
+        """Return the values of the other parameters as text."""
         return _combination(row.row, self.others)
 
 
 def _grouped(ranking: Ranking, model: str | None, key: str) -> _Groups:
-    """Return the jobs of `model`, or of all models, by their values of `key`."""
+    """Return the jobs of `model`, or of all models, grouped by value of `key`."""
     done, without_result = _jobs(ranking, model)
     unfit = [row for row in without_result if row.status == "infeasible"]
     rows = [*(row.row for row in done), *unfit]
@@ -92,7 +92,7 @@ def _grouped(ranking: Ranking, model: str | None, key: str) -> _Groups:
         and len({cell(row, other) for row in rows}) > 1
     )
     best: dict[str, float | None] = {}
-    for ranked_row in done:  # the best first
+    for ranked_row in done:  # best first
         best.setdefault(cell(ranked_row.row, key), ranking.by.value(ranked_row.row))
     for row in unfit:
         best.setdefault(cell(row, key), None)
@@ -107,11 +107,11 @@ def _grouped(ranking: Ranking, model: str | None, key: str) -> _Groups:
 
 
 def _jobs(ranking: Ranking, model: str | None) -> tuple[Sequence[RankedRow], Sequence[SweepRow]]:
-    """Return the jobs with a result, the best first, and those without."""
+    """Return the jobs with a result, best first, and those without."""
     if model is not None:
         others = [row for row in ranking.others if ranking.model_of(row) == model]
         return ranking.of_model(model), others
-    # The ranking has them model by model.
+    # The ranking is sorted by model.
     done = sorted(ranking.finished, key=lambda row: ranking.by.value(row.row) or 0.0)
     return done, ranking.others
 
@@ -119,7 +119,7 @@ def _jobs(ranking: Ranking, model: str | None) -> tuple[Sequence[RankedRow], Seq
 def _combinations(
     ranking: Ranking, done: Sequence[RankedRow], others: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the other parameters' values that have a result, in their order."""
+    """Return the combinations of the other parameters with a result, in order."""
     best: dict[str, float | None] = {}
     for row in done:
         best.setdefault(_combination(row.row, others), ranking.by.value(row.row))
@@ -131,11 +131,11 @@ def _combination(row: SweepRow, others: Sequence[str]) -> str:
 
 
 def parameter_figure(ranking: Ranking, model: str | None, key: str) -> str:
-    """Return time by the values of `key`, of one model or of all, as SVG in the page's colours.
+    """Return time by value of `key`, for one model or all, as SVG in the page's colours.
 
-    Numbers have an axis, other values a line of text each. Few combinations of the other parameters
-    are told apart by colour and shape; of many the spread is drawn: least to most, the middle half,
-    the median. Crosses are jobs that do not fit.
+    Numbers have an axis; other values have a line of text each. A few combinations of the other
+    parameters differ in colour and shape. Of many, the spread is drawn: range, quartiles and
+    median. Crosses are jobs that do not fit.
     """
     groups = _grouped(ranking, model, key)
     times = [time for group in groups.groups for time in group.times]
@@ -154,7 +154,7 @@ def parameter_figure(ranking: Ranking, model: str | None, key: str) -> str:
 
 
 def _by_number(drawing: Drawing, ranking: Ranking, groups: _Groups, scale: Scale) -> float:
-    """Draw time over numbers, lines from number to number; return the height."""
+    """Draw time over a numeric parameter; return the height."""
     unfit = any(group.unfit for group in groups.groups)
     top = _TOP + (_STRIP if unfit else 0.0)
     values = [group.number for group in groups.groups]
@@ -178,7 +178,7 @@ def _by_number(drawing: Drawing, ranking: Ranking, groups: _Groups, scale: Scale
 
 
 def _points(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) -> None:
-    """Draw jobs that hardly ever share a value, as those of a search."""
+    """Draw single jobs, for values that are rarely shared, such as those of a search."""
     for group in groups.groups:
         for row, time in zip(group.finished, group.times, strict=True):
             place = panel.place(group.number, time)
@@ -186,7 +186,7 @@ def _points(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) -
 
 
 def _spreads(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) -> None:
-    """Draw least, quartiles, median and most of each value, and a line through the medians."""
+    """Draw range, quartiles and median of each value, and a line through the medians."""
     spread = [group for group in groups.groups if group.finished]
     points = [panel.place(group.number, median(group.times)) for group in spread]
     drawing.line(points, stroke=IN_PAGE.accent)
@@ -218,7 +218,7 @@ def _lines(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) ->
 
 
 def _by_name(drawing: Drawing, ranking: Ranking, groups: _Groups, scale: Scale) -> float:
-    """Draw a line of text for each value, its times beside it; return the height."""
+    """Draw a row for each value of a parameter that is not numeric; return the height."""
     shown = groups.groups[:_MOST_ROWS]
     left = min(max(text_width(group.value, 11) for group in shown), _MOST_LABEL) + 16
     height = _ROW * len(shown)
@@ -275,7 +275,7 @@ def _value_row(
 
 
 def _five(times: Sequence[float]) -> tuple[float, float, float, float, float]:
-    """Return least, lower quartile, median, upper quartile and most."""
+    """Return minimum, lower quartile, median, upper quartile and maximum."""
     if len(times) == 1:
         return (times[0],) * 5
     q1, middle, q3 = quantiles(times, n=4, method="inclusive")

@@ -13,14 +13,14 @@ __all__ = ["pareto_figure", "point_tip"]
 WIDTH, HEIGHT, LEFT, TOP = 640.0, 400.0, 66.0, 34.0
 _LEGEND, _BELOW = 118.0, 48.0
 _CLASSES = 6
-"""Numbers of devices with a mark of their own; more share the last."""
+"""Distinct marks for numbers of devices; larger numbers share the last."""
 
 
 def pareto_figure(ranking: Ranking, model: str) -> str:
-    """Return the plot of one model as SVG whose colours are the page's.
+    """Return the plot of one model as SVG in the page's colours.
 
-    Pareto-optimal jobs are solid, the others hollow; the line is the frontier of time and memory
-    alone, which those that use fewer devices need not lie on.
+    Pareto-optimal jobs are solid, others hollow. The line is the frontier of only time and memory;
+    jobs that are optimal for using fewer devices may be off it.
     """
     rows = [
         row
@@ -55,7 +55,7 @@ def _draw_points(
     ranking: Ranking,
     points: Sequence[tuple[RankedRow, tuple[float, float]]],
 ) -> None:
-    """Draw the jobs, the optimal ones on top, and a legend of their marks."""
+    """Draw the jobs, with optimal ones on top, and a legend of marks."""
     counts = sorted({_used(row) for row, _ in points})
     for row, place in sorted(points, key=lambda point: point[0].pareto):
         size = 6.5 if row.best else 5.0 if row.pareto else 4.0
@@ -75,7 +75,7 @@ def _used(row: RankedRow) -> int:
 
 
 def point_tip(ranking: Ranking, row: RankedRow) -> str:
-    """Return what shows under the pointer: the settings and what they cost."""
+    """Return the tooltip of a job: its settings and costs."""
     settings = " ".join(f"{key}={cell(row.row, key)}" for key in ranking.keys)
     used = number(row.row, "devices_used")
     costs = [f"{m.text(row.row)} {m.unit}" for m in (ranking.by, ranking.memory)]
@@ -84,7 +84,7 @@ def point_tip(ranking: Ranking, row: RankedRow) -> str:
 
 
 def _frontier_line(drawing: Drawing, panel: Panel, places: Sequence[tuple[float, float]]) -> None:
-    """Draw the steps below which there is no job."""
+    """Draw the frontier as steps, below which there are no jobs."""
     optimal = frontier(places)
     corners = sorted({place for place, is_on in zip(places, optimal, strict=True) if is_on})
     if len(corners) < 2:
@@ -110,7 +110,7 @@ def _label_best(
     row: RankedRow,
     place: tuple[float, float],
 ) -> None:
-    """Name the best beside its point, on the side that has room."""
+    """Label the best job's point, on the side that has room."""
     keys = [key for key in ranking.keys if key not in ranking.model_keys]
     named = " · ".join(cell(row.row, key) for key in keys)
     words = cut_text(f"best: {named}" if named else "best", panel.width - 20)

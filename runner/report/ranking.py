@@ -1,6 +1,6 @@
-"""The jobs of a sweep in order, and the metrics to show of them.
+"""Rank the jobs of a sweep, and choose the metrics to show.
 
-The best job comes first, and what no other beats in everything is marked.
+The best job comes first, and Pareto-optimal jobs are marked.
 """
 
 import math
@@ -36,18 +36,18 @@ __all__ = [
 ]
 
 
-# What jobs are compared by.
+# Measures to compare jobs by.
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric as a report shows it."""
+    """A metric in a unit that suits a report."""
 
     metric: Metric
     unit: str
-    """The metric's or a smaller one, so that its numbers have digits."""
+    """The metric's unit, or a smaller one for small numbers."""
     scale: float = 1.0
-    """From the metric's unit to that unit."""
+    """Factor from the metric's unit to `unit`."""
 
     @property
     def key(self) -> str:
@@ -56,7 +56,7 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its heading in reports."""
         return self.metric.heading
 
     @property
@@ -65,12 +65,12 @@ class Measure:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
     def value(self, row: SweepRow) -> float | None:
-        """Return the number of `row` in this unit, or None."""
+        """Return the value of `row` in this unit, or None."""
         value = number(row, self.key)
         return None if value is None else value * self.scale
 
     def text(self, row: SweepRow) -> str:
-        """Return the number of `row` as it is shown, ``-`` for none."""
+        """Return the value of `row` as text; ``-`` for none."""
         value = self.value(row)
         return "-" if value is None else format(value, self.metric.format)
 
@@ -79,26 +79,26 @@ _SMALLER = {
     "ms": (("us", 1e3), ("ns", 1e6)),
     "GiB": (("MiB", 2.0**10), ("KiB", 2.0**20)),
 }
-"""Units below, and how many of them one is."""
+"""Smaller units, with their number per unit."""
 _LEAST = 0.1
-"""A column whose largest number is less shows too few digits: it gets a smaller unit."""
+"""A column with a smaller maximum has too few digits and gets a smaller unit."""
 _PEAKS = ("peak_memory_gib", "schedule_peak_gib")
 
 
 def number(row: SweepRow, key: str) -> float | None:
-    """Return the metric `key` of `row`, or what it follows from; None when it has none."""
+    """Return the metric `key` of `row`, possibly derived from others; None if it has none."""
     derived = _DERIVED.get(key)
     return derived(row.metrics) if derived else row.metrics.get(key)
 
 
 def _example_ms(metrics: Mapping[str, float]) -> float | None:
-    # What takes no time has no finite rate, and an infinite one is not kept.
+    # A latency of zero has an infinite rate, which is not logged.
     rate = metrics.get("examples_per_s", math.inf if "step_ms" in metrics else None)
     return 1e3 / rate if rate else None
 
 
 def _peak_gib(metrics: Mapping[str, float]) -> float | None:
-    """Return the peak of what is run: of a schedule that of its step, not of one microbatch."""
+    """Return the peak memory: of a schedule's step if there is one, not of one microbatch."""
     return metrics.get("schedule_peak_gib", metrics.get("peak_memory_gib"))
 
 
@@ -114,10 +114,10 @@ def finished(row: SweepRow) -> bool:
 
 
 def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
-    """Return what to show of `rows`; they are ranked by the first.
+    """Return the measures to show for `rows`, which are ranked by the first.
 
-    Where batch sizes differ, or some have a schedule, that is the time per example, the inverse of
-    the throughput: a latency would be that of one input, or of one microbatch.
+    If batch sizes differ, or some jobs have a schedule, the first is the time per example, the
+    inverse of the throughput, since latencies are of one input or of one microbatch.
     """
     done = [row for row in rows if finished(row)]
     with_schedule = [row for row in done if number(row, "step_ms") is not None]
@@ -147,14 +147,14 @@ def _has_column(metric: Metric, done: Sequence[SweepRow], with_schedule: int) ->
 
 
 def _counts_tokens(done: Sequence[SweepRow]) -> bool:
-    """Return whether tokens say more than examples: of a decode, and of texts of many lengths."""
+    """Return whether to show tokens: for decodes, and if sequence lengths differ."""
     if any(number(row, "tpot_ms") is not None for row in done):
         return True
     return len({row.settings.get("model.seq_len") for row in done}) > 1
 
 
 def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:
-    """Return `metric` in a unit in which its numbers have digits."""
+    """Return `metric` in a unit in which its values have enough digits."""
     values = [value for row in rows if (value := number(row, metric.name)) is not None]
     most, measure = max(values, default=0.0), Measure(metric, metric.unit)
     for unit, scale in _SMALLER.get(metric.unit, ()):
@@ -164,7 +164,7 @@ def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:
 
 
 def memory_of(measures: Sequence[Measure]) -> Measure:
-    """Return the peak memory of the fullest device, which `measures_of` always has."""
+    """Return the measure of peak memory, which `measures_of` always includes."""
     return next(measure for measure in measures if measure.key in _PEAKS)
 
 
@@ -172,21 +172,21 @@ def memory_of(measures: Sequence[Measure]) -> Measure:
 
 
 def frontier(points: Sequence[tuple[float, ...]]) -> list[bool]:
-    """Return for each point whether it is Pareto-optimal: less is better in each coordinate.
+    """Return whether each point is Pareto-optimal, with less being better in each coordinate.
 
-    It is when no other point is as good in all coordinates and better in one; so equal points are
-    optimal together. Takes time in proportion to the points by those on the frontier.
+    A point is optimal if no other is at least as good in all coordinates and better in one, so
+    equal points are optimal together. Takes O(points x points on the frontier) time.
     """
     optimal = [False] * len(points)
-    kept: list[tuple[float, ...]] = []
-    # In lexicographic order what dominates a point comes before it, and by transitivity something
-    # on the frontier does.
+    front: list[tuple[float, ...]] = []
+    # In lexicographic order, dominating points come first; by transitivity, comparing with the
+    # frontier is enough.
     for index in sorted(range(len(points)), key=points.__getitem__):
         point = points[index]
-        if not any(_dominates(other, point) for other in kept):
+        if not any(_dominates(other, point) for other in front):
             optimal[index] = True
-            if not kept or kept[-1] != point:
-                kept.append(point)
+            if not front or front[-1] != point:
+                front.append(point)
     return optimal
 
 
@@ -201,23 +201,23 @@ Mark = Literal["best", "pareto", "equal", ""]
 
 @dataclass(frozen=True, slots=True)
 class RankedRow:
-    """A job and how it compares with the others of its model."""
+    """A job, compared with the others of its model."""
 
     row: SweepRow
     model: str
-    """The model, with those of its settings that differ: see `Ranking.model_keys`."""
+    """The model, with its settings that vary: see `Ranking.model_keys`."""
     best: bool
-    """Whether none of its model ranks before it; equals are best together."""
+    """Whether no job of its model has a better time; ties are best together."""
     pareto: bool
-    """Whether no other of its model is as good in time, memory and devices and better in one."""
+    """Whether it is Pareto-optimal for its model in time, memory and devices."""
     repeats: bool = False
-    """Whether one of its model before it costs the same in time, memory and devices."""
+    """Whether an earlier job of its model has the same time, memory and devices."""
     leads: bool = False
     """Whether it is the first of its model."""
 
     @property
     def mark(self) -> Mark:
-        """How it is marked: of equal ones only the first as good."""
+        """Its mark in tables; of ties, only the first is marked as best or Pareto-optimal."""
         if self.repeats and (self.best or self.pareto):
             return "equal"
         return "best" if self.leads else "pareto" if self.pareto else ""
@@ -225,21 +225,21 @@ class RankedRow:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """A sweep's jobs in order, and what to show of them."""
+    """A sweep's jobs in order, with the settings and measures to show."""
 
     data: SweepData
     keys: tuple[str, ...]
-    """Settings that the jobs differ in, those that make another model first."""
+    """Settings in which the jobs differ, those that define the model first."""
     measures: tuple[Measure, ...]
-    """What to show; the jobs are ranked by the first."""
+    """Measures to show; the jobs are ranked by the first."""
     finished: tuple[RankedRow, ...]
-    """By model, then the best first."""
+    """Jobs with a result, by model, then best first."""
     others: tuple[SweepRow, ...]
-    """Those without a result, in the order of the sweep."""
+    """Jobs without a result, in the order of the sweep."""
 
     @property
     def by(self) -> Measure:
-        """What the jobs are ranked by."""
+        """The measure that jobs are ranked by."""
         return self.measures[0]
 
     @property
@@ -249,7 +249,7 @@ class Ranking:
 
     @property
     def model_keys(self) -> tuple[str, ...]:
-        """Those of `keys` that make another model: jobs are compared where these are equal."""
+        """The `keys` that define the model; only jobs with equal ones are compared."""
         return model_keys(self.keys)
 
     @property
@@ -262,19 +262,18 @@ class Ranking:
         return tuple(row for row in self.finished if row.model == model)
 
     def model_of(self, row: SweepRow) -> str:
-        """Return which of the models `row` is of."""
+        """Return the model of `row`."""
         return model_label(row, self.model_keys)
 
     def count(self, status: str) -> int:
-        """Return how many jobs without a result ended so."""
+        """Return the number of jobs without a result that have `status`."""
         return Counter(row.status for row in self.others)[status]
 
 
 def ranked(data: SweepData) -> Ranking:
-    """Return the jobs in order of the measure that suits them.
+    """Rank the jobs by the measure that suits them.
 
-    Of equals those with the fewest devices come first, then those with the least memory; the rest
-    goes by their settings.
+    Ties are broken by fewest devices, then by least memory, then by settings.
     """
     data = with_effective_batch(data)
     measures, keys = measures_of(data.rows), models_first(varied(data))
@@ -308,17 +307,17 @@ def ranked(data: SweepData) -> Ranking:
 
 
 def _cost(row: SweepRow, key: str) -> float | None:
-    """Return the metric `key` of `row` so that less is better."""
+    """Return the metric `key` of `row`, negated if higher is better."""
     value = number(row, key)
     return -value if value is not None and BY_NAME[key].better == "higher" else value
 
 
 def _optimal(rows: list[SweepRow], models: list[str], criteria: Sequence[str]) -> list[bool]:
-    """Return for each row whether it is Pareto-optimal among those of its model."""
+    """Return whether each row is Pareto-optimal among those of its model."""
     optimal = [False] * len(rows)
     for model in dict.fromkeys(models):
         indices = [index for index, other in enumerate(models) if other == model]
-        # What one of them lacks cannot be compared.
+        # A criterion that any of them lacks cannot be compared.
         columns = [[_cost(rows[index], key) for index in indices] for key in criteria]
         known = [[cost or 0.0 for cost in column] for column in columns if None not in column]
         points = list(zip(*known, strict=True))
@@ -331,18 +330,18 @@ _Rank = tuple[tuple[tuple[bool, float, str], ...], tuple[float, ...], tuple[str,
 
 
 def _rank(row: SweepRow, criteria: Sequence[str], keys: tuple[str, ...]) -> _Rank:
-    """Return what a job is sorted by: the same wherever the sweep was read from."""
+    """Return the sort key of a job, which does not depend on where the sweep was read from."""
     costs = tuple(_cost(row, key) or 0.0 for key in criteria)
     return model_order(row, model_keys(keys)), costs, tuple(cell(row, key) for key in keys)
 
 
 def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
-    """Return at most `most` of the finished rows in their order, of each model about as many."""
+    """Return at most `most` of the finished rows, in order, about as many for each model."""
     if len(ranking.finished) <= most:
         return list(ranking.finished)
     by_model = [list(ranking.of_model(model)) for model in ranking.models]
     room, kept = most, 0
-    # One more of each model in turn, until there is no room.
+    # Add one row of each model at a time, until there is no room.
     while room > 0:
         room -= sum(len(rows) > kept for rows in by_model)
         kept += 1
@@ -353,7 +352,7 @@ def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
 def _without_last(
     by_model: Sequence[Sequence[RankedRow]], kept: int, surplus: int
 ) -> list[RankedRow]:
-    """Return `kept` rows of each model, but one less of the last `surplus` that have as many."""
+    """Return `kept` rows of each model, but one less for the last `surplus` models with as many."""
     full = [index for index, rows in enumerate(by_model) if len(rows) >= kept]
     less = full[len(full) - surplus :]
     return [

@@ -1,4 +1,4 @@
-"""A sweep as its report sees it, wherever it was read from, and which of its settings are shown."""
+"""A sweep as data for its report, from any source, and the choice of settings to show."""
 
 import math
 import re
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 LATEST = "latest"
-"""What stands for the newest sweep of an experiment."""
+"""The identifier of the newest sweep of an experiment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class SweepRow:
 
     name: str
     settings: Mapping[str, str]
-    """Parameters as text, by key: the choices bare, others dotted."""
+    """Parameters as text, by key: choices by name, others by dotted key."""
     metrics: Mapping[str, float]
-    """By the names of `runner.output.metrics`."""
+    """Metrics by the names in `runner.output.metrics`."""
     status: str
-    """``finished``, ``infeasible``, ``not_applicable`` (its choices do not go together),
-    ``failed``, ``lost`` (its process was killed), ``cut_off`` or ``running``."""
+    """``finished``, ``infeasible``, ``not_applicable`` (incompatible choices), ``failed``,
+    ``lost`` (its process was killed), ``cut_off`` or ``running``."""
     error: str | None
     """Why there is no result, in one line."""
     run_id: str | None
-    """Of the run in MLflow, None where none is kept."""
+    """The id of the run in MLflow, if any."""
     folder: str | None
-    """Where its files are, None where that is not known."""
+    """The folder of its files, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +56,25 @@ class SweepData:
 
     title: str
     question: str
-    """What the sweep was to answer; may be empty."""
+    """The question that the sweep answers; may be empty."""
     swept: tuple[str, ...]
-    """The keys that have several values, in the order of the command."""
+    """The keys with several values, in the order of the command."""
     rows: tuple[SweepRow, ...]
     started_ms: int | None
-    """Since 1970 UTC."""
+    """Start in milliseconds since 1970 UTC."""
     command: str | None
-    """What to type to run the sweep again."""
+    """The command that runs the sweep again."""
 
 
 EFFECTIVE_BATCH = "effective_batch"
-"""A setting that jobs get by `with_effective_batch`."""
+"""The setting added to jobs by `with_effective_batch`."""
 
 
 def with_effective_batch(data: SweepData) -> SweepData:
-    """Return `data` with the examples of a step as a setting, where schedules are compared.
+    """Return `data` with the examples per step as a setting, if schedules are compared.
 
-    That is where some jobs have another schedule than others, or none, and not all steps have
-    equally many examples: those of a microbatch times the microbatches.
+    That is, if jobs differ in their schedule and in their examples per step: those of a microbatch
+    times the number of microbatches.
     """
     done = [row for row in data.rows if row.status == "finished"]
     schedules = {row.settings.get("schedule", "none") for row in done}
@@ -96,22 +96,22 @@ def _effective_batch(row: SweepRow) -> int | None:
     return numbers[0] * numbers[1] if len(numbers) == len(texts) else None
 
 
-# Which settings have a column, and what the columns are called.
+# The settings with a column, and the headings of columns.
 
 CHOICES = ("model", "mode", "devices", "transfer_rate")
 PLAN = "plan"
-"""What a job with ``mode=recommend`` chose: a result, that no setting stands for."""
+"""The plan chosen by a job with ``mode=recommend``: a result, not determined by other settings."""
 
 
 def cell(row: SweepRow, key: str) -> str:
-    """Return the setting as it is shown, ``-`` where the job has none."""
+    """Return a setting as text; ``-`` if the job has none."""
     return row.settings.get(key, "-")
 
 
 def shortened(texts: Sequence[str], most: int) -> dict[str, str]:
-    """Return what each of `texts` is shown as in at most `most` characters: both its ends.
+    """Shorten each of `texts` in the middle to at most `most` characters.
 
-    Where different ones would look alike, they are shortened less.
+    If different texts would look the same, they are shortened less.
     """
     texts = list(dict.fromkeys(texts))
     for width in range(most, max(map(len, texts), default=0) + 1):
@@ -129,10 +129,10 @@ def _both_ends(text: str, most: int) -> str:
 
 
 def varied(data: SweepData) -> tuple[str, ...]:
-    """Return the keys to show: the swept keys, and what else the jobs differ in.
+    """Return the keys to show: the swept keys, and others in which the jobs differ.
 
-    Left out is what says the same as a key before it (the factory that a model is named after),
-    and what follows from the swept keys, or from one key before it (the options of a mode).
+    Left out are keys that repeat an earlier one (the factory that a model is named after), and
+    those that follow from the swept keys or from an earlier key (the options of a mode).
     """
     rows = data.rows
     settings = (key for row in rows for key in row.settings)
@@ -152,7 +152,7 @@ def varied(data: SweepData) -> tuple[str, ...]:
 def _follows(
     key: str, cells: Sequence[str], shown: dict[str, tuple[str, ...]], swept: Sequence[str]
 ) -> bool:
-    """Return whether the column `cells` says nothing that columns before it do not."""
+    """Return whether the column `cells` follows from earlier columns."""
     together = [shown[name] for name in swept if name in shown]
     if together and _decide(list(zip(*together, strict=True)), cells):
         return True
@@ -161,13 +161,13 @@ def _follows(
 
 
 def _decide(known: Sequence[object], cells: Sequence[str]) -> bool:
-    """Return whether equal items of `known` always stand beside equal `cells`."""
+    """Return whether `cells` is a function of `known`: equal items have equal cells."""
     seen: dict[object, str] = {}
     return all(seen.setdefault(k, text) == text for k, text in zip(known, cells, strict=True))
 
 
 def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
-    """Return the choices that all jobs share, which have no column."""
+    """Return the choices shared by all jobs, which have no column."""
     if not data.rows:
         return {}
     first = data.rows[0]
@@ -176,19 +176,19 @@ def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
 
 
 def headings(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each key, or all of it where another ends alike."""
+    """Return the last part of each key, or all of it if another key has the same."""
     last = [key.rpartition(".")[2] for key in keys]
     names = (name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True))
     return {key: name.replace("_", " ") for key, name in zip(keys, names, strict=True)}
 
 
-# The values of a setting in their order.
+# The order of a setting's values.
 
 _DIGITS = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def as_number(text: str) -> float | None:
-    """Return the number that `text` is, None for other words and for what is not finite."""
+    """Return `text` as a number; None if it is not one, or not finite."""
     try:
         number = float(text)
     except ValueError:
@@ -197,10 +197,10 @@ def as_number(text: str) -> float | None:
 
 
 def in_order(best: Mapping[str, float | None]) -> list[str]:
-    """Return the values of a setting in their order, given the best result of each.
+    """Return the values of a setting in order, given the best result of each.
 
-    Numbers go by size, and so do names with numbers in them, such as ``2x16gb`` before ``16x16gb``;
-    names alone have no order of their own and go by their result, the best first.
+    Numbers are sorted by size, and so are names that contain numbers, such as ``2x16gb`` before
+    ``16x16gb``. Other names are sorted by their result, best first.
     """
     numbers = {text: as_number(text) for text in best}
     if all(value is not None for value in numbers.values()):
@@ -216,16 +216,16 @@ def _digits_by_size(text: str) -> list[tuple[int, float, str]]:
     return [(0, float(p), "") if p[0].isdigit() else (1, 0.0, p) for p in parts]
 
 
-# Which settings make another model, and what the models of a sweep are called.
+# The settings that define the model, and the labels of a sweep's models.
 
 _MODEL = ("model", "model.architecture", "model.factory", "model.config", "model.factory_args")
 _MODEL_PARTS = ("model.config.", "model.factory_args.")
 
 
 def model_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `keys` whose values make different models, which are not compared.
+    """Return the `keys` that define the model; jobs of different models are not compared.
 
-    Batch size, length and dtype leave a model what it is, but schedules are compared at one
+    Batch size, length and dtype are not among them, but schedules are only compared at equal
     `EFFECTIVE_BATCH`.
     """
     apart = (*_MODEL, EFFECTIVE_BATCH)
@@ -233,15 +233,15 @@ def model_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def models_first(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `keys`, those that make another model before the others."""
+    """Return `keys`, with those that define the model first."""
     models = model_keys(keys)
     return (*models, *(key for key in keys if key not in models))
 
 
 def model_label(row: SweepRow, keys: Sequence[str]) -> str:
-    """Return what the model of `row` is called where models differ in `keys`.
+    """Return the label of a row's model, if models differ in `keys`.
 
-    That is its name, as ``gpt2``, or what tells it from the others: ``gpt2 n_layer=12``.
+    It is the name, such as ``gpt2``, with the settings that vary: ``gpt2 n_layer=12``.
     """
     last = [key.rpartition(".")[2] for key in keys]
     parts = [
@@ -251,13 +251,13 @@ def model_label(row: SweepRow, keys: Sequence[str]) -> str:
         if key == EFFECTIVE_BATCH
         else f"{key if last.count(name) > 1 else name}={text}"
         for key, name in zip(keys, last, strict=True)
-        if (text := row.settings.get(key)) is not None  # None where it is another model's setting
+        if (text := row.settings.get(key)) is not None  # None if only other models have the setting
     ]
     return " ".join(parts) or cell(row, "model")
 
 
 def model_order(row: SweepRow, keys: Sequence[str]) -> tuple[tuple[bool, float, str], ...]:
-    """Return what models are sorted by: names alphabetically, numbers by their size."""
+    """Return the sort key of a row's model: names alphabetically, numbers by size."""
     order = [(True, 0.0, cell(row, "model"))]
     for key in keys:
         text = cell(row, key)

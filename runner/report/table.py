@@ -1,4 +1,4 @@
-"""The tables of a report in the terminal: jobs ranked, and two sweeps job by job."""
+"""The tables of a report in the terminal: ranked jobs, and two sweeps job by job."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -40,34 +40,34 @@ if TYPE_CHECKING:
 __all__ = ["show_comparison", "show_sweep"]
 
 _Cell = Callable[[SweepRow, str], str]
-"""The setting of a row by a key, as it is shown."""
+"""Returns the setting of a row by key, as text."""
 _MOST_REASONS = 8
 _GAP = COLUMN_GAP
 _LEAST_SETTING = 9
-"""Characters that a setting keeps where it is shortened."""
+"""Least width of a shortened setting, in characters."""
 _MARKS = {"best": "*", "pareto": "+", "equal": "=", "": ""}
 _MARGIN = 4
-"""The column of marks, and a blank at the end."""
+"""Width of the column of marks, and of the space at the end."""
 _HYPHENATED = {
     "microbatch": "micro-\nbatch",
     "microbatches": "micro-\nbatches",
     "checkpointing": "check-\npointing",
 }
-"""Words of headings that are wider than the cells below."""
+"""Hyphenation of words in headings that are wider than their cells."""
 
 
 def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
-    """Print the ranked table, at most `most` rows of it (None: all), and why jobs have no result.
+    """Print the ranked table, up to `most` rows (None: all), and why jobs have no result.
 
     `all_with` is the option that shows all rows.
 
-    The best comes first for each model, those without a result last; a choice that all share is in
-    the title. The best of each model has a ``*``; what else is Pareto-optimal in time, peak memory
-    and devices used a ``+``; of equals only the first, the others a ``=``. A narrow terminal lacks
-    the less important numbers, or has long settings shortened.
+    The best jobs come first for each model, and those without a result last. Choices shared by all
+    jobs are in the title. The best job of each model is marked ``*``, and other Pareto-optimal ones
+    in time, peak memory and devices used ``+``. Of ties only the first is marked so, and the others
+    ``=``. On a narrow terminal less important numbers are dropped, or long settings shortened.
     """
     ranking = ranked(data)
-    # That a single row is hidden would take a line, too.
+    # A note on a single hidden row would take a line, too.
     room = len(data.rows) if most is None or len(data.rows) <= most + 1 else max(most, 1)
     rows = best_rows(ranking, room)
     others = ranking.others[: room - len(rows)]
@@ -75,7 +75,7 @@ def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
     notes = _ranking_notes(ranking, rows, len(others), all_with)
     if is_cut:
         notes.append("… settings are shortened to fit; the report has them whole")
-    # A table would break its title at its own width.
+    # Printed separately, since a table would wrap its title at its own width.
     show(_title(ranking), table, *notes, *sweep_reasons(data, _MOST_REASONS))
 
 
@@ -89,9 +89,9 @@ def _title(ranking: Ranking) -> str:
 def _ranking_table(
     ranking: Ranking, rows: Sequence[RankedRow], others: Sequence[SweepRow], columns: int
 ) -> "tuple[Table, bool]":
-    """Return `rows`, which have a result, and `others`, of one width that suits `columns`.
+    """Return a table of `rows`, which have a result, and `others`, that fits `columns`.
 
-    Also returned is whether settings were shortened for it.
+    Also return whether settings were shortened to fit.
     """
     data, keys = ranking.data, ranking.keys
     table = empty_table("")
@@ -116,13 +116,13 @@ def _ranking_table(
 
 
 def _broken(heading: str, widest: int) -> str:
-    """Return a heading that is no wider than the cells below, if its words let it be."""
+    """Return a heading broken into lines no wider than its cells, if its words allow it."""
     whole = _HYPHENATED.get(heading, heading)
     return whole if len(whole) <= widest else whole.replace(" ", "\n")
 
 
 def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cell]:
-    """Return the measures that there is room for, and how settings are shown."""
+    """Return the measures that fit, and the function that shows settings."""
     widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
     settings = _settings_widths(ranking)
     used = _MARGIN + sum(settings.values())
@@ -140,7 +140,7 @@ def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cel
 
 
 def _settings_widths(ranking: Ranking) -> dict[str, int]:
-    """Return how wide the column of each setting is."""
+    """Return the width of the column of each setting."""
     shown = headings(ranking.keys)
     return {
         key: _GAP + max(_width(shown[key]), *(len(cell(row, key)) for row in ranking.data.rows), 0)
@@ -149,7 +149,7 @@ def _settings_widths(ranking: Ranking) -> dict[str, int]:
 
 
 def _shortened_to(rows: Sequence[SweepRow], widths: dict[str, int], room: int) -> _Cell:
-    """Return how to show settings, whose columns are so wide, in `room`: the widest lose most."""
+    """Return a function that shows settings with `widths` in `room`, shortening the widest most."""
     narrowed = dict(widths)
     while sum(narrowed.values()) > room:
         widest = max(narrowed, key=lambda key: narrowed[key])
@@ -164,15 +164,15 @@ def _shortened_to(rows: Sequence[SweepRow], widths: dict[str, int], room: int) -
 
 def _number_width(ranking: Ranking, measure: Measure) -> int:
     numbers = [len(measure.text(row.row)) for row in ranking.finished]
-    # Columns of numbers break where a heading says so, and nowhere else.
+    # Headings of numbers wrap only at explicit line breaks.
     heading = [len(line) for line in _heading(measure).splitlines()]
-    # The first column of numbers has the word for those without a result.
+    # The first column of numbers has the status of jobs without a result.
     words = [len(status_word(row)) for row in ranking.others] if measure is ranking.by else []
     return _GAP + max(*heading, *numbers, *words, 0)
 
 
 def _width(text: str) -> int:
-    """Return how narrow a heading may be: words are not cut."""
+    """Return the least width of a heading, whose words are not cut."""
     return max((len(word) for word in _HYPHENATED.get(text, text).split()), default=0)
 
 
@@ -209,9 +209,9 @@ _MOST_ONLY = 8
 
 
 def show_comparison(comparison: Comparison, most: int) -> None:
-    """Print what each job cost before and after, at most `most` rows, and the best of each.
+    """Print the costs of each job before and after, up to `most` rows, and the best of each sweep.
 
-    The largest change comes first. Where the terminal is too narrow, memory is only its change.
+    The largest change comes first. On a narrow terminal only the change of memory is shown.
     """
     show(title(comparison))
     if comparison.pairs:
@@ -234,7 +234,7 @@ def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table
     settings = list(headings(comparison.keys).values())
     heads = [*settings, *_change_headings(comparison.time), *_change_headings(comparison.memory)]
     every = range(len(heads))
-    # The peaks themselves are what a narrow terminal does without, before settings are broken.
+    # A narrow terminal drops the peaks before settings are shortened.
     fewer = [index for index in every if index not in (len(heads) - 3, len(heads) - 2)]
     for kept in (every, fewer):
         rows = [_comparison_cells(comparison, pair, cell) for pair in comparison.pairs[:most]]

@@ -1,1 +1,1 @@
-"""Where runs are kept: the protocol of a tracker, MLflow, and no tracker at all."""
+"""Tracking of runs: the interface of trackers, the MLflow tracker, and one that stores nothing."""

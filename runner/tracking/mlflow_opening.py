@@ -1,9 +1,9 @@
-"""Opening an MLflow store, and making it if it is missing: whole, or not at all.
+"""Open an MLflow store, creating it atomically if it is missing.
 
-Six processes that open a missing MLflow database together leave five dead of a half-made schema,
-and one killed meanwhile leaves it half-made for good. So the first opening is guarded: a database
-file is made under another name and renamed, under a lock beside it; PostgreSQL makes its schema in
-one transaction, under a lock of its own.
+Of six processes that open a missing MLflow database together, five fail on a partial schema, and
+one that is killed meanwhile leaves the schema partial for good. So the first opening is guarded: a
+database file is created under another name and renamed, under a lock file; PostgreSQL creates its
+schema in one transaction, under an advisory lock.
 """
 
 import fcntl
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 __all__ = ["Store", "make_file", "make_schema", "open_store"]
 
 _LOCKED_S = 20.0
-"""For so long another writer is waited for; MLflow has SQLite wait as long."""
+"""Longest wait for another writer, the same as MLflow sets for SQLite."""
 _SCHEMA_LOCK = 0x66787061
-"""Of PostgreSQL's advisory locks, the one for making the schema: ``fxpa`` in ASCII."""
+"""Key of PostgreSQL's advisory lock for creating the schema: ``fxpa`` in ASCII."""
 
 
 class Store(NamedTuple):
-    """An open store, and the experiment in it that runs are kept in."""
+    """An open store and the experiment for runs."""
 
     client: "MlflowClient"
     uri: str
-    """With its password."""
+    """Tracking URI, with its password."""
     experiment_id: str
 
     def writing(self) -> AbstractContextManager[None]:
-        """Return a context in which no other process here writes a run to the same file."""
+        """Return a context in which no other process of ours writes a run to the same file."""
         database = sqlite_path(self.uri)
         return nullcontext() if database is None else _turn(database)
 
 
 @contextmanager
 def _turn(database: Path) -> Iterator[None]:
-    """Wait for this process's turn to write, at most as long as SQLite would wait.
+    """Wait for this process's turn to write, at most as long as SQLite would.
 
-    SQLite lets each writer try again after a pause that grows: of sixteen at once, some wait until
-    they fail. After the wait here SQLite decides.
+    SQLite's writers retry after growing pauses: of sixteen at once, some wait until they fail.
+    After a timeout here, SQLite decides.
     """
     with database.with_name(f"{database.name}.turn").open("wb") as file:  # closing it unlocks it
-        # The wait for such a lock has no deadline; a thread can be left behind.
+        # flock has no timeout, but a waiting thread can be abandoned.
         locking = Thread(target=_lock, args=(file,), daemon=True)
         locking.start()
         locking.join(_LOCKED_S)
@@ -72,15 +72,15 @@ def _turn(database: Path) -> Iterator[None]:
 
 
 def _lock(file: BinaryIO) -> None:
-    with suppress(OSError):  # a file system without such locks, or a file that is closed by now
+    with suppress(OSError):  # a file system without locks, or the file has been closed
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def open_store(config: TrackingConfig, root: Path) -> Store:
-    """Open the store and its experiment; both are made if they are missing.
+    """Open the store and its experiment, creating either if it is missing.
 
-    Safe for any number of processes at once. Raises `TrackingError` within about ten seconds when
-    the store is damaged, cannot be written, or does not answer.
+    Safe for any number of processes at once. Raises `TrackingError` within about ten seconds if the
+    store is damaged, not writable, or does not answer, or the experiment is deleted.
     """
     uri = store_uri(config, root)
     reach(uri)
@@ -103,7 +103,7 @@ def open_store(config: TrackingConfig, root: Path) -> Store:
 
 
 def _experiment_id(client: "MlflowClient", name: str, artifacts: str | None) -> str:
-    """Return the id of the experiment, which is made if missing, by whichever process is first."""
+    """Return the id of the experiment, created if missing by whichever process is first."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)
@@ -126,10 +126,10 @@ def _experiment_id(client: "MlflowClient", name: str, artifacts: str | None) -> 
 
 
 def make_file(database: Path) -> None:
-    """Make the SQLite file `database` if it is missing, and its folder.
+    """Create the SQLite file `database` and its folder if missing.
 
-    Raises SQLite's own error for a file that MLflow would retry for a minute, or spoil, and
-    `OSError` for what is no file, such as a pipe.
+    Raises SQLite's error for a file that MLflow would retry for a minute, or spoil, and `OSError`
+    if the path is not a regular file, such as a pipe.
     """
     if database.exists():
         regular_status(database)
@@ -137,7 +137,7 @@ def make_file(database: Path) -> None:
     remove_abandoned(database.parent)
     if not has_content(database):
         with database.with_name(f"{database.name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # which falls with the process
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the process ends
             if not has_content(database):
                 _make_file(database)
     _check_writable(database)
@@ -149,10 +149,10 @@ def _make_file(database: Path) -> None:
     _watch_engines()
     unfinished = database.with_name(temporary_name())
     try:
-        MlflowClient(tracking_uri=f"sqlite:///{unfinished}")  # which makes its tables
+        MlflowClient(tracking_uri=f"sqlite:///{unfinished}")  # creates the tables
         _disconnect(unfinished)
         with closing(sqlite3.connect(unfinished)) as connection:
-            # Stays in the file; it halves the time of each write, and readers no longer wait.
+            # Persistent in the file: halves the time of each write, and readers do not wait.
             connection.execute("PRAGMA journal_mode=WAL")
         unfinished.replace(database)
     finally:
@@ -170,36 +170,36 @@ def _check_writable(database: Path) -> None:
 
 
 def make_schema(uri: str) -> None:
-    """Make MLflow's tables in a PostgreSQL database that has none.
+    """Create MLflow's tables in a PostgreSQL database without any.
 
-    Raises SQLAlchemy's errors at once; MLflow itself would retry a wrong password for minutes.
+    Raises SQLAlchemy's errors at once; MLflow would retry a wrong password for minutes.
     """
     from mlflow import MlflowClient
     from sqlalchemy import NullPool, create_engine, text
 
-    # Each statement by itself: an open transaction would hold up those that make tables.
+    # Autocommit: an open transaction would block those that create tables.
     engine = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         if _has_schema(connection):
             return
-        # The lock falls with the connection, so with a process that is killed.
+        # The lock is released with the connection, even if the process is killed.
         connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _SCHEMA_LOCK})
         if not _has_schema(connection):
             MlflowClient(tracking_uri=uri)
 
 
 def _has_schema(connection: "Connection") -> bool:
-    """Return whether the schema is whole: this table is made last, in the same transaction."""
+    """Return whether the schema is complete: this table is created last, in one transaction."""
     from sqlalchemy import inspect
 
     return inspect(connection).has_table("alembic_version")
 
 
-# MLflow keeps database connections open for as long as a process lives. They must be dropped where
-# the process is forked, and where the file is replaced by another.
+# MLflow keeps database connections open for the life of a process. They must be dropped when the
+# process forks, and when the file is replaced.
 
 _engines: "WeakSet[Engine]" = WeakSet()
-"""SQLAlchemy's engines that have connected in this process, MLflow's among them."""
+"""SQLAlchemy engines that have connected in this process, including MLflow's."""
 
 
 @cache

@@ -1,7 +1,6 @@
-"""The runs of an MLflow store: find them, and mark those without a result.
+"""Find the runs of an MLflow store, and mark those without a result.
 
-MLflow's search joins conditions with "and" only. It takes 5 ms, and 1 ms for each run that it
-finds.
+MLflow's search joins conditions only with "and". It takes 5 ms, plus 1 ms per run found.
 """
 
 import re
@@ -30,33 +29,33 @@ __all__ = ["PARENT", "FoundRun", "MlflowRuns", "find_run", "open_stored", "unkno
 
 PARENT, SWEEPS = "mlflow.parentRunId", "sweeps"
 _SETTLED = {"finished": "FINISHED", "infeasible": "FAILED", "not_applicable": "FINISHED"}
-"""Outcomes that stand, and the status of a run with each."""
+"""Final outcomes, with the status of their runs."""
 _ONGOING = ("RUNNING", "SCHEDULED")
 _SWEEPS_CHARS = 7900
-"""Of the tag that lists a run's sweeps. A store keeps 8,000, so some 460 sweeps."""
+"""Most characters of the tag with a run's sweeps. Stores accept 8,000, that is some 460 sweeps."""
 _PAGE = 1000
 _FEW = 8
-"""So many values of a tag are searched for one by one at once."""
+"""Up to this number of tag values, each is searched by itself."""
 _READ_PER_VALUE = 4
-"""For each of more values so many runs are read, before they too are searched for one by one."""
+"""For more values, runs to read per value at most before each value is searched by itself."""
 
 
 class MlflowRuns(Runs):
-    """The runs of one experiment: found, and marked where they have no result."""
+    """The runs of one experiment; see `Runs` for the methods."""
 
     def __init__(self, store: Store | None) -> None:
-        """Read from `store`; None for a tracker that opens it when it is first asked."""
+        """Read from `store`; None for a tracker that opens it on first use."""
         self._opened = store
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Yield the store. Raises `TrackingError` for its failures in the block."""
+        """Yield the store. Raises `TrackingError` if it fails in the block."""
         assert self._opened is not None, "who opens it later overrides this"
         with refusals(self._opened.uri):
             yield self._opened
 
     def run(self, run_id: str) -> LoggedRun:
-        """Return one run. Raises `SpecError` when there is none of that id."""
+        """Return one run. Raises `SpecError` if the id is unknown."""
         with self._store() as store:
             stored = _stored_run(store.client, run_id)
         if stored is None:
@@ -64,7 +63,7 @@ class MlflowRuns(Runs):
         return _logged_run(stored)
 
     def runs(self, tags: Mapping[str, str], status: str | None = None) -> list[LoggedRun]:
-        """Return the runs with these tags, of that `status` if one is given, the oldest first."""
+        """Return the runs with these tags, and with `status` if given, oldest first."""
         of_status = f"attributes.status = '{status}'" if status else ""
         condition = " and ".join(filter(None, [_condition(tags), of_status]))
         with self._store() as store:
@@ -72,7 +71,7 @@ class MlflowRuns(Runs):
             return _oldest_first(run for run in runs if tags.items() <= run.tags.items())
 
     def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
-        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+        """Return the runs that belong to a sweep, including shared ones, oldest first."""
         condition = f"tags.kind = 'run' and tags.{SWEEPS} LIKE '% {sweep_id} %'"
         with self._store() as store:
             return _oldest_first(_search(store, condition))
@@ -83,9 +82,9 @@ class MlflowRuns(Runs):
         values: Collection[str],
         stands: Callable[[LoggedRun], bool] = lambda _run: True,
     ) -> dict[str, LoggedRun]:
-        """Return the newest run with a result that `stands`, by its value of `tag`.
+        """Return the newest run with a result that `stands`, by value of `tag`.
 
-        One whose process died between its last value and its end is ended here.
+        Runs whose process died after logging the result, but before ending, are ended here.
         """
         narrowed = [_condition({OUTCOME: outcome}) for outcome in _SETTLED]
         with self._store() as store:
@@ -95,9 +94,9 @@ class MlflowRuns(Runs):
         return newest
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that came to no result, the oldest first.
+        """Return the runs with one of these values and no result, oldest first.
 
-        A result whose process died before the run's end is ended here.
+        Runs whose process died after logging the result, but before ending, are ended here.
         """
         with self._store() as store:
             runs = _having(store, tag, values, ["attributes.status != 'FINISHED'"])
@@ -105,9 +104,9 @@ class MlflowRuns(Runs):
         return [run for run in runs if not _is_settled(run)]
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
-        """Mark a run whose process died; done again after a kill half-way, it completes the mark.
+        """Mark a run whose process died. Repeating it after a kill half-way completes the mark.
 
-        The kind, by which such runs are found, changes last.
+        The kind, which finds such runs, changes last.
         """
         with self._store() as store:
             _leave_sweep(store.client, run_id, "cut_off_from", {"error": reason})
@@ -115,7 +114,7 @@ class MlflowRuns(Runs):
             _tag(store.client, run_id, {OUTCOME: "cut_off", "kind": "cut_off"})
 
     def supersede(self, run_id: str) -> None:
-        """Take a failed run out of its sweep; its status and its error stay."""
+        """Remove a failed run from its sweep, keeping its status and error."""
         with self._store() as store:
             _leave_sweep(store.client, run_id, "superseded_in", {})
             _tag(store.client, run_id, {"kind": "superseded"})
@@ -123,8 +122,8 @@ class MlflowRuns(Runs):
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Add a sweep to the tag of each run that lacks it.
 
-        Of two sweeps that join a run at once, both are kept in a SQLite file. Elsewhere one may
-        lose the run from its tables, until it is started again.
+        If two sweeps join a run at once, a SQLite file keeps both. In other stores one sweep may
+        miss the run in its tables, until it is started again.
         """
         with self._store() as store:
             for run_id in run_ids:
@@ -135,14 +134,14 @@ class MlflowRuns(Runs):
 
 
 def _end(client: "MlflowClient", settled: Iterable[LoggedRun]) -> None:
-    """End those runs with a result that are still under way."""
+    """End the runs with a result that are still open."""
     for run in settled:
         if run.status in _ONGOING:
             client.set_terminated(run.run_id, _SETTLED[run.tags[OUTCOME]])
 
 
 def _leave_sweep(client: "MlflowClient", run_id: str, was_in: str, tags: Mapping[str, str]) -> None:
-    """Keep the parent's id under another name, so that no table of its runs counts it."""
+    """Move the parent's id to another tag, so that no table of the sweep's runs counts the run."""
     parent = client.get_run(run_id).data.tags.get(PARENT)
     _tag(client, run_id, {**tags, **({was_in: parent} if parent else {})})
     if parent:
@@ -162,9 +161,9 @@ def _tag(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) -> None:
 def _having(
     store: Store, tag: str, values: Collection[str], narrowed: Sequence[str]
 ) -> list[LoggedRun]:
-    """Return the runs, no sweeps, whose `tag` has one of `values`, the oldest first.
+    """Return the runs (no sweeps) whose `tag` has one of `values`, oldest first.
 
-    Of those that meet none of the conditions `narrowed`, some or all may be left out.
+    Runs that meet none of the conditions `narrowed` may be left out.
     """
     wanted = dict.fromkeys(values)
     runs = _read_through(store, narrowed, len(wanted)) if len(wanted) > _FEW else None
@@ -175,7 +174,7 @@ def _having(
 
 
 def _read_through(store: Store, conditions: Sequence[str], values: int) -> list[LoggedRun] | None:
-    """Return all runs, no sweeps, that meet one of the conditions; None for too many."""
+    """Return all runs (no sweeps) that meet one of the conditions; None if there are too many."""
     most = _READ_PER_VALUE * values
     runs: list[LoggedRun] = []
     for condition in conditions:
@@ -187,7 +186,7 @@ def _read_through(store: Store, conditions: Sequence[str], values: int) -> list[
 
 
 def _search(store: Store, condition: str, most: int = _PAGE) -> Iterator[LoggedRun]:
-    """Yield the active runs that meet `condition`, the oldest first; `most` in one request."""
+    """Yield the active runs that meet `condition`, oldest first, up to `most` per request."""
     token: str | None = None
     while True:
         page: Any = store.client.search_runs(
@@ -237,7 +236,7 @@ def _oldest_first(runs: Iterable[LoggedRun]) -> list[LoggedRun]:
 
 
 def _condition(tags: Mapping[str, str]) -> str:
-    """Return the search for runs with these tags, but for values that have both kinds of quotes."""
+    """Return the search condition for these tags, without values that have both kinds of quotes."""
     quoted = {
         tag: next((f"{quote}{value}{quote}" for quote in "'\"" if quote not in value), None)
         for tag, value in tags.items()
@@ -245,13 +244,13 @@ def _condition(tags: Mapping[str, str]) -> str:
     return " and ".join(f"tags.`{tag}` = {value}" for tag, value in quoted.items() if value)
 
 
-# Reading a store that exists: nothing is made.
+# Reading an existing store: nothing is created.
 
 
 def open_stored(config: TrackingConfig, root: Path) -> MlflowRuns:
-    """Return the runs of an experiment as its store has them; `root` is where outputs lie.
+    """Return the runs of an existing experiment; `root` is the folder of ``outputs``.
 
-    Raises `TrackingError` for a store or an experiment that does not exist, or does not answer.
+    Raises `TrackingError` if the store or the experiment does not exist, or does not answer.
     """
     uri = store_uri(config, root)
     database = sqlite_path(uri)
@@ -279,33 +278,33 @@ def _client(uri: str) -> "MlflowClient":
         return MlflowClient(tracking_uri=uri)
 
 
-# One run by how its id begins, whichever experiment it is in.
+# One run of any experiment, by a prefix of its id.
 
 _LEAST = 6
-"""Characters of an id that may stand for it."""
+"""Least characters of a prefix of an id."""
 _ID = re.compile(r"[0-9A-Za-z]+")
 _WHOLE = 32
-"""Characters of a whole id."""
+"""Characters of a full id."""
 _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run, and the name of the experiment that it is in."""
+    """A run and the name of its experiment."""
 
     run_id: str
     experiment: str
 
 
 def find_run(config: TrackingConfig, root: Path, beginning: str, key: str = "") -> FoundRun:
-    """Return the run whose id has this beginning, in the store that `config` means.
+    """Return the run whose id starts with `beginning`, in the store of `config`.
 
-    With a `key`, what its configuration was logged by, it is the latest run of that key;
-    `beginning` then is what messages call it.
+    With a `key`, a logged `config_key`, return the latest run of that key; `beginning` is then only
+    used in messages.
 
     Raises:
-        SpecError: when there is none, or more than one, or the beginning is too short.
-        TrackingError: for a store that cannot be read.
+        SpecError: if there is no such run, or more than one, or the beginning is too short.
+        TrackingError: if the store cannot be read.
 
     """
     uri = store_uri(config, root)
@@ -335,7 +334,7 @@ def find_run(config: TrackingConfig, root: Path, beginning: str, key: str = "") 
 
 
 def unknown_run(beginning: str, uri: str) -> SpecError:
-    """Return the error for an id that no run at `uri` has."""
+    """Return the error for an id without a run at `uri`."""
     return SpecError(
         f"there is no run {beginning!r} at {without_password(uri)}; MLflow shows a run's id in its"
         " page, and tracking.uri= names another store"
@@ -343,13 +342,13 @@ def unknown_run(beginning: str, uri: str) -> SpecError:
 
 
 def _runs_beginning(client: "MlflowClient", beginning: str) -> "list[Run]":
-    """Return runs whose ids have this beginning, at most one more than are shown."""
+    """Return runs whose ids start with `beginning`, at most one more than messages show."""
     if len(beginning) == _WHOLE:
         run = _stored_run(client, beginning)
         return [run] if run else []
     condition = f"attributes.run_id LIKE '{beginning}%'"
     page = client.search_runs(list(_experiment_ids(client)), condition, max_results=_SHOWN + 1)
-    # A store may not tell upper from lower case.
+    # A store may ignore case.
     return [run for run in page if run.info.run_id.startswith(beginning)]
 
 

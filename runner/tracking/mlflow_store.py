@@ -1,4 +1,4 @@
-"""Where an MLflow store is, and refusing at once one that cannot work."""
+"""The address of an MLflow store, and quick checks that it can work."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ _CONNECT_S = 5.0
 _HTTP = ("http", "https")
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _NOT_A_CAUSE = "(raised as a result of Query-invoked autoflush"
-"""The line that SQLAlchemy puts before some errors."""
+"""The line with which SQLAlchemy starts some errors."""
 _ELSEWHERE = "choose another store with tracking.uri= or keep nothing with tracking=none"
 _SWITCHES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -41,19 +41,20 @@ _SWITCHES = {
 
 
 class StoreError(TrackingError):
-    """A store that failed: `what` happened, without the advice that ends the message."""
+    """A store that failed. `what` is the message without the advice at its end."""
 
     def __init__(self, what: str, advice: str = _ELSEWHERE, *, is_gone: bool = True) -> None:
         super().__init__(f"{what}; {advice}")
         self.what = what
         self.is_gone = is_gone
-        """Whether the next request would fail too; False where only this one was refused."""
+        """Whether further requests would fail too; False if only this one was rejected."""
 
 
 def store_uri(config: TrackingConfig, root: Path) -> str:
-    """Return the tracking URI that `config` means, with an absolute path if it is SQLite.
+    """Return the tracking URI of `config`, with an absolute path if it is SQLite.
 
-    Raises `TrackingError` for a folder, in which MLflow 3 no longer keeps runs.
+    Raises `TrackingError` for a folder, which MLflow 3 no longer supports, and for an SQLite URI
+    without a usable file name.
     """
     uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
@@ -64,7 +65,7 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
             f"tracking uri {uri!r} is a folder, MLflow keeps runs in a database or a server;"
             f" write tracking.uri=sqlite:///{root / 'outputs' / 'mlflow.db'} or http://host:port"
         )
-    if scheme in ("postgres", "postgresql"):  # with the driver that the extra installs
+    if scheme in ("postgres", "postgresql"):  # with the driver installed by the extra
         return f"postgresql+psycopg2{uri.removeprefix(scheme)}"
     if scheme != "sqlite":
         return uri.rstrip("/")
@@ -87,18 +88,18 @@ def _sqlite_uri(database: Path) -> str:
 
 
 def has_content(database: Path) -> bool:
-    """Return whether an SQLite file is there; one that was only opened is empty."""
+    """Return whether an SQLite file exists and is not empty, as after only opening it."""
     return database.is_file() and database.stat().st_size > 0
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the database file of `uri`, None when it is not SQLite."""
+    """Return the database file of `uri`; None if it is not SQLite."""
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 @contextmanager
 def refusals(uri: str) -> Iterator[None]:
-    """Raise a `StoreError` of one line for anything that a failing store raises inside."""
+    """Turn all exceptions of a failing store in the block into a `StoreError` of one line."""
     try:
         yield
     except _failures() as error:
@@ -107,7 +108,7 @@ def refusals(uri: str) -> Iterator[None]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    # Both come with MLflow, which is imported by now.
+    # MLflow, which also installs SQLAlchemy, is already imported.
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -115,7 +116,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether the store works and refused the request: HTTP's 400 to 499."""
+    """Return whether the store works and rejected the request: HTTP status 400 to 499."""
     from mlflow.exceptions import MlflowException
 
     if not isinstance(error, MlflowException):
@@ -125,11 +126,11 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 _DAMAGED = ("file is not a database", "disk image is malformed")
-"""What SQLite says of a file that it cannot read."""
+"""SQLite's messages about a file that it cannot read."""
 
 
 def _cause(error: BaseException) -> str:
-    """Return the informative part of a message; connection errors nest it deep."""
+    """Return the informative part of a message, which connection errors nest deeply."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines[1:] if lines and lines[0].startswith(_NOT_A_CAUSE) else lines
     text = re.sub(r"^\([\w.]+\) ", "", lines[0]) if lines else type(error).__name__
@@ -147,22 +148,22 @@ def _cause(error: BaseException) -> str:
 
 
 def reach(uri: str) -> None:
-    """Prepare MLflow for `uri`, without opening or making anything.
+    """Prepare MLflow for `uri`, without opening or creating anything.
 
-    Raises `TrackingError` when no server answers, or a driver is missing.
+    Raises `TrackingError` if no server answers, or a driver is missing.
     """
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)
     _knock(uri)
     if is_database(uri):
         _check_driver(uri)
-    # A TrackingError says in one line what these log as tracebacks and progress notes.
+    # They log tracebacks and progress notes, for which a TrackingError has one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def is_database(uri: str) -> bool:
-    """Return whether `uri` is a database that MLflow opens itself; a server has one of its own."""
+    """Return whether `uri` is a database that MLflow opens itself, rather than a server."""
     return urlsplit(uri).scheme.split("+")[0] in ("sqlite", *_DATABASE_PORTS)
 
 
@@ -181,7 +182,7 @@ def _check_driver(uri: str) -> None:
 
 
 def _knock(uri: str) -> None:
-    """Raise `StoreError` for a server that does not answer."""
+    """Raise `StoreError` if a server does not answer."""
     parts = urlsplit(uri)
     scheme = parts.scheme.split("+")[0]
     try:
@@ -199,7 +200,7 @@ def _knock(uri: str) -> None:
 
 
 def _ask(uri: str) -> None:
-    """Raise when nothing answers. An error page is an answer: MLflow will say what is wrong."""
+    """Raise if nothing answers. Error pages count as answers: MLflow reports them later."""
     import requests  # as MLflow does, so that the same proxies apply
 
     try:

@@ -1,4 +1,4 @@
-"""The tracker that keeps runs in MLflow. Importing this module is cheap, opening a store is not."""
+"""The MLflow tracker. Importing this module is cheap, but opening a store is not."""
 
 import logging
 import time
@@ -30,21 +30,21 @@ __all__ = ["MlflowTracker"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 30.0
-"""For so long a store that failed is not tried again: a thousand jobs must not each wait for it."""
+"""Time before a failed store is tried again: a thousand jobs must not each wait for it."""
 
 
 class MlflowTracker(MlflowRuns, Tracker):
-    """Keeps runs in one experiment of an MLflow store; see `Tracker` for what each method does."""
+    """Stores runs in one experiment of an MLflow store; see `Tracker` for the methods."""
 
     def __init__(self, config: TrackingConfig, root: Path, *, must_answer: bool = True) -> None:
-        """Open the store, and make it first if it is missing.
+        """Open the store, creating it if it is missing.
 
-        Raises `TrackingError` for a store that does not work, unless it need not answer.
+        Raises `TrackingError` if the store does not work and `must_answer`.
         """
         super().__init__(None)
         self._config, self._root = config, root
         self.uri = store_uri(config, root)
-        """Of the store, with its password."""
+        """Tracking URI of the store, with its password."""
         self._failed: StoreError | None = None
         self._retry_s = 0.0
         try:
@@ -56,12 +56,12 @@ class MlflowTracker(MlflowRuns, Tracker):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The store, without its password, and the experiment."""
+        """The URI of the store, without its password, and the experiment."""
         return without_password(self.uri), self._config.experiment
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Yield the store. Its failures are `TrackingError`, at once while it is gone."""
+        """Yield the store. Raises `TrackingError` if it fails, and at once soon after a failure."""
         if self._failed and time.monotonic() < self._retry_s:
             raise StoreError(self._failed.what)
         try:
@@ -86,7 +86,7 @@ class MlflowTracker(MlflowRuns, Tracker):
     ) -> Iterator[RunLog]:
         """Open a run; see `Tracker.start`.
 
-        It is made with its parameters, so that a process that is killed shows what it ran.
+        It is created with its parameters, so that they are known even if the process is killed.
         """
         parent = {PARENT: parent_run_id} if parent_run_id else {}
         run = OpenRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, self.place)
@@ -104,7 +104,7 @@ class MlflowTracker(MlflowRuns, Tracker):
         self._end(run, folder)
 
     def _end(self, run: OpenRun, folder: Path | None, error: BaseException | None = None) -> None:
-        """Log all of the run, or keep it in `folder`; an `error` of the run comes first."""
+        """Log the run, or write it to `folder`; an `error` of the run takes precedence."""
         ended = run.ended(folder or Path.cwd(), error)
         rest = replace(ended, params={}) if run.run_id else ended
         try:
@@ -120,7 +120,7 @@ class MlflowTracker(MlflowRuns, Tracker):
                 _log.warning("the run %s could not be marked as failed: %s", run.run_id, failed)
 
     def send(self, run: UnsentRun, folder: Path) -> None:
-        """Log a run that was kept in `folder`; see `Tracker.send`."""
+        """Log an unsent run from `folder`; see `Tracker.send`."""
         with self._store() as store:
             fill_and_close(store, find_or_make(store, run), run, folder)
 
@@ -142,7 +142,7 @@ class MlflowTracker(MlflowRuns, Tracker):
         tags: Mapping[str, str] | None = None,
         files: Sequence[Path] = (),
     ) -> None:
-        """Add to the parent run; `files` become artifacts under their own names."""
+        """Add results to the parent run; `files` become artifacts with the same names."""
         if parent_run_id is None:
             return
         with self._store() as store:
@@ -156,12 +156,12 @@ class MlflowTracker(MlflowRuns, Tracker):
             store.client.set_terminated(parent_run_id, status)
 
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
-        """Return the content of a run's file, None when the run has no file at `path`."""
+        """Return the content of a run's file at `path`; None if there is none."""
         with self._store() as store:
             return read_file(store.client, run_id, path)
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
-        """Write the view and return its address; without the view the address still opens."""
+        """Write the view and return its address, which works even without the view."""
         try:
             with self._store() as store:
                 write_view(store.client, store.experiment_id, parent_run_id)

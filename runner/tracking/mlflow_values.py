@@ -1,4 +1,4 @@
-"""What an MLflow store accepts: names, lengths, numbers and batch sizes. No MLflow here."""
+"""The limits of an MLflow store: names, lengths, numbers and batch sizes. No MLflow here."""
 
 import math
 import re
@@ -11,12 +11,12 @@ from runner.tracking.tracker import Series
 __all__ = ["Batch", "batches", "finite_metrics", "legal_names", "param_texts", "tag_texts", "thin"]
 
 SERIES_POINTS = 300
-"""MLflow's charts draw 320 evenly chosen points of a series, and so may miss the peak of a longer
-one."""
+"""Most points of a series: MLflow's charts draw 320 evenly spaced ones, and may miss the peak of a
+longer series."""
 
 _NAME_CHARS, _PARAM_CHARS, _TAG_CHARS = 250, 6000, 8000
 _REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
-# The limits of one request at a server; a database takes more.
+# Limits of one request to a server; a database accepts more.
 _BATCH, _BATCH_PARAMS, _BATCH_TAGS = 1000, 100, 100
 
 
@@ -29,9 +29,9 @@ class Batch(NamedTuple):
 
 
 def legal_names(names: Iterable[str]) -> dict[str, str]:
-    """Return each name as MLflow takes it: other characters as ``_``, no empty part in a path.
+    """Map each name to a legal one: other characters become ``_``, empty path parts are dropped.
 
-    Names that become the same get ``_2``, ``_3`` and so on, in order.
+    Names that collide get ``_2``, ``_3`` and so on, in order.
     """
     legal: dict[str, str] = {}
     taken: set[str] = set()
@@ -48,19 +48,19 @@ def legal_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite metrics: an infinite one would squash every chart."""
+    """Return the finite metrics, since an infinite one would flatten every chart."""
     names = legal_names(metrics)
     return {names[k]: float(v) for k, v in metrics.items() if math.isfinite(v)}
 
 
 def param_texts(params: Mapping[str, object]) -> dict[str, str]:
-    """Return parameters as text, written as in YAML where that differs from Python."""
+    """Return parameters as text, with YAML's spelling where it differs from Python's."""
     names = legal_names(params)
     return {names[key]: _cut(_text(value), _PARAM_CHARS) for key, value in params.items()}
 
 
 def tag_texts(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags with legal names and lengths."""
+    """Return tags with legal names and lengths of text."""
     names = legal_names(tags)
     return {names[key]: _cut(value, _TAG_CHARS) for key, value in tags.items()}
 
@@ -72,13 +72,13 @@ def _text(value: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    # No database takes half a character, and PostgreSQL not the character 0.
+    # No database accepts lone surrogates, and PostgreSQL no NUL characters.
     text = text.encode(errors="replace").decode().replace("\0", "?")
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def thin(series: Series, most: int = SERIES_POINTS) -> list[tuple[int, float]]:
-    """Return at most `most` of the finite points: of each stretch of equal length the largest."""
+    """Return at most `most` of the finite points: the maximum of each stretch of equal length."""
     points = [(int(step), float(value)) for step, value in series if math.isfinite(value)]
     if len(points) <= most:
         return points
@@ -89,7 +89,7 @@ def thin(series: Series, most: int = SERIES_POINTS) -> list[tuple[int, float]]:
 def batches(metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> Iterator[Batch]:
     """Yield all values in as few requests as MLflow's limits allow, parameters first, tags last.
 
-    So a run that has the last tag has all its values.
+    A run with the last tag therefore has all its values.
     """
     while metrics or params or tags:
         now_params, params = params[:_BATCH_PARAMS], params[_BATCH_PARAMS:]

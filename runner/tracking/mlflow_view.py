@@ -1,9 +1,8 @@
-"""The comparison page: MLflow opens its runs with our columns, order and charts.
+"""The comparison page: MLflow's table of runs with our columns, order and charts.
 
-MLflow's own first page shows neither a parameter nor a metric. Its "share view" button keeps a
-view as JSON in a tag of the experiment, ``mlflow.sharedViewState.<key>``, and a URL that names the
-key opens it; we write that tag ourselves. The tag is not documented, so a caller must not fail
-where it cannot be written.
+MLflow's default page shows neither parameters nor metrics. Its "share view" button stores a view as
+JSON in a tag of the experiment, ``mlflow.sharedViewState.<key>``, and a URL with the key opens it;
+we write that tag ourselves. It is not documented, so callers must not fail if it cannot be written.
 """
 
 import json
@@ -48,14 +47,13 @@ RUN_COLORS = (
     "#B8A600",
     "#666666",
 )
-"""Colours to be told apart with colour-blind eyes too (after Okabe and Ito, and Tol). MLflow's own
-come from the run's id, and often two runs of four get the same."""
+"""Colours that colour-blind people can distinguish (after Okabe and Ito, and Tol). MLflow derives
+its colours from run ids, and two of four runs often get the same."""
 
 _FIXED_WIDTHS = {"attributes.`Run Name`": 95, "runDateAndNestInfo": 80}
-"""Of MLflow's own first columns: the name, and when and how the run ended."""
-# In this order and width, in pixels: those of two choices and the first three costs fit beside
-# MLflow's panels on a screen of 1440.
-# MLflow shows no column for a metric that none of the runs has.
+"""Widths of MLflow's first columns: the name, and when and how the run ended."""
+# Order and widths in pixels: two choices and the first three costs fit next to MLflow's panels on a
+# screen of 1440. MLflow shows no column for a metric that no run has.
 _COLUMN_WIDTHS = {
     "params.`mode`": 95,
     "params.`devices`": 85,
@@ -68,7 +66,7 @@ _COLUMN_WIDTHS = {
     "tags.`error`": 300,
 }
 _RATE, _SIZES = "examples_per_s", ("model.batch_size", "microbatches", "schedule")
-"""What counts, where one of these is swept."""
+"""The metric to compare by, if one of these keys is swept."""
 _COSTS, _CHOICES = "fxpart-costs", "fxpart-choices"
 _MOST_RUNS = 20
 
@@ -79,9 +77,9 @@ def _view_key(parent_run_id: str | None) -> str:
 
 
 def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
-    """Return MLflow's filter for the runs of a sweep, or for all that are neither sweeps nor cut.
+    """Return MLflow's filter for the runs of a sweep, or for all runs but sweeps and cut-off ones.
 
-    A run may belong to several sweeps: its tag ``sweeps`` lists them, with blanks around each.
+    A run may belong to several sweeps: its tag ``sweeps`` lists them, each between spaces.
     """
     if parent_run_id is None:
         return "tags.`kind` = 'run'"
@@ -91,16 +89,16 @@ def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
 
 
 def _columns(swept: Sequence[str]) -> Mapping[str, int]:
-    """Return the columns in order and how wide they are: what is swept comes first."""
+    """Return the widths of the columns, in order, starting with the swept keys."""
     first = {f"params.`{key}`": _width(key) for key in swept}
     return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
 
 
 def _sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
-    """Return the metric that runs are ordered by, and whether the least comes first.
+    """Return the metric to order runs by, and whether the smallest comes first.
 
-    Where sizes differ, a latency says little: the order is that of our own ranking, where all runs
-    have the metric.
+    Latencies of different sizes are not comparable. The order is the same as in our own ranking, if
+    all runs have the metric.
     """
     metric = _RATE if any(key in swept for key in _SIZES) else "latency_ms"
     return metric, BY_NAME[metric].better == "lower"
@@ -117,10 +115,10 @@ def comparison_view(
     sweep_id: str | None = None,
     swept: Sequence[str] = (),
 ) -> str:
-    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, in `_sweep_order`.
+    """Return the JSON of the view of one sweep's runs, or of all runs, in `_sweep_order`.
 
-    `title` and `created_ms` (since 1970) are what MLflow's list of views shows. `swept` are the
-    keys that the sweep gives several values: their columns come first.
+    `title` and `created_ms` (since 1970) appear in MLflow's list of views. `swept` are the keys
+    with several values in the sweep, whose columns come first.
     """
     columns = _columns(swept)
     metric, least_first = _sweep_order(swept)
@@ -141,7 +139,7 @@ def comparison_view(
             _section(_CHOICES, "Choices", columns=1),
         ],
         "compareRunCharts": _cost_charts(metric) + _choice_charts(),
-        # The charts that MLflow adds for the other metrics come after ours.
+        # Our charts come before those that MLflow adds for other metrics.
         "isAccordionReordered": True,
     }
     view = {
@@ -167,7 +165,7 @@ def _section(uuid: str, name: str, columns: int) -> dict[str, Any]:
 
 
 def _cost_charts(metric: str) -> list[dict[str, Any]]:
-    """Return the charts of costs; `metric` is what the runs are ordered by."""
+    """Return the charts of costs; `metric` is the one that runs are ordered by."""
     return [
         _chart(_COSTS, "BAR", "latency", metricKey=metric),
         _chart(_COSTS, "BAR", "memory", metricKey="peak_memory_gib"),
@@ -183,7 +181,7 @@ def _cost_charts(metric: str) -> list[dict[str, Any]]:
 
 
 def _choice_charts() -> list[dict[str, Any]]:
-    """Return the table of differences. Lines of twenty runs over each other show nothing."""
+    """Return the table of differences: parallel coordinates of twenty runs would be unreadable."""
     return [
         _chart(
             _CHOICES,
@@ -213,7 +211,7 @@ def _chart(section: str, kind: str, uuid: str, **settings: object) -> dict[str, 
 def _page_fragment(experiment_id: str, parent_run_id: str | None, *, charts: bool = False) -> str:
     """Return the part of the URL after the server's address.
 
-    Without ``workflowType`` MLflow opens a page about language models instead of runs.
+    Without ``workflowType`` MLflow opens a page on language models instead of runs.
     """
     mode = "&compareRunsMode=CHART" if charts else ""
     return (
@@ -222,13 +220,13 @@ def _page_fragment(experiment_id: str, parent_run_id: str | None, *, charts: boo
     )
 
 
-# The page: its view in the store, its address, and the command that serves it.
+# The page: the view in the store, its address, and the command that serves it.
 
 _UI = "http://127.0.0.1:5000"
 
 
 def page_of(uri: str, experiment_id: str, parent_run_id: str | None) -> ComparisonPage:
-    """Return the address of the page of one sweep, or of all runs; no store is asked."""
+    """Return the address of the page of one sweep, or of all runs, without using the store."""
     server, command = without_password(uri), None
     if not uri.startswith("http"):
         server, command = _UI, _ui_command(uri)
@@ -240,7 +238,7 @@ def page_of(uri: str, experiment_id: str, parent_run_id: str | None) -> Comparis
 
 
 def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | None) -> None:
-    """Write the view of one sweep, or of all runs, unless it is there already."""
+    """Write the view of one sweep, or of all runs, unless it exists already."""
     if parent_run_id:
         parent = client.get_run(parent_run_id)
         parent_tags: dict[str, str] = parent.data.tags
@@ -259,7 +257,7 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
 def _color_runs(
     client: "MlflowClient", experiment_id: str, of_sweep: str, swept: Sequence[str]
 ) -> None:
-    """Give the first runs of a sweep different colours; a run that has a colour keeps it."""
+    """Give the first runs of a sweep distinct colours; a run with a colour keeps it."""
     metric, least_first = _sweep_order(swept)
     runs = client.search_runs(
         [experiment_id],
@@ -273,7 +271,7 @@ def _color_runs(
 
 
 def _ui_command(uri: str) -> str:
-    """Return the command that serves the store, with the `mlflow` of this very Python."""
+    """Return the command that serves the store, with the `mlflow` of this Python."""
     beside = Path(sys.executable).with_name("mlflow")
     on_path = shutil.which("mlflow")
     program = "mlflow"
@@ -284,5 +282,6 @@ def _ui_command(uri: str) -> str:
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = f"sqlite:///{database.relative_to(Path.cwd())}"
     store = shlex.quote(password_to_fill_in(uri))
-    # One worker is enough for one person; MLflow's four take four times the memory, and longer.
+    # One worker is enough for one user; MLflow's default of four needs four times the memory, and
+    # starts more slowly.
     return f"{shlex.quote(program)} ui --workers 1 --backend-store-uri {store}"

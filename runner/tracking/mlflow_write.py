@@ -1,8 +1,8 @@
-"""Writing one run to MLflow: made, filled and closed, in as few requests as it takes.
+"""Write a run to MLflow: create, fill and close it, in as few requests as possible.
 
-A run that is written again, by its record, is completed and not doubled. It is made with its
-parameters when it begins. Its files follow when it ends, then its values, with the tag ``outcome``
-last, and then its status: a run that has the tag has everything.
+Writing a run again, identified by its record, completes it and does not duplicate it. A run is
+created with its parameters when it begins. When it ends, its files follow, then its values, with
+the tag ``outcome`` last, and then its status: a run with the tag is complete.
 """
 
 import json
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 _LOGGED_ARTIFACTS = "mlflow.loggedArtifacts"
-"""The tag in which MLflow looks for tables."""
+"""The tag that lists a run's tables for MLflow."""
 _JOB_FILE = "job.json"
-"""Tells a launcher's process its job: folders of this machine, and no result."""
+"""The file that passes a job to a launcher's process: it has folders of this machine, no result."""
 _Point = tuple[str, float, int, int]
-"""Of a metric: its name, the value, the time in milliseconds since 1970, and the step."""
+"""A metric's name, value, time in milliseconds since 1970, and step."""
 
 
 def make_run(
@@ -45,7 +45,7 @@ def make_run(
     start_ms: int,
     params: Mapping[str, str] | None = None,
 ) -> str:
-    """Make a run, which is RUNNING since `start_ms`, and return its id."""
+    """Create a run, RUNNING since `start_ms`, and return its id."""
     with store.writing():
         run = store.client.create_run(
             store.experiment_id, start_time=start_ms, run_name=name, tags=tag_texts(tags)
@@ -56,9 +56,9 @@ def make_run(
 
 
 def find_or_make(store: Store, run: UnsentRun) -> str:
-    """Return the id of the run of this record, which is made if the store has none.
+    """Return the id of the run with this record, creating it if the store has none.
 
-    The store may have made it, and gone away before it could tell the id.
+    The store may have created the run, and failed before returning its id.
     """
     runs = store.client.search_runs(
         [store.experiment_id], f"tags.{RECORD} = '{run.record_id}'", max_results=1
@@ -70,7 +70,7 @@ def find_or_make(store: Store, run: UnsentRun) -> str:
 
 
 def fill_and_close(store: Store, run_id: str, run: UnsentRun, folder: Path) -> None:
-    """Log all of `run`, whose artifacts lie relative to `folder`, and close it."""
+    """Log all of `run`, whose artifacts are relative to `folder`, and close it."""
     artifacts = folder / run.artifacts if run.artifacts is not None else None
     keep_artifacts(store.client, run_id, run.tables, artifacts, run.left_out)
     points = [(name, value, run.end_ms, 0) for name, value in run.metrics.items()]
@@ -93,7 +93,7 @@ def write_some(
     tags: Mapping[str, str],
     files: Sequence[Path],
 ) -> None:
-    """Add finite metrics, tags, and files under their own names to a run."""
+    """Add finite metrics, tags and files to a run, the files under the same names."""
     time_ms = now_ms()
     points = [(name, value, time_ms, 0) for name, value in finite_metrics(metrics).items()]
     _send(client, run_id, points, {}, tags)
@@ -108,7 +108,7 @@ def _send(
     params: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> None:
-    """Send all of it in as few requests as possible: one for each value costs 50 times more."""
+    """Send all values in as few requests as possible: one per value takes 50 times as long."""
     from mlflow.entities import Metric, Param, RunTag
 
     numbers = [Metric(*point) for point in points]
@@ -128,21 +128,21 @@ def keep_artifacts(
     folder: Path | None,
     left_out: str | None,
 ) -> None:
-    """Keep `tables`, and the content of `folder` but for the folder `left_out` in it.
+    """Store `tables`, and the content of `folder` except the folder `left_out` in it.
 
-    With `ALL_BUT_INPUTS` left out, only the folder of inputs is kept. Raises OSError or MLflow's
-    own errors.
+    With `ALL_BUT_INPUTS`, only the folder of inputs is stored. Raises OSError or MLflow's own
+    errors.
     """
     if folder is not None and folder.is_dir():
         entries = _entries(folder, left_out)
         if len(entries) == len(list(folder.iterdir())):
-            client.log_artifacts(run_id, str(folder))  # one call costs less
+            client.log_artifacts(run_id, str(folder))  # one call is faster
         else:
             for entry in entries:
                 client.log_artifact(run_id, str(entry))
     names = legal_names(tables)
     for name, columns in tables.items():
-        # As `log_table` writes it; that one would bring pandas, and turn whole numbers into floats.
+        # The format of `log_table`, which would import pandas and turn integers into floats.
         rows = list(zip(*columns.values(), strict=True))
         text = json_text({"columns": list(columns), "data": rows})
         client.log_text(run_id, text, f"{names[name]}.json")
@@ -162,14 +162,14 @@ def _entries(folder: Path, left_out: str | None) -> list[Path]:
 
 
 def read_file(client: "MlflowClient", run_id: str, path: str) -> bytes | None:
-    """Return the content of a run's file, None when the run has no file at `path`.
+    """Return the content of a run's file at `path`; None if there is none.
 
     Raises OSError or MLflow's own errors.
     """
     siblings = client.list_artifacts(run_id, path.rpartition("/")[0])
     if path not in [item.path for item in siblings if not item.is_dir]:
         return None
-    # One file needs no bar.
+    # No progress bar for a single file.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     with tempfile.TemporaryDirectory() as folder:
         return Path(client.download_artifacts(run_id, path, folder)).read_bytes()

@@ -1,4 +1,4 @@
-"""Open the tracker that a configuration names, once a process."""
+"""Open the tracker of a configuration, once per process."""
 
 import os
 from pathlib import Path
@@ -13,16 +13,16 @@ __all__ = ["open_tracker"]
 
 _NAMES = ("mlflow", "none")
 _trackers: dict[tuple[object, ...], MlflowTracker] = {}
-"""Of this process, by where they keep runs: opening a store takes as long as logging a run."""
+"""This process's trackers by store: opening a store takes as long as logging a run."""
 
 
 def open_tracker(config: TrackingConfig, root: Path, *, must_answer: bool = True) -> Tracker:
-    """Return the tracker that `config` names, with its store open; `root` is where outputs lie.
+    """Return the tracker of `config` with its store open; `root` is the folder of ``outputs``.
 
-    A process opens a store once, and gets the same tracker again. A store that need not answer, as
-    for a job of a sweep that has begun, is tried again with each run.
+    A process opens each store once and reuses its tracker. A store that need not answer, as for a
+    job of a running sweep, is tried again with each run.
 
-    Raises `SpecError` for an unknown name and `TrackingError` for a store that does not work.
+    Raises `SpecError` for an unknown tracker, and `TrackingError` if the store does not work.
     """
     if config.name == "none":
         return Tracker()
@@ -33,12 +33,12 @@ def open_tracker(config: TrackingConfig, root: Path, *, must_answer: bool = True
     tracker = _trackers.get(_key(config, uri))
     if tracker is None:
         tracker = MlflowTracker(config, root, must_answer=must_answer)
-        _trackers[_key(config, uri)] = tracker  # of a file that may have been made meanwhile
+        _trackers[_key(config, uri)] = tracker  # the key of a file changes when it is created
     return tracker
 
 
 def _key(config: TrackingConfig, uri: str) -> tuple[object, ...]:
-    """Return what a tracker is shared by: a file that was replaced is another store."""
+    """Return the key of a shared tracker. A file that was replaced is another store."""
     database = sqlite_path(uri)
     inode = database.stat().st_ino if database and database.exists() else None
     return os.getpid(), uri, config.experiment, inode

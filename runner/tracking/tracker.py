@@ -1,4 +1,4 @@
-"""Trackers: what each does, the one that keeps nothing, and the records of runs. No MLflow here."""
+"""The interface of trackers, one that stores nothing, and records of runs. No MLflow here."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,29 +27,29 @@ __all__ = [
 ]
 
 Series = Sequence[tuple[int, float]]
-"""A metric over steps: ``(step, value)``, in order of rising steps."""
+"""A metric over steps: ``(step, value)`` pairs with ascending steps."""
 Columns = Mapping[str, Sequence[object]]
-"""A table: the name of each column to its cells; all columns have the same length."""
+"""A table: cells by column name; all columns have the same length."""
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 INPUTS_FOLDER = "inputs"
 ALL_BUT_INPUTS = "all but inputs/"
-"""A value of `left_out`: keep the folder of inputs alone. No folder has this name."""
+"""A value of `left_out` that keeps only the folder of inputs. No folder has this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPage:
-    """Where runs are compared."""
+    """The page that compares runs."""
 
     url: str
-    """Opens the table of runs."""
+    """Address of the table of runs."""
     charts_url: str
-    """Opens the same runs as charts."""
+    """Address of the charts of the same runs."""
     command: str | None
-    """Serves the page from a store that is a database; None where the store is a server."""
+    """The command that serves the page from a database; None if the store is a server."""
 
 
 def announce_page(page: ComparisonPage | None) -> None:
-    """Print where runs are compared in MLflow, and the command that serves it if one is needed."""
+    """Print the address of the comparison page, and the command that serves it if needed."""
     if page is None:
         return
     if page.command:
@@ -59,7 +59,7 @@ def announce_page(page: ComparisonPage | None) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoggedRun:
-    """A run as the store has it. `metrics` has the last value of a metric over steps."""
+    """A run in the store. `metrics` has the last value of a metric over steps."""
 
     run_id: str
     name: str
@@ -69,7 +69,7 @@ class LoggedRun:
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
     start_ms: int
-    """Milliseconds since 1970, as is the end."""
+    """Start in milliseconds since 1970, like `end_ms`."""
     end_ms: int | None
 
     @property
@@ -79,22 +79,22 @@ class LoggedRun:
 
 
 def swept_keys(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys that a sweep gives several values, by the tags of its run, in order."""
+    """Return the keys with several values in a sweep, in order, from the tags of its run."""
     try:
         keys = json.loads(tags.get("swept", "[]"))
-    except ValueError:  # a tag that was cut off for its length
+    except ValueError:  # a tag truncated for its length
         return ()
     return tuple(str(key) for key in keys) if isinstance(keys, list) else ()
 
 
 class RunLog:
-    """One run that is under way; this one is of a tracker that keeps nothing."""
+    """One open run. This base class is for a tracker that stores nothing."""
 
     run_id: str | None = None
-    """The store's id of the run; None when nothing is tracked, or the store is gone."""
+    """The store's id of the run; None without tracking, or if the store failed."""
     problem: str | None = None
-    """Why a run that is closed is not in the store, which file keeps it and how to send that, in
-    one line; None if it is there."""
+    """Why a closed run is not in the store, which file has it and how to send that, in one line;
+    None if it is in the store."""
 
     def log(
         self,
@@ -106,67 +106,64 @@ class RunLog:
         left_out: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Add results to the run; values that are not finite are left out.
+        """Add results to the run, without values that are not finite.
 
-        They go to the store when the run is closed. Of `artifacts_dir` the folder named `left_out`
-        is not kept; with `ALL_BUT_INPUTS` only that of inputs is. A long series is thinned to the
-        maximum of each stretch.
+        They are sent to the store when the run is closed. The folder `left_out` in `artifacts_dir`
+        is not stored; with `ALL_BUT_INPUTS`, only that of inputs is. A long series is thinned to
+        the maximum of each stretch.
         """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UnsentRun:
-    """One run that has ended, with all that is to be logged; times in milliseconds since 1970."""
+    """A run that has ended, with everything to log; times are in milliseconds since 1970."""
 
     record_id: str
-    """Also a tag of the run, by which it is found where a part of it was sent before."""
+    """Also a tag of the run, which finds it if a part of it was sent before."""
     name: str
     uri: str
-    """The store that the run is meant for, without a password."""
+    """The store that the run is meant for, without its password."""
     experiment: str
     status: RunStatus
     start_ms: int
     end_ms: int
     run_id: str | None = None
-    """The store's id of the run, if it was made before the store went away."""
+    """The store's id of the run, if it was created before the store failed."""
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """All at `end_ms`, as are the points of `series`: a point that is sent twice is one point."""
+    """Logged at time `end_ms`, like the points of `series`, so that resending adds no points."""
     series: Mapping[str, Series] = field(default_factory=dict)
     tables: Mapping[str, Columns] = field(default_factory=dict)
     artifacts: str | None = None
-    """The folder of the run's files, relative to the folder that the run is kept in."""
+    """The folder of the run's files, relative to the folder with the unsent run."""
     left_out: str | None = None
     """The folder in `artifacts` that is not logged, or `ALL_BUT_INPUTS`."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """The store, without its password, and the experiment: a `Tracker.place`."""
+        """The URI of the store, without its password, and the experiment: a `Tracker.place`."""
         return self.uri, self.experiment
 
 
 class Runs:
-    """The runs of an experiment: found, and marked where they have no result; here there are none.
+    """The runs of an experiment: finding them, and marking those without a result.
 
-    Methods of those in a store raise `TrackingError` when it fails.
+    This base class has no runs. The methods of a store raise `TrackingError` if it fails.
     """
 
     def run(self, run_id: str) -> LoggedRun:
-        """Return one run. Raises `SpecError` when there is none of that id."""
+        """Return one run. Raises `SpecError` if the id is unknown."""
         raise SpecError(
             f"there is no run {run_id!r}: tracking=none keeps none; use tracking=mlflow"
         )
 
     def runs(self, tags: Mapping[str, str], status: str | None = None) -> list[LoggedRun]:
-        """Return the runs with all these tags, of that `status` if one is given, the oldest first.
-
-        Each tag has the value that is given.
-        """
+        """Return the runs with all these tag values, and with `status` if given, oldest first."""
         return []
 
     def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
-        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+        """Return the runs that belong to a sweep, including shared ones, oldest first."""
         return []
 
     def settled(
@@ -175,32 +172,32 @@ class Runs:
         values: Collection[str],
         stands: Callable[[LoggedRun], bool] = lambda _run: True,
     ) -> dict[str, LoggedRun]:
-        """Return, by value of `tag`, the newest run whose outcome is final, and that `stands`."""
+        """Return the newest run with a final outcome that `stands`, by value of `tag`."""
         return {}
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that have no result, the oldest first."""
+        """Return the runs with one of these values and no result, oldest first."""
         return []
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
-        """Mark a run whose process died: KILLED, and no longer of its sweep."""
+        """Mark a run whose process died as KILLED, and remove it from its sweep."""
 
     def supersede(self, run_id: str) -> None:
-        """Take a failed run, whose job is run again, out of its sweep; its error stays."""
+        """Remove a failed run, whose job is run again, from its sweep, keeping its error."""
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
-        """Note that these runs belong to a sweep too."""
+        """Add these runs to a sweep."""
 
 
 class Tracker(Runs):
-    """Keeps runs; this one keeps none, as ``tracking=none`` asks.
+    """Stores runs. This base class stores none, as for ``tracking=none``.
 
-    Methods of trackers that keep them raise `TrackingError` when the store fails.
+    The methods of trackers with a store raise `TrackingError` if it fails.
     """
 
     @property
     def place(self) -> tuple[str, str]:
-        """The store, without its password, and the experiment; empty where nothing is kept."""
+        """The URI of the store, without its password, and the experiment; empty without a store."""
         return "", ""
 
     @contextmanager
@@ -217,13 +214,13 @@ class Tracker(Runs):
         An exception marks the run FAILED (an interrupt: KILLED) with the tag ``error``, and is
         raised again. An error also logs ``feasible`` 0, so that comparisons show the run.
 
-        With a `folder`, a store that fails raises nothing: the run is kept there, and
+        With a `folder`, a failing store raises nothing: the run is written there, and
         `RunLog.problem` says so once the run is closed.
         """
         yield RunLog()
 
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
-        """Open the parent run of a sweep and return its id; None where nothing is kept."""
+        """Open the parent run of a sweep and return its id; None without a store."""
         return None
 
     def reopen_sweep(self, run_id: str) -> None:
@@ -237,18 +234,18 @@ class Tracker(Runs):
         tags: Mapping[str, str] | None = None,
         files: Sequence[Path] = (),
     ) -> None:
-        """Add to the parent run; `files` become artifacts under their own names."""
+        """Add results to the parent run; `files` become artifacts with the same names."""
 
     def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Close the parent run."""
 
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
-        """Return the content of a run's file, None when the run has no file at `path`."""
+        """Return the content of a run's file at `path`; None if there is none."""
         return None
 
     def send(self, run: UnsentRun, folder: Path) -> None:
-        """Log a run that was kept in `folder`; one that the store has in part is completed."""
+        """Log an unsent run from `folder`, completing it if the store has a part of it."""
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
-        """Prepare the page that compares one sweep's runs, or all runs; return its address."""
+        """Prepare the page that compares the runs of a sweep, or all runs; return its address."""
         return None

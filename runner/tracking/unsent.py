@@ -1,8 +1,8 @@
-"""A run until it is in the store: collected while it is under way, and kept on disk if it must be.
+"""Runs before they are in the store: collected while open, and written to disk if the store fails.
 
-Where the store fails, the run stays in the folder of its job until the store is back. The file is
-written whole or not at all, and removed when its run is in the store. The store knows each run by
-its record, so that a run that is sent twice is there once.
+In that case the run stays in its job's folder until the store is back. The file is written
+atomically, and removed once its run is in the store. The store identifies each run by its record,
+so that a run sent twice is stored once.
 """
 
 import fcntl
@@ -39,12 +39,12 @@ __all__ = [
 ]
 
 OUTCOME, RECORD = "outcome", "record_id"
-"""Tags: how a run ended, which is logged last; and the record it comes from."""
+"""Tags: how a run ended, logged last; and the id of its record."""
 _FEASIBLE = "feasible"
 
 
 class OpenRun(RunLog):
-    """Collects what belongs to one run."""
+    """Collects the results of one run."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class OpenRun(RunLog):
         tags: Mapping[str, str],
         place: tuple[str, str],
     ) -> None:
-        """Begin now; `place` is a `Tracker.place`."""
+        """Start the run now; `place` is a `Tracker.place`."""
         self.name, self.record_id = name, secrets.token_hex(8)
         self.params = param_texts(params)
         self.tags = {**tags, RECORD: self.record_id}
@@ -75,7 +75,7 @@ class OpenRun(RunLog):
         left_out: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Collect; see `RunLog.log`."""
+        """Collect results; see `RunLog.log`."""
         self._metrics |= metrics or {}
         self._series |= {name: thin(points) for name, points in (series or {}).items()}
         self._tables |= tables or {}
@@ -84,16 +84,16 @@ class OpenRun(RunLog):
             self._artifacts, self._left_out = artifacts_dir, left_out
 
     def ended(self, folder: Path, error: BaseException | None = None) -> UnsentRun:
-        """Return the run as it is to be logged, ended now, by `error` if there was one.
+        """End the run now, by `error` if any, and return it ready for logging.
 
-        `folder` is where it is kept, if it must be.
+        `folder` is where it is written if the store fails.
         """
         status, outcome = _end_of(error, in_sweep="sweeps" in self.tags)
         metrics, tags = self._metrics, dict(self.tags)
         if error is not None:
             tags["error"] = _error_text(error)
             if outcome == "not_applicable":
-                # No metric at all: it is neither a result nor a failure.
+                # No metrics: this is neither a result nor a failure.
                 tags["mlflow.note.content"] = f"not applicable: {tags['error']}"
             elif outcome != "cut_off":
                 metrics = {_FEASIBLE: 0.0, **metrics}
@@ -128,23 +128,23 @@ def _end_of(error: BaseException | None, *, in_sweep: bool) -> tuple[RunStatus, 
         return "FINISHED", "not_applicable"
     if isinstance(error, InfeasibleError):
         return "FAILED", "infeasible"
-    # An interrupt, or the end of the process, is no result of the job.
+    # An interrupt, or the end of the process, is not a result of the job.
     return ("FAILED", "failed") if isinstance(error, Exception) else ("KILLED", "cut_off")
 
 
 def _error_text(error: BaseException) -> str:
-    """Return the message of our own errors, and of others the class too."""
+    """Return the message of an error, with the class unless it is one of ours."""
     message = str(error).strip()
     if isinstance(error, FxpartError) and message:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-# Runs kept on disk.
+# Unsent runs on disk.
 
 
 def send_command(uri: str, root: Path, folder: str = "") -> str:
-    """Return the command that sends runs to the store `uri`, which has no password."""
+    """Return the command that sends runs to the store `uri`, given without its password."""
     configured = without_password(store_uri(TrackingConfig(), root))
     named = [] if uri == configured else [f"--uri {uri}"]
     return " ".join(["python -m runner.send", *named, *([folder] if folder else [])])
@@ -153,15 +153,15 @@ def send_command(uri: str, root: Path, folder: str = "") -> str:
 UNSENT_FILE = "unsent.json"
 _SCHEMA, _VERSION = "fxpart.unsent", 1
 _COPIES = "mlartifacts"
-"""The folder in which MLflow copies the folders of jobs."""
+"""The folder with MLflow's copies of jobs' folders."""
 _MOST_MS, _MOST_METRIC = 2**62, 1e300
-"""What a store has room for."""
+"""Largest values that a store accepts."""
 
 
 def write_unsent(folder: Path, run: UnsentRun) -> Path:
     """Write `run` to `UNSENT_FILE` in `folder` and return the file.
 
-    Raises `CacheError` when the place cannot be written.
+    Raises `CacheError` if the folder cannot be written.
     """
     path = folder / UNSENT_FILE
     write_json(path, {"schema": _SCHEMA, "version": _VERSION, **asdict(run)})
@@ -169,9 +169,9 @@ def write_unsent(folder: Path, run: UnsentRun) -> Path:
 
 
 def read_unsent(path: Path) -> UnsentRun:
-    """Return the run that `path` keeps.
+    """Read the run in `path`.
 
-    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    Raises `SpecError` if the file is missing, damaged, of another kind, or newer than this code.
     """
     document = read_document(path, _SCHEMA, _VERSION)
     values: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def read_unsent(path: Path) -> UnsentRun:
 
 
 def _is_inside(artifacts: object) -> bool:
-    """Return whether a path is none, or one that stays below the folder that it starts from."""
+    """Return whether a path is None, or stays below the folder that it is relative to."""
     if artifacts is None:
         return True
     if not isinstance(artifacts, str):
@@ -200,7 +200,7 @@ def _is_text_by_name(values: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # True is an int to Python.
+    # bool is a subclass of int.
     return type(value) in (int, float) and abs(cast("float", value)) < _MOST_METRIC
 
 
@@ -216,7 +216,7 @@ def _is_series(points: object) -> bool:
 
 
 def _is_table(columns: object) -> bool:
-    """Return whether a table has columns of one length."""
+    """Return whether a table has columns of equal length."""
     if not isinstance(columns, dict) or not all(isinstance(c, list) for c in columns.values()):
         return False
     return len({len(column) for column in columns.values()}) <= 1
@@ -241,11 +241,11 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "params": _is_text_by_name,
     "artifacts": _is_inside,
 }
-"""What a file must say, which may be a stranger's."""
+"""Checks of the fields of a file, which may come from somebody else."""
 
 
 def unsent_files(root: Path) -> list[Path]:
-    """Return the files below `root` that keep runs, in the order of their names."""
+    """Return the files with unsent runs below `root`, sorted by name."""
     paths = []
     for folder, inner, files in os.walk(root):
         inner[:] = sorted(name for name in inner if name != _COPIES)
@@ -255,12 +255,12 @@ def unsent_files(root: Path) -> list[Path]:
 
 
 def send_unsent(root: Path, tracker: Tracker) -> int:
-    """Log the runs kept below `root` that were meant for `tracker`; return how many.
+    """Log the unsent runs below `root` that are meant for `tracker`, and return their number.
 
-    Safe against a kill at any moment and against other senders: each run is logged once. A file
-    that cannot be read is left alone; `python -m runner.send` names it.
+    Safe against kills at any moment and against other senders: each run is logged once. A file that
+    cannot be read is left alone; `python -m runner.send` reports it.
 
-    Raises `TrackingError` when the store fails; the runs that are not sent by then stay on disk.
+    Raises `TrackingError` if the store fails; the remaining runs stay on disk.
     """
     sent = 0
     for path in unsent_files(root):
@@ -270,10 +270,10 @@ def send_unsent(root: Path, tracker: Tracker) -> int:
 
 
 def send_file(path: Path, tracker_of: Callable[[UnsentRun], Tracker | None]) -> bool:
-    """Log the run that `path` keeps, if `tracker_of` has a tracker for it, and remove the file.
+    """Log the run in `path`, if `tracker_of` has a tracker for it, and remove the file.
 
-    Return whether it was sent; it is not while another process sends it. Raises `SpecError` for a
-    file that cannot be read, and the errors of the tracker.
+    Return whether it was sent, which it is not while another process is sending it. Raises
+    `SpecError` if the file cannot be read, and the errors of the tracker.
     """
     with _claimed(path) as is_ours:
         if not is_ours:
@@ -289,7 +289,7 @@ def send_file(path: Path, tracker_of: Callable[[UnsentRun], Tracker | None]) -> 
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise `SpecError` for links below `folder`: their targets would be sent with the run."""
+    """Raise `SpecError` for symlinks below `folder`: their targets would be sent with the run."""
     for below, inner, files in os.walk(folder):
         for name in (*inner, *files):
             link = Path(below) / name
@@ -299,12 +299,12 @@ def _refuse_links(folder: Path) -> None:
 
 @contextmanager
 def _claimed(path: Path) -> Iterator[bool]:
-    """Hold `path` against other senders; yield whether it is ours and still exists.
+    """Lock `path` against other senders, and yield whether we have it and it still exists.
 
-    A process that dies loses its claim, and the file stays.
+    A process that dies releases its lock, and the file stays.
     """
     try:
-        file = path.open("r+b")  # for writing, without which a network file system has no locks
+        file = path.open("r+b")  # opened for writing, which locks on network file systems need
     except OSError:
         yield False
         return
