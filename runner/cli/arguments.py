@@ -106,9 +106,11 @@ def _flag(name: str, value: object) -> str:
 def _refuse_flag(flag: str) -> None:
     if "=" in flag.strip("-") and not flag.startswith("-="):
         raise SpecError(f"{flag} is no flag; write {flag.lstrip('-')}, without -")
-    near = f"{nearest_names(flag, [*_SWITCHES, *_OPTIONS])}; " if flag.startswith("--") else ""
+    suggestion = (
+        f"{nearest_names(flag, [*_SWITCHES, *_OPTIONS])}; " if flag.startswith("--") else ""
+    )
     raise SpecError(
-        f"{flag} is no flag; {near}-m runs a sweep, -v says more, --cfg job shows the values,"
+        f"{flag} is no flag; {suggestion}-m runs a sweep, -v says more, --cfg job shows the values,"
         " --help all that can be chosen"
     )
 

@@ -30,7 +30,7 @@ def composing() -> Iterator[None]:
     from hydra.errors import ConfigCompositionException, HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    before = _COMPOSING.set(True)
+    token = _COMPOSING.set(True)
     try:
         with _hydra_raises(), warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
@@ -44,7 +44,7 @@ def composing() -> Iterator[None]:
             raise
         raise ConfigCompositionException(str(error)) from error
     finally:
-        _COMPOSING.reset(before)
+        _COMPOSING.reset(token)
 
 
 def work_begins() -> None:
@@ -55,15 +55,15 @@ def work_begins() -> None:
 @contextmanager
 def _hydra_raises() -> Iterator[None]:
     """Make ``hydra.main`` raise exceptions instead of printing them and exiting."""
-    before = os.environ.get(_FULL_ERROR)
+    previous = os.environ.get(_FULL_ERROR)
     os.environ[_FULL_ERROR] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[_FULL_ERROR]
         else:
-            os.environ[_FULL_ERROR] = before
+            os.environ[_FULL_ERROR] = previous
 
 
 def show_package(work: Callable[[], None], package: str) -> None:
@@ -80,6 +80,6 @@ def show_package(work: Callable[[], None], package: str) -> None:
         with redirect_stderr(printed):
             work()
     except SystemExit:
-        near = unknown_key(package) or f"{package} is null, there is nothing to show"
-        raise SpecError(f"--package {near}") from None
+        message = unknown_key(package) or f"{package} is null, there is nothing to show"
+        raise SpecError(f"--package {message}") from None
     sys.stderr.write(printed.getvalue())

@@ -104,11 +104,11 @@ def _sigterm_raises() -> Iterator[None]:
     ):  # only the main thread receives signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 class Parser(argparse.ArgumentParser):

@@ -112,8 +112,8 @@ def unreadable_override(override: str, message: str) -> str:
         return f"{shown} has no =; write key=value, such as mode=kl_based"
     function = re.search(r"Unknown function '(\w+)'\s+Available: ([\w,]+)", message)
     if function:
-        near = nearest_names(function[1], function[2].split(","))
-        return f"{shown}: there is no function {function[1]}; {near}"
+        suggestion = nearest_names(function[1], function[2].split(","))
+        return f"{shown}: there is no function {function[1]}; {suggestion}"
     reason = _REASON.search(message) if shown == override else None
     why = f": {reason[0].replace(*_TOO_EARLY)}" if reason else ""
     quoted = without_password(shlex.quote(f'{key}="{value}"'))
@@ -142,8 +142,10 @@ def _of_file(chain: Sequence[BaseException]) -> str | None:
             return _not_accessible(link)
         if isinstance(link, MissingConfigException) and link.missing_cfg_file:
             group, _, name = link.missing_cfg_file.rpartition("/")
-            near = nearest_names(name, link.options) if link.options else "--help lists the choices"
-            return f"{_file_named(chain)}{group}={name} does not exist; {near}"
+            suggestion = (
+                nearest_names(name, link.options) if link.options else "--help lists the choices"
+            )
+            return f"{_file_named(chain)}{group}={name} does not exist; {suggestion}"
         if isinstance(link, OmegaConfBaseException) and (
             link.full_key is not None or isinstance(link, InterpolationResolutionError)
         ):
@@ -170,8 +172,8 @@ def _bad_yaml(error: "MarkedYAMLError") -> str:
     mark = error.problem_mark or error.context_mark
     if mark is None:
         return f"a file of the configuration is not valid YAML: {error}"
-    at = f"line {mark.line + 1}, column {mark.column + 1}"
-    return f"{shown_path(Path(mark.name))} is not valid YAML: {at}: {error.problem}"
+    position = f"line {mark.line + 1}, column {mark.column + 1}"
+    return f"{shown_path(Path(mark.name))} is not valid YAML: {position}: {error.problem}"
 
 
 def _file_with(text: bytes) -> str:

@@ -302,5 +302,5 @@ def _refuse_no_choice(override: str, group: str, value: str) -> None:
     if value.startswith("["):
         raise SpecError(f"{override}: one is chosen, not a list; write {group}={value.strip('[]')}")
     if group == _ACCELERATORS:
-        meant = ",".join(f"1x{name}" for name in value.split(","))
-        raise SpecError(f"{override}: accelerators are chosen by devices; write devices={meant}")
+        specs = ",".join(f"1x{name}" for name in value.split(","))
+        raise SpecError(f"{override}: accelerators are chosen by devices; write devices={specs}")

@@ -37,13 +37,13 @@ def password_to_fill_in(uri: str) -> str:
 def hide_password(text: str, uri: str) -> str:
     """Return `text`, such as a store's own message, without the passwords of `uri`."""
     login = _LOGIN.search(_SECRET.sub(r"\1***", uri))
-    words = [match[2] for match in _SECRET.finditer(uri)]
+    secrets = [match[2] for match in _SECRET.finditer(uri)]
     if login and login["word"]:
         # A library that parses the URI may take part of the password for a host or a port.
         parts = re.split(r"[/:#?@]", login["word"])
-        words += [login["word"], *(part for part in parts if len(part) > 2)]
+        secrets += [login["word"], *(part for part in parts if len(part) > 2)]
     # Quoted and unquoted, longest first.
-    spellings = {way(word) for word in words if word for way in (str, unquote, unquote_plus)}
+    spellings = {way(word) for word in secrets if word for way in (str, unquote, unquote_plus)}
     for word in sorted(spellings, key=lambda word: (-len(word), word)):
         text = text.replace(word, "***")
     return text

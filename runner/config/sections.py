@@ -79,8 +79,7 @@ class ModelConfig:
     seq_len: int | None = None
     dtype: str = "float32"
     autocast: str | None = None
-    """Dtype of matrix products, as under `torch.autocast` on CUDA: ``bfloat16`` or ``float16``;
-    None for `dtype`."""
+    """Dtype of products under CUDA's `torch.autocast`, ``bfloat16`` or ``float16``, if any."""
     loss: str = "own"
     """The training loss: ``own``, computed by the model from labels as `Trainer` passes them, or
     the mean of the outputs if it takes none; ``mean``; or ``package.module:function``."""
@@ -264,8 +263,7 @@ class RuntimeConfig:
     """``eager``: the module itself, whose Python variables keep values alive; ``graph``: the
     captured graph, which frees a value after its last reader; ``compiled``: fused kernels."""
     host_launch_s: float | None = None
-    """Time of the host to launch an operator on a device; by default that of the accelerators'
-    usual hosts."""
+    """Host time to launch an operator; by default that of the accelerators' usual hosts."""
 
 
 @dataclass

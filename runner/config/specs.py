@@ -211,13 +211,13 @@ def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
     parts = [part.strip() for part in spec.lower().split("+")]
     matches = [_TIER.fullmatch(part) for part in parts]
     tiers = [_tier(spec, part, match) for part, match in zip(parts, matches, strict=True) if match]
-    rest = [part for part, match in zip(parts, matches, strict=True) if not match]
-    if tiers and not rest:
+    devices = [part for part, match in zip(parts, matches, strict=True) if not match]
+    if tiers and not devices:
         raise SpecError(
             f"devices={spec} are tiers, which hold weights for devices; add one, such as"
             f" 1x24gb+{spec}"
         )
-    return ("+".join(rest) if tiers else spec), tiers
+    return ("+".join(devices) if tiers else spec), tiers
 
 
 def _tier(spec: str, part: str, match: re.Match[str]) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def unknown_key(path: str) -> str | None:
         return f"{path} does not exist; in {section}, {nearest_names(key, names)}"
     # A key may be typed without its section: saturate_host.
     homes = [name for name, kind in known.items() if section in _field_names(kind)]
-    near = f"did you mean {homes[0]}.{section}?" if homes else nearest_names(section, known)
-    return f"{path} does not exist; {near}"
+    suggestion = f"did you mean {homes[0]}.{section}?" if homes else nearest_names(section, known)
+    return f"{path} does not exist; {suggestion}"
 
 
 def _field_names(kind: object) -> list[str]:

@@ -100,7 +100,7 @@ def batch_report(
     fixed = {name: size for name, size in sizes.items() if name != BATCH}
     low, high = peaks[0].range_of(BATCH)
     top = most if high is None else min(most, high)
-    each = [{**fixed, BATCH: batch} for batch in range(low, max(top, low) + 1)]
+    sizes_of_rows = [{**fixed, BATCH: batch} for batch in range(low, max(top, low) + 1)]
     rounding = _Rounding(symbolic, assignment, topology.n_devices, rounding_bytes)
     largest = _largest(peaks, topology.memory_bytes.tolist(), fixed, rounding)
     return BatchReport(
@@ -109,7 +109,7 @@ def batch_report(
         rounding_bytes=rounding_bytes,
         peaks=peaks,
         flops=cost_formula(symbolic, "flops"),
-        latencies=latency_formulas(symbolic, topology, latency, assignment, each),
+        latencies=latency_formulas(symbolic, topology, latency, assignment, sizes_of_rows),
         max_batch_size=largest,
         no_larger=_no_larger(largest, high),
         smallest_memory_bytes=rounding.peak_bytes(sizes)
@@ -120,7 +120,7 @@ def batch_report(
             topology,
             latency,
             assignment,
-            each,
+            sizes_of_rows,
             rounding_bytes=rounding_bytes,
             sums=sums,
         ),
@@ -159,8 +159,8 @@ def _largest(
     except InfeasibleError:
         return 0
     # Rounding only adds bytes: no batch above `high` fits with it.
-    least, _ = peaks[0].range_of(BATCH)
-    low = least - 1
+    first, _ = peaks[0].range_of(BATCH)
+    low = first - 1
     while low < high:
         middle = (low + high + 1) // 2
         needed = rounding.peak_bytes({**fixed, BATCH: middle})
@@ -168,7 +168,7 @@ def _largest(
             low = middle
         else:
             high = middle - 1
-    return low if low >= least else 0
+    return low if low >= first else 0
 
 
 def batch_metrics(report: BatchReport) -> dict[str, float]:

@@ -32,21 +32,21 @@ def within_budget(config: Config) -> tuple[Config, str]:
     without = replace(config, checkpointing="none")
     if _fits(without):
         return without, "nothing is computed again, the step fits"
-    again = replace(config, checkpointing="block")
-    plan(again, model_spec(again))  # raises with advice if even this does not fit
-    problems = [_problem(step) for step in (without, again)]
-    blocks = block_costs(_block_paths(again), _timed(problems[0]), _timed(problems[1]))
+    recomputing = replace(config, checkpointing="block")
+    plan(recomputing, model_spec(recomputing))  # raises with advice if even this does not fit
+    problems = [_problem(step) for step in (without, recomputing)]
+    blocks = block_costs(_block_paths(recomputing), _timed(problems[0]), _timed(problems[1]))
     tried = 0
 
     def fits(names: Sequence[str]) -> bool:
         nonlocal tried
         tried += 1
         with progress(f"computing {counted(len(names), 'block')} again"):
-            return _fits(replace(again, recomputed_blocks=list(names)))
+            return _fits(replace(recomputing, recomputed_blocks=list(names)))
 
     names = chosen_blocks(blocks, fits)
     summary = f"{len(names)} of {counted(len(blocks), 'block')} computed again"
-    return replace(again, recomputed_blocks=list(names)), summary + _gap(
+    return replace(recomputing, recomputed_blocks=list(names)), summary + _gap(
         config, problems[0], blocks, names
     )
 

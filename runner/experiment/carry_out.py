@@ -74,10 +74,10 @@ def check_execute(config: Config) -> None:
         )
     if execute.name == "none":
         return
-    for name, most in {**MOST_MEASURED, "timeout_s": _MOST_TIMEOUT_S}.items():
-        if not 0 < getattr(execute, name) <= most:
+    for name, limit in {**MOST_MEASURED, "timeout_s": _MOST_TIMEOUT_S}.items():
+        if not 0 < getattr(execute, name) <= limit:
             raise SpecError(
-                f"execute.{name}={getattr(execute, name)} must be above 0 and at most {most}"
+                f"execute.{name}={getattr(execute, name)} must be above 0 and at most {limit}"
             )
     if not 0 <= execute.seed < _SEEDS:
         raise SpecError(f"execute.seed={execute.seed} must be at least 0 and below 2^63")

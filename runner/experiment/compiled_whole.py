@@ -53,8 +53,8 @@ def compiled_whole(
         devices = list(assignment.devices_of_partition[0])
         room = int(searched.topology.memory_bytes[devices].min())
         return (whole if whole_model_bytes(whole) <= room else problem), assignment
-    alone = single_device(replace(whole, topology=searched.topology))
-    if alone is None:
+    on_one_device = single_device(replace(whole, topology=searched.topology))
+    if on_one_device is None:
         return problem, assignment
-    gains = latency_of(whole, alone.device_of) < latency_of(problem, assignment.device_of)
-    return (whole, alone) if gains else (problem, assignment)
+    gains = latency_of(whole, on_one_device.device_of) < latency_of(problem, assignment.device_of)
+    return (whole, on_one_device) if gains else (problem, assignment)

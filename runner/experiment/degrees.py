@@ -51,9 +51,9 @@ def check_expert_degree(config: Config, tensor: int, replicas: int) -> None:
     degree, experts = config.expert_parallel, stated_experts(config)
     for count in experts:
         if count % degree:
-            near = [count, *([replicas] if gcd(count, replicas) > 1 else [])]
+            counts = [count, *([replicas] if gcd(count, replicas) > 1 else [])]
             fitting = expert_degrees(tensor, replicas, experts)
-            hint = _nearest(degree, fitting) if tensor > 1 else nearest_degrees(degree, near)
+            hint = _nearest(degree, fitting) if tensor > 1 else nearest_degrees(degree, counts)
             raise NotApplicableError(
                 f"expert_parallel={degree} must divide the {count} experts; use {hint}"
             )

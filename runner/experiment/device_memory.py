@@ -126,8 +126,10 @@ def with_less_memory(
         if missing > 0:
             spec, use = devices[need.device], evaluation.devices[need.device]
             # With a schedule the plan holds more than the single input that modes plan for.
-            lacking = min(1.0, missing / max(1, need.parts["tensors"].expected))
-            limit_bytes = max(1, int(min(spec.memory_bytes, use.peak_bytes) * (1.0 - lacking)))
+            missing_share = min(1.0, missing / max(1, need.parts["tensors"].expected))
+            limit_bytes = max(
+                1, int(min(spec.memory_bytes, use.peak_bytes) * (1.0 - missing_share))
+            )
             limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
     limited = tuple(_limited(spec, limits.get(spec.name, spec.memory_bytes)) for spec in devices)
     return replace(problem, topology=replace(problem.topology, devices=limited))

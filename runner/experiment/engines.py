@@ -33,8 +33,8 @@ def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) ->
     except SpecError:
         return None
     plan = _engine_plan(config, stages)
-    alone = plan.devices == 1 and not is_serving(config)
-    return None if alone else engine_files(plan)
+    is_one_device = plan.devices == 1 and not is_serving(config)
+    return None if is_one_device else engine_files(plan)
 
 
 def _engine_plan(config: Config, stages: Stages) -> EnginePlan:

@@ -126,13 +126,13 @@ class GenerationPlan:
 
     def needs(self, at: Sizes | None = None) -> tuple[DeviceMemory, ...]:
         """Return the memory that each device needs for both steps, in the order of logical ids."""
-        most: dict[int, DeviceMemory] = {}
+        needs_of: dict[int, DeviceMemory] = {}
         for step in self._both(at or self.sizes):
             for need in self._needs_of(step):
-                largest_need = most.get(need.device)
+                largest_need = needs_of.get(need.device)
                 if largest_need is None or need.needed.expected > largest_need.needed.expected:
-                    most[need.device] = need
-        return tuple(most[device] for device in sorted(most))
+                    needs_of[need.device] = need
+        return tuple(needs_of[device] for device in sorted(needs_of))
 
     def fits(self, at: Sizes) -> bool:
         """Return whether a run of these sizes would fit, with its memory besides tensors."""
@@ -218,8 +218,8 @@ class GenerationPlan:
         return self._follows[graph.names]
 
     def _needs_of(self, step: PlacedStep) -> tuple[DeviceMemory, ...]:
-        held = dict(enumerate(step.held_bytes.tolist()))
-        return device_needs(self.config, step.problem, step.assignment, held, self.peers)
+        held_bytes = dict(enumerate(step.held_bytes.tolist()))
+        return device_needs(self.config, step.problem, step.assignment, held_bytes, self.peers)
 
     def _holds(self, step: PlacedStep) -> bool:
         if not step.has_room:
@@ -236,11 +236,11 @@ def generation(plan: GenerationPlan) -> Generation:
         def fits(at: Sizes) -> bool:
             return plan.most_offloaded(at) is not None
 
-        least = (
+        known = (
             plan.sizes._replace(texts=own_limits.batch),
             plan.sizes._replace(context_len=own_limits.context),
         )
-        in_tiers = _limits(plan, plan.sizes, fits, fits, least)
+        in_tiers = _limits(plan, plan.sizes, fits, fits, known)
         longest = plan.sizes._replace(context_len=in_tiers.context)
         offloaded = plan.most_offloaded(longest)
         slowest = offloaded.decode_s(longest.texts, longest.context_len) if offloaded else None
@@ -293,16 +293,16 @@ def _longest(
     context_len = sizes.context_len
     while True:
         end = plan.steps.end_of_range(sizes.texts, context_len)
-        most = min(end or _MOST_TOKENS, _MOST_TOKENS)
+        limit = min(end or _MOST_TOKENS, _MOST_TOKENS)
         longest = _largest(
             lambda tokens: has_room(sizes._replace(context_len=tokens)),
             lambda tokens: fits(sizes._replace(context_len=tokens)),
             context_len,
-            most,
+            limit,
         )
-        if longest < most:
+        if longest < limit:
             return longest, ""
-        if end != most:
+        if end != limit:
             return longest, _SEARCHED
         try:
             is_next = fits(sizes._replace(context_len=end + 1))
@@ -372,11 +372,11 @@ def generation_lines(made: Generation, evaluation: Evaluation, rate: str) -> lis
     )
     uses = [use for use in evaluation.devices if use.cache_bytes]
     context_len = made.prompt_len + made.output_len
-    held = f"this plan holds {_limits_text(made.limits, made.texts, context_len)}"
+    cache_line = f"this plan holds {_limits_text(made.limits, made.texts, context_len)}"
     if uses:
         most = format_size(max(use.cache_bytes for use in uses))
-        held = f"{most} a device at most; {held}"
-    lines = [("generate", times), ("cache", held)]
+        cache_line = f"{most} a device at most; {cache_line}"
+    lines = [("generate", times), ("cache", cache_line)]
     if made.in_tiers:
         most = _limits_text(made.in_tiers, made.texts, context_len)
         pace = "" if made.longest_tpot_s is None else f", {format_s(made.longest_tpot_s)} a token"

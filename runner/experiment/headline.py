@@ -65,8 +65,10 @@ def _serving_metrics(result: Result) -> dict[str, float]:
     if result.step is None:
         return {}
     replicas = result.replicas.parallel.n_replicas if result.replicas else 1
-    alike = replicas * (result.split.size if result.split else 1)
-    values = serving_metrics(result.step, result.batch_size, result.evaluation, alike=alike)
+    devices_per_row = replicas * (result.split.size if result.split else 1)
+    values = serving_metrics(
+        result.step, result.batch_size, result.evaluation, alike=devices_per_row
+    )
     if result.offloaded:
         values["kv_cache_gib"] += int(result.offloaded.cache_bytes.sum()) / GIB
     return values | (generation_metrics(result.generation) if result.generation else {})

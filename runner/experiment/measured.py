@@ -85,10 +85,10 @@ def measured_lines(measured: Measured) -> tuple[str, str]:
     a_step = measured.way == "pipeline" or measured.gradient_difference is not None
     work = "a step" if a_step else "an input"
     times = time_unit(max(measured.time_s, measured.predicted_s))
-    least, most = min(measured.runs_s), max(measured.runs_s)
+    low_s, high_s = min(measured.runs_s), max(measured.runs_s)
     timed = (
         f"measured:  {times.show(measured.time_s)} {times.name} {work}"
-        f" ({counted(len(measured.runs_s), 'run')}, {times.show(least)} to {times.show(most)}),"
+        f" ({counted(len(measured.runs_s), 'run')}, {times.show(low_s)} to {times.show(high_s)}),"
         f" predicted {times.show(measured.predicted_s)} ({measured.time_error_pct:+.1f}%);"
         f" peak {format_size(max(measured.peak_bytes))}, predicted"
         f" {format_size(max(measured.predicted_peak_bytes))} ({measured.peak_error_pct:+.1f}%)"
@@ -98,14 +98,18 @@ def measured_lines(measured: Measured) -> tuple[str, str]:
 
 
 def _allocated(measured: Measured) -> str:
-    most = max(measured.allocator_peak_bytes, default=0)
-    return f", {format_size(most)} by torch's allocator" if most else ""
+    peak_bytes = max(measured.allocator_peak_bytes, default=0)
+    return f", {format_size(peak_bytes)} by torch's allocator" if peak_bytes else ""
 
 
 def _agreement(measured: Measured) -> str:
     """Return the difference from the unsplit model's results, as text."""
-    apart, gradients = measured.max_difference, measured.gradient_difference
-    words = "equal to the unsplit model's" if apart == 0 else f"within {apart:.2g} of the unsplit's"
+    difference, gradients = measured.max_difference, measured.gradient_difference
+    text = (
+        "equal to the unsplit model's"
+        if difference == 0
+        else f"within {difference:.2g} of the unsplit's"
+    )
     if gradients is None:
-        return words
-    return f"{words}, gradients " + ("equal" if gradients == 0 else f"within {gradients:.2g}")
+        return text
+    return f"{text}, gradients " + ("equal" if gradients == 0 else f"within {gradients:.2g}")

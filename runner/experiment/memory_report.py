@@ -37,9 +37,9 @@ def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = Non
         for kind, size in peak.by_kind.items()
         if size >= _WORTH_A_WORD * peak.bytes
     }
-    rest = peak.bytes - sum(large.values())
+    rest_bytes = peak.bytes - sum(large.values())
     # Leave out a remainder that would print as 0.00.
-    shown = {**large, "other": rest} if float(unit.show(rest)) else large
+    shown = {**large, "other": rest_bytes} if float(unit.show(rest_bytes)) else large
     shown |= {"room for copies": room} if room else {}
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
     where = f"{peak.module or peak.op_name} ({peak.doing})"

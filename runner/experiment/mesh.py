@@ -37,8 +37,8 @@ def replica_count(config: Config) -> int:
 def replica_degrees(config: Config) -> str:
     """Return the overrides behind `replica_count`, for messages; ``data_parallel=1`` if none."""
     degrees = {"data_parallel": config.data_parallel, "context_parallel": config.context_parallel}
-    given = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
-    return " ".join(given) or "data_parallel=1"
+    overrides = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    return " ".join(overrides) or "data_parallel=1"
 
 
 def shares_something(config: Config) -> bool:
@@ -57,11 +57,11 @@ def check_mesh(config: Config) -> None:
         return
     experts, context = config.expert_parallel, config.context_parallel
     chosen = f"expert_parallel={experts}" if experts > 1 else f"context_parallel={context}"
-    for other, is_chosen in _against(config).items():
+    for choice, is_chosen in _against(config).items():
         if is_chosen:
             raise NotApplicableError(
                 f"{chosen} is planned operator by operator at one size, and not run here; leave out"
-                f" {other}, or {chosen.partition('=')[0]}"
+                f" {choice}, or {chosen.partition('=')[0]}"
             )
     if context > 1 and is_serving(config) and config.phase.name != "prefill":
         raise NotApplicableError(
@@ -100,12 +100,12 @@ def _check_experts(config: Config) -> None:
     degree, tensor, replicas = config.expert_parallel, config.tensor_parallel, replica_count(config)
     check_expert_degree(config, tensor, replicas)
     if tensor == 1 and replicas % degree:
-        more = -(-replicas // degree) * degree
+        need = -(-replicas // degree) * degree
         raise NotApplicableError(
             f"expert_parallel={degree} spreads experts over replicas, each with tokens of its own,"
             f" and must divide their number, got data_parallel={config.data_parallel}"
             f" context_parallel={config.context_parallel}; add"
-            f" data_parallel={max(1, more // config.context_parallel)} with a model.batch_size that"
+            f" data_parallel={max(1, need // config.context_parallel)} with a model.batch_size that"
             " it divides"
         )
     if config.zero >= GATHERING and tensor * replicas != degree:

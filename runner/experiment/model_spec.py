@@ -18,20 +18,20 @@ _LIBRARIES = ("transformers", "timm")
 def model_spec(config: Config) -> ModelSpec:
     """Return the `ModelSpec` of `config`, with the batch size of one replica."""
     model = config.model
-    made: dict[str, Any] = {
+    source: dict[str, Any] = {
         "architecture": model.architecture,
         "config": dict(model.config),
         "factory": model.factory,
         "factory_args": dict(model.factory_args),
     }
     if model.library not in _LIBRARIES:
-        near = nearest_names(model.library, _LIBRARIES)
-        raise SpecError(f"model.library={model.library} is not known; {near}")
+        suggestion = nearest_names(model.library, _LIBRARIES)
+        raise SpecError(f"model.library={model.library} is not known; {suggestion}")
     if model.library == "timm" and model.architecture is not None:
-        made = timm_spec(model.architecture, dict(model.config))
+        source = timm_spec(model.architecture, dict(model.config))
     return ModelSpec(
         name=model.name,
-        **made,
+        **source,
         batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
         step=_step(config),

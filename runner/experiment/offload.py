@@ -110,11 +110,11 @@ def check_offload(config: Config) -> None:
         "model.path": config.model.path is not None,
         "devices.nodes": len(set(config.devices.nodes or ())) > 1,
     }
-    for other in (name for name, is_set in against.items() if is_set):
+    for choice in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
             f"tier {tiers.host.name} holds weights and caches of a pass or a step of serving, or"
             " optimizer states and activations of a training step, on one machine at one size;"
-            f" leave out {other} or the tier"
+            f" leave out {choice} or the tier"
         )
 
 

@@ -51,10 +51,10 @@ def check_latency(config: Config) -> None:
             f"latency.source={latency.source} does not exist;"
             f" {nearest_names(latency.source, SOURCES)}"
         )
-    for name, most in MOST_MEASURED.items():
-        if not 1 <= getattr(latency, name) <= most:
+    for name, limit in MOST_MEASURED.items():
+        if not 1 <= getattr(latency, name) <= limit:
             raise SpecError(
-                f"latency.{name}={getattr(latency, name)} must be a number from 1 to {most}"
+                f"latency.{name}={getattr(latency, name)} must be a number from 1 to {limit}"
             )
     for name, sources in _READ_BY.items():
         if getattr(latency, name) and latency.source not in sources:
@@ -279,8 +279,8 @@ def _curves_note(config: Config, times: KernelModel) -> str:
         pools = config.devices.pools
         has_own = {pool.name: bool(pool.curves and pool.own_curves) for pool in pools}
         with_curves, without = (
-            ", ".join(name for name, owns in has_own.items() if owns is wanted)
-            for wanted in (True, False)
+            ", ".join(name for name, owns in has_own.items() if owns is is_own)
+            for is_own in (True, False)
         )
         notes.append(f"of curves of {with_curves}" + f", a roofline of {without}" * bool(without))
     if times.layout:

@@ -30,8 +30,8 @@ def check_schedule(config: Config) -> None:
     """Raise `SpecError` if the schedule is unknown, or conflicts with other settings."""
     name = config.schedule.name
     if name != "none" and name not in SCHEDULES:
-        near = nearest_names(name, ["none", *SCHEDULES])
-        raise SpecError(f"schedule={name} does not exist; {near}")
+        suggestion = nearest_names(name, ["none", *SCHEDULES])
+        raise SpecError(f"schedule={name} does not exist; {suggestion}")
     if config.microbatches < 1:
         raise SpecError(f"microbatches={config.microbatches} must be 1 or more")
     if config.microbatches > MOST_ACTIONS:
@@ -138,7 +138,7 @@ def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
     stages = [(i, stage) for i, stage in enumerate(costs.stages) if stage.device == device]
     gathered = sum(stage.shards.whole_bytes for _, stage in stages if stage.shards)
     weights = sum(stage.weight_bytes for _, stage in stages) + gathered
-    kept = sum(stage.input_bytes + stage.output_bytes for _, stage in stages)
+    io_bytes = sum(stage.input_bytes + stage.output_bytes for _, stage in stages)
     saved = sum(stage.saved_bytes for _, stage in stages) if result.training else 0
     rows = ordered_actions(
         result.name,
@@ -155,9 +155,9 @@ def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
     if saved:
         flight = counted(in_flight, "microbatch", "microbatches")
         parts.append(f"activations of {flight} in flight {show_bytes(saved * in_flight)}")
-    if kept:
-        every = show_bytes(kept * result.microbatches)
-        parts.append(f"inputs and results of all microbatches {every}")
+    if io_bytes:
+        io_text = show_bytes(io_bytes * result.microbatches)
+        parts.append(f"inputs and results of all microbatches {io_text}")
     return ", ".join(parts)
 
 

@@ -65,10 +65,10 @@ def _backward_passes(graph: OpGraph) -> IntArray:
         zip(_slices(graph.read_start), _slices(graph.use_start), strict=True)
     ):
         read_origins = [origin[maker] if maker >= 0 else 0 for maker in producers[read]]
-        most = max(read_origins + uses[use], default=0)
-        if most == _FROZEN:
+        origin_of_op = max(read_origins + uses[use], default=0)
+        if origin_of_op == _FROZEN:
             passes[op] = _BACKWARD_OF_FROZEN
-        origin.append(most if all(read_origins) else 0)
+        origin.append(origin_of_op if all(read_origins) else 0)
     return passes
 
 
@@ -81,8 +81,8 @@ def check_prices(config: Config) -> None:
     known = {*accelerator_files(), *(pool.name for pool in config.devices.pools)}
     for name, price in config.price_per_hour.items():
         if name not in known:
-            near = nearest_names(name, known)
-            raise SpecError(f"price_per_hour: there is no accelerator {name!r}, {near}")
+            suggestion = nearest_names(name, known)
+            raise SpecError(f"price_per_hour: there is no accelerator {name!r}, {suggestion}")
         # OmegaConf accepts a nested mapping in place of a number.
         if not isinstance(price, float | int) or not 0 < price < float("inf"):
             raise SpecError(

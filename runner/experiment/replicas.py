@@ -83,14 +83,14 @@ def with_sums(
 def replicas_line(replicas: Replicas, group: int = 1) -> str:
     """Return a line on replicas and their cost; each device stands for a group of `group`."""
     cost, count = replicas.cost, replicas.parallel.n_replicas
-    most = int(cost.busy_s.argmax())
+    worst = int(cost.busy_s.argmax())
     devices = counted(replicas.parallel.replica.n_devices * group, "device")
     if not cost.reduced_bytes.any():
         return f"{count} replicas of {devices}, which sum nothing"
     return (
         f"{count} replicas of {devices}; all-reduce of"
-        f" {format_size(int(cost.reduced_bytes[most]))} on device {most} takes"
-        f" {format_s(float(cost.busy_s[most]))}, of which {format_s(float(cost.exposed_s[most]))}"
+        f" {format_size(int(cost.reduced_bytes[worst]))} on device {worst} takes"
+        f" {format_s(float(cost.busy_s[worst]))}, of which {format_s(float(cost.exposed_s[worst]))}"
         " are waited for"
     )
 

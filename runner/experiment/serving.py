@@ -84,10 +84,10 @@ def _check_generate(config: Config) -> None:
         "devices.saturate_host=true": config.devices.saturate_host,
         f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels"),
     }
-    for other in (name for name, is_set in against.items() if is_set):
+    for conflict in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
             f"phase=generate plans prompts and decode at once, with a cache of prompt_len +"
-            f" output_len tokens; leave out {other}, or use phase=prefill and phase=decode"
+            f" output_len tokens; leave out {conflict}, or use phase=prefill and phase=decode"
         )
 
 
@@ -123,8 +123,8 @@ def _check_serving_sweep(config: Config) -> None:
         raise NotApplicableError(
             f"serving_sweep is of a generation, got phase={config.phase.name}; add phase=generate"
         )
-    least = 1 + (config.output_len or 0)
-    for name, sizes, low in (("batches", batches, 1), ("contexts", contexts, least)):
+    least_context = 1 + (config.output_len or 0)
+    for name, sizes, low in (("batches", batches, 1), ("contexts", contexts, least_context)):
         if bad := [size for size in sizes if size < low]:
             raise SpecError(
                 f"serving_sweep.{name} has {bad[0]}, which must be {low} or more"
@@ -137,8 +137,8 @@ def _check_serving_sweep(config: Config) -> None:
 def _check_few_bits(config: Config) -> None:
     names = ("auto", *CACHE_DTYPES)
     if config.kv_cache not in names:
-        near = nearest_names(config.kv_cache, names)
-        raise SpecError(f"kv_cache={config.kv_cache} does not exist; {near}")
+        suggestion = nearest_names(config.kv_cache, names)
+        raise SpecError(f"kv_cache={config.kv_cache} does not exist; {suggestion}")
     if config.kv_cache != "auto" and not is_serving(config):
         raise NotApplicableError(
             f"kv_cache={config.kv_cache} is of a cache, got phase={config.phase.name}; add"
@@ -175,10 +175,10 @@ def _check_few_bits(config: Config) -> None:
         ),
     }
     for choice in (name for name, is_set in chosen.items() if is_set):
-        for other, (is_set, reason) in against.items():
+        for conflict, (is_set, reason) in against.items():
             if is_set:
                 raise NotApplicableError(
-                    f"{choice} is planned for {reason}; leave out {other} or it"
+                    f"{choice} is planned for {reason}; leave out {conflict} or it"
                 )
     if config.kv_cache != "auto" and config.latency.source == "kernels":
         raise NotApplicableError(

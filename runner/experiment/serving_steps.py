@@ -192,8 +192,8 @@ def serving_steps(config: Config, spec: ModelSpec) -> ServingSteps:
     model = {name: value for name, value in spec.key().items() if name not in _SIZES}
     key = stable_digest({"model": model, "cache_dir": config.capture.cache_dir})
     with _lock:
-        known = _pieces.setdefault(key, {})
+        captures = _pieces.setdefault(key, {})
         _pieces.move_to_end(key)
         while len(_pieces) > _MOST_KEPT:
             _pieces.popitem(last=False)
-    return ServingSteps(config, spec, has_encoder, _known=known)
+    return ServingSteps(config, spec, has_encoder, _known=captures)

@@ -67,7 +67,7 @@ def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
     contexts = sorted(set(sweep.contexts or [usual.context_len]))
     batches = sorted(set(sweep.batches or [usual.texts]))
     sizes = [Sizes(n, length - output_len, length) for length, n in product(contexts, batches)]
-    return tuple(_row(plan, at) for at in sizes)
+    return tuple(_row(plan, size) for size in sizes)
 
 
 def _row(plan: GenerationPlan, at: Sizes) -> ServingRow:

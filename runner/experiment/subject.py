@@ -291,10 +291,10 @@ def _captured_symbolic(
 
 
 def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
-    known = _captured_symbolic(config, spec, symbols)
+    captured_sizes = _captured_symbolic(config, spec, symbols)
     if config.zero:
-        return _sharded_subject(config, spec, known)
-    symbolic = on_graph(known.symbolic, _as_run(config, known.symbolic.graph))
+        return _sharded_subject(config, spec, captured_sizes)
+    symbolic = on_graph(captured_sizes.symbolic, _as_run(config, captured_sizes.symbolic.graph))
     partial = None
     if config.data_parallel > 1:
         partial = partial_values(symbolic.graph, symbolic.value_batch_dim)
@@ -302,7 +302,9 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
             symbolic = on_graph(symbolic, with_buckets(symbolic.graph, partial))
     size_of = {"batch": spec.batch_size, "seq_len": spec.seq_len}
     sizes = {symbol: size for symbol in symbols if (size := size_of[symbol]) is not None}
-    captured = CapturedGraph(symbolic.at(**sizes), known.seconds, known.from_cache)
+    captured = CapturedGraph(
+        symbolic.at(**sizes), captured_sizes.seconds, captured_sizes.from_cache
+    )
     return Subject(
         captured,
         lambda: _program(config, spec),

@@ -74,11 +74,13 @@ def _phase(config: Config, graph: OpGraph) -> str:
         return f"{config.phase.name}{room}"
     tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
-    again = "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
+    recomputation = (
+        "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
+    )
     if config.recomputed_blocks:
-        again += f" of {counted(len(config.recomputed_blocks), 'block')}"
+        recomputation += f" of {counted(len(config.recomputed_blocks), 'block')}"
     loss = " of the mean of outputs" if is_mean_of_outputs(graph) else ""
-    return f"{config.phase.name}{tuned}{loss}{updates}{again}"
+    return f"{config.phase.name}{tuned}{loss}{updates}{recomputation}"
 
 
 def is_mean_of_outputs(graph: OpGraph) -> bool:
@@ -108,8 +110,8 @@ def count_parameters(graph: OpGraph, dtype: str = "") -> tuple[int, str]:
     bytes_of: dict[str, int] = {}
     for op, size in zip(first_user.tolist(), graph.weight_bytes.tolist(), strict=True):
         if op >= 0:
-            own = dtype or graph.dtypes[op]
-            bytes_of[own] = bytes_of.get(own, 0) + size
+            weight_dtype = dtype or graph.dtypes[op]
+            bytes_of[weight_dtype] = bytes_of.get(weight_dtype, 0) + size
     elements = sum(size // _itemsize(dtype) for dtype, size in bytes_of.items())
     return elements, max(bytes_of, key=lambda dtype: bytes_of[dtype], default="")
 

@@ -63,14 +63,14 @@ def check_split(config: Config) -> None:
         _check_sequence(config)
     if size == 1:
         return
-    rest = {
+    conflicts = {
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.level={config.capture.level}": config.capture.level != "operator",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
         f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels")
         and not config.latency.file,
     }
-    for choice, is_chosen in rest.items():
+    for choice, is_chosen in conflicts.items():
         if is_chosen:
             raise NotApplicableError(
                 f"tensor_parallel={size} is planned operator by operator at one size, and not run"
@@ -144,8 +144,8 @@ def _exchange_groups(
             members = members.swapaxes(2, 3).reshape(-1, degree * tensor, n, 1)
         rings = members.transpose(1, 0, 3, 2)
         size = rings.shape[0]
-        each = ring_links(topology, rings.reshape(size, -1))
-        links = tuple(_slowest(each[place::n]) for place in range(n))
+        device_links = ring_links(topology, rings.reshape(size, -1))
+        links = tuple(_slowest(device_links[place::n]) for place in range(n))
         curves = ring_curves(config.latency, topology, rings.reshape(size, -1).T)
         yield axis, CollectiveGroup(size, links, curves)
 
@@ -171,8 +171,8 @@ def split_cost(
     seconds = problem.costs.op_time_s[ops, home]
     n = problem.topology.n_devices
     busy_s = np.bincount(home, weights=seconds, minlength=n)
-    most = int(busy_s.argmax())
-    busiest_sizes = [sizes[op] for op in ops[home == most].tolist()]
+    busiest = int(busy_s.argmax())
+    busiest_sizes = [sizes[op] for op in ops[home == busiest].tolist()]
     shared = tuple(
         f"{what} over {exchanges[axis].size} {of}"
         for axis, what, of in (
@@ -186,7 +186,7 @@ def split_cost(
         len(groups.members),
         microbatches * len(busiest_sizes),
         microbatches * sum(busiest_sizes),
-        microbatches * busy_s[most],
+        microbatches * busy_s[busiest],
         shared,
         int(np.count_nonzero(busy_s)),
         microbatches,

@@ -44,9 +44,9 @@ def build_topology(
     total = sum(map(_count, devices.pools))
     if total > MAX_DEVICES:  # memory grows with the pairs of devices
         raise SpecError(f"devices.pools: {total} devices are too many, at most {MAX_DEVICES}")
-    taken = reserve_of(reserve or ReserveConfig())
+    reserved = reserve_of(reserve or ReserveConfig())
     built = tuple(
-        _device(pool, node, taken)
+        _device(pool, node, reserved)
         for pool, node in zip(devices.pools, nodes, strict=True)
         for _ in range(pool.count)
     )

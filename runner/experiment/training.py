@@ -92,9 +92,9 @@ def _check_finetune(config: Config) -> None:
         f"data_parallel={config.data_parallel}": config.data_parallel > 1,
         f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
     }
-    for other in (name for name, is_set in against.items() if is_set):
+    for conflict in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
-            f"{name} is planned for one replica of whole layers at one size; leave out {other}"
+            f"{name} is planned for one replica of whole layers at one size; leave out {conflict}"
         )
 
 
@@ -129,8 +129,8 @@ def check_training(config: Config) -> None:
     _check_finetune(config)
     ways = (*CHECKPOINTING, BUDGET)
     if config.checkpointing not in ways:
-        near = nearest_names(config.checkpointing, ways)
-        raise SpecError(f"checkpointing={config.checkpointing} does not exist; {near}")
+        suggestion = nearest_names(config.checkpointing, ways)
+        raise SpecError(f"checkpointing={config.checkpointing} does not exist; {suggestion}")
     options = step_options(config)
     if options.backward_order != "autograd":
         _check_order(config)

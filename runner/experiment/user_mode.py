@@ -49,9 +49,9 @@ def chosen_mode(config: Config) -> Place:
 def _built(config: Config) -> Callable[[], object]:
     """Return a function that builds the configured model once, on the meta device."""
     if config.model.path is not None or config.weights.name != "none":
-        given = "model=workload" if config.model.path is not None else "weights in few bits"
+        choice = "model=workload" if config.model.path is not None else "weights in few bits"
         raise SpecError(
-            f"mode=accelerate asks accelerate about the model as it is built, {given} is none that"
+            f"mode=accelerate asks accelerate about the model as it is built, {choice} is none that"
             " it knows; use another mode"
         )
     if config.devices.tiers:
@@ -95,8 +95,8 @@ def _check_arguments(
     try:
         signature.bind(problem, **arguments)
     except TypeError as error:
-        given = ", ".join(f"mode.args.{key}" for key in arguments) or "the problem alone"
+        names = ", ".join(f"mode.args.{key}" for key in arguments) or "the problem alone"
         raise SpecError(
-            f"{SETTING}={name} cannot be called with {given}: {error}; it is"
+            f"{SETTING}={name} cannot be called with {names}: {error}; it is"
             f" {function.__name__}{signature}"
         ) from error

@@ -100,15 +100,15 @@ def whole_modules(
 def _depths(problem: Problem) -> Iterator[tuple[str, OpGraph]]:
     """Yield the depths at which modules can be kept whole, with the graph grouped by them."""
     graph, largest = problem.graph, int(problem.topology.memory_bytes.max())
-    before = 1
+    previous_groups = 1
     for depth in range(1, max(module.count(".") for module in graph.modules) + 2):
         grouped = group_operators(graph, depth)
         groups = len(np.unique(grouped.group))
         if groups > _MOST_GROUPS:
             return
-        if groups > before and _heaviest_bytes(problem, grouped) <= largest:
+        if groups > previous_groups and _heaviest_bytes(problem, grouped) <= largest:
             yield str(depth), grouped
-        before = groups
+        previous_groups = groups
 
 
 def _heaviest_bytes(problem: Problem, grouped: OpGraph) -> int:

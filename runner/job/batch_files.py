@@ -40,8 +40,8 @@ def _batch_sweep_svg(report: BatchReport, topology: Topology, subject: str = "")
         (f"latency in {times.name}", latency, float(latency.max()) or 1.0),
         ("throughput in examples/s", rate, float(finite.max(initial=0.0)) or 1.0),
     )
-    for name, values, most in curves:
-        panel = _panel(drawing, panel.base + GAP, name, int(batch.max()), most)
+    for name, values, maximum in curves:
+        panel = _panel(drawing, panel.base + GAP, name, int(batch.max()), maximum)
         _draw_line(drawing, panel, batch, values, colour_of(0))
         _mark_largest(drawing, panel, report)
     axis_across(drawing, panel, 8)
@@ -54,9 +54,9 @@ def _memory_panel(drawing: Drawing, report: BatchReport, topology: Topology) -> 
     table, memory, batch = report.table, topology.memory_bytes, report.batches
     used = [d for d in range(table.peak_bytes.shape[1]) if table.peak_bytes[:, d].max() > 0]
     # Peaks far above every memory size, or sizes far above every peak, would flatten the curves.
-    most = int(table.peak_bytes.max())
-    near = [size for size in memory[used].tolist() if size <= 2 * most]
-    top = float(min(max([most, *near]), 2 * memory.max()))
+    largest_peak = int(table.peak_bytes.max())
+    shown_sizes = [size for size in memory[used].tolist() if size <= 2 * largest_peak]
+    top = float(min(max([largest_peak, *shown_sizes]), 2 * memory.max()))
     unit = size_unit(top)
     name = f"peak of tensors in {unit.name}"
     panel = _panel(drawing, TOP, name, int(batch.max()), top / unit.size)
@@ -75,8 +75,8 @@ def _memory_panel(drawing: Drawing, report: BatchReport, topology: Topology) -> 
             y = panel.y_of(size / unit.size)
             line = f"M{panel.x:.0f} {y:.1f}h{panel.width:.0f}"
             drawing.path(line, stroke=LIGHT.warn, width=2, dashes="6 3")
-            words = f"memory {unit.show(size)}"
-            drawing.text(panel.x + 6, y - 5, words, size=TEXT, fill=LIGHT.warn)
+            label = f"memory {unit.show(size)}"
+            drawing.text(panel.x + 6, y - 5, label, size=TEXT, fill=LIGHT.warn)
     _mark_largest(drawing, panel, report, named=True)
     return panel
 
@@ -106,8 +106,8 @@ def _mark_largest(
     """Mark the largest batch that fits, if it is within the panel, and shade the ones above."""
     largest = report.max_global_batch_size
     if largest > panel.across.high and named and not report.no_larger:
-        words = f"largest that fits: {largest}, further to the right"
-        drawing.text(panel.right, panel.y - 10, words, size=TEXT, anchor="end", fill=LIGHT.warn)
+        label = f"largest that fits: {largest}, further to the right"
+        drawing.text(panel.right, panel.y - 10, label, size=TEXT, anchor="end", fill=LIGHT.warn)
     if not 0 < largest <= panel.across.high:
         return
     x = panel.x_of(largest)
@@ -117,10 +117,10 @@ def _mark_largest(
         drawing.rect(x, panel.y, right, panel.height, fill=LIGHT.warn, opacity=0.12)
     if not named:
         return
-    words = f"at least {largest} fit" if report.no_larger else f"largest that fits: {largest}"
-    wide = text_width(words, TEXT) + 12
+    label = f"at least {largest} fit" if report.no_larger else f"largest that fits: {largest}"
+    wide = text_width(label, TEXT) + 12
     side, anchor = (-6, "end") if x - wide > panel.x else (6, "start")
-    drawing.text(x + side, panel.y + 14, words, size=TEXT, anchor=anchor, halo=True)
+    drawing.text(x + side, panel.y + 14, label, size=TEXT, anchor=anchor, halo=True)
 
 
 def write_batch_files(
@@ -159,7 +159,7 @@ def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
         for device, peak in enumerate(report.peaks)
     ]
     formulas.append(("FLOPs of the whole model", report.flops))
-    alone = ", without sums over replicas" if report.replicas > 1 else ""
+    scope = ", without sums over replicas" if report.replicas > 1 else ""
     for latency in report.latencies:
         sizes = latency.checked_at
         low, high = sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()
@@ -167,7 +167,7 @@ def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
             f"{name}={a}" if a == b else f"{name} from {a} to {b}"
             for name, a, b in zip(latency.formula.symbols, low, high, strict=True)
         )
-        name = f"latency in seconds{alone}{unrounded}, equal to the simulation for {where}"
+        name = f"latency in seconds{scope}{unrounded}, equal to the simulation for {where}"
         formulas.append((name, latency.formula))
     return [(name, formula.text(), formula.latex()) for name, formula in formulas]
 

@@ -239,9 +239,9 @@ def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
 
 def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[Tracker, RunLog]:
     """Open the tracker and the job's run, closed by `stack`, and store the job's input files."""
-    alone = identity.sweep is None
-    tracker = open_tracker(config.tracking, identity.root, must_answer=alone)
-    tags = stack.enter_context(at_work_alone(tracker, identity.root)) if alone else {}
+    is_single = identity.sweep is None
+    tracker = open_tracker(config.tracking, identity.root, must_answer=is_single)
+    tags = stack.enter_context(at_work_alone(tracker, identity.root)) if is_single else {}
     inputs = read_inputs(config)
     log = stack.enter_context(
         tracker.start(
@@ -332,13 +332,13 @@ def _times_lines(result: Result) -> Iterator[str]:
 
 def _replica_lines(config: Config, result: Result) -> Iterator[str]:
     """Yield the cost of replicas, and a note if a pipeline has only one stage."""
-    stages, more = "there is one stage", "more devices"
+    stages, hint = "there is one stage", "more devices"
     # Experts may be spread over the devices of one replica, which is then alone.
     if result.replicas and result.replicas.parallel.n_replicas > 1:
         yield f"replicas:  {replicas_line(result.replicas, _group(result))}"
-        stages, more = "each replica is one stage", f"{more} or a smaller data_parallel"
+        stages, hint = "each replica is one stage", f"{hint} or a smaller data_parallel"
     if config.mode.name == "pipeline" and result.n_devices == 1:
-        yield f"pipeline:  none, {stages}; give {more}"
+        yield f"pipeline:  none, {stages}; give {hint}"
 
 
 def _summary(config: Config, result: Result) -> str:

@@ -53,11 +53,11 @@ def run_name(choices: Choices, overrides: Sequence[str], swept: Sequence[str] = 
     four = {key: asdict(choices)[key] for key in ("mode", "devices", "transfer_rate", "model")}
     varied = {key: values[key] for key in swept if key in values}
     rest = {key: text for key, text in four.items() if key not in varied}
-    aside = (*Choices.__slots__, *_IN_MODEL_NAME, *_DECIDE_NOTHING)
+    shown_elsewhere = (*Choices.__slots__, *_IN_MODEL_NAME, *_DECIDE_NOTHING)
     others = {
         key: text
         for key, text in override_values(deciding(overrides)).items()
-        if key not in aside and key.rpartition(".")[2] not in _NAMES
+        if key not in shown_elsewhere and key.rpartition(".")[2] not in _NAMES
     }
     return _cut(_BETWEEN.join(_parts({**varied, **rest, **others}, four)), _MOST_NAME)
 
@@ -68,8 +68,8 @@ def sweep_title(name: str, values: Mapping[str, Sequence[str]]) -> str:
     If that is too long, each key has its first and last value, or only their number.
     """
     labels, text = _labels(values), name
-    for most in (_MOST_LISTED, 2, 0):
-        parts = [f"{labels[key]}{_listed(texts, most)}" for key, texts in values.items()]
+    for limit in (_MOST_LISTED, 2, 0):
+        parts = [f"{labels[key]}{_listed(texts, limit)}" for key, texts in values.items()]
         text = f"{name}: {_BETWEEN.join(parts)}" if parts else name
         if len(text) <= _MOST_TITLE:
             break
@@ -290,7 +290,7 @@ def _git_tags(root: Path) -> dict[str, str]:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(root), "--no-optional-locks", *arguments],
             capture_output=True,
             text=True,
@@ -299,7 +299,7 @@ def _git(root: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return completed.stdout
 
 
 def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:

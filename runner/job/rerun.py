@@ -60,14 +60,14 @@ def rerun(config: Config, identity: JobIdentity) -> Outcome:
         command = logged.tags.get("command", "")
         raise SpecError(f"run {run_id} is a whole sweep; repeat it with {command} resume=false")
     old = config_from_tags(logged.tags)
-    again = replace(
+    restored_config = replace(
         old,
         tracking=tracking,
         capture=replace(old.capture, cache_dir=config.capture.cache_dir),
         figures=config.figures,
         verbose=config.verbose,
     )
-    files = restored(again, logged, tracker, identity.folder)
+    files = restored(restored_config, logged, tracker, identity.folder)
     for note in files.notes:
         show(f"rerun:     {note}")
     choices = Choices(**{name: logged.params[name] for name in Choices.__slots__})
@@ -168,9 +168,9 @@ def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> 
             )
         state = _change(place, digest)
         if state is not None:
-            what = f"{key}={place} {state}"
-            copies.append(InputFile(key, _copy(run, tracker, key, digest, what)))
-            notes.append(f"{what}; read as the run has kept it")
+            description = f"{key}={place} {state}"
+            copies.append(InputFile(key, _copy(run, tracker, key, digest, description)))
+            notes.append(f"{description}; read as the run has kept it")
     if not copies:
         return Restored(config, {}, ())
     write_inputs(copies, folder)

@@ -83,8 +83,8 @@ def memory_svg(
     _draw_legend(drawing, list(layers.values()))
     left = LEFT + BAR + BETWEEN
     drawing.text(LEFT, TOP - 26, f"the device, {unit.name}", size=TEXT, fill=LIGHT.muted)
-    words = f"beside {_what_stays(used)}, over time, {alive_unit.name}"
-    drawing.text(left, TOP - 26, words, size=TEXT, fill=LIGHT.muted)
+    heading = f"beside {_what_stays(used)}, over time, {alive_unit.name}"
+    drawing.text(left, TOP - 26, heading, size=TEXT, fill=LIGHT.muted)
     y = TOP
     for use, top in zip(used, tops, strict=True):
         device = _DevicePanel(
@@ -143,18 +143,18 @@ def _draw_device(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel)
     _draw_alive(drawing, evaluation, device)
     waits = not len(evaluation.memory[use.logical_id].op)
     over = use.peak_bytes > use.memory_bytes
-    words = f"peak {device.text(use.peak_bytes)} of {device.text(use.total_bytes)}"
-    words += f" {device.unit.name}"
-    words += f", {device.text(use.reserved_bytes)} reserved" if use.reserved_bytes else ""
-    words += ", does not fit" if over else ", waits for its turn" if waits else ""
+    label = f"peak {device.text(use.peak_bytes)} of {device.text(use.total_bytes)}"
+    label += f" {device.unit.name}"
+    label += f", {device.text(use.reserved_bytes)} reserved" if use.reserved_bytes else ""
+    label += ", does not fit" if over else ", waits for its turn" if waits else ""
     name = f"device {use.logical_id}: {use.name}"
     left, right = device.whole.x, device.alive.right
     drawing.text(left, device.whole.y - 6, name, bold=True)
     wide = right - left - text_width(name, 12)
-    room = int(wide / text_width("m", 12)) - len(words) - 8
-    words += f", at {_shortened(device.peak_at, room)}" if device.peak_at else ""
+    room = int(wide / text_width("m", 12)) - len(label) - 8
+    label += f", at {_shortened(device.peak_at, room)}" if device.peak_at else ""
     fill = LIGHT.warn if over else LIGHT.ink
-    drawing.text(right, device.whole.y - 6, words, anchor="end", fill=fill)
+    drawing.text(right, device.whole.y - 6, label, anchor="end", fill=fill)
 
 
 def _draw_bar(drawing: Drawing, device: _DevicePanel) -> None:

@@ -129,18 +129,18 @@ def _draw_box(
         x, y, BOX_WIDTH, BOX_HEIGHT, fill=colour, opacity=0.2, stroke=colour, radius=5, tip=tip
     )
     name = f"P{partition}" + (f" (+ {format_ids(replicas)})" if replicas else "")
-    more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
-    shown = cut_text(modules[0], BOX_WIDTH - 12 - text_width(more, 12), 12) + more
+    suffix = f" +{len(modules) - 1}" if len(modules) > 1 else ""
+    shown = cut_text(modules[0], BOX_WIDTH - 12 - text_width(suffix, 12), 12) + suffix
     drawing.text(x + 7, y + 19, shown, size=12, bold=True)
     operators = counted(int(summary.operators[partition]), "op")
-    what = "backward" if summary.is_backward[partition] else operators
+    kind = "backward" if summary.is_backward[partition] else operators
     lines = (
-        f"{name}, {what}",
+        f"{name}, {kind}",
         format_size(int(summary.weight_bytes[partition])),
         format_s(float(summary.time_s[partition])),
     )
-    for line, words in enumerate(lines):
-        drawing.text(x + 7, y + 37 + 17 * line, words, size=11)
+    for line, line_text in enumerate(lines):
+        drawing.text(x + 7, y + 37 + 17 * line, line_text, size=11)
 
 
 def _draw_edges(
@@ -148,7 +148,7 @@ def _draw_edges(
 ) -> None:
     """Draw edges within devices first, then edges with transfers on top, then labels."""
     ends = _ends(summary, corners)
-    most = max((edge.sent_bytes for edge in summary.edges), default=0)
+    most_bytes = max((edge.sent_bytes for edge in summary.edges), default=0)
     labels: list[tuple[Edge, Point, Point]] = []
     for edge in sorted(summary.edges, key=lambda edge: edge.sent_bytes):
         a, b = ends[edge]
@@ -157,15 +157,15 @@ def _draw_edges(
             f"M{a[0]:.1f} {a[1]:.1f}C{a[0] + bend:.1f} {a[1]:.1f}"
             f" {b[0] - bend:.1f} {b[1]:.1f} {b[0]:.1f} {b[1]:.1f}"
         )
-        width = 1.2 + 3.3 * edge.sent_bytes / most if edge.sent_bytes else 1.2
+        width = 1.2 + 3.3 * edge.sent_bytes / most_bytes if edge.sent_bytes else 1.2
         tip = f"P{edge.source} to P{edge.target}: {format_size(edge.sent_bytes)} sent"
         _draw_arrow(drawing, curve, width, is_sent=edge.sent_bytes > 0, tip=tip)
         if edge.sent_bytes:
             labels.append((edge, a, b))
-    taken = [(x, y, x + BOX_WIDTH, y + BOX_HEIGHT) for x, y in corners]
+    occupied = [(x, y, x + BOX_WIDTH, y + BOX_HEIGHT) for x, y in corners]
     for edge, a, b in reversed(labels):
         bends = a, (a[0] + _bend(a, b, gap), a[1]), (b[0] - _bend(a, b, gap), b[1]), b
-        _draw_label(drawing, format_size(edge.sent_bytes), bends, taken)
+        _draw_label(drawing, format_size(edge.sent_bytes), bends, occupied)
 
 
 def _bend(a: Point, b: Point, gap: float) -> float:
@@ -246,8 +246,8 @@ def _overview_svg(
     title = title_of(summary, evaluation)
     drawing = Drawing(title, subject=subject)
     drawing.text(LEFT, 28, title, size=17, bold=True)
-    words = "Each box is a partition while its device computes it; neighbours differ in shade"
-    drawing.text(LEFT, 53, words)
+    caption = "Each box is a partition while its device computes it; neighbours differ in shade"
+    drawing.text(LEFT, 53, caption)
     for row, device in enumerate(lanes):
         y = OVERVIEW_TOP + row * height
         lane_width = OVERVIEW_LABEL + LANES_WIDTH
@@ -350,9 +350,11 @@ def _draw_matrix(
     numbered = len(lanes) <= MOST_NUMBERED
     cell, size = (58.0, 12) if numbered else (18.0, 9)
     x0 = LEFT + OVERVIEW_LABEL + LANES_WIDTH + 30
-    most = max(sent.values(), default=0)
-    unit = size_unit(most)
-    heading = f"Sent by the lane's device, in {unit.name}, to device" if most else "Nothing is sent"
+    most_bytes = max(sent.values(), default=0)
+    unit = size_unit(most_bytes)
+    heading = (
+        f"Sent by the lane's device, in {unit.name}, to device" if most_bytes else "Nothing is sent"
+    )
     drawing.text(x0, OVERVIEW_TOP - 32, heading, bold=True)
     for i, target in enumerate(lanes):
         x, middle = x0 + i * cell, x0 + (i + 0.5) * cell
@@ -363,10 +365,10 @@ def _draw_matrix(
             size_bytes, y = sent.get((source, target), 0), OVERVIEW_TOP + row * height
             if not size_bytes:
                 continue
-            shade = round(0.1 + 0.4 * size_bytes / most, 2)
+            shade = round(0.1 + 0.4 * size_bytes / most_bytes, 2)
             tip = f"device {source} to {target}: {format_size(size_bytes)}"
             drawing.rect(x + 1, y + 1, cell - 2, height - 2, fill=ARROW, opacity=shade, tip=tip)
             if numbered:
-                words = unit.show(size_bytes)
-                drawing.text(middle, y + height / 2 + 4, words, size=11, anchor="middle")
+                label = unit.show(size_bytes)
+                drawing.text(middle, y + height / 2 + 4, label, size=11, anchor="middle")
     return x0 + max(len(lanes) * cell, text_width(heading, 12)) + LEFT

@@ -86,9 +86,9 @@ def _modules_of(graph: OpGraph, operators: IntArray) -> tuple[str, ...]:
 def _named(path: str) -> tuple[str, int | None]:
     """Return a module's name and number: layers and 3 for ``model.layers.3.mlp``."""
     parts = path.split(".")
-    for before, part in pairwise(parts):
+    for parent, part in pairwise(parts):
         if part.isdecimal():
-            return before, int(part)
+            return parent, int(part)
     if parts[0].isdecimal():
         return "modules", int(parts[0])
     # Skip the model's wrapper, as in `model.embed_tokens`.
@@ -105,8 +105,8 @@ def _sums(index: IntArray, amounts: IntArray, count: int) -> IntArray:
 def _edges(graph: OpGraph, assignment: Assignment) -> tuple[Edge, ...]:
     count, device_of = assignment.n_partitions, assignment.device_of
     reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    made = graph.value_producer[graph.reads] >= 0
-    reader, value = reader[made], graph.reads[made]
+    is_produced = graph.value_producer[graph.reads] >= 0
+    reader, value = reader[is_produced], graph.reads[is_produced]
     maker = graph.value_producer[value]
     source, target = assignment.partition_of[maker], assignment.partition_of[reader]
     crosses = device_of[maker] != device_of[reader]
@@ -142,8 +142,8 @@ def columns(summary: PartitionSummary) -> list[int]:
     column: list[int] = []
     next_free: dict[int, int] = {}
     for partition, device in enumerate(summary.device.tolist()):
-        after = max((column[source] + 1 for source in sources[partition]), default=0)
-        column.append(max(after, next_free.get(device, 0)))
+        first_column = max((column[source] + 1 for source in sources[partition]), default=0)
+        column.append(max(first_column, next_free.get(device, 0)))
         next_free[device] = column[-1] + 1
     return column
 

@@ -39,10 +39,10 @@ class Scale:
 
     def at(self, value: float) -> float:
         """Return the position of `value`, 0 at the low end and 1 at the high end."""
-        low, high, here = self.low, self.high, value
+        low, high, position = self.low, self.high, value
         if self.log:
-            low, high, here = math.log(low), math.log(high), math.log(value)
-        return (here - low) / (high - low)
+            low, high, position = math.log(low), math.log(high), math.log(value)
+        return (position - low) / (high - low)
 
     def ticks(self, about: int) -> list[float]:
         """Return about `about` round numbers on the scale."""
@@ -76,8 +76,8 @@ def scale_of(values: Sequence[float], below: float = _MARGIN) -> Scale:
         ratio = high / low
         return Scale(low / ratio**below, high * ratio**_MARGIN, log=True)
     width = (high - low) or abs(high) or 1.0
-    least = low - width * below
-    return Scale(max(least, 0.0) if low >= 0 else least, high + width * _MARGIN)
+    lower = low - width * below
+    return Scale(max(lower, 0.0) if low >= 0 else lower, high + width * _MARGIN)
 
 
 def tick_text(value: float) -> str:
@@ -125,8 +125,8 @@ def axis_up(drawing: Drawing, panel: Panel, about: int = 5) -> None:
     for tick in panel.up.ticks(about):
         y = panel.y_of(tick)
         drawing.path(f"M{panel.x:.1f} {y:.1f}h{panel.width:.1f}", stroke=colours.grid)
-        words = tick_text(tick)
-        drawing.text(panel.x - 7, y + 4, words, size=TEXT, anchor="end", fill=colours.muted)
+        label = tick_text(tick)
+        drawing.text(panel.x - 7, y + 4, label, size=TEXT, anchor="end", fill=colours.muted)
 
 
 def axis_across(
@@ -139,9 +139,9 @@ def axis_across(
     """Draw vertical grid lines at `ticks`, or at round numbers, with their numbers below."""
     colours = drawing.palette
     for tick in ticks or panel.across.ticks(about):
-        x, words = panel.x_of(tick), text(tick)
+        x, label = panel.x_of(tick), text(tick)
         drawing.path(f"M{x:.1f} {panel.y:.1f}v{panel.height:.1f}", stroke=colours.grid)
-        drawing.text(x, panel.base + 16, words, size=TEXT, anchor="middle", fill=colours.muted)
+        drawing.text(x, panel.base + 16, label, size=TEXT, anchor="middle", fill=colours.muted)
 
 
 def frame(

@@ -81,9 +81,9 @@ def _legend(drawing: Drawing, result: ScheduleResult) -> None:
             drawing.rect(x, 42, 12, 12, fill=_shaded(kind, shade))
             x += 14
         last = stages if shade == len(WHITE_SHARES) - 1 else (shade + 1) * devices
-        words = f"stages {format_ids(tuple(range(shade * devices, last)))}"
-        drawing.text(x + 4, 52, words)
-        x += 20 + text_width(words, 12)
+        label = f"stages {format_ids(tuple(range(shade * devices, last)))}"
+        drawing.text(x + 4, 52, label)
+        x += 20 + text_width(label, 12)
     for kind in [kind for kind, parts in (("S", result.sums), ("U", result.updates)) if parts]:
         x = _legend_entry(drawing, x, kind)
     if any(_has_number(result, event) for event in result.events):
@@ -100,13 +100,13 @@ def _legend_entry(drawing: Drawing, x: float, kind: str) -> float:
 def _label(drawing: Drawing, result: ScheduleResult, row: int) -> None:
     y, name = _y(result, row), f"device {result.devices[row]}"
     share = result.busy_s[row] / result.step_s if result.step_s > 0 else 0.0
-    words = f"{format_size(result.peak_bytes[row])}, {share:.0%} busy"
+    label = f"{format_size(result.peak_bytes[row])}, {share:.0%} busy"
     if _row_height(result)[0] < ROW:
         drawing.text(MARGIN, y + 12, name, size=11, bold=True)
-        drawing.text(LEFT - 10, y + 12, words, size=10, fill=LIGHT.muted, anchor="end")
+        drawing.text(LEFT - 10, y + 12, label, size=10, fill=LIGHT.muted, anchor="end")
         return
     drawing.text(MARGIN, y + 13, name, bold=True)
-    drawing.text(MARGIN, y + 27, f"peak {words}", size=11, fill=LIGHT.muted)
+    drawing.text(MARGIN, y + 27, f"peak {label}", size=11, fill=LIGHT.muted)
 
 
 def _axis(drawing: Drawing, result: ScheduleResult, bottom: float) -> None:
@@ -140,10 +140,10 @@ def _sums_and_updates(drawing: Drawing, result: ScheduleResult) -> None:
     parts: list[tuple[str, str, ReplicaSum | StageUpdate]]
     parts = [("S", WORDS["S"], part) for part in result.sums]
     parts += [("U", f"{WORDS['U']} of stage {part.stage}", part) for part in result.updates]
-    for kind, words, part in parts:
+    for kind, name, part in parts:
         begin, end = _x(result, part.start_s), _x(result, part.finish_s)
         width, height = max(end - begin, THINNEST), _row_height(result)[0]
-        tip = f"{words}: {format_s(part.start_s)} to {format_s(part.finish_s)}"
+        tip = f"{name}: {format_s(part.start_s)} to {format_s(part.finish_s)}"
         y = _y(result, row_of[part.device])
         drawing.rect(begin, y, _drawn_width(width), height, fill=COLOURS[kind], tip=tip)
 
@@ -186,5 +186,5 @@ def _has_number(result: ScheduleResult, event: StageEvent) -> bool:
 def _shaded(kind: str, shade: int) -> str:
     """Return the colour of forward or backward, mixed with white."""
     share = WHITE_SHARES[shade]
-    parts = (int(COLOURS[kind][at : at + 2], 16) for at in (1, 3, 5))
+    parts = (int(COLOURS[kind][offset : offset + 2], 16) for offset in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)

@@ -116,11 +116,11 @@ def summary_line(
         f", lower bound for whole operators {times.show(e.lower_bound_s)} {times.name}"
         f" (gap {e.optimality_gap:.1%})"
     )
-    each = f" in each of {replicas} replicas" if replicas > 1 else ""
+    scope = f" in each of {replicas} replicas" if replicas > 1 else ""
     return (
         f"latency{of} {times.show(e.latency_s)} {times.name},{throughput}"
         f" {counted(e.partitions, 'partition')} on {used * group} of"
-        f" {counted(len(uses) * group, 'device')}{_idle(uses)}{_host(e, n_devices)}{each}{turns},"
+        f" {counted(len(uses) * group, 'device')}{_idle(uses)}{_host(e, n_devices)}{scope}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
     )
 
@@ -172,16 +172,16 @@ def device_table(
     """
     devices = evaluation.devices
     names = {use.name for use in devices}
-    alike = len(devices) > 1 and len(names) == 1
+    share_name = len(devices) > 1 and len(names) == 1
     reserved = reserve_text([use.reserved_bytes for use in devices])
     many = counted(len(devices[:n_devices]), "device") + _host(evaluation, n_devices)
     if group > 1:
         many = f"{counted(len(devices), 'group')} of {group} devices"
-    title = [many, names.pop() if alike else "", reserved]
+    title = [many, names.pop() if share_name else "", reserved]
     table = empty_table(", ".join(part for part in title if part))
     idle = sum(1 for use in devices if not use.operators)
     shown = [use for use in devices if use.operators or idle <= MOST_IDLE]
-    left_out = {"accelerator"} if alike else set()
+    left_out = {"accelerator"} if share_name else set()
     left_out |= set() if with_memory else {"peak_gib", "free_gib"}
     columns = _device_columns(evaluation, shown, left_out)
     kept = _that_fit(columns, columns_shown())
@@ -265,12 +265,14 @@ def reserve_text(reserved_bytes: Sequence[int]) -> str:
 
     `reserved_bytes` has an item for each device.
     """
-    most, least = max(reserved_bytes), min(reserved_bytes)
-    if not most:
+    highest, lowest = max(reserved_bytes), min(reserved_bytes)
+    if not highest:
         return ""
-    unit = size_unit(most)
+    unit = size_unit(highest)
     many = "of each " if len(reserved_bytes) > 1 else ""
-    amount = unit.show(most) if most == least else f"{unit.show(least)} to {unit.show(most)}"
+    amount = (
+        unit.show(highest) if highest == lowest else f"{unit.show(lowest)} to {unit.show(highest)}"
+    )
     return f"{amount} {unit.name} {many}reserved"
 
 
@@ -298,11 +300,11 @@ def empty_table(title: str) -> "Table":
 @contextmanager
 def without_progress() -> Iterator[None]:
     """Silence `progress` in the block, as in the jobs of a sweep."""
-    before = _QUIET.set(True)
+    token = _QUIET.set(True)
     try:
         yield
     finally:
-        _QUIET.reset(before)
+        _QUIET.reset(token)
 
 
 def quiet() -> bool:

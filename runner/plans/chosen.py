@@ -59,8 +59,8 @@ def _request(mode: ModeConfig) -> Request:
     known = ("objective", "global_batch")
     for name in options:
         if name not in known:
-            near = nearest_names(name, [*known, "space"])
-            raise SpecError(f"mode={RECOMMEND} has no option {name}; {near}")
+            suggestion = nearest_names(name, [*known, "space"])
+            raise SpecError(f"mode={RECOMMEND} has no option {name}; {suggestion}")
     if not isinstance(space, Mapping):
         raise SpecError(f"mode.space={space} must be a mapping, such as {{zero: [0, 3]}}")
     values: dict[str, list[object]] = {}
@@ -119,9 +119,9 @@ def best_of(
         candidates += _candidates(base, space, mode_given=mode_given)
     requested = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(requested, [candidate.plan for candidate in candidates], refusals)
-    most = max(candidate.plan.expert_parallel for candidate in candidates)
+    max_experts = max(candidate.plan.expert_parallel for candidate in candidates)
     for base in bases.values():
-        check_imbalance(base.expert_imbalance, most)
+        check_imbalance(base.expert_imbalance, max_experts)
     outcome = evaluated(candidates, request, refusals)
     _refuse_left_out(requested, outcome.plans, refusals)
     if not outcome.ranking:

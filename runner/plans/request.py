@@ -64,13 +64,13 @@ def check_request(request: Request, prefix: str) -> None:
     for name, values in vars(request.space).items():
         if values is not None and not values:
             raise SpecError(f"{prefix}space.{name}=[] leaves no plan; give values, or null")
-        least = 0 if name in _FROM_ZERO else 1
+        lower = 0 if name in _FROM_ZERO else 1
         is_list = values is None or isinstance(values, list | tuple)
         if not is_list or not all(isinstance(value, int | str) for value in values or ()):
             raise SpecError(f"{prefix}space.{name}={values} must be a list, such as [1,2]; mend it")
         for value in values or ():
-            if isinstance(value, int) and value < least:
-                raise SpecError(f"{prefix}space.{name}: {value} must be {least} or more")
+            if isinstance(value, int) and value < lower:
+                raise SpecError(f"{prefix}space.{name}: {value} must be {lower} or more")
 
 
 def check_price(config: Config, request: Request) -> None:

@@ -58,13 +58,15 @@ def evaluated(
         candidate.config.devices.tiers or generates(candidate.config) for candidate in candidates
     )
     search = _Search(request, refusals, prunes=prunes)
-    known = search.applicable(candidates)
-    ordered = search.ordered(known) if prunes else [(-float("inf"), plan) for plan in known]
+    applicable = search.applicable(candidates)
+    ordered = (
+        search.ordered(applicable) if prunes else [(-float("inf"), plan) for plan in applicable]
+    )
     countdown = Countdown("plans", len(ordered), shown=not quiet())
     countdown.start()
     try:
-        for least, candidate in ordered:
-            took_time = search.add(candidate, least, countdown)
+        for bound, candidate in ordered:
+            took_time = search.add(candidate, bound, countdown)
             countdown.add(search.tally, took_time=took_time)
     finally:
         countdown.stop()
@@ -213,10 +215,10 @@ class _Search:
         graph = (*(getattr(plan, name) for name in ALIKE if name != "microbatches"), plan.batch)
         if graph in self._failed:
             raise self._failed[graph]
-        what = f"capturing {_what(config)}"
-        countdown.note(what)
+        label = f"capturing {_what(config)}"
+        countdown.note(label)
         try:
-            with without_progress() if countdown.has_bar else progress(what):
+            with without_progress() if countdown.has_bar else progress(label):
                 shared_subject(config, model_spec(config))
         except NotApplicableError as error:
             self._failed[graph] = error

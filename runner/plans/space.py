@@ -121,10 +121,10 @@ class Plan:
             options |= {"schedule": self.schedule, "microbatches": self.microbatches}
         if self.interleave > 1:
             options["interleave"] = self.interleave
-        alike: dict[str, Any] = {name: getattr(self, name) for name in ALIKE}
+        shared: dict[str, Any] = {name: getattr(self, name) for name in ALIKE}
         return replace(
             base,
-            **alike,
+            **shared,
             expert_imbalance=base.expert_imbalance if self.expert_parallel > 1 else 1.0,
             model=replace(base.model, batch_size=self.batch_size),
             mode=ModeConfig(self.mode, options),
@@ -190,12 +190,12 @@ def plans(
         stated_experts(config),
         interleave if isinstance(interleave, int) and interleave > 1 else None,
     )
-    known: dict[Plan, None] = {}
+    unique: dict[Plan, None] = {}
     for degrees in _degrees(config, settings, refusals):
         for shared in _shared_layers(settings, degrees):
             for plan in _of_degrees(settings, shared):
-                known.setdefault(replace(plan, devices=devices))
-    return sorted(known, key=_order)
+                unique.setdefault(replace(plan, devices=devices))
+    return sorted(unique, key=_order)
 
 
 def _order(plan: Plan) -> tuple[object, ...]:
@@ -339,9 +339,9 @@ def _modes(settings: _Settings, degrees: Plan) -> list[str]:
     """Return the modes that may be best on a replica's devices."""
     if degrees.groups == 1:
         return ["single"]
-    alike = len({(spec.memory_bytes, spec.name) for spec in settings.topology.devices}) == 1
+    is_uniform = len({(spec.memory_bytes, spec.name) for spec in settings.topology.devices}) == 1
     latency_counts = settings.request.objective == "latency" and not settings.trains
-    if degrees.replicas == 1 and (not alike or latency_counts):
+    if degrees.replicas == 1 and (not is_uniform or latency_counts):
         return ["single", "size_based", "pipeline", "kl_based"]
     return ["single", "pipeline"]
 

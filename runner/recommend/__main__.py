@@ -56,11 +56,11 @@ def _compose_and_recommend() -> int:
     from runner.recommend.command import recommended, refuse_sweeps
     from runner.recommend.request import read_request
 
-    request, others = read_request(sys.argv[1:])
-    refuse_sweeps(others)
+    request, run_arguments = read_request(sys.argv[1:])
+    refuse_sweeps(run_arguments)
     register()
     choices.register()
-    arguments = hydra_arguments(others)
+    arguments = hydra_arguments(run_arguments)
     if not any(text.startswith("hydra.run.dir=") for text in arguments):
         arguments.append(_FOLDER)
     sys.argv[1:] = choices.quoted_overrides(arguments)

@@ -22,9 +22,9 @@ def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    own = [text for text in arguments if text.lstrip("+").startswith(PREFIX)]
+    request_texts = [text for text in arguments if text.lstrip("+").startswith(PREFIX)]
     structured = OmegaConf.structured(Request)
-    for text in own:
+    for text in request_texts:
         key, value = _parsed(text)
         try:
             OmegaConf.update(structured, key, value)
@@ -34,7 +34,7 @@ def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
     request = OmegaConf.to_object(structured)
     assert isinstance(request, Request)
     check_request(request, PREFIX)
-    return request, [text for text in arguments if text not in own]
+    return request, [text for text in arguments if text not in request_texts]
 
 
 _KINDS = (
@@ -52,8 +52,8 @@ def _parsed(text: str) -> tuple[str, Any]:
     known = [name.name for name in fields(Request) if name.name != "space"]
     known += [f"space.{name.name}" for name in fields(Space)]
     if key not in known:
-        near = nearest_names(f"{PREFIX}{key}", [f"{PREFIX}{name}" for name in known])
-        raise SpecError(f"{path} does not exist; {near}")
+        suggestion = nearest_names(f"{PREFIX}{key}", [f"{PREFIX}{name}" for name in known])
+        raise SpecError(f"{path} does not exist; {suggestion}")
     try:
         override = OverridesParser.create().parse_override(text) if equals else None
     except HydraException as error:

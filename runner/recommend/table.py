@@ -194,16 +194,16 @@ def _beside(request: Request, best: Costed, habit: Costed) -> str:
     if habit is best:
         return "is the best"
     if request.objective == "latency":
-        more = habit.latency_s / best.latency_s - 1.0
-        amount, words = format_s(habit.latency_s), f"{more:+.1%}"
+        increase = habit.latency_s / best.latency_s - 1.0
+        amount, change = format_s(habit.latency_s), f"{increase:+.1%}"
     elif request.objective == "cost":
         amount = f"{_price_text(habit)} USD per million {_priced(habit)}"
-        words = f"{habit.price / best.price - 1.0:+.1%}"
+        change = f"{habit.price / best.price - 1.0:+.1%}"
     else:
         less = habit.examples_per_s / best.examples_per_s - 1.0
-        amount, words = rate_text(habit.examples_per_s), f"{less:+.1%}"
+        amount, change = rate_text(habit.examples_per_s), f"{less:+.1%}"
     return (
-        f"{amount} ({words}), {format_size(habit.memory_bytes)}; its time is"
+        f"{amount} ({change}), {format_size(habit.memory_bytes)}; its time is"
         f" {limit_of(habit.shares)}, the best plan's {limit_of(best.shares)}"
     )
 
@@ -215,5 +215,7 @@ def _bounded(request: Request, best: Costed, bounds: Sequence[float]) -> str:
         return f"at least {format_s(least_s)} ({least_s / best.latency_s - 1.0:+.1%}), not costed"
     if request.objective == "cost":
         return f"at least {min(bounds) / best.price - 1.0:+.1%} money, not costed"
-    most = max(bounds)
-    return f"at most {rate_text(most)} ({most / best.examples_per_s - 1.0:+.1%}), not costed"
+    best_rate = max(bounds)
+    return (
+        f"at most {rate_text(best_rate)} ({best_rate / best.examples_per_s - 1.0:+.1%}), not costed"
+    )

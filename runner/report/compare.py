@@ -204,9 +204,9 @@ def _matched(
         unmatched[identity(row)].append(row)
     pairs, new = [], []
     for row in after:
-        alike = unmatched[identity(row)]
-        if alike:
-            pairs.append(Pair(alike.pop(0), row))
+        candidates = unmatched[identity(row)]
+        if candidates:
+            pairs.append(Pair(candidates.pop(0), row))
         else:
             new.append(row)
     return pairs, tuple(row for rows in unmatched.values() for row in rows), tuple(new)

@@ -36,8 +36,8 @@ def verdict(ranking: Ranking, model: str) -> Verdict:
     best = rows[0]
     times = [ranking.by.value(row.row) or 0.0 for row in rows]
     equal = sum(row.best for row in rows) - 1
-    also = f" (and {counted(equal, 'other')} equal to it)" if equal else ""
-    sentence = f"{_settings(ranking, best)}{also}: {_time(ranking, best)}"
+    ties = f" (and {counted(equal, 'other')} equal to it)" if equal else ""
+    sentence = f"{_settings(ranking, best)}{ties}: {_time(ranking, best)}"
     middle, worst = median(times), max(times)
     if len(rows) == 1:
         sentence += ", the only result"
@@ -99,11 +99,11 @@ def _instead(ranking: Ranking, rows: tuple[RankedRow, ...]) -> tuple[str, ...]:
 
 
 def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
-    time, least = ranking.by.value(row.row) or 0.0, ranking.by.value(best.row) or 0.0
-    more = f" (+{(time / least - 1) * 100:.1f} %)" if least > 0 else ""
+    time, best_time = ranking.by.value(row.row) or 0.0, ranking.by.value(best.row) or 0.0
+    increase = f" (+{(time / best_time - 1) * 100:.1f} %)" if best_time > 0 else ""
     used = number(row.row, "devices_used")
     devices = f", {counted(int(used), 'device')}" if used is not None else ""
-    costs = f"{_time(ranking, row)}{more}, {_amount(ranking.memory, row)}{devices}"
+    costs = f"{_time(ranking, row)}{increase}, {_amount(ranking.memory, row)}{devices}"
     return f"{_settings(ranking, row)}, {costs}"
 
 

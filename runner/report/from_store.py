@@ -46,8 +46,8 @@ def chosen_sweep(sweeps: Sequence[LoggedRun], identifier: str, experiment: str) 
         )
     if identifier == LATEST:
         return sweeps[0]
-    wanted = identifier if len(identifier) >= _LEAST_PREFIX else f"{identifier}?"
-    matches = [sweep for sweep in sweeps if sweep.run_id.startswith(wanted)]
+    prefix = identifier if len(identifier) >= _LEAST_PREFIX else f"{identifier}?"
+    matches = [sweep for sweep in sweeps if sweep.run_id.startswith(prefix)]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -157,14 +157,14 @@ def _sweep_from_runs(
 
     `folders` are those of jobs, by key; `also` is as in `sweep_from_store`.
     """
-    wanted = tuple(dict.fromkeys((*swept, *also)))
+    keys = tuple(dict.fromkeys((*swept, *also)))
     run_of: dict[str, LoggedRun] = {}
     for run in runs:
         key = run.tags.get("config_key") or run.run_id
         earlier = run_of.get(key)
         if earlier is None or _settled(run) or not _settled(earlier):
             run_of[key] = run
-    rows = tuple(_row(run, wanted, folders or {}) for run in run_of.values())
+    rows = tuple(_row(run, keys, folders or {}) for run in run_of.values())
     return SweepData(title, question, swept, rows, started_ms, command)
 
 

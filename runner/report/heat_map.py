@@ -36,8 +36,8 @@ def heat_map_svg(ranking: Ranking, model: str, keys: tuple[str, str]) -> str:
     """
     best = _best(ranking, model, keys)
     rows, columns = (_values(best, axis) for axis in (0, 1))
-    words = [f"{keys[0]} ↓", *rows]
-    left = min(max(text_width(word, 11) for word in words), _MOST_LABEL) + 14
+    labels = [f"{keys[0]} ↓", *rows]
+    left = min(max(text_width(word, 11) for word in labels), _MOST_LABEL) + 14
     wide = min(max((_WIDEST - left) / len(columns), 26.0), 130.0)
     drawing = Drawing(f"{ranking.by.label}: {keys[0]} by {keys[1]}", IN_PAGE)
     _name_axes(drawing, keys, left)
@@ -122,19 +122,19 @@ def _best(
             best[cell(row, keys[0]), cell(row, keys[1])] = None
     for ranked_row in ranking.of_model(model):
         pair = cell(ranked_row.row, keys[0]), cell(ranked_row.row, keys[1])
-        time, before = ranking.by.value(ranked_row.row), best.get(pair)
-        if time is not None and (before is None or time < before):
+        time, incumbent = ranking.by.value(ranked_row.row), best.get(pair)
+        if time is not None and (incumbent is None or time < incumbent):
             best[pair] = time
     return best
 
 
 def _values(best: dict[tuple[str, str], float | None], axis: int) -> list[str]:
     """Return the ordered values of one of the two parameters."""
-    least: dict[str, float | None] = {}
+    best_of: dict[str, float | None] = {}
     for pair, time in best.items():
-        times = [t for t in (least.get(pair[axis]), time) if t is not None]
-        least[pair[axis]] = min(times, default=None)
-    return in_order(least)
+        times = [t for t in (best_of.get(pair[axis]), time) if t is not None]
+        best_of[pair[axis]] = min(times, default=None)
+    return in_order(best_of)
 
 
 def _number(time: float, wide: float) -> str:

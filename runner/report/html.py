@@ -102,10 +102,10 @@ def kept_copy(path: Path, data: SweepData, *, first: str = "") -> Iterator[Path]
     Raises `CacheError` if it cannot be written.
     """
     try:
-        made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     except OSError as error:
         raise CacheError(f"cannot make a temporary file: {error.strerror}; set TMPDIR") from None
-    with made as folder:
+    with temporary as folder:
         copy = Path(folder, path.name)
         write_text(copy, report_html(data, first=first))
         yield copy
@@ -234,8 +234,8 @@ def _table_rows(ranking: Ranking, place: Path | None) -> list[_TableRow]:
             for measure in ranking.measures
         ]
         row = _table_row(ranking, ranked_row.row, place, numbers, css)
-        mark, words = _MARKS[ranked_row.mark]
-        rows.append(row._replace(mark=mark, mark_title=words))
+        mark, mark_title = _MARKS[ranked_row.mark]
+        rows.append(row._replace(mark=mark, mark_title=mark_title))
     for other in ranking.others:
         css = ["none", other.status] + ["more"] * (id(other) not in visible)
         numbers = [_Number(status_word(other), None, "n status", (other.error or "")[:300])]
@@ -275,8 +275,8 @@ def job_links(row: SweepRow, place: Path | None) -> list[_Link]:
         return []
     # Without the slash, links in the folder's page would be relative to its parent.
     links = [(f"{_address(folder, place)}/", "files")]
-    figures = ((folder / name, words) for name, words in _SHOWN_FILES.items())
-    return links + [(_address(path, place), words) for path, words in figures if path.is_file()]
+    figures = ((folder / name, label) for name, label in _SHOWN_FILES.items())
+    return links + [(_address(path, place), label) for path, label in figures if path.is_file()]
 
 
 def _address(path: Path, place: Path) -> str:

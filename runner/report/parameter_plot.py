@@ -236,8 +236,8 @@ def _by_name(drawing: Drawing, ranking: Ranking, groups: _Groups, scale: Scale) 
         _value_row(drawing, ranking, groups, group, x_of=panel.x_of, y=y)
     if len(groups.groups) > len(shown):
         rest = len(groups.groups) - len(shown)
-        words = f"and {rest} more values"
-        drawing.text(left, panel.base + 34, words, size=TEXT, fill=IN_PAGE.muted)
+        note = f"and {rest} more values"
+        drawing.text(left, panel.base + 34, note, size=TEXT, fill=IN_PAGE.muted)
         return panel.base + 44
     return panel.base + 26
 
@@ -254,8 +254,8 @@ def _value_row(
     """Draw the times of one value at the height `y`."""
     times = group.times
     if group.unfit:
-        words = group.unfit_text
-        drawing.text(_WIDTH - _SIDE + 12, y + 4, words, size=TEXT, fill=IN_PAGE.warn)
+        label = group.unfit_text
+        drawing.text(_WIDTH - _SIDE + 12, y + 4, label, size=TEXT, fill=IN_PAGE.warn)
     if not times:
         drawing.text(_WIDTH - 4, y + 4, "-", size=TEXT, fill=IN_PAGE.muted, anchor="end")
         return

@@ -66,8 +66,8 @@ def _draw_points(
     drawing.text(side, TOP + 8, "devices used", size=TEXT, fill=IN_PAGE.muted)
     legend(drawing, side, TOP + 28, _class_names(counts))
     below = TOP + 28 + 18 * min(len(counts), _CLASSES) + 10
-    for line, words in enumerate(("solid:", "Pareto-optimal", "hollow:", "the others")):
-        drawing.text(side, below + 15 * line, words, size=10, fill=IN_PAGE.muted)
+    for line, note in enumerate(("solid:", "Pareto-optimal", "hollow:", "the others")):
+        drawing.text(side, below + 15 * line, note, size=10, fill=IN_PAGE.muted)
 
 
 def _used(row: RankedRow) -> int:
@@ -113,10 +113,10 @@ def _label_best(
     """Label the best job's point, on the side that has room."""
     keys = [key for key in ranking.keys if key not in ranking.model_keys]
     named = " · ".join(cell(row.row, key) for key in keys)
-    words = cut_text(f"best: {named}" if named else "best", panel.width - 20)
+    label = cut_text(f"best: {named}" if named else "best", panel.width - 20)
     x, y = panel.place(*place)
-    left = x + 10 + text_width(words, 11) > panel.right
-    anchor, offset = ("end", -10.0) if left else ("start", 10.0)
-    if left and x - 10 - text_width(words, 11) < panel.x:
+    is_left = x + 10 + text_width(label, 11) > panel.right
+    anchor, offset = ("end", -10.0) if is_left else ("start", 10.0)
+    if is_left and x - 10 - text_width(label, 11) < panel.x:
         anchor, offset, x, y = "end", 0.0, panel.right - 4, y + 16
-    drawing.text(x + offset, y + 16, words, size=TEXT, anchor=anchor, bold=True, halo=True)
+    drawing.text(x + offset, y + 16, label, size=TEXT, anchor=anchor, bold=True, halo=True)

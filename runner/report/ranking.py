@@ -156,9 +156,9 @@ def _counts_tokens(done: Sequence[SweepRow]) -> bool:
 def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:
     """Return `metric` in a unit in which its values have enough digits."""
     values = [value for row in rows if (value := number(row, metric.name)) is not None]
-    most, measure = max(values, default=0.0), Measure(metric, metric.unit)
+    largest, measure = max(values, default=0.0), Measure(metric, metric.unit)
     for unit, scale in _SMALLER.get(metric.unit, ()):
-        if 0 < most * measure.scale < _LEAST:
+        if 0 < largest * measure.scale < _LEAST:
             measure = replace(measure, unit=unit, scale=scale)
     return measure
 
@@ -340,13 +340,13 @@ def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
     if len(ranking.finished) <= most:
         return list(ranking.finished)
     by_model = [list(ranking.of_model(model)) for model in ranking.models]
-    room, kept = most, 0
+    room, per_model = most, 0
     # Add one row of each model at a time, until there is no room.
     while room > 0:
-        room -= sum(len(rows) > kept for rows in by_model)
-        kept += 1
-    chosen = [row for rows in by_model for row in rows[:kept]]
-    return chosen if room == 0 else _without_last(by_model, kept, -room)
+        room -= sum(len(rows) > per_model for rows in by_model)
+        per_model += 1
+    chosen = [row for rows in by_model for row in rows[:per_model]]
+    return chosen if room == 0 else _without_last(by_model, per_model, -room)
 
 
 def _without_last(

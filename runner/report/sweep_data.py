@@ -140,10 +140,10 @@ def varied(data: SweepData) -> tuple[str, ...]:
     shown: dict[str, tuple[str, ...]] = {}
     for key in keys:
         cells = tuple(cell(row, key) for row in rows)
-        aside = (*CHOICES, EFFECTIVE_BATCH, PLAN)
-        if len(set(cells)) < 2 or (key not in aside and cells in shown.values()):
+        always_shown = (*CHOICES, EFFECTIVE_BATCH, PLAN)
+        if len(set(cells)) < 2 or (key not in always_shown and cells in shown.values()):
             continue
-        stays = key in data.swept or key in aside
+        stays = key in data.swept or key in always_shown
         if stays or not _follows(key, cells, shown, data.swept):
             shown[key] = cells
     return tuple(shown)

@@ -167,8 +167,8 @@ def _number_width(ranking: Ranking, measure: Measure) -> int:
     # Headings of numbers wrap only at explicit line breaks.
     heading = [len(line) for line in _heading(measure).splitlines()]
     # The first column of numbers has the status of jobs without a result.
-    words = [len(status_word(row)) for row in ranking.others] if measure is ranking.by else []
-    return _GAP + max(*heading, *numbers, *words, 0)
+    statuses = [len(status_word(row)) for row in ranking.others] if measure is ranking.by else []
+    return _GAP + max(*heading, *numbers, *statuses, 0)
 
 
 def _width(text: str) -> int:
@@ -186,16 +186,16 @@ def _ranking_notes(
     ranking: Ranking, shown: Sequence[RankedRow], others: int, all_with: str
 ) -> list[str]:
     lines = []
-    left = len(ranking.finished) - len(shown)
-    left_others = len(ranking.others) - others
-    if left or left_others:
-        counts = [f"{left} that rank below"] if left else []
-        counts += [f"{left_others} without a result"] if left_others else []
+    hidden = len(ranking.finished) - len(shown)
+    hidden_others = len(ranking.others) - others
+    if hidden or hidden_others:
+        counts = [f"{hidden} that rank below"] if hidden else []
+        counts += [f"{hidden_others} without a result"] if hidden_others else []
         lines.append(f"not shown: {', '.join(counts)}; {all_with} shows all")
     if shown:
-        least = "least" if ranking.by.metric.per else "lowest"
+        best_word = "least" if ranking.by.metric.per else "lowest"
         of_model = " for its model" if len(ranking.models) > 1 else ""
-        lines.append(f"* {least} {ranking.by.name}{of_model}")
+        lines.append(f"* {best_word} {ranking.by.name}{of_model}")
     if any(row.mark == "pareto" for row in shown):
         lines.append("+ Pareto-optimal in time, peak and devices used")
     if any(row.mark == "equal" for row in shown):
@@ -233,12 +233,12 @@ def _comparison_notes(comparison: Comparison, most: int) -> list[str]:
 def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table":
     settings = list(headings(comparison.keys).values())
     heads = [*settings, *_change_headings(comparison.time), *_change_headings(comparison.memory)]
-    every = range(len(heads))
+    all_columns = range(len(heads))
     # A narrow terminal drops the peaks before settings are shortened.
-    fewer = [index for index in every if index not in (len(heads) - 3, len(heads) - 2)]
-    for kept in (every, fewer):
+    fewer = [index for index in all_columns if index not in (len(heads) - 3, len(heads) - 2)]
+    for shown_columns in (all_columns, fewer):
         rows = [_comparison_cells(comparison, pair, cell) for pair in comparison.pairs[:most]]
-        widths = [_GAP + _widest([heads[i], *(row[i] for row in rows)]) for i in kept]
+        widths = [_GAP + _widest([heads[i], *(row[i] for row in rows)]) for i in shown_columns]
         if sum(widths) + 1 <= columns:
             break
     else:
@@ -248,13 +248,13 @@ def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table
         show_cell = _shortened_to(after, of_settings, room)
         rows = [_comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:most]]
     table = empty_table("")
-    for index in kept:
+    for index in shown_columns:
         if index < len(settings):
             table.add_column(heads[index])
         else:
             add_numbers(table, heads[index])
     for row in rows:
-        table.add_row(*(row[index] for index in kept))
+        table.add_row(*(row[index] for index in shown_columns))
     return table
 
 

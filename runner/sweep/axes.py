@@ -127,12 +127,16 @@ def _values(override: "Override") -> list[str]:
 
 def _zip_lists(zips: Sequence[object] | None) -> list[list[str]]:
     """Return the lists of keys that share an axis."""
-    given: list[Any] = list(zips or [])
-    lists = given if any(isinstance(item, list | tuple) for item in given) else [given]
+    keys_or_lists: list[Any] = list(zips or [])
+    lists = (
+        keys_or_lists
+        if any(isinstance(item, list | tuple) for item in keys_or_lists)
+        else [keys_or_lists]
+    )
     for keys in lists:
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
             raise SpecError(
-                f"zip={_shown(given)} is neither a list of keys nor of such lists; write"
+                f"zip={_shown(keys_or_lists)} is neither a list of keys nor of such lists; write"
                 " zip=[mode,devices] or zip=[[mode,devices],[microbatches,schedule]]"
             )
     return [list(keys) for keys in lists if keys]
@@ -169,8 +173,8 @@ def _zipped(
 def _check_zip(keys: Sequence[str], overrides_of: Mapping[str, list[str]]) -> None:
     for key in keys:
         if key not in overrides_of:
-            near = nearest_names(key, overrides_of) if overrides_of else "no key is"
-            raise SpecError(f"zip={_shown(keys)}: {key} is not swept; {near}")
+            suggestion = nearest_names(key, overrides_of) if overrides_of else "no key is"
+            raise SpecError(f"zip={_shown(keys)}: {key} is not swept; {suggestion}")
     lengths = {key: len(overrides_of[key]) for key in keys}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())

@@ -35,8 +35,8 @@ def check_sweeper(config: "DictConfig") -> None:
     )
     for name in section:
         if name not in known:
-            near = nearest_names(str(name), map(str, known))
-            raise SpecError(f"hydra.sweeper.{name} does not exist; {near}")
+            suggestion = nearest_names(str(name), map(str, known))
+            raise SpecError(f"hydra.sweeper.{name} does not exist; {suggestion}")
     params = section.get("params")
     if params is not None and not isinstance(params, DictConfig):
         raise SpecError(
@@ -223,12 +223,12 @@ def check_cores(settings: Mapping[str, Any]) -> None:
     """Raise `SpecError` if jobs request more cores than a cluster started here has."""
     named = settings["init"].get("num_cpus")
     cores = os.cpu_count() if named is None else named  # Ray's default
-    wanted = settings["remote"].get("num_cpus", 1)  # Ray's default
-    if address_of(settings["init"]) == LOCAL and wanted and cores is not None and wanted > cores:
-        what = f"the {cores} of this machine"
+    needed = settings["remote"].get("num_cpus", 1)  # Ray's default
+    if address_of(settings["init"]) == LOCAL and needed and cores is not None and needed > cores:
+        limit = f"the {cores} of this machine"
         if named is not None:
-            what = f"hydra.launcher.init.num_cpus={named}"
+            limit = f"hydra.launcher.init.num_cpus={named}"
         raise SpecError(
-            f"hydra.launcher.remote.num_cpus={wanted:g} is more than {what}; no job could start;"
+            f"hydra.launcher.remote.num_cpus={needed:g} is more than {limit}; no job could start;"
             " ask for fewer, or give the cluster more"
         )

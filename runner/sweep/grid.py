@@ -130,11 +130,11 @@ def _say_same(jobs: Sequence[Job]) -> None:
     for job in jobs:
         known = first.setdefault(job.key, job)
         if known is not job:
-            left = _but(job, known)
-            right = _but(known, job)
-            pairs[left, right] = None
-    for left, right in list(pairs)[:_MOST_SAME]:
-        show(f"same:      {left} is the same as {right}, run once")
+            job_text = _but(job, known)
+            known_text = _but(known, job)
+            pairs[job_text, known_text] = None
+    for job_text, known_text in list(pairs)[:_MOST_SAME]:
+        show(f"same:      {job_text} is the same as {known_text}, run once")
     if len(pairs) > _MOST_SAME:
         show(f"same:      and {len(pairs) - _MOST_SAME} more pairs")
 

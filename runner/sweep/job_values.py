@@ -37,17 +37,17 @@ def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
     section, _, inside = name.partition(".")
     if not inside:
         known = _bare_names()
-        wrong, near = f"{name} does not exist", nearest_names(name, known)
+        wrong, suggestion = f"{name} does not exist", nearest_names(name, known)
         is_known = name in known
     elif section == _MODE:
         known = ["name", *_mode_options()]
-        wrong, near = f"{name} is an option of no mode", nearest_names(inside, known)
+        wrong, suggestion = f"{name} is an option of no mode", nearest_names(inside, known)
         is_known = inside in known
     else:
         known = _dotted_names()
-        wrong, near = f"{name} does not exist", nearest_names(name, known)
+        wrong, suggestion = f"{name} does not exist", nearest_names(name, known)
         is_known = name in known or name.startswith(_OPEN)
-    return None if is_known else f"{wrong}; {_meant(name, more) or near}"
+    return None if is_known else f"{wrong}; {_meant(name, more) or suggestion}"
 
 
 def _meant(name: str, more: Collection[str]) -> str:

@@ -50,8 +50,8 @@ class SweepSpec:
 def command_line(overrides: Sequence[str]) -> str:
     """Return the command that runs the sweep of these overrides, without its tracking."""
     # Hydra's overrides stay: another sweeper makes another sweep.
-    words = without_elsewhere(overrides, ("tracking",))
-    return " ".join(["python -m runner -m", *map(shlex.quote, words)])
+    arguments = without_elsewhere(overrides, ("tracking",))
+    return " ".join(["python -m runner -m", *map(shlex.quote, arguments)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ def _folder(config: "DictConfig", earlier: LoggedRun | None) -> Path:
 
     folder = Path(str(config.hydra.sweep.dir)).resolve()
     if earlier and not _asks_for_folder(config):
-        before = Path(earlier.tags.get("folder", ""))
-        folder = before if before.is_absolute() and before.is_dir() else folder
+        previous = Path(earlier.tags.get("folder", ""))
+        folder = previous if previous.is_absolute() and previous.is_dir() else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

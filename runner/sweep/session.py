@@ -259,11 +259,11 @@ class SweepProgress:
         """The counts as text: ``12 of 48 jobs done (4 before, 2 do not fit, 1 failed)``."""
         before, unfit = self._counts["known"], self._counts["infeasible"]
         failed = self._counts["failed"] + self._counts["lost"]
-        aside = self._counts["not_applicable"]
+        inapplicable = self._counts["not_applicable"]
         notes = [
             f"{before} before" if before else "",
             f"{unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else "",
-            f"{aside} not applicable" if aside else "",
+            f"{inapplicable} not applicable" if inapplicable else "",
             f"{failed} failed" if failed else "",
         ]
         text = ", ".join(note for note in notes if note)

@@ -165,22 +165,22 @@ def _having(
 
     Runs that meet none of the conditions `narrowed` may be left out.
     """
-    wanted = dict.fromkeys(values)
-    runs = _read_through(store, narrowed, len(wanted)) if len(wanted) > _FEW else None
+    distinct = dict.fromkeys(values)
+    runs = _read_through(store, narrowed, len(distinct)) if len(distinct) > _FEW else None
     if runs is None:
-        conditions = [_condition({"kind": "run", tag: value}) for value in wanted]
+        conditions = [_condition({"kind": "run", tag: value}) for value in distinct]
         runs = [run for condition in conditions for run in _search(store, condition)]
-    return _oldest_first(run for run in runs if run.tags.get(tag) in wanted)
+    return _oldest_first(run for run in runs if run.tags.get(tag) in distinct)
 
 
 def _read_through(store: Store, conditions: Sequence[str], values: int) -> list[LoggedRun] | None:
     """Return all runs (no sweeps) that meet one of the conditions; None if there are too many."""
-    most = _READ_PER_VALUE * values
+    limit = _READ_PER_VALUE * values
     runs: list[LoggedRun] = []
     for condition in conditions:
-        rest = most + 1 - len(runs)
-        runs += islice(_search(store, f"tags.kind = 'run' and {condition}", rest), rest)
-        if len(runs) > most:
+        room = limit + 1 - len(runs)
+        runs += islice(_search(store, f"tags.kind = 'run' and {condition}", room), room)
+        if len(runs) > limit:
             return None
     return runs
 

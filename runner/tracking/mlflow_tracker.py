@@ -106,11 +106,11 @@ class MlflowTracker(MlflowRuns, Tracker):
     def _end(self, run: OpenRun, folder: Path | None, error: BaseException | None = None) -> None:
         """Log the run, or write it to `folder`; an `error` of the run takes precedence."""
         ended = run.ended(folder or Path.cwd(), error)
-        rest = replace(ended, params={}) if run.run_id else ended
+        unsent = replace(ended, params={}) if run.run_id else ended
         try:
             with self._store() as store:
                 run.run_id = run.run_id or find_or_make(store, ended)
-                fill_and_close(store, run.run_id, rest, folder or Path.cwd())
+                fill_and_close(store, run.run_id, unsent, folder or Path.cwd())
         except TrackingError as failed:
             if folder is not None:
                 _keep(run, ended, folder, self._root, failed)
@@ -173,11 +173,11 @@ class MlflowTracker(MlflowRuns, Tracker):
 
 
 def _keep(run: OpenRun, ended: UnsentRun, folder: Path, root: Path, failed: TrackingError) -> None:
-    what = failed.what if isinstance(failed, StoreError) else str(failed)
+    reason = failed.what if isinstance(failed, StoreError) else str(failed)
     try:
         path = write_unsent(folder, ended)
         command = send_command(ended.uri, root)
-        kept = f"the run is kept in {shown_path(path)}; send it with `{command}`"
-        run.problem = f"{what}; {kept}"
+        advice = f"the run is kept in {shown_path(path)}; send it with `{command}`"
+        run.problem = f"{reason}; {advice}"
     except CacheError as unwritten:
-        run.problem = f"{what}; {unwritten}"
+        run.problem = f"{reason}; {unwritten}"

@@ -276,8 +276,12 @@ def _ui_command(uri: str) -> str:
     on_path = shutil.which("mlflow")
     program = "mlflow"
     if not (on_path and Path(on_path) == beside) and beside.exists():
-        here = Path.cwd()
-        program = str(beside.relative_to(here)) if beside.is_relative_to(here) else str(beside)
+        working_dir = Path.cwd()
+        program = (
+            str(beside.relative_to(working_dir))
+            if beside.is_relative_to(working_dir)
+            else str(beside)
+        )
     database = sqlite_path(uri)
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = f"sqlite:///{database.relative_to(Path.cwd())}"

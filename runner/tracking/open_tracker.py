@@ -27,8 +27,10 @@ def open_tracker(config: TrackingConfig, root: Path, *, must_answer: bool = True
     if config.name == "none":
         return Tracker()
     if config.name != "mlflow":
-        near = nearest_names(config.name, _NAMES)
-        raise SpecError(f"there is no tracking {config.name!r}; {near}; choose one with tracking=")
+        suggestion = nearest_names(config.name, _NAMES)
+        raise SpecError(
+            f"there is no tracking {config.name!r}; {suggestion}; choose one with tracking="
+        )
     uri = store_uri(config, root)
     tracker = _trackers.get(_key(config, uri))
     if tracker is None:

@@ -41,13 +41,15 @@ def lacking(remote: Mapping[str, Any], machines: Sequence[Mapping[str, Any]]) ->
     """
     options = {name: remote.get(name) for name in _NAMES}
     amounts: dict[str, Any] = {**options, **(remote.get("resources") or {})}
-    wanted: dict[str, float] = {name: amount for name, amount in amounts.items() if amount}
+    requested: dict[str, float] = {name: amount for name, amount in amounts.items() if amount}
     alive = [machine["Resources"] for machine in machines if machine["Alive"]]
     # A cluster may not list its machines yet.
-    if not alive or any(_fits(wanted, machine) for machine in alive):
+    if not alive or any(_fits(requested, machine) for machine in alive):
         return None
-    alone = {name: n for name, n in wanted.items() if not any(_fits({name: n}, m) for m in alive)}
-    return ", ".join(f"{name}={amount:g}" for name, amount in (alone or wanted).items())
+    unmet = {
+        name: n for name, n in requested.items() if not any(_fits({name: n}, m) for m in alive)
+    }
+    return ", ".join(f"{name}={amount:g}" for name, amount in (unmet or requested).items())
 
 
 def _fits(wanted: Mapping[str, float], machine: Mapping[str, float]) -> bool:
@@ -129,10 +131,10 @@ def connect(init: Mapping[str, Any]) -> str:
 
 def _set_environment(address: str, init: Mapping[str, Any]) -> None:
     """Set the variables that Ray reads on import, keeping those set by the user."""
-    words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
+    variables = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
     if address != LOCAL:
-        words.update(_AS_GUEST if _has_token() else {})
-    os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
+        variables.update(_AS_GUEST if _has_token() else {})
+    os.environ.update({name: os.environ.get(name, text) for name, text in variables.items()})
 
 
 def _has_token() -> bool:

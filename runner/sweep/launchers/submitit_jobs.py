@@ -86,11 +86,11 @@ def _says_when_time_is_up() -> Iterator[None]:
             " minutes, or fewer jobs by hydra.launcher.jobs_per_process"
         )
 
-    before = signal.signal(_TIME_UP, hear)
+    previous = signal.signal(_TIME_UP, hear)
     try:
         yield
     finally:
-        signal.signal(_TIME_UP, before)
+        signal.signal(_TIME_UP, previous)
 
 
 def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
@@ -263,14 +263,14 @@ def _in_queue(job_ids: Collection[str]) -> list[str]:
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
     command = ["squeue", "--noheader", "--array", "--format=%i %A_%a", f"--jobs={','.join(arrays)}"]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
         )
     except subprocess.TimeoutExpired:
         return list(job_ids)
-    if done.returncode and "Invalid job id" not in done.stderr:
+    if completed.returncode and "Invalid job id" not in completed.stderr:
         return list(job_ids)  # the controller may be restarting while jobs continue
-    listed = done.stdout.split()
+    listed = completed.stdout.split()
     return [job_id for job_id in job_ids if job_id in listed]
 
 

@@ -70,11 +70,11 @@ def held_back() -> Iterator[None]:
 
     A terminal sends it to all processes, and one that is still importing would show a traceback.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager
@@ -96,14 +96,14 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    previous = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if not is_interrupted:  # otherwise the process is about to end
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
@@ -125,19 +125,19 @@ def thread_counts(cores: int, processes: int) -> dict[str, str]:
     By default every library starts a thread per core in each process. Variables set by the user are
     kept.
     """
-    each = str(max(1, cores // processes))
-    return {name: os.environ.get(name, each) for name in _NAMES}
+    per_process = str(max(1, cores // processes))
+    return {name: os.environ.get(name, per_process) for name in _NAMES}
 
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment `variables` for processes started in the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, text in before.items():
+        for name, text in previous.items():
             if text is None:
                 os.environ.pop(name, None)
             else:

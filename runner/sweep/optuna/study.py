@@ -107,8 +107,8 @@ def _make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) 
     Raises `SpecError` if the name is unknown, or the sampler cannot search these dimensions.
     """
     if name not in SAMPLERS:
-        near = nearest_names(name, list(SAMPLERS))
-        raise SpecError(f"hydra.sweeper.sampler={name} does not exist; {near}")
+        suggestion = nearest_names(name, list(SAMPLERS))
+        raise SpecError(f"hydra.sweeper.sampler={name} does not exist; {suggestion}")
     return SAMPLERS[name]({_name(dimension): places(dimension) for dimension in dimensions}, seed)
 
 
@@ -215,16 +215,16 @@ def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
 
 
 def _no_metric(metric: str, known: Iterable[str]) -> str:
-    near = nearest_names(metric, known)
-    return f"hydra.sweeper.metric={metric} is no metric of a finished job; {near}"
+    suggestion = nearest_names(metric, known)
+    return f"hydra.sweeper.metric={metric} is no metric of a finished job; {suggestion}"
 
 
 def _direction(text: str) -> Direction:
     for known in _DIRECTIONS:
         if text == known:
             return known
-    near = nearest_names(text, _DIRECTIONS)
-    raise SpecError(f"hydra.sweeper.direction={text} does not exist; {near}")
+    suggestion = nearest_names(text, _DIRECTIONS)
+    raise SpecError(f"hydra.sweeper.direction={text} does not exist; {suggestion}")
 
 
 def _listed(given: object) -> list[str]:

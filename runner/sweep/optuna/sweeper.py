@@ -187,8 +187,8 @@ def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs
     """Log the best trials to the sweep's parent run: values, command and run ids."""
     metrics = {}
     for place, goal in enumerate(goals):
-        least = min if goal.direction == "minimize" else max
-        metrics[f"best_{goal.metric}"] = least(trial.values[place] for trial in best)
+        best_of = min if goal.direction == "minimize" else max
+        metrics[f"best_{goal.metric}"] = best_of(trial.values[place] for trial in best)
     ends = [session.ends[jobs.of(trial.overrides).key] for trial in best]
     tags = {
         "best_run": " ".join(end.run_id for end in ends if end.run_id),
