@@ -175,7 +175,7 @@ def _show_errors(
 ) -> None:
     """Print the measured and fitted sums of operator times of each model.
 
-    With several models the held-out error, of a fit to the others, is what to expect of a new one.
+    With several models, the held-out error, of a fit to the others, predicts that of a new model.
     """
     from runner.output.terminal import add_numbers, empty_table, show
 

@@ -91,7 +91,7 @@ def _parser() -> Parser:
     for flag, short in _SWITCHES.items():
         parser.add_argument(flag, *filter(None, [short]), action="store_true")
     for flag, short in _OPTIONS.items():
-        # --info alone is --info all.
+        # --info without a value means --info all.
         optional: Any = {"nargs": "?", "const": "all"} if flag == "--info" else {}
         names = [flag, *filter(None, [short])]
         parser.add_argument(*names, choices=_CHOICES.get(flag), **optional)

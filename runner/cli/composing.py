@@ -34,7 +34,7 @@ def composing() -> Iterator[None]:
     try:
         with _hydra_raises(), warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
-            # The warning about -m with hydra.mode: RUN in a file: -m is what the user wants.
+            # Hydra warns about -m if a file has hydra.mode: RUN, although -m takes precedence.
             warnings.filterwarnings("ignore", r"\s*Running Hydra app with --multirun", UserWarning)
             yield
     except (FxpartError, HydraException, OmegaConfBaseException, BrokenPipeError):

@@ -46,7 +46,6 @@ def explain(error: BaseException) -> str | None:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and its causes."""
     step: BaseException | None = error
     passed: list[BaseException] = []
     while step is not None and step not in passed:

@@ -38,7 +38,7 @@ _CLASS_BYTES = 2**30
 """A card sold as 16 GB has up to 16 GiB, so 16gib is of the same class as 16gb."""
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
 _RATES = ("flops_per_s", "sustained_flops_per_s")
-"""By dtype; the second need not be there."""
+"""Rates by dtype, of which the second is optional."""
 _IF_GIVEN = ("stands_for_gb", "multiprocessors", "price_per_hour")
 _OR_ZERO = ("host_launch_s", "power_w")
 """Other numbers in an accelerator file that may be 0."""

@@ -176,7 +176,7 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
 
 
 def _parts_text(need: DeviceMemory) -> str:
-    """Return the parts that the unit of the whole shows."""
+    """Return the sizes of the parts as text, without those that round to zero in the unit."""
     unit = size_unit(need.total_bytes)
     parts = ", ".join(
         f"{part} {unit.show(size.expected)}"

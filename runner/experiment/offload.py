@@ -157,12 +157,12 @@ def placed(
 ) -> tuple[Assignment, Offloaded | None]:
     """Return the placement of a mode, and the tensors in tiers if the devices are too small.
 
-    `machine` is `machine_of` the same `problem`. With `everything`, all that can lie in tiers does,
-    except in training.
+    `machine` is `machine_of` the same `problem`. With `everything`, all possible tensors are put in
+    tiers, except in training.
 
     Raises:
-        InfeasibleError: if the model does not fit, for lack of tiers, of room in them, or of device
-            memory for tensors that must stay there.
+        InfeasibleError: if the model does not fit: there are no tiers, they are full, or tensors
+            that must stay on devices are too large.
 
     """
     if machine is None:

@@ -273,7 +273,7 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
 
 
 def _curves_note(config: Config, times: KernelModel) -> str:
-    """Return which devices have measured curves, if chosen automatically, and what has none."""
+    """Return which devices use measured curves, if chosen automatically, and what lacks them."""
     notes = []
     if not times.carries:
         pools = config.devices.pools

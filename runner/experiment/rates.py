@@ -60,7 +60,7 @@ def _backward_passes(graph: OpGraph) -> IntArray:
     uses = np.where(trained, _TRAINED, _FROZEN).tolist()
     producers = graph.value_producer[graph.reads].tolist()
     origin: list[int] = []
-    """`_FROZEN` or `_TRAINED` for operators on weights alone, such as a transpose; 0 for others."""
+    """`_FROZEN` or `_TRAINED` for operators on weights only, such as a transpose; 0 for others."""
     for op, (read, use) in enumerate(
         zip(_slices(graph.read_start), _slices(graph.use_start), strict=True)
     ):

@@ -135,7 +135,7 @@ def changes(
 
 
 def _searched(config: Config) -> Config | None:
-    """Return `config` with a mode that places whatever fits; None if it has such a mode."""
+    """Return `config` with a mode that places any model that fits; None if it has such a mode."""
     if config.schedule.name != "none" or config.mode.name in _SPREADS_WHERE_IT_CAN:
         return None
     return replace(config, mode=replace(config.mode, name="kl_based", options={}))

@@ -1,4 +1,4 @@
-"""The runtime of the model: its own Python, the captured graph, or compiled kernels."""
+"""The runtime of the model: eager Python, the captured graph, or compiled kernels."""
 
 from functools import lru_cache
 

@@ -42,7 +42,7 @@ def generates(config: Config) -> bool:
 
 
 def check_serving(config: Config) -> None:
-    """Check the settings of serving, and that no other phase has them.
+    """Check the settings of serving, which other phases must not have.
 
     Raises:
         SpecError: if a setting is unknown, out of range or not of this phase; the message says what

@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 MOST_KEPT = 12
-"""Number of graphs of each sort kept in memory: a recommendation alternates between as many."""
+"""Size of each cache of graphs: a recommendation alternates between this many."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

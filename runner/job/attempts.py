@@ -1,7 +1,7 @@
 """Find and mark attempts without a result, however their process ended.
 
-The six rules in docs/design.md, "A kill costs what was under way", hold when a run or a sweep is
-killed at any time and restarted, or runs next to others. This module implements the second and
+The six rules in docs/design.md, "A kill loses only the work in flight", hold when a run or a sweep
+is killed at any time and restarted, or runs next to others. This module implements the second and
 third: a process that finds a RUNNING run whose lock is free first sends the unsent files on disk
 (the run may have ended while the store was unreachable). If there is still no result, it marks the
 run KILLED with ``kind=cut_off`` and removes it from the tables of its sweeps.
@@ -29,7 +29,7 @@ def set_aside(
 ) -> None:
     """Mark the attempts at jobs of `sweep` that have no result, by rules 2 and 3.
 
-    Left alone are jobs that another process is running (whoever needs one waits for its lock), runs
+    Skips jobs that another process is running (a process that needs one waits for its lock), runs
     started in a folder whose locks are not visible from here, and single runs. Raises
     `TrackingError`.
     """

@@ -73,7 +73,7 @@ class Choices:
         """
         names = {name: str(chosen.get(name) or "") for name in cls.__dataclass_fields__}
         if config is not None:
-            # The model of a template such as `transformers` says more than the template's name.
+            # For a template such as `transformers`, use the name of the actual model.
             names["model"] = config.model.name
         return cls(**names)
 

@@ -333,7 +333,7 @@ def _times_lines(result: Result) -> Iterator[str]:
 def _replica_lines(config: Config, result: Result) -> Iterator[str]:
     """Yield the cost of replicas, and a note if a pipeline has only one stage."""
     stages, hint = "there is one stage", "more devices"
-    # Experts may be spread over the devices of one replica, which is then alone.
+    # Experts may be spread over the devices of a single replica.
     if result.replicas and result.replicas.parallel.n_replicas > 1:
         yield f"replicas:  {replicas_line(result.replicas, _group(result))}"
         stages, hint = "each replica is one stage", f"{hint} or a smaller data_parallel"

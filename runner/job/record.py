@@ -181,7 +181,7 @@ def _plan_text(config: Config) -> str:
 
 
 def _chosen(config: Config) -> dict[str, object]:
-    """Return the other choices, most of them only if they differ from the default.
+    """Return the other choices, most of them only if not at their defaults.
 
     Otherwise they would be columns with a single value.
     """

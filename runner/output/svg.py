@@ -83,7 +83,7 @@ def colour_of(index: int, palette: Palette = LIGHT) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Return the approximate width of `text` in pixels, rather too large than too small."""
+    """Return an approximate width of `text` in pixels, erring on the large side."""
     return 0.6 * size * len(text)
 
 

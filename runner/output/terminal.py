@@ -102,7 +102,7 @@ def summary_line(
             a single input, not for schedules or replicas.
         group: number of devices that each device of `evaluation` stands for.
         replicas: number of replicas of all these devices.
-        of: what the latency is of, if not of the whole.
+        of: text naming what the latency is of, such as the last token; empty for the whole.
         n_devices: number of devices, after which `evaluation` may have the host as a tier that
             computes.
 

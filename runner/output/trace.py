@@ -106,7 +106,7 @@ def _about(kind: str, device: int, thread: int, args: _Event) -> _Event:
 
 
 def _spans(start_s: FloatArray, finish_s: FloatArray, spans: Iterable[_Span]) -> list[_Event]:
-    """Return an event for each of `spans`, with its times."""
+    """Return a complete event for each of `spans`."""
     return [
         {
             "name": name,
@@ -128,7 +128,7 @@ def _microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float
     """Return starts and durations that do not overlap when a viewer truncates to nanoseconds.
 
     Viewers multiply by 1000 and truncate, and they drop an event that overlaps the next by one
-    nanosecond. So times are whole nanoseconds, in floats that are not below them.
+    nanosecond. So times are whole nanoseconds, as floats that truncate to them.
     """
     start_ns = np.rint(start_s * 1e9)
     both = []

@@ -140,7 +140,6 @@ def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cel
 
 
 def _settings_widths(ranking: Ranking) -> dict[str, int]:
-    """Return the width of the column of each setting."""
     shown = headings(ranking.keys)
     return {
         key: _GAP + max(_width(shown[key]), *(len(cell(row, key)) for row in ranking.data.rows), 0)
