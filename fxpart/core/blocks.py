@@ -1,4 +1,4 @@
-"""Blocks of weights that torch's FSDP2 gathers together, and the operators that need them."""
+"""Blocks of weights that FSDP2 all-gathers together, and the operators that need them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ __all__ = ["Block", "blocks_of", "share", "weights_read"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Weights that are gathered together, and the operators that need them."""
+    """Weights that are all-gathered together, and the operators that need them."""
 
     name: str
-    """Path of the outermost numbered module; empty for the root, what is in none."""
+    """Path of the outermost numbered module; empty for the root, which has all other weights."""
     weights: tuple[int, ...]
     gradients: tuple[int, ...]
-    """Numbers among the gradients of the graph."""
+    """Indices into the gradients of the graph."""
     first: int
-    """Operator of the forward that it begins with."""
+    """First forward operator."""
     last: int
     first_backward: int
     last_backward: int
 
 
 def share(size_bytes: int, replicas: int) -> int:
-    """Return the bytes that each of `replicas` has of a tensor."""
+    """Return the bytes of each replica's shard of a tensor."""
     return -(-size_bytes // replicas)
 
 
 def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
-    """Return which of the weights `sharded` each operator reads, as they are or as a view."""
+    """Return which of the `sharded` weights each operator reads, directly or through a view."""
     trained = set(sharded.tolist())
     viewed: dict[int, list[int]] = {}
     read: list[list[int]] = []
@@ -56,17 +56,16 @@ def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
 def blocks_of(
     graph: OpGraph, read: Sequence[Sequence[int]], sharded: Sequence[int], ops: Sequence[int]
 ) -> list[Block]:
-    """Return the blocks of sharded gradients in the order of the forward, the root first.
+    """Return the blocks of sharded gradients in forward order, the root first.
 
     Args:
         graph: a training step.
-        read: what `weights_read` returns of it.
-        sharded: numbers of the gradients that are sharded.
-        ops: the operators that are looked at, in order, such as those of a stage; the root spans
-            them all.
+        read: the result of `weights_read` for it.
+        sharded: indices of the sharded gradients.
+        ops: the operators to consider, in order, such as those of a stage; the root spans them all.
 
     """
-    start, looked_at = graph.first_backward, frozenset(ops)
+    start, op_set = graph.first_backward, frozenset(ops)
     gradients: dict[str, list[int]] = {"": []}
     for g, weight in zip(sharded, graph.gradient_weights[list(sharded)].tolist(), strict=True):
         gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
@@ -76,17 +75,17 @@ def blocks_of(
         names |= {block_of(graph.weight_names[w]) for w in read[op]}
         for name in names & gradients.keys():
             ops_of[name].append(op)
-    ends = {True: [op for op in ops if op < start], False: [op for op in ops if op >= start]}
+    root_ops = {True: [op for op in ops if op < start], False: [op for op in ops if op >= start]}
     blocks = []
     for name, numbers in gradients.items():
         if not numbers:
             continue
         weights = tuple(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
-        forward = [op for op in ops_of[name] if op < start] if name else ends[True]
-        backward = [op for op in ops_of[name] if op >= start] if name else ends[False]
+        forward = [op for op in ops_of[name] if op < start] if name else root_ops[True]
+        backward = [op for op in ops_of[name] if op >= start] if name else root_ops[False]
         makers = graph.value_producer[graph.gradient_values[numbers]].tolist()
-        made = [op for op in makers if op in looked_at]
-        last = max(*backward, *made, start)
-        first = min([*backward, start]) if not name else min([*backward, *made])
+        gradient_ops = [op for op in makers if op in op_set]
+        last = max(*backward, *gradient_ops, start)
+        first = min([*backward, start]) if not name else min([*backward, *gradient_ops])
         blocks.append(Block(name, weights, tuple(numbers), forward[0], forward[-1], first, last))
     return sorted(blocks, key=lambda block: (block.first, bool(block.name)))

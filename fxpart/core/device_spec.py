@@ -1,4 +1,4 @@
-"""Devices as one word: ``4x16gb``, ``2x80gb+4x16gb``, ``4xa100_80gb``, ``2xh100+4xt4``."""
+"""Device specs in one word: ``4x16gb``, ``2x80gb+4x16gb``, ``4xa100_80gb``, ``2xh100+4xt4``."""
 
 import re
 from collections.abc import Collection
@@ -19,15 +19,15 @@ __all__ = [
 DEVICE_GRAMMAR = (
     "COUNTxSIZE or COUNTxACCELERATOR, joined by +, such as 4x16gb, 2x80gb+4x16gb, 2xh100+4xt4"
 )
-"""How devices are written, for messages and help."""
+"""The syntax of a device spec, for messages and help."""
 
 MAX_DEVICES = 1024
-"""Most devices of one spec: the table of links has a row and a column for each."""
+"""Most devices in a spec; the link table has a row and a column per device."""
 
 MAX_MEMORY_BYTES = 2**52
 """Most memory of one device, 4503.6 TB: the sum over `MAX_DEVICES` is exact in 64 bits."""
 _MOST_DIGITS = 40
-"""Of a number in a spec; Python takes time that grows with their square."""
+"""Most digits of a number in a spec, since parsing takes quadratic time."""
 
 _UNITS = {
     "mb": 10**6,
@@ -43,24 +43,25 @@ _NUMBER_FIRST = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))([a-z_]*)")
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """Some equal devices: either a memory size is given or an accelerator's name, never both."""
+    """A pool of equal devices, given by either a memory size or an accelerator's name."""
 
     count: int
-    """How many devices; at least 1."""
+    """Number of devices, at least 1."""
     memory_bytes: int | None
-    """Memory of each, where the spec gives a size."""
+    """Memory per device, if the spec gives a size."""
     accelerator: str | None
-    """Name in the table of accelerators, where the spec gives a name."""
+    """Name in the table of accelerators, if the spec gives a name."""
 
 
 def parse_size_bytes(text: str) -> int:
-    """Return the bytes that `text` says: ``16gb`` is 16 * 10^9, ``16gib`` is 16 * 2^30.
+    """Parse a size: ``16gb`` is 16 * 10^9 bytes, ``16gib`` is 16 * 2^30.
 
-    Units are mb, gb, tb, mib, gib, tib in any case; decimals are exact. Fractions of a byte are
+    Units are mb, gb, tb, mib, gib, tib in any case. Decimals are exact, and fractions of a byte are
     dropped.
 
     Raises:
-        SpecError: for a missing or unknown unit, or a size below one byte.
+        SpecError: if the number is malformed or too long, the unit is missing or unknown, or the
+            size is below one byte or above `MAX_MEMORY_BYTES`.
 
     """
     match = _NUMBER_FIRST.fullmatch(text.strip().lower())
@@ -87,12 +88,13 @@ def parse_size_bytes(text: str) -> int:
 
 
 def parse_devices(spec: str, accelerators: Collection[str] = ()) -> tuple[PoolSpec, ...]:
-    """Return the pools that `spec` names, in its order; a part without a count is one device.
+    """Parse a device spec into its pools, in order; a part without a count is one device.
 
-    Case does not matter. `accelerators` are the names that may stand in place of a size.
+    Case does not matter. `accelerators` are the names allowed in place of a size.
 
     Raises:
-        SpecError: for a part that is neither, no devices, or more than `MAX_DEVICES`.
+        SpecError: if a part is malformed, its count is below 1, or there are more than
+            `MAX_DEVICES` devices.
 
     """
     try:
@@ -117,7 +119,7 @@ def _parse_pool(part: str, accelerators: Collection[str]) -> PoolSpec:
         raise SpecError(f"count {count} in {part!r} must be at least 1")
     if not what:
         raise SpecError(f"{part!r} has a count but no size or accelerator")
-    # A number comes first in sizes only: no accelerator is named like 3090.
+    # Only sizes begin with a number: no accelerator is called 3090.
     if what in accelerators:
         return PoolSpec(count, None, what)
     if _NUMBER_FIRST.match(what):

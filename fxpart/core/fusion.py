@@ -1,11 +1,12 @@
-"""The kernels that a compiler makes of a graph: chains of pointwise operators and reductions.
+"""Fuse operators into kernels as a compiler would: chains of pointwise operators and reductions.
 
-As torch's inductor fuses (Ansel et al.: PyTorch 2, ASPLOS 2024, doi:10.1145/3620665.3640366): what
-is computed element by element joins what reads it, a reduction takes in what it reads and what is
-made of its result element by element, and kernels of one shape that read a tensor both are one.
-Matrix products, convolutions, attention, sorts, scans and collectives stay kernels of their own. A
-kernel runs where the last of its operators stood; it is left apart where something else reads a
-part of it before, which a compiler may reorder. Nothing is computed twice to save bytes.
+The rules follow torch's inductor (Ansel et al.: PyTorch 2, ASPLOS 2024,
+doi:10.1145/3620665.3640366): pointwise operators fuse with their readers, a reduction fuses with
+pointwise producers and consumers, and kernels of equal shape that read the same tensor fuse
+horizontally. Matrix products, convolutions, attention, sorts, scans and collectives remain kernels
+of their own. A kernel runs at the position of its last operator. Operators are not fused if
+something else reads an intermediate earlier, although a compiler might reorder that. Nothing is
+recomputed to save bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,9 +40,9 @@ _POINTWISE = _names("""
 _WINDOWS = _names("""
     avg_pool2d max_pool2d max_pool2d_with_indices upsample_bicubic2d upsample_bilinear2d
     upsample_nearest2d""")
-"""They read each element several times: what they read is stored before."""
+"""These read each element several times, so their input is materialized."""
 _SCATTERS = _names("index_copy index_put scatter slice_scatter select_scatter")
-"""They write some elements of what they are given; nothing that reads all of it joins them."""
+"""These write only some elements of their input, so readers of the whole do not fuse with them."""
 _CASTS = _names("_to_copy to type_as")
 _GATHERS = _names("embedding gather index index_select")
 _REDUCTIONS = _names("""
@@ -51,10 +52,10 @@ _NORMS = _names("""
     _batch_norm_with_update _fused_rms_norm _log_softmax _log_softmax_backward_data
     _native_batch_norm_legit _safe_softmax _softmax _softmax_backward_data group_norm layer_norm
     log_softmax native_batch_norm native_group_norm native_layer_norm rms_norm softmax""")
-"""Reductions whose results are as large as what they read."""
+"""Reductions whose results are as large as their inputs."""
 REDUCING = _WINDOWS | _GATHERS | _REDUCTIONS | _NORMS
-"""They read elements several times, or not in the order in which they lie."""
-# ``batch_norm`` is that of an inference, with running statistics; a training step calls others.
+"""These read elements several times, or out of storage order."""
+# ``batch_norm`` is the inference variant, with running statistics; training calls other operators.
 _ELEMENT_BYTES = {
     **{"float64": 8.0, "complex64": 8.0, "int64": 8.0, "complex128": 16.0, "bool": 1.0},
     **{"float32": 4.0, "int32": 4.0, "int8": 1.0, "uint8": 1.0},
@@ -63,30 +64,30 @@ _ELEMENT_BYTES = {
 
 @dataclass(slots=True, eq=False)
 class _Kernel:
-    """Operators that run as one; `members` ascend."""
+    """Operators fused into one kernel; `members` are in ascending order."""
 
     members: list[int]
     domain: float
-    """Elements that it goes over."""
+    """Number of elements in its iteration space."""
     rows: float | None
-    """Results of its reductions; None without one, or where the reductions do not say."""
+    """Number of results of its reductions; None if there are none or it is unknown."""
     reduces: bool
     scatters: bool
     part: tuple[object, ...]
-    """What it stays inside: a block of the model, and its forward or backward."""
+    """Fusion boundary: a block of the model, and its forward or backward."""
     storages: set[int] = field(default_factory=set)
-    """By their first value, those that it writes."""
+    """Storages that it writes, each identified by its first value."""
 
     @property
     def last(self) -> int:
-        """The operator where it runs."""
+        """The operator at whose position it runs."""
         return self.members[-1]
 
 
 def blocks_of(graph: OpGraph) -> tuple[str, ...]:
-    """Return the block of each operator: its path to the first number, such as ``layers.0``.
+    """Return the block of each operator: its path up to the first number, such as ``layers.0``.
 
-    Those are compiled one by one where a model is cut between them, as by torch's regional
+    Blocks are compiled separately if a model is cut between them, as in torch's regional
     compilation.
     """
     return tuple(_block(path) for path in graph.modules)
@@ -101,20 +102,20 @@ def _block(path: str) -> str:
 
 
 def kernel_count(graph: OpGraph) -> int:
-    """Return how many operators of `graph` do anything."""
+    """Return the number of operators of `graph` that compute or move anything."""
     return int(np.count_nonzero((graph.flops > 0) | (graph.moved_bytes > 0)))
 
 
 def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
-    """Return `graph` as its kernels run: what is between the operators of one is never stored.
+    """Return `graph` with operators fused into kernels, whose intermediates are never stored.
 
-    The last operator of a kernel moves its bytes, those that it reads of others and those that
-    others read of it, each once, and reads what all of it reads; its other operators take no time.
-    The operators of a kernel share a device.
+    The last operator of a kernel carries all of its reads and moved bytes: external inputs and
+    outputs, counted once each. The other operators take no time. The operators of a kernel share a
+    device.
 
     Args:
-        graph: as it is captured.
-        inside: for each operator what its kernel may not go beyond, such as `blocks_of`.
+        graph: the captured graph.
+        inside: fusion boundary of each operator, such as its block from `blocks_of`.
 
     """
     graph = without_python(graph)
@@ -127,7 +128,7 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
 
 
 def operator_name(target: str) -> str:
-    """Return the plain name of what an operator calls, of ``aten.add_.Tensor`` ``add``."""
+    """Return the plain name of an operator's target, such as ``add`` for ``aten.add_.Tensor``."""
     name = target.split(".")[-2] if "." in target else target
     return name if name.endswith("__") else name.removesuffix("_")
 
@@ -137,7 +138,7 @@ def _elements(dtype: str, size: float) -> float:
 
 
 class _Search:
-    """What is known of the kernels while the operators are visited in order."""
+    """State of the fusion pass, which visits the operators in order."""
 
     def __init__(self, graph: OpGraph, inside: Sequence[object]) -> None:
         self.graph, self.inside = graph, inside
@@ -156,23 +157,23 @@ class _Search:
         self.elements: dict[int, float] = {}
 
     def kernels(self) -> list[_Kernel]:
-        """Return all kernels in order of where they run."""
+        """Return all kernels in order of execution."""
         unique = {id(kernel): kernel for kernel in self.kernel_of.values()}
         return sorted(unique.values(), key=lambda kernel: kernel.last)
 
     def read_by(self, op: int) -> list[int]:
-        """Return the storages that an operator reads."""
+        """Return the storages read by an operator."""
         return list(dict.fromkeys(self.root[self.graph.reads_of(op)].tolist()))
 
     def read_whole(self, op: int) -> list[int]:
-        """Return the values that an operator reads, but for what it takes or puts some rows of."""
+        """Return the values read in full by an operator: not the source of a gather or scatter."""
         name = operator_name(self.graph.targets[op])
         values: list[int] = self.graph.reads_of(op).tolist()
         in_part = name in _SCATTERS or (name in _GATHERS and not len(self.graph.uses_of(op)))
         return values[1:] if in_part else values
 
     def visit(self, op: int) -> None:
-        """Join an operator with the kernels of what it reads."""
+        """Fuse an operator with the kernels that produce its inputs."""
         if not self.works[op]:
             return
         produced = range(self.made_start[op], self.made_start[op + 1])
@@ -189,7 +190,7 @@ class _Search:
             self.writer[int(self.root[value])] = op
 
     def _alone(self, op: int) -> _Kernel | None:
-        """Return the kernel that an operator is by itself, None where no other joins it."""
+        """Return a kernel of just this operator, or None if it cannot be fused."""
         graph, name = self.graph, operator_name(self.graph.targets[op])
         scatters = name in _SCATTERS
         of_two = graph.targets[op] in ("aten.max.other", "aten.min.other")
@@ -202,10 +203,10 @@ class _Search:
             return None
         read = [self._count(value, graph.dtypes[op]) for value in graph.reads_of(op).tolist()]
         results = [_elements(graph.dtypes[op], float(graph.value_bytes[v])) for v in produced]
-        if name in _CASTS and read:  # from one dtype to another
+        if name in _CASTS and read:  # the dtype changes, not the number of elements
             results = read[-1:]
             self.elements[produced[0]] = results[0]
-        if scatters and read:  # as many as it reads last
+        if scatters and read:  # the update, its last input, sets the size
             results = read[-1:]
         domain, rows = max(results), None
         if reduces and name in _REDUCTIONS:
@@ -215,13 +216,13 @@ class _Search:
         return _Kernel([op], domain, rows, reduces, scatters, part)
 
     def _count(self, value: int, dtype: str) -> float:
-        """Return the elements of a value that an operator in `dtype` reads."""
+        """Return the number of elements of a value read by an operator in `dtype`."""
         maker = int(self.graph.value_producer[value])
         dtype = self.graph.dtypes[maker] if maker >= 0 else dtype
         return self.elements.get(value, _elements(dtype, float(self.graph.value_bytes[value])))
 
     def _joined(self, producer: _Kernel, kernel: _Kernel) -> _Kernel:
-        """Return `kernel` with `producer` in it, or as it is where they cannot be one."""
+        """Return `kernel` fused with `producer`, or unchanged if they cannot be fused."""
         if producer.part != kernel.part or producer.scatters:
             return kernel
         members = {*producer.members, *kernel.members}
@@ -232,7 +233,7 @@ class _Search:
         return self._one(producer, kernel)
 
     def _read_before(self, kernel: _Kernel, members: set[int], op: int) -> bool:
-        """Return whether anything but `members` reads a result of `kernel` before `op`."""
+        """Return whether an operator outside `members` reads a result of `kernel` before `op`."""
         return any(
             kernel.members[0] < reader < op and reader not in members
             for storage in kernel.storages
@@ -240,7 +241,7 @@ class _Search:
         )
 
     def _alike(self, producer: _Kernel, kernel: _Kernel, members: set[int]) -> bool:
-        """Return whether the loops of both can be one; what no other reads is computed inside."""
+        """Return whether the two loops can be merged; a private intermediate is computed inline."""
         if producer.reduces and kernel.reduces:
             return producer.domain == kernel.domain and (
                 producer.rows is None or kernel.rows is None or producer.rows == kernel.rows
@@ -252,7 +253,7 @@ class _Search:
         return all(self.is_inside(storage, members) for storage in producer.storages)
 
     def is_inside(self, storage: int, members: Iterable[int]) -> bool:
-        """Return whether only `members` make and read a storage."""
+        """Return whether a storage is written and read by `members` only."""
         if storage in self.kept or self.graph.value_producer[storage] not in members:
             return False
         return all(reader in members for reader in self.readers.get(storage, ()))
@@ -275,23 +276,29 @@ class _Search:
         return joined
 
     def join_neighbours(self) -> None:
-        """Join kernels of one shape that read a tensor both, with no other kernel between them."""
+        """Fuse kernels of equal shape that read the same tensor, with no unfusable one between."""
         latest: dict[int, int] = {}
         in_kernel = np.zeros(self.graph.n_ops, dtype=np.bool_)
         in_kernel[list(self.kernel_of)] = True
-        others = np.cumsum(self.works & ~in_kernel)
+        unfused_before = np.cumsum(self.works & ~in_kernel)
         for kernel in self.kernels():
             read = dict.fromkeys(storage for op in kernel.members for storage in self.read_by(op))
             for storage in read:
-                here = self.kernel_of[kernel.last]
-                before = self.kernel_of.get(latest.get(storage, -1), here)
-                alike = (before.part, before.domain, before.rows, before.reduces) == (
-                    *(here.part, here.domain, here.rows, here.reduces),
+                current = self.kernel_of[kernel.last]
+                previous = self.kernel_of.get(latest.get(storage, -1), current)
+                alike = (previous.part, previous.domain, previous.rows, previous.reduces) == (
+                    *(current.part, current.domain, current.rows, current.reduces),
                 )
-                if before is here or not alike or others[before.last] != others[here.last]:
+                if (
+                    previous is current
+                    or not alike
+                    or unfused_before[previous.last] != unfused_before[current.last]
+                ):
                     continue
-                if not self._read_before(before, {*before.members, *here.members}, here.last):
-                    self._one(before, here)
+                if not self._read_before(
+                    previous, {*previous.members, *current.members}, current.last
+                ):
+                    self._one(previous, current)
             latest.update(dict.fromkeys(read, kernel.last))
 
 
@@ -316,7 +323,7 @@ def _rewritten(graph: OpGraph, search: _Search, kernels: list[_Kernel]) -> OpGra
             if graph.value_producer[v] not in members and search.root[v] not in hidden
         )
         rows[kernel.last] = list(dict.fromkeys((*rows[kernel.last], *outside)))
-    # A view of what is never stored goes with its kernel.
+    # Views of unstored intermediates belong to the kernel.
     for value in np.flatnonzero(graph.value_producer >= 0).tolist():
         first = inside.get(int(search.root[value]), -1)
         if first >= 0:
@@ -333,10 +340,10 @@ def _rewritten(graph: OpGraph, search: _Search, kernels: list[_Kernel]) -> OpGra
 
 
 def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[int]) -> int:
-    """Return what a kernel moves: what its operators do, without what stays inside of it.
+    """Return the bytes moved by a kernel: those of its operators without its intermediates.
 
-    What several of them read of one storage counts once, and no more than all of that; so does what
-    they write, in place too. What one of them makes is not read back.
+    Reads of one storage by several operators count once and at most the whole storage, and likewise
+    writes, including in-place ones. Values made inside the kernel are not read back.
     """
     total = int(graph.moved_bytes[kernel.members].sum())
     sizes, members = graph.value_bytes, set(kernel.members)
@@ -345,16 +352,18 @@ def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[
     for op in kernel.members:
         scatters = operator_name(graph.targets[op]) in _SCATTERS
         produced = range(search.made_start[op], search.made_start[op + 1])
-        # A scatter writes some elements of what it is given.
+        # A scatter writes only some elements of its input.
         stored = [value for value in produced if not scatters or search.root[value] == value]
-        for values, once in ((search.read_whole(op), read), (stored, written)):
+        for values, unique_bytes in ((search.read_whole(op), read), (stored, written)):
             for value in values:
                 storage = int(search.root[value])
                 touched = int(min(sizes[value], sizes[storage]))
                 total -= touched
-                once.setdefault(storage, {})[value] = touched
-    of_others = {s: values for s, values in read.items() if graph.value_producer[s] not in members}
-    for by_storage in (of_others, written):
+                unique_bytes.setdefault(storage, {})[value] = touched
+    external_reads = {
+        s: values for s, values in read.items() if graph.value_producer[s] not in members
+    }
+    for by_storage in (external_reads, written):
         for storage, touched_bytes in by_storage.items():
             if storage not in hidden:
                 total += min(sum(touched_bytes.values()), int(sizes[storage]))

@@ -1,6 +1,6 @@
-"""How finely a model may be cut: operators that may part, or whole modules that stay together.
+"""Granularity of a placement: single operators, or whole modules.
 
-A plan of whole modules can be read and carried out by people; a plan of single operators can be
+A plan of whole modules is readable and can be applied by hand; a plan of single operators can be
 faster, and can fit where whole modules do not.
 """
 
@@ -25,14 +25,14 @@ __all__ = [
 
 
 GRANULARITIES = ("operator", "module")
-"""``operator``: as captured. ``module``: each innermost module whole. A depth may be given too."""
+"""``operator``: as captured. ``module``: each innermost module whole. A depth is also allowed."""
 
 
 def depth_of(granularity: str | int) -> int | None:
-    """Return the depth that `granularity` is, or None where it is one of `GRANULARITIES`.
+    """Return `granularity` as a depth, or None if it is one of `GRANULARITIES`.
 
     Raises:
-        SpecError: for anything else.
+        SpecError: if it is neither.
 
     """
     text = str(granularity)
@@ -50,14 +50,14 @@ def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
     """Return `graph` with `group` coarsened, so that larger parts of the model share a device.
 
     ``operator`` changes nothing. ``module`` keeps the operators of one innermost module (equal
-    paths) together. Depth d keeps together the operators whose paths have the same first d parts;
-    operators of a module above that depth, only where they are next to each other in graph order.
-    Groups that the graph has already are kept whole: what they touch becomes one. Checks of a
-    result (`OpGraph.is_check`) count as part of the module whose result they check, not of the one
-    that they stand in: else the check of its input would tie every layer to the one before.
+    paths) together. Depth d keeps together the operators whose paths share their first d parts;
+    operators of a module above that depth stay together only if consecutive. Existing groups are
+    kept whole, so groups that they overlap are merged. Checks of a result (`OpGraph.is_check`)
+    belong to the module whose result they check, not to the enclosing one: otherwise the check of a
+    layer's input would tie it to the previous layer.
 
     Raises:
-        SpecError: for a granularity that does not exist.
+        SpecError: if the granularity does not exist.
 
     """
     depth = depth_of(granularity)
@@ -68,9 +68,9 @@ def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
 
 
 def _labels(graph: OpGraph, depth: int | None, operators: list[int]) -> IntArray:
-    """Return for each of `operators` the first one that stays with it, for others themselves.
+    """Return the first operator of the group of each of `operators`; others label themselves.
 
-    Without `depth`, those of equal paths stay together.
+    Without `depth`, operators with equal paths form a group.
     """
     first: dict[tuple[str, ...], int] = {}
     labels = np.arange(graph.n_ops)
@@ -87,18 +87,19 @@ def _labels(graph: OpGraph, depth: int | None, operators: list[int]) -> IntArray
 
 
 def join_groups(group: IntArray, labels: IntArray) -> IntArray:
-    """Return the finest groups that keep both groupings whole, named by their first operator.
+    """Return the finest grouping coarser than both, labelled by the first operator of each group.
 
-    Each of the two names for every operator one that it stays with, not after it. Length n.
+    Both arguments map each operator to one of its group that is not after it. Length n.
     """
     pairs = itertools.chain(enumerate(group.tolist()), enumerate(labels.tolist()))
     return np.array(first_of_each(len(group), pairs), dtype=np.int64)
 
 
 def first_of_each(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each of `count` items the first that `pairs` join it with, at any remove.
+    """Return the first item of the connected component of each of `count` items under `pairs`.
 
-    A union-find of its own: scipy or networkx would add half a second to every capture.
+    This is a hand-written union-find: importing scipy or networkx would add half a second to every
+    capture.
     """
     parent = list(range(count))
 
@@ -114,13 +115,13 @@ def first_of_each(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
     return [root(item) for item in range(count)]
 
 
-# Levels of capture, checked here so that a wrong choice is refused before torch is loaded.
+# Capture levels, checked here so that a wrong choice is refused before torch is imported.
 
 LEVELS = ("operator", "module")
-"""``operator``: `torch.export`, any model. ``module``: `torch.fx.symbolic_trace`, plain ones."""
+"""``operator``: `torch.export`, any model. ``module``: `torch.fx.symbolic_trace`, simple models."""
 
 
 def check_level(level: str) -> None:
-    """Raise `SpecError` for a level that does not exist."""
+    """Raise `SpecError` if the level does not exist."""
     if level not in LEVELS:
         raise SpecError(f"capture.level={level} does not exist; {nearest_names(level, LEVELS)}")

@@ -1,9 +1,8 @@
-"""`OpGraph`: a captured model as arrays. Searches and costs work on these, never on torch.
+"""`OpGraph`: a captured model as arrays. Searches and cost models use these, never torch.
 
-A *value* is one tensor that an operator makes or that the caller passes in. A value either
-allocates its own storage, or is a view (or an in-place result) of another value, its *base*.
-Weights are not values: they are storages that lie on a device for as long as any operator there
-uses them.
+A *value* is a tensor produced by an operator or passed in by the caller. A value either allocates
+its own storage, or is a view (or an in-place result) of another value, its *base*. Weights are not
+values: they are storages resident on every device with an operator that uses them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -31,17 +30,17 @@ __all__ = [
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 UPDATE = "optimizer."
-"""What the target of an operator begins with that updates a weight, such as ``optimizer.adam``."""
+"""Target prefix of operators that update a weight, such as ``optimizer.adam``."""
 CAST = f"{UPDATE}cast"
-"""The target of an operator that casts a gradient, for the update of a weight's float32 copy."""
+"""Target of operators that cast a gradient for the update of a float32 master weight."""
 CACHE = "kv_cache_"
-"""What the name of an input begins with that is kept from one token of a text to the next."""
+"""Name prefix of inputs that are cached from one token to the next."""
 PARTIAL = -2
-"""Batch dimension of a value that each replica has a term of; an all-reduce adds them up."""
+"""Batch dimension of a partial sum, of which each replica has a term to be all-reduced."""
 
 
 MOST_COUNTED = 2**62
-"""Most that the sums of a graph may be: half of what 64 bits hold, for what a plan adds to them."""
+"""Largest allowed sum over a graph: half the range of int64, as headroom for what a plan adds."""
 
 
 def _no_tensors() -> IntArray:
@@ -60,7 +59,7 @@ def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
 
 
 def grouped(by: IntArray, items: IntArray, groups: int) -> tuple[IntArray, IntArray]:
-    """Return ``(starts, items)`` as of `csr`: row ``i`` has the items whose ``by`` is i."""
+    """Return ``(starts, items)`` as in `csr`: row ``i`` has the items whose ``by`` is i."""
     starts = np.zeros(groups + 1, dtype=np.int64)
     np.cumsum(np.bincount(by, minlength=groups), out=starts[1:])
     return starts, items[np.argsort(by, kind="stable")].astype(np.int64)
@@ -68,7 +67,7 @@ def grouped(by: IntArray, items: IntArray, groups: int) -> tuple[IntArray, IntAr
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OpGraph:
-    """A model's operators in topological order, what each reads, makes and costs.
+    """A model's operators in topological order, with their reads, results and costs.
 
     With ``n`` operators, ``V`` values, ``W`` weight storages. All integer arrays are int64.
     The graph's inputs are values without a producer (-1); they come first.
@@ -101,42 +100,43 @@ class OpGraph:
     value_base: IntArray
     """The value whose storage this one lives in, or -1 when it has its own. Length V."""
     value_is_output: npt.NDArray[np.bool_]
-    """Whether the caller gets the value, so that it lives to the end. Length V."""
+    """Whether the value is returned to the caller, and so lives to the end. Length V."""
 
     read_start: IntArray
     """CSR starts into `reads`. Length n + 1."""
     reads: IntArray
     """Values that each operator reads, each once, in order of first use."""
     weight_names: tuple[str, ...]
-    """First name of each weight storage; tied weights are one. Length W."""
+    """First name of each weight storage; tied weights share one. Length W."""
     weight_bytes: IntArray
     """Bytes of each weight storage. Length W."""
     weight_state_bytes: IntArray
-    """Bytes that an optimizer keeps for each weight, wherever that lies; 0 where nothing trains it.
+    """Bytes of optimizer state of each weight, wherever it is placed; 0 for untrained weights.
     Length W."""
     use_start: IntArray
     """CSR starts into `uses`. Length n + 1."""
     uses: IntArray
     """Weight storages that each operator uses, each once."""
     forward_of: IntArray
-    """For an operator of a backward the forward operator whose gradient it computes; else the
+    """For a backward operator, the forward operator whose gradient it computes; otherwise the
     operator itself. Length n."""
     gradient_values: IntArray
     """The values that are gradients of weights; empty without a backward. Length G."""
     gradient_weights: IntArray
-    """The weight storage that each of them is the gradient of. Length G."""
+    """The weight storage of each gradient. Length G."""
     state_tensor_bytes: IntArray = field(default_factory=_no_tensors)
-    """The tensors that `weight_state_bytes` is the sum of, one of each weight in a row, 0 where it
-    has none: shape (K, W). Without rows, what is kept for a weight is one tensor."""
+    """The state tensors that sum to `weight_state_bytes`, one per weight in each row, 0 for none:
+    shape (K, W). Without rows, the state of a weight is a single tensor."""
     attention: IntArray = field(default_factory=_no_tensors)
-    """What sizes in bytes do not say of calls of fused attention, a row each: the operator, the
-    size of a head, and 1 where a query sees no key after its own. Shape (A, 3)."""
+    """Details of fused attention calls that sizes in bytes do not give, a row each: the operator,
+    the head dimension, and 1 if attention is causal. Shape (A, 3)."""
     value_held: IntArray = field(default_factory=_nothing_held)
-    """The last operator that begins while a variable of the model's Python still holds the value,
-    as in an eager run; -1 where none outlasts its readers. Length V, or 0: nothing is held."""
+    """The last operator that begins while a Python variable of the model still references the
+    value, as in an eager run; -1 if no reference outlives its readers. Length V, or 0 for no
+    references."""
 
     def __post_init__(self) -> None:
-        """Check what every algorithm relies on: lengths, and producers before readers."""
+        """Check the invariants: lengths, index ranges, and producers before readers."""
         n, values = len(self.names), len(self.value_producer)
         if n == 0:
             raise SpecError("the captured graph has no operators: there is nothing to place")
@@ -164,7 +164,7 @@ class OpGraph:
             raise CycleError(f"operator {op} reads a value that is made after it")
 
     def _refuse_lengths(self) -> None:
-        """Refuse arrays of other lengths than their kind has."""
+        """Refuse arrays of inconsistent lengths."""
         n, values = len(self.names), len(self.value_producer)
         if len(self.read_start) != n + 1 or len(self.use_start) != n + 1 or len(self.flops) != n:
             raise SpecError(f"graph arrays disagree in length: {n} operators")
@@ -190,7 +190,7 @@ class OpGraph:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
 
     def _refuse_uncounted(self) -> None:
-        """Refuse sizes below 0, and sums that 64 bits may not hold and make negative."""
+        """Refuse negative sizes, and sums that might overflow int64."""
         stored = (self.weight_bytes, self.weight_state_bytes, self.value_alloc_bytes)
         sums = {
             "FLOPs": (self.flops,),
@@ -201,17 +201,17 @@ class OpGraph:
         for what, columns in sums.items():
             if any(column.min(initial=0) < 0 for column in columns):
                 raise SpecError(f"the graph has a negative number of {what}")
-            about = sum(float(column.sum(dtype=np.float64)) for column in columns)
-            # Near the limit Python's own numbers, which neither round nor wrap.
-            near = about > MOST_COUNTED / 2
-            if near and sum(sum(column.tolist()) for column in columns) > MOST_COUNTED:
+            rough_sum = sum(float(column.sum(dtype=np.float64)) for column in columns)
+            # Near the limit use Python integers, which neither round nor wrap.
+            is_near_limit = rough_sum > MOST_COUNTED / 2
+            if is_near_limit and sum(sum(column.tolist()) for column in columns) > MOST_COUNTED:
                 raise SpecError(
-                    f"the model has {about:.3g} {what}, at most {MOST_COUNTED:.3g} are counted;"
+                    f"the model has {rough_sum:.3g} {what}, at most {MOST_COUNTED:.3g} are counted;"
                     " make it, its batch or its sequences smaller"
                 )
 
     def _refuse_astray(self) -> None:
-        """Refuse numbers of operators, values and weights that there are not."""
+        """Refuse indices of operators, values and weights that are out of range."""
         n, values, weights = self.n_ops, self.n_values, len(self.weight_names)
         for start, items in ((self.read_start, self.reads), (self.use_start, self.uses)):
             if start[0] != 0 or start[-1] != len(items) or (np.diff(start) < 0).any():
@@ -242,17 +242,17 @@ class OpGraph:
 
     @property
     def total_weight_bytes(self) -> int:
-        """Bytes of all weights, tied ones once."""
+        """Bytes of all weights; tied weights count once."""
         return int(self.weight_bytes.sum())
 
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:
-        """Whether an operator is an optimizer's update of a weight, once a step. Length n."""
+        """Whether an operator belongs to the optimizer's update, run once per step. Length n."""
         return np.array([target.startswith(UPDATE) for target in self.targets], dtype=np.bool_)
 
     @property
     def value_is_cache(self) -> npt.NDArray[np.bool_]:
-        """Whether a value is an input that is kept from one token to the next. Length V."""
+        """Whether a value is an input cached from one token to the next. Length V."""
         is_cache = np.zeros(self.n_values, dtype=np.bool_)
         for value in np.flatnonzero(self.value_producer < 0).tolist():
             is_cache[value] = self.value_names[value].startswith(CACHE)
@@ -262,17 +262,17 @@ class OpGraph:
     def is_backward(self) -> npt.NDArray[np.bool_]:
         """Whether an operator belongs to the backward of a training step, or comes after it.
 
-        Length n. Updates of weights do: they too stay with the forward.
+        Weight updates count too, as they are also tied to a forward operator. Length n.
         """
         backward: npt.NDArray[np.bool_] = self.forward_of != np.arange(self.n_ops)
         return backward
 
     @property
     def first_backward(self) -> int:
-        """The operators from this one on are the backward; `n_ops` where there is none.
+        """Index of the first backward operator, or `n_ops` if there is no backward.
 
         Raises:
-            SpecError: when an operator of the forward comes after one of the backward.
+            SpecError: if a forward operator comes after a backward one.
 
         """
         backward = self.is_backward
@@ -287,19 +287,19 @@ class OpGraph:
 
     @property
     def readers(self) -> IntArray:
-        """Operator that reads each item of `reads`. As long as `reads`."""
+        """The operator of each item of `reads`. Same length as `reads`."""
         return np.repeat(np.arange(self.n_ops), np.diff(self.read_start))
 
     @property
     def users(self) -> IntArray:
-        """Operator that uses each item of `uses`. As long as `uses`."""
+        """The operator of each item of `uses`. Same length as `uses`."""
         return np.repeat(np.arange(self.n_ops), np.diff(self.use_start))
 
     @property
     def is_check(self) -> npt.NDArray[np.bool_]:
-        """Whether an operator makes nothing and only stays with another that does. Length n.
+        """Whether an operator produces nothing and is grouped with one that does. Length n.
 
-        Such as the assertions about a tensor that `torch.export` leaves in a graph.
+        An example are the assertions about tensors that `torch.export` leaves in a graph.
         """
         makers = self.value_producer[self.value_producer >= 0]
         makes_nothing = np.bincount(makers, minlength=self.n_ops) == 0
@@ -316,7 +316,7 @@ class OpGraph:
 
 
 def storage_roots(graph: OpGraph) -> IntArray:
-    """Return the value whose storage each value lies in, itself unless it is a view. Length V."""
+    """Return the value that owns the storage of each value, itself unless a view. Length V."""
     root = np.arange(graph.n_values, dtype=np.int64)
     for value in np.flatnonzero(graph.value_base >= 0).tolist():  # a base comes before its views
         root[value] = root[graph.value_base[value]]
@@ -324,5 +324,5 @@ def storage_roots(graph: OpGraph) -> IntArray:
 
 
 def without_python(graph: OpGraph) -> OpGraph:
-    """Return `graph` as it is run by itself: a value is freed after its last reader."""
+    """Return `graph` without Python references, so values are freed after their last reader."""
     return replace(graph, value_held=_nothing_held())

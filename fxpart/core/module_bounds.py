@@ -1,4 +1,4 @@
-"""Where in a graph a module begins or ends: the places at which torch's pipelines can cut."""
+"""Module boundaries in a graph: the points at which torch's pipelines can split."""
 
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -15,9 +15,10 @@ SplitPlace = Literal["BEGINNING", "END"]
 
 @lru_cache(maxsize=4)
 def single_calls(modules: tuple[str, ...]) -> frozenset[str]:
-    """Return the modules whose operators all stand next to each other, as those of one call do.
+    """Return the modules whose operators are all consecutive, as from a single call.
 
-    Only modules with operators of their own: a list of modules has none, and is never called.
+    Modules without operators of their own are left out: a module list, for example, is never
+    called.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -33,15 +34,15 @@ def single_calls(modules: tuple[str, ...]) -> frozenset[str]:
 def module_bound(
     modules: Sequence[str], index: int, calls: Container[str], taken: Container[str]
 ) -> tuple[str, SplitPlace] | None:
-    """Return the outermost module that begins with operator `index`, or ends with the one before.
+    """Return the outermost module that begins at operator `index` or ends just before it.
 
-    None where there is none in `calls` but not in `taken`.
+    None if there is no such module in `calls`, or the module that ends is in `taken`.
 
     Args:
-        modules: of each operator, in the order of the graph.
-        index: an operator that is not the first.
+        modules: module of each operator, in graph order.
+        index: an operator other than the first.
         calls: modules that are called once, see `single_calls`.
-        taken: modules that are a place to cut already.
+        taken: modules already used as split points.
 
     """
     before, after = modules[index - 1], modules[index]

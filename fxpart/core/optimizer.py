@@ -32,33 +32,33 @@ __all__ = [
 ]
 
 
-# Operators appended to a graph, each kept on the device of an existing one.
+# Operators appended to a graph, each bound to the device of an existing one.
 
 
 class AddedOperators(NamedTuple):
-    """K operators of no FLOPs, each of which reads one value and makes one. Length K each."""
+    """K appended operators without FLOPs, each reading and producing one value. Length K each."""
 
     names: tuple[str, ...]
-    """Of the operator, and of the value that it makes."""
+    """Name of the operator and of its value."""
     modules: tuple[str, ...]
     target: str
-    """Of all of them; no array."""
+    """Shared by all of them."""
     dtypes: tuple[str, ...]
     moved_bytes: IntArray
     reads: IntArray
     """The value that each reads."""
     partner: IntArray
-    """The operator of the graph that each stays with, and whose forward operator is its own."""
+    """The operator of the graph that each shares a device and a forward operator with."""
     uses: IntArray
-    """The weight storage that each uses; or of length 0, if they use none."""
+    """The weight storage that each uses; of length 0 if they use none."""
     made_bytes: IntArray
-    """Of the value that each makes, in storage of its own."""
+    """Size of each produced value, which has its own storage."""
     stays: npt.NDArray[np.bool_]
-    """Whether that lives to the end of the step."""
+    """Whether the value lives until the end of the step."""
 
 
 def _with_operators(graph: OpGraph, added: AddedOperators) -> OpGraph:
-    """Return `graph` with further operators at its end. O(n log n)."""
+    """Return `graph` with operators appended. O(n log n)."""
     n, count = graph.n_ops, len(added.names)
     numbers = np.arange(n, n + count)
     partners = np.concatenate([np.arange(n), added.partner])
@@ -95,11 +95,11 @@ def _joined(present: IntArray, more: npt.NDArray[np.generic]) -> IntArray:
 
 
 OPTIMIZERS = ("none", "sgd", "momentum", "adam", "adamw")
-"""``momentum`` is SGD with momentum; ``none`` adds nothing to a step."""
+"""``momentum`` is SGD with momentum; ``none`` adds no update."""
 IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
-"""As torch.optim names them. It takes ``for_loop`` on a CPU and ``foreach`` on CUDA by itself."""
+"""Implementations of torch.optim, which defaults to ``for_loop`` on CPU and ``foreach`` on CUDA."""
 STATE_DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""What states may be kept in."""
+"""Dtypes of optimizer state."""
 
 _ITEMSIZE = {
     "float64": 8,
@@ -109,28 +109,28 @@ _ITEMSIZE = {
     "complex128": 16,
     "complex64": 8,
 }
-"""Bytes of a number of a weight that has a gradient."""
+"""Bytes per element of trainable dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """How weights are updated. States are as torch.optim keeps them."""
+    """How weights are updated, with the state of torch.optim."""
 
     name: str = "none"
     """One of `OPTIMIZERS`."""
     state_dtype: str | None = None
-    """One of `STATE_DTYPES`; None for that of the weight, or of its float32 copy if it has one."""
+    """One of `STATE_DTYPES`; None for the dtype of the weight, or of its float32 copy if any."""
     master_weights: bool = False
-    """Whether a float32 copy is kept of every weight of fewer bits, and is what is updated. Its
-    gradient is then cast to float32 before the first update, and the cast stays to the end of
-    the step: torch.optim takes no other."""
+    """Whether weights of lower precision have a float32 master copy, which is what is updated.
+    Their gradients are then cast to float32 before the first update and the casts live until the
+    end of the step, since torch.optim accepts no other dtype."""
     implementation: str = "for_loop"
-    """One of `IMPLEMENTATIONS`: which tensors an update makes on the way."""
+    """One of `IMPLEMENTATIONS`, which determines an update's temporaries."""
     main_gradients: bool = False
-    """Whether gradients are added up in float32 beside the weights, and so need no cast."""
+    """Whether gradients are accumulated in float32 buffers, and so need no cast."""
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist."""
+        """Check the names."""
         _refuse_unknown("optimizer", self.name, OPTIMIZERS)
         _refuse_unknown("optimizer.implementation", self.implementation, IMPLEMENTATIONS)
         if self.state_dtype is not None:
@@ -138,10 +138,10 @@ class Optimizer:
 
     @property
     def rule(self) -> UpdateRule:
-        """What an update keeps and moves.
+        """The state and memory traffic of an update.
 
         Raises:
-            KeyError: for ``none``.
+            KeyError: if the optimizer is ``none``.
 
         """
         return (FUSED if self.implementation == "fused" else PASSES)[self.name]
@@ -154,25 +154,25 @@ def _refuse_unknown(option: str, name: str, names: tuple[str, ...]) -> None:
 
 
 def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
-    """Return a training step with the updates of its weights, which come last.
+    """Append the updates of the weights to a training step.
 
-    There is one operator for each gradient, in their order, named ``update.`` and the weight, with
-    target ``optimizer.`` and the name. It reads the gradient, uses the weight, belongs to the
-    module that owns it, and stays on the device where the gradient is made; so a weight that
-    several devices use, such as a tied one, is updated where its gradient is summed. It makes one
-    value: what it allocates, which is gone when it has run, or with ``foreach`` at the end of the
-    step. With master weights, operators ``cast.`` and the weight come before all updates.
+    There is one operator per gradient, in order, named ``update.<weight>`` with target
+    ``optimizer.<name>``. It reads the gradient, uses the weight, belongs to the module that owns
+    it, and is bound to the device where the gradient is made; so a weight used on several devices,
+    such as a tied one, is updated where its gradient is summed. Its value is the memory it
+    allocates, freed when it has run, or with ``foreach`` at the end of the step. With master
+    weights, operators named ``cast.<weight>`` precede all updates.
 
-    State is resident: `OpGraph.weight_state_bytes` is on every device that uses the weight. A
-    weight without a gradient has none.
+    State is resident: `OpGraph.weight_state_bytes` counts on every device that uses the weight. A
+    weight without a gradient has no state.
 
-    With ``for_loop`` torch gives an update's last tensor back in the next one: each update counts
-    that of the weight before it in the graph. Where that lies on another device, the first update
-    of a device counts too much, by one tensor.
+    With ``for_loop`` torch frees an update's last temporary during the next one, so each update
+    also counts that of the previous weight in the graph. If that is on another device, the first
+    update of a device is overcounted by one tensor.
 
     Raises:
-        SpecError: for a graph without gradients or with updates already, or for a weight whose
-            dtype cannot be trained.
+        SpecError: if the graph has no gradients or already has updates, or the dtype of a weight
+            cannot be trained.
 
     """
     if optimizer.name == "none":
@@ -218,10 +218,10 @@ def _refuse_untrained(graph: OpGraph, optimizer: Optimizer) -> None:
 
 
 class _Trained(NamedTuple):
-    """The weights that have a gradient, in the order of the gradients. Length G each."""
+    """The weights with a gradient, in the order of the gradients. Length G each."""
 
     names: tuple[str, ...]
-    """Of the weight; two parts of one storage are told apart by a number."""
+    """Names of the weights; several parts of one storage are numbered."""
     modules: tuple[str, ...]
     dtypes: tuple[str, ...]
     partner: IntArray
@@ -231,17 +231,16 @@ class _Trained(NamedTuple):
 
 def _trained(graph: OpGraph) -> _Trained:
     maker = graph.value_producer[graph.gradient_values]
-    # A gradient may be an input of the graph as it is: then the first operator that uses its weight
-    # stands in.
+    # If a gradient is itself an input of the graph, the first user of its weight stands in.
     first_user = np.full(len(graph.weight_names), graph.n_ops - 1, dtype=np.int64)
     np.minimum.at(first_user, graph.uses, graph.users)
     partner = np.where(maker >= 0, maker, first_user[graph.gradient_weights])
     owners = [graph.weight_names[weight] for weight in graph.gradient_weights.tolist()]
-    seen: dict[str, int] = {}
+    name_counts: dict[str, int] = {}
     names = []
     for owner in owners:
-        seen[owner] = seen.get(owner, 0) + 1
-        names.append(owner if seen[owner] == 1 else f"{owner}.{seen[owner]}")
+        name_counts[owner] = name_counts.get(owner, 0) + 1
+        names.append(owner if name_counts[owner] == 1 else f"{owner}.{name_counts[owner]}")
     return _Trained(
         tuple(names),
         tuple(owner.rpartition(".")[0] for owner in owners),
@@ -267,30 +266,30 @@ def _sizes(trained: _Trained, optimizer: Optimizer) -> Sizes:
 
 
 def _with_casts(graph: OpGraph, trained: _Trained, sizes: Sizes) -> OpGraph:
-    """Return `graph` with the gradients of weights that have a float32 copy cast, in order."""
+    """Return `graph` with casts of the gradients of weights that have a float32 copy, in order."""
     cast = np.flatnonzero(sizes.has_master)
     if not len(cast):
         return graph
-    of = cast.tolist()
+    cast_list = cast.tolist()
     return _with_operators(
         graph,
         AddedOperators(
-            names=tuple(f"cast.{trained.names[i]}" for i in of),
-            modules=tuple(trained.modules[i] for i in of),
+            names=tuple(f"cast.{trained.names[i]}" for i in cast_list),
+            modules=tuple(trained.modules[i] for i in cast_list),
             target=CAST,
-            dtypes=("float32",) * len(of),
+            dtypes=("float32",) * len(cast_list),
             moved_bytes=cast_moved_bytes(sizes)[cast],
             reads=graph.gradient_values[cast],
             partner=trained.partner[cast],
             uses=np.empty(0, dtype=np.int64),
             made_bytes=sizes.numbers[cast] * MASTER_ITEMSIZE,
-            stays=np.ones(len(of), dtype=np.bool_),
+            stays=np.ones(len(cast_list), dtype=np.bool_),
         ),
     )
 
 
 def _gradients(graph: OpGraph, has_master: npt.NDArray[np.bool_]) -> IntArray:
-    """Return the value by which each weight is updated: its gradient, or the cast of it."""
+    """Return the value that each update reads: the gradient or its cast."""
     gradients = graph.gradient_values.copy()
     casts = int(has_master.sum())
     gradients[has_master] = np.arange(graph.n_values - casts, graph.n_values)

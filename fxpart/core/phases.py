@@ -1,4 +1,4 @@
-"""What of a model's life is captured: a pass forward, a step of serving or of training."""
+"""Phases that can be captured: a forward pass, a step of serving or of training."""
 
 from dataclasses import dataclass
 
@@ -14,48 +14,48 @@ __all__ = [
 ]
 
 CACHED_STEPS = ("prefill", "decode")
-"""``prefill``: a pass over a prompt that writes the cache. ``decode``: one token for each text,
-against its cache."""
+"""``prefill``: a pass over a prompt that fills the KV cache. ``decode``: one token per sequence,
+using its cache."""
 
 PHASES = ("inference", "training", *CACHED_STEPS, "generate")
-"""``inference``: one pass forward. ``training``: forward, loss and backward of a step. The others
-are steps of serving, and ``generate`` is both of them on one placement."""
+"""``inference``: one forward pass. ``training``: forward, loss and backward of a step. The others
+are steps of serving, and ``generate`` is both on one placement."""
 
 CHECKPOINTING = ("none", "block", "selective", "core_attention")
-"""What a training step computes again instead of keeping. ``none``: nothing. ``block``: what is
-made inside each repeated block of the model, such as a transformer's layers. ``selective``: the
-same without fused attention and every second matrix product of a block, as torchtitan does it.
-``core_attention``: scores of attention and what is made of them, as Megatron-LM's selective
-recomputation does it."""
+"""Activation checkpointing of a training step. ``none``: nothing is recomputed. ``block``:
+everything inside each repeated block of the model, such as a transformer layer. ``selective``: the
+same except fused attention and every second matrix product of a block, as in torchtitan.
+``core_attention``: attention scores and what is derived from them, as in Megatron-LM's selective
+recomputation."""
 
 BACKWARD_ORDERS = ("autograd", "late_weight_gradients")
-"""In which order a backward runs. ``autograd``: a call's gradients together, as eager PyTorch does.
-``late_weight_gradients``: what earlier layers wait for first, the gradients of weights after it,
-as zero-bubble pipelines do."""
+"""Order of the backward. ``autograd``: all gradients of a call together, as in eager PyTorch.
+``late_weight_gradients``: gradients of activations, which earlier layers wait for, before gradients
+of weights, as in zero-bubble pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a training step is run, where that changes what it computes and keeps.
+    """Options of a training step that change what it computes or saves.
 
     Raises:
-        SpecError: for a way of checkpointing, or an order, that does not exist.
+        SpecError: if `checkpointing` or `backward_order` does not exist.
 
     """
 
     checkpointing: str = "none"
     """One of `CHECKPOINTING`."""
     fused_attention: bool = True
-    """Whether attention that has dropout is one fused call that keeps no probabilities, as
-    accelerators run it. Else it is the products, and the masks, that a CPU runs and keeps."""
+    """Whether attention with dropout is one fused call that saves no probabilities, as on
+    accelerators; otherwise separate products and masks, as on a CPU."""
     fused_dropout: bool = True
-    """Whether other dropout is one call that keeps a byte for each element, as accelerators run it.
-    Else it is the several calls that a CPU runs, which keep a number of the element's dtype."""
+    """Whether other dropout is one call that saves a byte per element, as on accelerators;
+    otherwise several calls that save a mask in the input's dtype, as on a CPU."""
 
     backward_order: str = "autograd"
     """One of `BACKWARD_ORDERS`."""
     recomputed: tuple[str, ...] = ()
-    """Paths of the blocks that are checkpointed; none for all of them."""
+    """Paths of the checkpointed blocks; empty for all of them."""
 
     def __post_init__(self) -> None:
         """Refuse a name that is not in `CHECKPOINTING` or `BACKWARD_ORDERS`."""
@@ -69,7 +69,7 @@ class StepOptions:
 
 
 def check_phase(phase: str, level: str = "operator") -> None:
-    """Raise `SpecError` for a phase that does not exist, or that `level` cannot capture."""
+    """Raise `SpecError` if the phase does not exist or cannot be captured at `level`."""
     if phase not in PHASES:
         raise SpecError(f"phase={phase} does not exist; {nearest_names(phase, PHASES)}")
     if phase != "inference" and level != "operator":

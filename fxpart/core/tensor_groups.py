@@ -1,7 +1,7 @@
-"""Tensor parallelism: devices in groups that share the work of every operator.
+"""Tensor parallelism: groups of devices that share the work of every operator.
 
-All devices of a group hold and do the same amounts, so a plan places operators on groups: each
-stands as one of its devices, with the collectives of the group as operators among the others.
+All devices of a group have equal memory and work, so a plan places operators on groups: each is
+represented by one of its devices, and its collectives are operators of the graph.
 """
 
 from dataclasses import dataclass, replace
@@ -18,28 +18,29 @@ __all__ = ["TensorGroups", "tensor_groups"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TensorGroups:
-    """Devices dealt out to tensor-parallel groups."""
+    """Devices divided into tensor-parallel groups."""
 
     topology: Topology
-    """A device of each group, which draws what all of it draw, and the links between those of two
-    groups. G devices."""
+    """One device per group, with the power of the whole group, and the links between groups. G
+    devices."""
     members: IntArray
     """The devices of each group, shape (G, N)."""
     links: tuple[Link, ...]
-    """The slowest link between neighbours in each group, round its ring. Length G."""
+    """The slowest link in the ring of each group. Length G."""
 
     @property
     def size(self) -> int:
-        """Devices of a group."""
+        """Number of devices in a group."""
         return int(self.members.shape[1])
 
 
 def tensor_groups(topology: Topology, size: int) -> TensorGroups:
-    """Return the devices of `topology` in groups of `size` neighbours, which must be alike.
+    """Divide the devices of `topology` into groups of `size` neighbours, which must be equal.
 
     Raises:
-        SpecError: for a size below 1.
-        NotApplicableError: for devices that do not make such groups.
+        SpecError: if the size is below 1.
+        NotApplicableError: if the size does not divide the number of devices, or devices of a group
+            differ.
 
     """
     if size < 1:
@@ -56,7 +57,7 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     links = ring_links(topology, members.T)
     if size == 1:
         return TensorGroups(topology, members, links)
-    # Devices of two groups talk in pairs, each with its counterpart.
+    # Devices of two groups communicate pairwise, each with its counterpart.
     pairs = [np.ix_(row, row) for row in members.T]
     rate = np.min([topology.bytes_per_s[pair] for pair in pairs], axis=0)
     latency = np.max([topology.latency_s[pair] for pair in pairs], axis=0)

@@ -1,4 +1,4 @@
-"""`Topology`: the devices that a model is placed on and the links between them."""
+"""`Topology`: the devices on which a model is placed, and the links between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,14 +13,14 @@ __all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "
 
 
 LEAST_RATE, _MOST = 1e-6, 1e24
-"""Of bytes or FLOPs per second: times at rates between the two stay numbers."""
+"""Limits of rates in bytes/s or FLOP/s, within which times stay finite."""
 _MOST_S, _MOST_W = 1e9, 1e9
 _MOST_MULTIPROCESSORS = 2**16
 _USABLE = f"positive and finite ({LEAST_RATE:.0e} to {_MOST:.0e})"
 
 
 def _usable(rate: float) -> bool:
-    """Return whether times at this rate stay numbers: it is not zero, infinite, nan or absurd."""
+    """Return whether times at this rate are finite: it is not zero, infinite, nan or absurd."""
     return LEAST_RATE <= rate <= _MOST
 
 
@@ -31,32 +31,33 @@ class DeviceSpec:
     name: str
     """What the device is, such as ``a100_80gb``."""
     memory_bytes: int
-    """Bytes that weights and tensors may take: every mode and check goes by these."""
+    """Bytes available to weights and tensors; the limit for every mode and check."""
     flops_per_s: Mapping[str, float]
     """Peak dense rate by dtype name (``bfloat16``), in FLOP/s."""
     memory_bandwidth_bytes_per_s: float
     """Rate at which the device reads and writes its own memory."""
     node: int = 0
-    """The machine that the device sits in; links inside one and between two may differ."""
+    """The machine of the device; links within a node and between nodes may differ."""
     reserved_bytes: int = 0
-    """Bytes that the device has beside `memory_bytes`, for what is no tensor; `fxpart.core.reserve`
-    says what that is."""
+    """Bytes in addition to `memory_bytes` that are not available to tensors; see
+    `fxpart.core.reserve`."""
     multiprocessors: int = 100
-    """Parts of the device that each run one block of a kernel at a time."""
+    """Number of multiprocessors, each of which runs one block of a kernel at a time."""
     curves: str = ""
-    """The family whose kernels it runs, such as ``h100``; its curves are in the latency's settings.
-    Empty: none that is known."""
+    """Family of measured kernel curves, such as ``h100``, in the latency settings. Empty if
+    unknown."""
     own_curves: bool = False
-    """Whether these are of devices such as this one; else they are carried to it by its peaks."""
+    """Whether the curves were measured on this kind of device; otherwise they are scaled by its
+    peaks."""
     power_w: float = 0.0
-    """Rated power of the board in W; 0 where nobody has said."""
+    """Rated power of the board in W; 0 if unknown."""
     sustained_flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """By dtype name, what long runs of large products reach where a power limit takes the clock."""
+    """Rate by dtype name sustained by long runs of large products under a power limit."""
     on_host: bool = False
-    """Whether it is the host itself, of whose memory nothing is reserved."""
+    """Whether this is the host itself, whose memory has no reserve."""
 
     def __post_init__(self) -> None:
-        """Refuse a device that could hold or compute nothing."""
+        """Check memory, power, multiprocessors and rates."""
         if self.memory_bytes <= 0:
             raise SpecError(f"device {self.name}: memory must be positive, got {self.memory_bytes}")
         if self.total_bytes > MAX_MEMORY_BYTES:
@@ -92,11 +93,16 @@ class DeviceSpec:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of memory that the device has, what is reserved included."""
+        """Total memory in bytes, including the reserve."""
         return self.memory_bytes + self.reserved_bytes
 
     def rate_for(self, dtype: str) -> float:
-        """Return FLOP/s for `dtype`; one that the device does not list runs as float32."""
+        """Return FLOP/s for `dtype`; unlisted dtypes run at the rate of float32.
+
+        Raises:
+            SpecError: if neither is listed.
+
+        """
         rate = self.flops_per_s.get(dtype) or self.flops_per_s.get("float32")
         if rate is None:
             near = nearest_names(dtype, self.flops_per_s)
@@ -122,7 +128,7 @@ class Link:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a link that would never deliver."""
+        """Check the rate and the latency."""
         if not _usable(self.bytes_per_s):
             raise SpecError(
                 f"transfer rate (transfer_rate.bytes_per_s) must be {_USABLE},"
@@ -145,11 +151,11 @@ class Topology:
     latency_s: npt.NDArray[np.float64] = field(repr=False)
     """Fixed cost of one transfer from row to column, shape (D, D); 0 on the diagonal."""
     host_launch_s: float = 0.0
-    """Time of the host to start one operator, on whichever device. One process starts all, in
-    order, and goes on while the devices compute."""
+    """Host time to launch one operator on any device. One process launches all of them in order,
+    asynchronously."""
 
     def __post_init__(self) -> None:
-        """Refuse a host that takes no number of seconds."""
+        """Check the launch time."""
         if not 0 <= self.host_launch_s < _MOST_S:
             raise SpecError(
                 f"runtime.host_launch_s must be at least 0 and below {_MOST_S:.0e} s,"
@@ -163,7 +169,7 @@ class Topology:
 
     @property
     def memory_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes that weights and tensors may take on each device, shape (D,)."""
+        """Bytes available to weights and tensors on each device, shape (D,)."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
 
     def first(self, count: int) -> "Topology":
@@ -179,27 +185,27 @@ class Topology:
 def uniform_topology(
     devices: tuple[DeviceSpec, ...], within_node: Link, between_nodes: Link | None = None
 ) -> Topology:
-    """Return the devices joined by one kind of link in a node and another between nodes.
+    """Return a topology with one kind of link within nodes and another between nodes.
 
     Without `between_nodes`, all pairs are joined by `within_node`.
     """
     if not devices:
         raise SpecError("no devices: give at least one, such as devices=1x16gb")
-    far = between_nodes or within_node
+    inter_node = between_nodes or within_node
     node = np.array([device.node for device in devices])
-    same = node[:, None] == node[None, :]
-    rate = np.where(same, float(within_node.bytes_per_s), float(far.bytes_per_s))
-    latency = np.where(same, float(within_node.latency_s), float(far.latency_s))
+    same_node = node[:, None] == node[None, :]
+    rate = np.where(same_node, float(within_node.bytes_per_s), float(inter_node.bytes_per_s))
+    latency = np.where(same_node, float(within_node.latency_s), float(inter_node.latency_s))
     np.fill_diagonal(rate, np.inf)
     np.fill_diagonal(latency, 0.0)
     return Topology(devices, rate, latency)
 
 
 def with_pair_links(topology: Topology, links: Mapping[tuple[int, int], Link]) -> Topology:
-    """Return the topology with links of their own, both ways, between the pairs of devices.
+    """Return the topology with the given links, in both directions, between pairs of devices.
 
     Raises:
-        SpecError: for a device that is not there, or a pair of one device.
+        SpecError: if a device does not exist, or a pair joins a device with itself.
 
     """
     rate, latency = topology.bytes_per_s.copy(), topology.latency_s.copy()

@@ -1,7 +1,7 @@
-"""What one update of a weight keeps, allocates and moves, by optimizer and implementation.
+"""State, temporaries and memory traffic of a weight update, by optimizer and implementation.
 
-Read off what torch.optim does (as of torch 2.13) from the second step on, without amsgrad,
-nesterov, maximize, and weight decay that is added to the gradient.
+The numbers follow torch.optim (as of torch 2.13) from the second step on, without amsgrad,
+nesterov, maximize, or weight decay added to the gradient.
 """
 
 from typing import NamedTuple
@@ -23,46 +23,46 @@ __all__ = [
 ]
 
 MASTER_ITEMSIZE = 4
-"""Bytes of one number of a float32 copy of a weight."""
+"""Bytes per element of a float32 master weight."""
 _STEP_BYTES = 4
-"""Of the float32 number of steps that Adam keeps for each weight. Where neither fused nor
-capturable, it lies in the host's memory; it is counted where the weight lies all the same."""
+"""Size of Adam's float32 step counter of each weight. Unless fused or capturable it is in host
+memory, but it is counted with the weight regardless."""
 
 
 class UpdateRule(NamedTuple):
-    """One optimizer, in numbers for each number of a weight."""
+    """One optimizer's state and traffic, in elements per element of a weight."""
 
     states: int
-    """Tensors as large as the weight that are kept."""
+    """Number of state tensors as large as the weight."""
     counts_steps: bool
-    """Whether a number of steps is kept beside them."""
+    """Whether there is a step counter as well."""
     gradient_moves: int
-    """How often the gradient is read."""
+    """Number of reads of the gradient."""
     weight_moves: int
-    """How often the weight is read or written."""
+    """Number of reads and writes of the weight."""
     state_moves: int
-    """The same of all its states together."""
+    """Reads and writes of all states together."""
     scratch_moves: int = 0
-    """The same of tensors that are made and given back."""
+    """Reads and writes of temporaries."""
 
     @property
     def has_scratch(self) -> bool:
-        """Whether tensors as large as a state are made and given back."""
+        """Whether temporaries as large as a state are allocated."""
         return self.scratch_moves > 0
 
 
 PASSES: dict[str, UpdateRule] = {
     # One pass: the gradient is added to the weight.
     "sgd": UpdateRule(0, False, 1, 2, 0),
-    # The buffer shrinks, the gradient is added to it, and it to the weight.
+    # Scale the buffer, add the gradient to it, add the buffer to the weight.
     "momentum": UpdateRule(1, False, 1, 2, 5),
-    # The first moment moves to the gradient; the second shrinks and the square is added; its root,
-    # that scaled, that plus epsilon; the weight moves by the first moment over it.
+    # Lerp the first moment towards the gradient; scale the second and add the square; take its
+    # root, scale it, add epsilon; add the quotient of the first moment and that to the weight.
     "adam": UpdateRule(2, True, 2, 2, 8, 6),
-    # The same, after the weight has shrunk by its decay.
+    # The same, after scaling the weight by its decay.
     "adamw": UpdateRule(2, True, 2, 4, 8, 6),
 }
-"""By name, where every operation is a pass over memory: of one weight, or of all in a list."""
+"""Rules of ``for_loop`` and ``foreach`` by name: every operation is a pass over memory."""
 
 FUSED: dict[str, UpdateRule] = {
     "sgd": UpdateRule(0, False, 1, 2, 0),
@@ -70,24 +70,24 @@ FUSED: dict[str, UpdateRule] = {
     "adam": UpdateRule(2, True, 1, 2, 4),
     "adamw": UpdateRule(2, True, 1, 2, 4),
 }
-"""By name, where one pass does it all: everything is read once, weight and states written once."""
+"""Rules of ``fused`` by name: one pass reads everything once and writes weight and states once."""
 
 
 class Sizes(NamedTuple):
-    """The weights that are updated, in order. Length G each."""
+    """The updated weights, in order. Length G each."""
 
     numbers: IntArray
-    """How many numbers each has."""
+    """Number of elements."""
     itemsize: IntArray
-    """Bytes of a number of the weight, and of its gradient."""
+    """Bytes per element of the weight and its gradient."""
     state_itemsize: IntArray
-    """Bytes of a number of a state."""
+    """Bytes per element of a state."""
     has_master: IntArray
-    """1 where a float32 copy of the weight is updated and then written to it, else 0."""
+    """1 if a float32 master copy is updated and then written back to the weight, else 0."""
 
 
 def state_tensors(rule: UpdateRule, sizes: Sizes) -> list[IntArray]:
-    """Return the bytes of each tensor kept for a weight: states, copy, count of steps.
+    """Return the bytes of each tensor of a weight's state: moments, master copy, step counter.
 
     Length G each.
     """
@@ -100,32 +100,32 @@ def state_tensors(rule: UpdateRule, sizes: Sizes) -> list[IntArray]:
 
 
 def scratch_bytes(rule: UpdateRule, sizes: Sizes, *, at_once: bool) -> IntArray:
-    """Return what each update allocates and gives back. Length G.
+    """Return the bytes of each update's temporaries. Length G.
 
-    Of Adam, the divisor of the update, a tensor as large as a state. With `at_once` those of all
-    weights are there together. Else each is made in two steps, and given back when that of the next
-    weight is made: an update holds two, and that of the weight before it.
+    For Adam this is the divisor of the update, as large as a state. With `at_once` those of all
+    weights are live together. Otherwise each is made in two steps and freed when that of the next
+    weight is made, so an update holds two plus the one of the previous weight.
     """
-    each = sizes.numbers * sizes.state_itemsize * rule.has_scratch
+    tensor_bytes = sizes.numbers * sizes.state_itemsize * rule.has_scratch
     if at_once:
-        return each
-    scratch: IntArray = 2 * each
-    scratch[1:] += each[:-1]
+        return tensor_bytes
+    scratch: IntArray = 2 * tensor_bytes
+    scratch[1:] += tensor_bytes[:-1]
     return scratch
 
 
 def moved_bytes(rule: UpdateRule, sizes: Sizes) -> IntArray:
-    """Return what each update reads and writes. Length G."""
-    updated = np.where(sizes.has_master > 0, MASTER_ITEMSIZE, sizes.itemsize)
-    each = (rule.gradient_moves + rule.weight_moves) * updated
-    each += (rule.state_moves + rule.scratch_moves) * sizes.state_itemsize
-    # The copy is read, and the weight written.
-    each += sizes.has_master * (MASTER_ITEMSIZE + sizes.itemsize)
-    moved: IntArray = sizes.numbers * each
+    """Return the bytes that each update reads and writes. Length G."""
+    updated_itemsize = np.where(sizes.has_master > 0, MASTER_ITEMSIZE, sizes.itemsize)
+    bytes_per_element = (rule.gradient_moves + rule.weight_moves) * updated_itemsize
+    bytes_per_element += (rule.state_moves + rule.scratch_moves) * sizes.state_itemsize
+    # The master copy is read, and the weight written.
+    bytes_per_element += sizes.has_master * (MASTER_ITEMSIZE + sizes.itemsize)
+    moved: IntArray = sizes.numbers * bytes_per_element
     return moved
 
 
 def cast_moved_bytes(sizes: Sizes) -> IntArray:
-    """Return what casting each gradient to float32 reads and writes. Length G."""
+    """Return the bytes moved by casting each gradient to float32. Length G."""
     moved: IntArray = sizes.numbers * (sizes.itemsize + MASTER_ITEMSIZE)
     return moved

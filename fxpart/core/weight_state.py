@@ -1,4 +1,4 @@
-"""Bytes kept on a device for a weight: an optimizer's state, a bucket of its gradient."""
+"""Per-weight state resident on a device: optimizer state, gradient buckets."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +11,12 @@ __all__ = ["with_state"]
 
 
 def with_state(graph: OpGraph, weights: IntArray, tensors: Sequence[IntArray]) -> OpGraph:
-    """Return `graph` with further tensors beside its weights.
+    """Return `graph` with further state tensors for its weights.
 
     Args:
-        graph: its weight state is kept and added to.
-        weights: numbers of weights; repeated where a weight has several tensors of state.
-            Shape (G,).
-        tensors: bytes, of each kind one tensor for each of `weights`. Shape (G,) each.
+        graph: its existing weight state is kept.
+        weights: indices of weights; repeated if a weight has several parts. Shape (G,).
+        tensors: bytes of each kind of tensor for each of `weights`. Shape (G,) each.
 
     """
     state_bytes = graph.weight_state_bytes
@@ -38,10 +37,10 @@ def with_state(graph: OpGraph, weights: IntArray, tensors: Sequence[IntArray]) -
 
 
 def _parts(weights: IntArray) -> IntArray:
-    """Return how often each item of `weights` has come before. Shape (G,)."""
-    seen: dict[int, int] = {}
+    """Return the number of earlier occurrences of each item of `weights`. Shape (G,)."""
+    latest_part: dict[int, int] = {}
     parts = []
     for weight in weights.tolist():
-        seen[weight] = seen.get(weight, -1) + 1
-        parts.append(seen[weight])
+        latest_part[weight] = latest_part.get(weight, -1) + 1
+        parts.append(latest_part[weight])
     return np.array(parts, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""`Workload`: a published placement problem, operators with times and transfers given as numbers.
+"""`Workload`: a published placement problem, with given operator times and transfer costs.
 
 The format is that of *Efficient Algorithms for Device Placement of DNN Graph Operators* (Tarnawski
-et al., NeurIPS 2020, arXiv:2006.16423; repository ``msr-fiddle/dnn-partitioning``). What a
-placement of one costs is `fxpart.cost.blocking`.
+et al., NeurIPS 2020, arXiv:2006.16423; repository ``msr-fiddle/dnn-partitioning``).
+`fxpart.cost.blocking` has its cost model.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Workload", "workload_graph", "workload_topology"]
 
 _BYTES_PER_S = 1e6
 _NEVER = 1e3
-"""Times everything there is that an operator takes where it cannot run."""
+"""Time of an operator on a device that cannot run it, as a multiple of the sum of all times."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,29 +30,29 @@ class Workload:
 
     name: str
     names: tuple[str, ...]
-    """Of the operators. Length n."""
+    """Operator names. Length n."""
     accelerator_s: FloatArray
-    """Time on an accelerator; infinite where it cannot run there. Shape (n,)."""
+    """Time on an accelerator; infinite if it cannot run there. Shape (n,)."""
     core_s: FloatArray
     """Time on a CPU core. Shape (n,)."""
     move_s: FloatArray
     """Time to move an operator's output between an accelerator and the host. Shape (n,)."""
     size_bytes: IntArray
-    """Memory that an operator takes on an accelerator. Shape (n,)."""
+    """Memory of each operator on an accelerator. Shape (n,)."""
     is_backward: npt.NDArray[np.bool_]
     """Shape (n,)."""
     colour: IntArray
-    """First operator of those that must share a device. Shape (n,)."""
+    """First operator of each set that must share a device. Shape (n,)."""
     sources: IntArray
-    """Operator that each edge comes from. Shape (m,)."""
+    """Tail of each edge. Shape (m,)."""
     targets: IntArray
-    """Operator that each edge goes to. Shape (m,)."""
+    """Head of each edge. Shape (m,)."""
     accelerators: int
     cores: int
     memory_bytes: int
-    """Of one accelerator."""
+    """Memory of one accelerator."""
     most_pieces: int | None = None
-    """Pieces that an accelerator may hold, each of which runs whole; None: any number."""
+    """Most pieces per accelerator, each of which runs as a whole; None for any number."""
 
     @property
     def n_ops(self) -> int:
@@ -66,15 +66,15 @@ class Workload:
 
     @property
     def times(self) -> FloatArray:
-        """Time of each operator on each device in s, shape (n, D); infinite where it cannot run."""
+        """Time of each operator on each device in s, shape (n, D); infinite if it cannot run."""
         on_accelerator = np.arange(self.n_devices) < self.accelerators
         columns = np.where(on_accelerator, self.accelerator_s[:, None], self.core_s[:, None])
         return np.asarray(columns, dtype=np.float64)
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
-        """Return `times`, with a very long time where an operator cannot run: searches add times.
+        """Return `times` with very large instead of infinite times, since searches add them up.
 
-        So a workload is the source of its graph's times (`fxpart.cost.tables.LatencySource`).
+        This makes a workload a `fxpart.cost.tables.LatencySource` for its graph.
         """
         times = self.times
         if times.shape != (graph.n_ops, topology.n_devices):
@@ -87,10 +87,10 @@ class Workload:
 
 
 def workload_graph(workload: Workload) -> OpGraph:
-    """Return the workload as a graph of operators that make one value each.
+    """Return the workload as a graph of operators that produce one value each.
 
-    Sizes are weights. A value's bytes say how long it takes to move over the links of
-    `workload_topology`, to the microsecond; what a placement costs is reckoned without them.
+    Operator sizes become weights. The bytes of a value encode its transfer time over the links of
+    `workload_topology` in microseconds; the cost model does not use them.
     """
     w, n = workload, workload.n_ops
     rows: list[list[int]] = [[] for _ in range(n)]
@@ -130,11 +130,11 @@ def workload_graph(workload: Workload) -> OpGraph:
 
 
 def _forward_of(w: Workload, reads: list[list[int]]) -> IntArray:
-    """Return the forward operator of each: the first of its colour, or the latest that it needs."""
+    """Return the forward operator of each: the first of its colour, or the latest it depends on."""
     number = np.arange(w.n_ops, dtype=np.int64)
     count = int(np.count_nonzero(~w.is_backward))
     if w.is_backward[:count].any() or not count:
-        return number  # a forward operator needs one of the backward: there is no order of phases
+        return number  # forward operators depend on backward ones, so phases cannot be ordered
     forward_of = number.copy()
     for op in range(count, w.n_ops):
         if w.colour[op] < count:
@@ -145,10 +145,10 @@ def _forward_of(w: Workload, reads: list[list[int]]) -> IntArray:
 
 
 def workload_topology(workload: Workload) -> Topology:
-    """Return its accelerators, then its CPU cores, all joined by equal links."""
+    """Return the topology of its accelerators, then CPU cores, all joined by equal links."""
     w = workload
     flops, bandwidth = {"float32": 1.0}, 1.0
-    # A core has no limit: it can hold all.
+    # Cores have no memory limit, so make room for everything.
     host = max(1, int(w.size_bytes.sum()) + int(w.move_s.sum() * _BYTES_PER_S) + w.n_ops)
     devices = [DeviceSpec("accelerator", max(1, w.memory_bytes), flops, bandwidth)] * w.accelerators
     devices += [DeviceSpec("cpu_core", host, flops, bandwidth)] * w.cores

@@ -1,6 +1,6 @@
-"""`Calibration`: a roofline whose few coefficients were fitted to measured times.
+"""`Calibration`: a roofline with a few coefficients fitted to measured times.
 
-It says how long operators take that were never measured: of other models, or of other sizes.
+It extrapolates to operators that were never measured, in other models or at other sizes.
 """
 
 import json
@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 
-# Classes of operators that share one rate, by what limits them.
+# Classes of operators that share a rate, by what limits them.
 
 FRESH_BYTES = 2**25
 _WIDE = "convolution"
 _FEW_PRODUCTS = 64
-"""Of a result of a narrow convolution: a window of 7 x 7 on one channel has 49."""
+"""Most products per result of a narrow convolution: a 7 x 7 window on one channel has 49."""
 _ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _FUNCTIONS = frozenset(
     {
@@ -59,9 +59,9 @@ _FUNCTIONS = frozenset(
 
 
 def compute_keys(graph: OpGraph) -> list[str]:
-    """Return for each operator its class and dtype, such as ``gemm float32``. Length n.
+    """Return the class and dtype of each operator, such as ``gemm float32``. Length n.
 
-    ``""`` for one that computes nothing (no matrix product, convolution or attention).
+    It is ``""`` for operators other than matrix products, convolutions and attention.
     """
     return [
         f"{_compute_class(graph, op)} {dtype}" if flops > 0 else ""
@@ -77,7 +77,7 @@ def _compute_class(graph: OpGraph, op: int) -> str:
 
 
 def _is_narrow(graph: OpGraph, op: int) -> bool:
-    """Return whether a convolution sums few products for each result, as one channel by channel."""
+    """Return whether a convolution sums few products per result, such as a depthwise one."""
     made = int(np.searchsorted(graph.value_producer, op))
     if made == graph.n_values or graph.value_producer[made] != op:
         return False
@@ -86,10 +86,10 @@ def _is_narrow(graph: OpGraph, op: int) -> bool:
 
 
 def move_keys(graph: OpGraph) -> list[str]:
-    """Return for each operator what limits how fast it moves bytes. Length n.
+    """Return what limits the memory bandwidth of each operator. Length n.
 
-    ``function`` where each element takes a function such as ``exp``, ``reduction`` where several
-    elements make one, ``""`` for copies and sums, and for what computes.
+    ``function`` for elementwise functions such as ``exp``, ``reduction`` for reductions, ``""`` for
+    copies, sums, and operators with FLOPs.
     """
     return [
         "" if flops > 0 else _move_class(operator_name(target))
@@ -104,10 +104,10 @@ def _move_class(name: str) -> str:
 
 
 def fresh_bytes(graph: OpGraph) -> IntArray:
-    """Return the bytes of each operator's results too large to be kept for reuse. Length n.
+    """Return the bytes of each operator's results that are too large for allocator reuse. Length n.
 
-    The C library of a CPU asks the system for such memory anew each time (from 32 MiB on, in
-    glibc), and the system hands it over page by page as it is first written.
+    On a CPU, the C library maps such memory anew each time (from 32 MiB on, in glibc), and every
+    page faults on first write.
     """
     large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
     fresh = np.zeros(graph.n_ops, dtype=np.int64)
@@ -122,55 +122,55 @@ def is_view(graph: OpGraph) -> npt.NDArray[np.bool_]:
 
 
 def is_free(graph: OpGraph) -> npt.NDArray[np.bool_]:
-    """Return which operators call nothing on the device: they only take an item. Length n."""
+    """Return which operators call nothing on the device and only select an item. Length n."""
     return np.array([target == "getitem" for target in graph.targets], dtype=np.bool_)
 
 
 _SCHEMA, _VERSION = "fxpart-calibration", 1
 _MOST_S = 1e9
-"""Most that an operator, or a byte, may cost."""
+"""Largest cost of an operator or a byte."""
 _ADVICE = "make the folder writable, or name another one"
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Coefficients of the roofline of one kind of device, and how well they fit.
+    """Roofline coefficients of one kind of device, with the errors of the fit.
 
-    An operator takes ``overhead + max(flops / rate of its class and dtype, bytes / rate of moving
-    its kind)`` and `fresh_s_per_byte` for results of 32 MiB or more, a view `view_s`, and the
-    taking of an item from a tuple nothing.
+    An operator takes ``overhead + max(flops / rate of its class and dtype, bytes / bandwidth of its
+    kind)``, plus `fresh_s_per_byte` for results of 32 MiB or more. A view takes `view_s`, and
+    selecting an item of a tuple takes no time.
     """
 
     overhead_s: float
     """Fixed cost of an operator that computes or moves anything."""
     view_s: float
-    """Cost of an operator that only makes another view of its input."""
+    """Cost of an operator that only makes a view."""
     bytes_per_s: float
-    """Achieved memory bandwidth of copies and sums, and of kinds that `moves_per_s` lacks."""
+    """Achieved memory bandwidth of copies and sums, and of kinds not in `moves_per_s`."""
     flops_per_s: Mapping[str, float]
     """Achieved FLOP/s by class and dtype, such as ``gemm float32``."""
     device_name: str
-    """What the times were measured on."""
+    """Name of the measured device."""
     fresh_s_per_byte: float = 0.0
-    """Cost of memory that the system hands over anew for each large result, as it does on CPUs."""
+    """Cost per byte of memory that the system maps anew for each large result, as on CPUs."""
     total_errors: tuple[float, ...] = ()
-    """Of each graph that was fitted: predicted sum of times / measured sum - 1."""
+    """Relative error of the total time of each fitted graph: predicted / measured - 1."""
     op_error: float = 0.0
     """Sum over operators of abs(predicted - measured), divided by the sum of measured times."""
     spearman: float = 0.0
     """Rank correlation of predicted and measured times, views left out; -1 to 1."""
     held_out_errors: tuple[float, ...] = ()
-    """Of each graph, as `total_errors`, where it is predicted by a fit to the others alone; empty
-    for a single graph."""
+    """As `total_errors`, with each graph predicted by a fit to the others only; empty for a single
+    graph."""
     moves_per_s: Mapping[str, float] = field(default_factory=dict)
     """Achieved memory bandwidth of the other kinds of `move_keys`."""
     spread: Mapping[str, float] = field(default_factory=dict)
-    """By class and dtype, or kind of moving (``move`` of `bytes_per_s`): the typical factor between
-    what is predicted and measured of the operators that were fitted, the exponential of the root
-    mean square of its logarithm, weighted by the root of their time."""
+    """Typical factor between predicted and measured times of the fitted operators, by class and
+    dtype or by kind of memory traffic (``move`` for `bytes_per_s`): the exponential of the root
+    mean square of its logarithm, weighted by the square root of their time."""
 
     def __post_init__(self) -> None:
-        """Refuse coefficients that make no times, or errors that are no numbers."""
+        """Check that costs and rates are in range and errors are finite."""
         costs = {name: getattr(self, name) for name in ("overhead_s", "view_s", "fresh_s_per_byte")}
         rates = {"bytes_per_s": self.bytes_per_s, **self.flops_per_s, **self.moves_per_s}
         for name, cost in costs.items():
@@ -192,7 +192,7 @@ class Calibration:
         """Return the time of each operator of `graph`, shape (n,).
 
         Raises:
-            SpecError: for a graph that computes in a dtype that was not in the sample.
+            SpecError: if the graph computes in a dtype that was not calibrated.
 
         """
         keys = compute_keys(graph)
@@ -206,13 +206,13 @@ class Calibration:
         return seconds
 
     def _rate(self, key: str) -> float:
-        """Return FLOP/s of a class and dtype; a class not sampled runs as another of its dtype."""
+        """Return FLOP/s of a class and dtype, falling back to another class of the same dtype."""
         if not key:
             return 1.0
         kind, _, dtype = key.rpartition(" ")
-        alike = [name for name in self.flops_per_s if name.rpartition(" ")[2] == dtype]
-        near = [f"{_WIDE} {dtype}"] if _WIDE in kind else []
-        for name in (key, *near, f"gemm {dtype}", *sorted(alike)):
+        same_dtype = [name for name in self.flops_per_s if name.rpartition(" ")[2] == dtype]
+        fallbacks = [f"{_WIDE} {dtype}"] if _WIDE in kind else []
+        for name in (key, *fallbacks, f"gemm {dtype}", *sorted(same_dtype)):
             if name in self.flops_per_s:
                 return self.flops_per_s[name]
         raise SpecError(
@@ -223,20 +223,20 @@ class Calibration:
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
-        The same on every device: one kind of device was measured.
+        It is the same on every device, since one kind of device was measured.
 
         Raises:
-            SpecError: for a graph that computes in a dtype that was not in the sample.
+            SpecError: if the graph computes in a dtype that was not calibrated.
 
         """
         return same_on_every_device(self.seconds(graph), topology)
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write `calibration` to `path` as JSON, whole or not at all.
+    """Write `calibration` to `path` as JSON, atomically.
 
     Raises:
-        CacheError: when the folder cannot be written.
+        CacheError: if the folder cannot be written.
 
     """
     fields = asdict(calibration)
@@ -248,15 +248,15 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the calibration at `path`.
+    """Read the calibration at `path`.
 
     Raises:
-        SpecError: when there is none, or the file is damaged or of another kind.
+        SpecError: if the file is missing, damaged or of another kind.
 
     """
     document = read_document(path, _SCHEMA, _VERSION)
     try:
-        # Files that were written before lack the last two.
+        # Older files lack the last two.
         rates, moves, spread = (
             {str(key): float(rate) for key, rate in by_kind.items()}
             for by_kind in (
@@ -275,7 +275,7 @@ def read_calibration(path: Path) -> Calibration:
             tuple(float(error) for error in document["total_errors"]),
             float(document["op_error"]),
             float(document["spearman"]),
-            # Files that were written before have none.
+            # Older files lack these.
             tuple(float(error) for error in document.get("held_out_errors", ())),
             moves,
             spread,

@@ -1,9 +1,10 @@
-"""How long collectives take: `collective_time_s`, by bytes, ranks and link.
+"""Time of a collective by bytes, ranks and link: `collective_time_s`.
 
-On a ring each rank sends (N - 1) / N of the bytes, in an all-reduce twice that (Patarasuk, Yuan:
-Bandwidth optimal all-reduce algorithms for clusters of workstations. J. Parallel Distrib. Comput.
-69(2), 2009, doi:10.1016/j.jpdc.2008.09.002). What a library makes of a link is a `CollectiveCurve`,
-four numbers that `python -m benchmarks.truth.fit_kernels` fits to measured times.
+On a ring each rank sends (N - 1) / N of the bytes, and twice that in an all-reduce (Patarasuk,
+Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations. J. Parallel Distrib.
+Comput. 69(2), 2009, doi:10.1016/j.jpdc.2008.09.002). A `CollectiveCurve` describes a library's
+performance on a link by four numbers, which `python -m benchmarks.truth.fit_kernels` fits to
+measured times.
 """
 
 from collections.abc import Mapping
@@ -26,28 +27,29 @@ __all__ = [
 ]
 
 COLLECTIVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-"""Each kind, and how often it sends (N - 1) / N of its bytes over a link."""
+"""Each kind, and how many times it sends (N - 1) / N of its bytes over a link."""
 _MOST_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCurve:
-    """What a library of collectives makes of one kind of link.
+    """Performance of a library of collectives on one kind of link.
 
     ``launch + hop (N - 1) + wire / (share rate) + sqrt(ramp wire / (share rate))`` seconds, where
-    `wire` is what a rank sends and `rate` the link's. The root is what is lost while a message is
-    too short to fill the link: a pipeline of chunks costs most where their number is that root.
+    `wire` is the bytes sent by a rank and `rate` is that of the link. The root models the loss on
+    messages too short to saturate the link: it is the cost of a chunked pipeline with the optimal
+    number of chunks.
     """
 
     launch_s: float
     hop_s: float
-    """For each rank but the first."""
+    """Per rank beyond the first."""
     ramp_s: float
     share: float
-    """Of the link's rate that long messages reach, in (0, 1]."""
+    """Share of the link's rate that long messages reach, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        """Refuse costs that are no times, and shares outside (0, 1]."""
+        """Check that costs are finite times and the share is in (0, 1]."""
         for name in ("launch_s", "hop_s", "ramp_s"):
             if not 0 <= getattr(self, name) < _MOST_S:
                 raise SpecError(
@@ -57,7 +59,7 @@ class CollectiveCurve:
             raise SpecError(f"collectives: share must be in (0, 1], got {self.share}")
 
     def seconds(self, wire: FloatArray, ranks: FloatArray, bytes_per_s: float) -> FloatArray:
-        """Return the time of each message of `wire` bytes; all arrays have one shape."""
+        """Return the time of each message of `wire` bytes; all arrays have the same shape."""
         busy_s = wire / (self.share * bytes_per_s)
         seconds: FloatArray = (
             self.launch_s + self.hop_s * (ranks - 1) + busy_s + np.sqrt(self.ramp_s * busy_s)
@@ -66,17 +68,17 @@ class CollectiveCurve:
 
 
 CollectiveCurves: TypeAlias = Mapping[str, CollectiveCurve]
-"""By kind; of one that is missing, and of none, times are those of a ring at the link's rate."""
+"""Curves by kind; a missing kind is timed as a ring at the link's rate."""
 
 
 def check_collective(kind: str) -> None:
-    """Raise `SpecError` for a kind of collective that is not known."""
+    """Raise `SpecError` if the kind of collective is unknown."""
     if kind not in COLLECTIVES:
         raise SpecError(f"there is no collective {kind}; {nearest_names(kind, COLLECTIVES)}")
 
 
 def wire_bytes(kind: str, size_bytes: float, ranks: int) -> float:
-    """Return the bytes that each rank sends; `size_bytes` as in `collective_time_s`."""
+    """Return the bytes sent by each rank; `size_bytes` is as in `collective_time_s`."""
     check_collective(kind)
     return COLLECTIVES[kind] * (ranks - 1) / ranks * size_bytes
 
@@ -88,19 +90,20 @@ def collective_time_s(
     link: Link,
     curves: CollectiveCurves | None = None,
 ) -> float:
-    """Return the seconds that a collective takes over `ranks` devices.
+    """Return the time in s of a collective over `ranks` devices.
 
     Args:
         kind: one of `COLLECTIVES`.
-        size_bytes: of the whole tensor at one rank, as NCCL's own tests count: what is summed, what
-            is gathered, what is scattered, what a rank deals out, its own part included.
-        ranks: the devices that take part; 1 takes no time.
-        link: the slowest between any two that follow each other.
-        curves: by kind, what a library makes of such links; without one of this kind a ring at the
-            link's own rate, its latency at each step.
+        size_bytes: size of the whole tensor at one rank, as in nccl-tests: the reduced tensor, the
+            gathered result, the tensor before scattering, or all parts that a rank sends, including
+            its own.
+        ranks: number of participating devices; 1 takes no time.
+        link: the slowest link between consecutive ranks.
+        curves: measured curves by kind; without one for this kind, a ring at the link's rate with
+            its latency at each step.
 
     Raises:
-        SpecError: for another kind, or no ranks.
+        SpecError: if the kind is unknown, or `ranks` is below 1.
 
     """
     check_collective(kind)

@@ -1,4 +1,4 @@
-"""Which devices may be exchanged."""
+"""Classes of interchangeable devices."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ __all__ = ["device_kinds"]
 
 
 def device_kinds(problem: Problem) -> IntArray:
-    """Return for each device the first that is alike: equal ones may be exchanged. Shape (D,).
+    """Return the first device of each device's class of interchangeable devices. Shape (D,).
 
-    Alike in memory, in the time of every operator, and in all links.
+    Such devices are equal in memory, in the time of every operator, and in all links.
     """
     topology, times = problem.topology, problem.costs.op_time_s.T
     sizes = topology.memory_bytes.tolist()
@@ -20,7 +20,7 @@ def device_kinds(problem: Problem) -> IntArray:
     firsts: dict[tuple[int, bytes], list[int]] = {}
     for device in range(topology.n_devices):
         same = firsts.setdefault((sizes[device], times[device].tobytes()), [])
-        # Being alike is transitive: the first of each kind stands for it.
+        # The relation is transitive, so the first device represents its class.
         first = next((other for other in same if _linked_alike(topology, other, device)), None)
         if first is None:
             same.append(device)
@@ -30,7 +30,7 @@ def device_kinds(problem: Problem) -> IntArray:
 
 
 def _linked_alike(topology: Topology, a: int, b: int) -> bool:
-    """Return whether exchanging the two devices leaves every link as it is."""
+    """Return whether exchanging the two devices leaves every link unchanged."""
     for table in (topology.bytes_per_s, topology.latency_s):
         for rows in (table, table.T):
             exchanged = rows[a].copy()

@@ -1,4 +1,4 @@
-"""What an assignment costs: one call that every mode, report and test uses."""
+"""Cost of an assignment: the single entry point for every mode, report and test."""
 
 from dataclasses import dataclass, replace
 
@@ -33,16 +33,17 @@ def peak_bytes(memory: MemoryTables, device_of: IntArray, devices: int) -> IntAr
 
 
 def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
-    """Return latency, throughput, memory and transfers of `assignment`, and the lower bound.
+    """Return the latency, throughput, memory and transfers of `assignment`, with lower bounds.
 
-    With replicas, every round is simulated: memory is what a device needs for all of them, loads
-    and transfers are the average of them, and the latency is that of the first.
+    With replicas every round is simulated: memory is the maximum over rounds, loads and transfers
+    are averages, and the latency is that of the first round.
 
-    Of a published problem, latency, throughput and loads are those of its own cost model.
+    A published problem takes its latency, throughput and loads from its own cost model.
 
     Raises:
-        SpecError: when the assignment is of another graph or names devices that are not there.
-        InfeasibleError: when a published problem's own rules forbid it.
+        SpecError: if the assignment is for another graph or topology, or has replicas for a
+            published problem.
+        InfeasibleError: if a published problem's own rules forbid it.
 
     """
     _check(problem, assignment)
@@ -79,9 +80,9 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
 
 
 def _as_published(problem: Problem, assignment: Assignment, simulated: Evaluation) -> Evaluation:
-    """Return an evaluation with what the cost model of a published problem says instead.
+    """Return the evaluation with the costs of a published problem's own cost model.
 
-    Where an accelerator may hold any number of pieces, those are the partitions on it.
+    If an accelerator may hold any number of pieces, its partitions are the pieces.
     """
     workload, device_of = problem.workload, assignment.device_of
     assert workload is not None
@@ -109,7 +110,7 @@ def _as_published(problem: Problem, assignment: Assignment, simulated: Evaluatio
 
 
 def _check(problem: Problem, assignment: Assignment) -> None:
-    # Compiled code does not look where it reads: what it is given must be right.
+    # Compiled code does no bounds checks, so its input must be valid.
     if len(assignment.partition_of) != problem.graph.n_ops:
         raise SpecError(
             f"the assignment places {len(assignment.partition_of)} operators, the model has"
@@ -126,7 +127,7 @@ def _check(problem: Problem, assignment: Assignment) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Load:
-    """What one input costs devices and links, the average of all rounds."""
+    """Load of one input on devices and links, averaged over rounds."""
 
     device_s: FloatArray
     """Shape (D,)."""
@@ -134,13 +135,13 @@ class _Load:
     """Shape (D,)."""
     sent_bytes: int
     busiest_s: float
-    """The largest of any device or link, or of a host."""
+    """The largest load of any device, link or host."""
 
 
 def _load(
     costs: CostTables, assignment: Assignment, first: Transfers, device_of: IntArray
 ) -> _Load:
-    """Return the load of an input; `first` and `device_of` are of the first round."""
+    """Return the load of an input; `first` and `device_of` belong to the first round."""
     devices, rounds = costs.op_time_s.shape[1], assignment.rounds
     device_s, link_s = np.zeros(devices), np.zeros(devices * devices)
     received = np.zeros(devices, dtype=np.int64)
@@ -153,9 +154,9 @@ def _load(
         np.add.at(device_s, device_of, costs.op_time_s[np.arange(len(device_of)), device_of])
         np.add.at(received, moves.target, costs.value_bytes[moves.value])
         np.add.at(link_s, moves.source * devices + moves.target, moves.finish_s - moves.start_s)
-    # Copies of a placement have a process each, whose host starts one input of a round.
+    # Each replica has its own process, whose host launches one input per round.
     busiest_s = max(float(device_s.max()), float(link_s.max()), float(costs.issue_s[-1]))
-    # Bytes are integers: an average is rounded to the nearest.
+    # Averages of bytes are rounded to the nearest integer.
     per_input = (received + rounds // 2) // rounds
     sent = (int(received.sum()) + rounds // 2) // rounds
     return _Load(device_s / rounds, per_input, sent, busiest_s / rounds)
@@ -190,13 +191,13 @@ def _device_use(
 
 
 def _cache_bytes(graph: OpGraph, operators: npt.NDArray[np.bool_]) -> int:
-    """Return the bytes of the caches that `operators` (n,) read or write, each once."""
+    """Return the bytes of the caches used by `operators` (mask of shape (n,))."""
     read = np.unique(graph.reads[np.repeat(operators, np.diff(graph.read_start))])
     return int(graph.value_alloc_bytes[read[graph.value_is_cache[read]]].sum())
 
 
 def _state_bytes(graph: OpGraph, operators: npt.NDArray[np.bool_]) -> int:
-    """Return what an optimizer keeps for the weights that `operators` (n,) use, each once."""
+    """Return the optimizer state of the weights used by `operators` (mask of shape (n,))."""
     if not graph.weight_state_bytes.any():
         return 0
     used = graph.uses[np.repeat(operators, np.diff(graph.use_start))]

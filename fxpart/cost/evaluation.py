@@ -1,4 +1,4 @@
-"""`Evaluation`: what one assignment costs on one topology; `fxpart.cost.evaluate` makes it."""
+"""`Evaluation`: the predicted cost of an assignment on a topology, made by `evaluate`."""
 
 from dataclasses import dataclass
 
@@ -9,38 +9,38 @@ __all__ = ["DeviceUse", "Evaluation", "MemoryProfile", "Transfers"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What one device holds, and does for one input: of partitions in turn, the average."""
+    """Memory and work of one device for one input, averaged over rounds for replicas."""
 
     logical_id: int
     name: str
     operators: int
-    """Operators of its partitions."""
+    """Number of operators in its partitions."""
     partitions: tuple[int, ...]
-    """Partitions that the device holds, in order, replicas included."""
+    """Partitions on the device, in order, including replicas."""
     weight_bytes: int
-    """Of all its partitions."""
+    """Weights of all its partitions."""
     state_bytes: int
-    """What an optimizer keeps for those weights."""
+    """Optimizer state of those weights."""
     peak_bytes: int
-    """Weights with their optimizer state, inputs read here, and the most bytes of tensors alive at
-    once (liveness memory), in the round in which those are most."""
+    """Weights with their optimizer state, inputs read here, and the peak of live tensors (liveness
+    memory) in the worst round."""
     static_bytes: int
-    """Weights with their state plus everything made or received here, as if nothing were ever
+    """Weights with their state plus everything produced or received here, as if nothing were ever
     freed."""
     memory_bytes: int
-    """What tensors may take."""
+    """Memory available to tensors."""
     reserved_bytes: int
-    """What the device has beside that."""
+    """Memory that is not available to tensors."""
     load_s: float
-    """Time that the device computes for one input."""
+    """Compute time for one input."""
     received_bytes: int
-    """For one input."""
+    """Bytes received for one input."""
     cache_bytes: int = 0
-    """What its operators keep of texts from one token to the next; a part of the peak."""
+    """KV cache and other state of its operators between tokens; included in the peak."""
 
     @property
     def free_bytes(self) -> int:
-        """Memory left for tensors at the peak."""
+        """Memory that is free at the peak."""
         return self.memory_bytes - self.peak_bytes
 
     @property
@@ -51,7 +51,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Transfers:
-    """Every transfer of the first input, in the order of sending. Arrays of equal length."""
+    """All transfers of the first input, in sending order. Arrays of equal length."""
 
     value: IntArray
     source: IntArray
@@ -62,15 +62,15 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MemoryProfile:
-    """Bytes held on one device while each of its operators runs, for the first input."""
+    """Memory in use on one device while each of its operators runs, for the first input."""
 
     op: IntArray
-    """Operators that the device computes for the first input, in order; none for a replica that
-    waits for its turn."""
+    """Operators that the device runs for the first input, in order; empty for a replica that waits
+    for its turn."""
     start_s: FloatArray
-    """Simulated start of each of them."""
+    """Simulated start of each operator."""
     held_bytes: IntArray
-    """Weights with their optimizer state, inputs and live tensors while it runs."""
+    """Weights with their optimizer state, inputs and live tensors at each operator."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,28 +80,28 @@ class Evaluation:
     latency_s: float
     """Simulated latency of the first input through the whole model."""
     throughput_per_s: float
-    """Inputs per second in a stream: 1 / the largest load of any device or link, which is that of
-    `rounds` inputs divided by their number."""
+    """Steady-state inputs per second: 1 / the largest load of any device or link, averaged over
+    `rounds` inputs."""
     load_bound_s: float
-    """No placement of whole operators on this topology has a lower largest load."""
+    """Lower bound of the largest load, over all placements of whole operators on this topology."""
     critical_path_s: float
-    """Longest path, transfers included, as if a device ran any number of operators at once."""
+    """Longest path including transfers, if devices ran any number of operators at once."""
     lower_bound_s: float
-    """No placement of whole operators on this topology has a lower latency."""
+    """Lower bound of the latency, over all placements of whole operators on this topology."""
     transfer_bytes: int
-    """Bytes sent between devices for one input, the average of all rounds."""
+    """Bytes sent between devices for one input, averaged over rounds."""
     partitions: int
     rounds: int
-    """Inputs after which the turns of all replicas come round; 1 without replicas."""
+    """Period of the round-robin over replicas, in inputs; 1 without replicas."""
     replicas: int
-    """Devices that hold the partition with the most replicas; 1 without replicas."""
+    """Largest number of replicas of any partition; 1 without replicas."""
     devices: tuple[DeviceUse, ...]
-    """One entry for each device of the topology, used or not."""
+    """One entry per device of the topology, used or not."""
     op_start_s: FloatArray
     op_finish_s: FloatArray
     transfers: Transfers
     memory: tuple[MemoryProfile, ...]
-    """One profile for each device of the topology."""
+    """One profile per device of the topology."""
 
     @property
     def peak_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Evaluation:
 
     @property
     def devices_used(self) -> int:
-        """Number of devices that compute anything, in whatever round."""
+        """Number of devices that compute anything in any round."""
         return sum(1 for device in self.devices if device.operators)
 
     @property
@@ -120,15 +120,15 @@ class Evaluation:
 
     @property
     def load_gap(self) -> float:
-        """The largest load over its lower bound, less one."""
+        """The largest load relative to its lower bound, minus one."""
         if self.load_bound_s <= 0:
             return 0.0
         return max(0.0, self.load_s / self.load_bound_s - 1.0)
 
     @property
     def optimality_gap(self) -> float:
-        """Latency over the lower bound, less one: 0.1 is at most 10 % from the best possible."""
+        """Latency relative to its lower bound, minus one: 0.1 is within 10 % of the optimum."""
         if self.lower_bound_s <= 0:
             return 0.0
-        # The two are sums in different order: rounding must not show as a gap below zero.
+        # The sums are in different orders, so rounding could make the gap negative.
         return max(0.0, self.latency_s / self.lower_bound_s - 1.0)

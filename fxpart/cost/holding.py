@@ -1,4 +1,4 @@
-"""What each device must hold for a placement, replicas included; decides whether it fits."""
+"""Memory of each device under a placement, including replicas; decides whether it fits."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,21 @@ __all__ = ["Holding", "holding", "live_bytes", "weight_bytes_of"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Holding:
-    """Bytes on each device. Arrays have one item for each device."""
+    """Memory in bytes. Arrays have one item per device."""
 
     weight_bytes: IntArray
-    """Weights of all partitions that the device holds, whether it computes them or not; tied ones
+    """Weights of all partitions on the device, whether or not it is their turn; tied weights
     once."""
     live_bytes: IntArray
-    """The most bytes of inputs and live tensors at any time of any round."""
+    """Peak of inputs and live tensors over all rounds."""
     unfreed_bytes: IntArray
-    """Inputs and all that is made or received in one round, the largest of any round."""
+    """Inputs and everything produced or received in one round, maximized over rounds."""
     first_live_bytes: tuple[IntArray, ...]
-    """Inputs and live tensors at each operator that the device computes in the first round."""
+    """Inputs and live tensors at each operator that the device runs in the first round."""
 
     @property
     def peak_bytes(self) -> IntArray:
-        """The most bytes on each device at any time."""
+        """Peak bytes on each device."""
         return self.weight_bytes + self.live_bytes
 
     @property
@@ -39,7 +39,7 @@ class Holding:
 
 
 def weight_bytes_of(memory: MemoryTables, operators: IntArray) -> int:
-    """Return the bytes of the weights that `operators` use, each once."""
+    """Return the total bytes of the weights used by `operators`."""
     chosen = np.zeros(len(memory.use_start) - 1, dtype=np.bool_)
     chosen[operators] = True
     used = memory.uses[np.repeat(chosen, np.diff(memory.use_start))]
@@ -48,7 +48,7 @@ def weight_bytes_of(memory: MemoryTables, operators: IntArray) -> int:
 
 @compiled
 def _made_and_received(m: MemoryTables, device_of: IntArray, device: int) -> tuple[int, int]:
-    """Return (bytes of weights that the device uses, bytes that it makes or is sent)."""
+    """Return (bytes of weights used on the device, bytes produced or received there)."""
     present = np.zeros(m.producer.shape[0], dtype=np.bool_)
     weight_seen = np.zeros(m.weight_bytes.shape[0], dtype=np.bool_)
     weights, total = 0, 0
@@ -73,7 +73,7 @@ def _made_and_received(m: MemoryTables, device_of: IntArray, device: int) -> tup
 def live_bytes(memory: MemoryTables, device_of: IntArray, device: int) -> IntArray:
     """Return the bytes of inputs and live tensors on `device` at each operator of the graph.
 
-    Shape (n,). The inputs are those that its operators read; all zero where it has no operator.
+    Only inputs read on the device count; all zero if it has no operators. Shape (n,).
     """
     return _live_and_unfreed(memory, device_of, device)[0]
 
@@ -81,7 +81,7 @@ def live_bytes(memory: MemoryTables, device_of: IntArray, device: int) -> IntArr
 def _live_and_unfreed(
     memory: MemoryTables, device_of: IntArray, device: int
 ) -> tuple[IntArray, int]:
-    """Return `live_bytes`, and the bytes of inputs and all that is made or received."""
+    """Return `live_bytes`, and the bytes of inputs and everything produced or received."""
     change = np.empty(len(device_of) + 1, dtype=np.int64)
     resident, operators = device_memory(memory, device_of, device, change)
     if not operators:
@@ -93,23 +93,23 @@ def _live_and_unfreed(
 
 
 def holding(memory: MemoryTables, assignment: Assignment, devices: int) -> Holding:
-    """Return what each of `devices` devices holds for `assignment`.
+    """Return the memory of each of `devices` devices under `assignment`.
 
-    A device keeps the weights of every partition that it holds, and has room for the largest of
-    the rounds that it takes part in. O(rounds x devices of a round x (n + reads)).
+    A device keeps the weights of all its partitions, plus the tensors of the largest round that it
+    takes part in. O(rounds x devices of a round x (n + reads)).
     """
-    most = np.zeros(devices, dtype=np.int64)
+    peak_live = np.zeros(devices, dtype=np.int64)
     unfreed = np.zeros(devices, dtype=np.int64)
     first = [np.empty(0, dtype=np.int64)] * devices
     for index in range(assignment.rounds):
         device_of = assignment.device_of_round(index)
         for device in np.unique(device_of).tolist():
-            live, whole = _live_and_unfreed(memory, device_of, device)
-            most[device] = max(most[device], int(live.max()))
-            unfreed[device] = max(unfreed[device], whole)
+            live, unfreed_bytes = _live_and_unfreed(memory, device_of, device)
+            peak_live[device] = max(peak_live[device], int(live.max()))
+            unfreed[device] = max(unfreed[device], unfreed_bytes)
             if index == 0:
                 first[device] = live[device_of == device]
-    return Holding(_weights_held(memory, assignment, devices), most, unfreed, tuple(first))
+    return Holding(_weights_held(memory, assignment, devices), peak_live, unfreed, tuple(first))
 
 
 def _weights_held(memory: MemoryTables, assignment: Assignment, devices: int) -> IntArray:

@@ -1,7 +1,7 @@
-"""The two inner loops that every search runs: the simulated schedule and the peak of a device.
+"""The two inner loops of every search: the simulated schedule and the peak memory of a device.
 
-Both are one walk over the operators in topological order, without recursion: O(n + reads) each.
-Arrays are those of `fxpart.cost.tables.CostTables`; `device_of` is the device of each operator.
+Both are a single pass over the operators in topological order: O(n + reads) each. Arrays are those
+of `fxpart.cost.tables.CostTables`; `device_of` is the device of each operator.
 """
 
 from typing import NamedTuple
@@ -21,18 +21,18 @@ __all__ = [
 ]
 
 RESIDENT = -2
-"""Stands for the storage of an input or a weight: always there, never counted as alive."""
+"""Marks the storage of an input or a weight: resident, not counted as live."""
 
 
 class ScheduleLog(NamedTuple):
-    """Where `schedule` writes what happens when; made once and used for many simulations."""
+    """Output buffers of `schedule`, allocated once and reused by many simulations."""
 
     start_s: FloatArray
     """Shape (n,)."""
     finish_s: FloatArray
     """Shape (n,)."""
     arrival_s: FloatArray
-    """When a value reaches a device, shape (V, D); only what was sent is meaningful."""
+    """Arrival of each value at each device, shape (V, D); valid only for values that were sent."""
     sent: IntArray
     """Value, source and target of each transfer, shape (reads, 3)."""
     sent_s: FloatArray
@@ -56,9 +56,9 @@ def schedule(t: CostTables, device_of: IntArray, log: ScheduleLog) -> tuple[floa
     """Simulate one input through the model; return (latency in s, number of transfers).
 
     Each device runs its operators one at a time in graph order, each ordered pair of devices
-    carries one transfer at a time, and a value goes to a device at most once, as soon as it is
-    made. The host starts the operators of all devices in that order, and no operator begins before
-    it is started. Fills `log`.
+    carries one transfer at a time, and a value is sent to a device at most once, as soon as it is
+    produced. The host launches the operators of all devices in graph order, and no operator begins
+    before its launch. Fills `log`.
     """
     start_s, finish_s, arrival_s, sent, sent_s = log
     devices = t.op_time_s.shape[1]
@@ -104,11 +104,10 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
 ) -> tuple[int, int]:
     """Fill `change` (n + 1,) and return (resident bytes, operators) of one device.
 
-    Resident are the weights used there, tied ones once, and the inputs read there. `change[i]` is
-    by how much the bytes of live tensors grow as operator i of the whole graph begins: a storage
-    lives from the operator that makes it (or, received, from the one that makes it elsewhere)
-    through its last use on the device, and where it is made for as long as Python holds it; outputs
-    of the graph live to the end.
+    The weights used there (tied ones once) and the inputs read there are resident. `change[i]` is
+    the change in bytes of live tensors when operator i of the whole graph begins. A storage lives
+    from its producer, even if that is on another device, through its last use on the device. On its
+    own device it also lives as long as Python references it. Graph outputs live to the end.
     """
     n = device_of.shape[0]
     change[:] = 0
@@ -143,7 +142,7 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
                 root[value] = value
                 change[op] += m.alloc_bytes[value]
             if root[value] >= 0:
-                # Variables hold what was made, not the copy that was received.
+                # Variables reference the original, not a received copy.
                 is_own = device_of[m.producer[root[value]]] == device
                 until = max(op, m.held[value]) if is_own else op
                 until = n - 1 if m.is_output[value] else until
@@ -157,7 +156,7 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
 
 @compiled
 def peak_on_device(m: MemoryTables, device_of: IntArray, device: int, change: IntArray) -> int:
-    """Return the most bytes that the device holds at any time; 0 when it has no operators."""
+    """Return the peak memory of the device in bytes; 0 if it has no operators."""
     resident, operators = device_memory(m, device_of, device, change)
     if operators == 0:
         return 0

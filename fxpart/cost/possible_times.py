@@ -1,4 +1,4 @@
-"""On which devices each operator fits, and what all of them take together at least."""
+"""Devices on which each operator fits, and a duality bound on total work."""
 
 import numpy as np
 
@@ -9,49 +9,50 @@ __all__ = ["needed_bytes", "possible_s", "work_shares"]
 
 
 def possible_s(problem: Problem) -> FloatArray:
-    """Return the times of operators (n, D), infinite where a group does not fit a device.
+    """Return the operator times (n, D), infinite for groups that do not fit a device.
 
-    Where it fits nowhere, all its times are as they are: what such a placement costs is no matter.
+    A group that fits nowhere keeps its times, as no placement is feasible then anyway.
     """
     group, times = problem.graph.group, problem.costs.op_time_s
     needed = needed_bytes(problem)
     of_group = np.zeros(len(group), dtype=np.int64)
     np.maximum.at(of_group, group, needed)
     fits = of_group[group][:, None] <= problem.topology.memory_bytes[None, :]
-    somewhere = np.asarray(fits.any(axis=1))
-    return np.where(fits | ~somewhere[:, None], times, np.inf)
+    fits_anywhere = np.asarray(fits.any(axis=1))
+    return np.where(fits | ~fits_anywhere[:, None], times, np.inf)
 
 
 def needed_bytes(problem: Problem) -> IntArray:
-    """Return bytes that a device holds for certain while it runs each operator. Shape (n,).
+    """Return a lower bound of the memory in use while each operator runs. Shape (n,).
 
-    The weights of its group and the model's inputs that the group reads; what the operator makes,
-    and what it reads unless that is a view, whose storage may be another's.
+    It counts the weights and model inputs of its group, the operator's results, and its operands
+    except views, whose storage may be shared.
     """
     graph, m = problem.graph, problem.memory
     reader = np.repeat(np.arange(graph.n_ops), np.diff(m.read_start))
     is_input = m.producer[m.reads] < 0
-    stays = np.zeros(graph.n_ops, dtype=np.int64)
+    group_bytes = np.zeros(graph.n_ops, dtype=np.int64)
     for ops, items, item_bytes in (
         (graph.users, m.uses, m.weight_bytes),
         (reader[is_input], m.reads[is_input], m.alloc_bytes),
     ):
-        once = np.unique(np.stack([graph.group[ops], items], axis=1), axis=0)
-        np.add.at(stays, once[:, 0], item_bytes[once[:, 1]])
-    alive = np.zeros(graph.n_ops, dtype=np.int64)
+        distinct = np.unique(np.stack([graph.group[ops], items], axis=1), axis=0)
+        np.add.at(group_bytes, distinct[:, 0], item_bytes[distinct[:, 1]])
+    op_bytes = np.zeros(graph.n_ops, dtype=np.int64)
     read = ~is_input & (m.base[m.reads] < 0)
     values = m.reads[read]
-    np.add.at(alive, reader[read], np.minimum(m.alloc_bytes[values], m.value_bytes[values]))
-    made = np.flatnonzero((m.producer >= 0) & (m.base < 0))
-    np.add.at(alive, m.producer[made], m.alloc_bytes[made])
-    return np.asarray(stays[graph.group] + alive, dtype=np.int64)
+    np.add.at(op_bytes, reader[read], np.minimum(m.alloc_bytes[values], m.value_bytes[values]))
+    produced = np.flatnonzero((m.producer >= 0) & (m.base < 0))
+    np.add.at(op_bytes, m.producer[produced], m.alloc_bytes[produced])
+    return np.asarray(group_bytes[graph.group] + op_bytes, dtype=np.int64)
 
 
 def work_shares(op_time_s: FloatArray) -> FloatArray:
-    """Return shares of the devices by their speed on the whole model, zeros where one is infinite.
+    """Return device shares proportional to speed on the whole model; all 0 if a total time is 0.
 
-    They add to 1. Any placement takes at least the sum over operators of the least ``share *
-    time``: of all devices together, by linear programming duality. Shape (D,).
+    They sum to 1, and are 0 for a device with infinite times. By linear programming duality, any
+    placement has a largest load of at least the sum over operators of the minimum of ``share *
+    time`` over devices. Shape (D,).
     """
     totals = op_time_s.sum(axis=0)
     if not (totals > 0).all():

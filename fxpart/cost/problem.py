@@ -1,4 +1,4 @@
-"""`Problem`: one model on one topology, with everything that a mode may ask about it."""
+"""`Problem`: one model on one topology, with the cost tables that modes need."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from fxpart.errors import SpecError, nearest_names
 __all__ = ["BY_TIME", "OBJECTIVES", "Problem", "make_problem"]
 
 OBJECTIVES = ("latency", "throughput", "memory", "energy")
-"""What a search makes small: the time of one input, the largest load of any device or link, the
-bytes of the fullest device, or the energy of one input (`fxpart.cost.energy`)."""
+"""Objectives to minimize: the latency of one input, the largest load of any device or link, the
+memory of the fullest device, or the energy of one input (`fxpart.cost.energy`)."""
 BY_TIME = OBJECTIVES[:2]
-"""Those in seconds; published problems have no others."""
+"""Objectives in seconds, the only ones of published problems."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Problem:
-    """What is placed, and on what. The tables hold the same facts, laid out for inner loops."""
+    """A model and a topology. The tables repeat both in a layout for inner loops."""
 
     graph: OpGraph
     topology: Topology
@@ -28,7 +28,7 @@ class Problem:
     objective: str = "latency"
     """One of `OBJECTIVES`."""
     workload: Workload | None = None
-    """The published problem that this is, whose own cost model counts (`fxpart.cost.blocking`)."""
+    """The published problem, if any, whose own cost model applies (`fxpart.cost.blocking`)."""
 
 
 def make_problem(
@@ -39,13 +39,13 @@ def make_problem(
 ) -> Problem:
     """Return the problem of placing `graph` on `topology`.
 
-    `latency` says how long operators take: a `LatencyModel` (the roofline), an `OperatorProfile`
-    (measured), a `Calibration` (a roofline fitted to a profile), or a `Workload`, whose cost model
-    then counts too. `objective` is one of `OBJECTIVES`.
+    `latency` gives the times of operators: a `LatencyModel` (roofline), an `OperatorProfile`
+    (measured), a `Calibration` (roofline fitted to a profile), or a `Workload`, whose cost model
+    then applies too. `objective` is one of `OBJECTIVES`.
 
     Raises:
-        SpecError: for an objective that does not exist, one that a published problem does not have,
-            and energy where no power of a device is known.
+        SpecError: if the objective does not exist or does not apply to a published problem, or it
+            is energy and the power of a device is unknown.
 
     """
     if objective not in OBJECTIVES:
@@ -56,10 +56,10 @@ def make_problem(
         raise SpecError(
             f"objective={objective} is for models, a published problem has latency and throughput"
         )
-    names = dict.fromkeys(device.name for device in topology.devices if not device.power_w)
-    if objective == "energy" and names:
+    without_power = dict.fromkeys(device.name for device in topology.devices if not device.power_w)
+    if objective == "energy" and without_power:
         raise SpecError(
-            f"objective=energy needs the power of each device, {', '.join(names)} has none: add"
+            f"objective=energy needs the power of each device, {', '.join(without_power)} has none: add"
             " power_w: 300 to its file in conf/accelerator/"
         )
     memory = memory_tables(graph)

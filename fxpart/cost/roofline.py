@@ -1,4 +1,4 @@
-"""How long an operator takes on a device: the roofline.
+"""Operator times by the roofline model.
 
 Williams, Waterman, Patterson: Roofline: an insightful visual performance model for multicore
 architectures. CACM 52(4), 2009, doi:10.1145/1498765.1498785.
@@ -20,17 +20,17 @@ _LEAST_SHARE, _MOST_OVERHEAD_S = 1e-6, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """Coefficients of the roofline: what share of a device's peaks real operators reach."""
+    """Coefficients of the roofline: the share of a device's peaks that operators reach."""
 
     compute_efficiency: float = 1.0
     """Share of peak FLOP/s that matrix products reach, in (0, 1]."""
     bandwidth_efficiency: float = 1.0
     """Share of peak memory bandwidth that operators reach, in (0, 1]."""
     op_overhead_s: float = 0.0
-    """Fixed cost of starting one operator that does anything."""
+    """Fixed cost of each operator that computes or moves anything."""
 
     def __post_init__(self) -> None:
-        """Refuse shares outside (0, 1] and negative overheads."""
+        """Check that shares are in (0, 1] and the overhead is in range."""
         for name in ("compute_efficiency", "bandwidth_efficiency"):
             share = getattr(self, name)
             if not _LEAST_SHARE <= share <= 1:
@@ -49,8 +49,9 @@ class LatencyModel:
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
     """Return the time of each operator on each device in seconds, shape (n, D).
 
-    ``overhead + max(flops / rate of its dtype, bytes / bandwidth)``, the rate no more than what the
-    device sustains; an operator that neither computes nor moves anything (a view) takes no time.
+    It is ``overhead + max(flops / rate of its dtype, bytes / bandwidth)``, with the rate limited to
+    what the device sustains. An operator that neither computes nor moves anything (a view) takes no
+    time.
     """
     dtypes = sorted(set(graph.dtypes))
     which = np.array([dtypes.index(dtype) for dtype in graph.dtypes])
@@ -60,6 +61,6 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
         share = model.compute_efficiency
         rates = np.array([device.reached_rate_for(dtype, share) for dtype in dtypes])
         bandwidth = device.memory_bandwidth_bytes_per_s * model.bandwidth_efficiency
-        busy = np.maximum(graph.flops / rates[which], graph.moved_bytes / bandwidth)
-        times[:, column] = np.where(works, busy + model.op_overhead_s, 0.0)
+        roofline_s = np.maximum(graph.flops / rates[which], graph.moved_bytes / bandwidth)
+        times[:, column] = np.where(works, roofline_s + model.op_overhead_s, 0.0)
     return times

@@ -1,10 +1,10 @@
-"""Tensors that are copied between a device and the host while it computes: when, and at what cost.
+"""Timing and cost of tensors copied between devices and the host during a run.
 
-A *unit* is what is copied at once: what of a block's weights and cache lies in a tier. With overlap
-a device has room for two: while one is computed with, the next one is copied, as FlexGen and
-DeepSpeed's ZeRO-Inference do. Without, a device copies a unit when it comes to it, and waits, as
-accelerate's hooks do. What an operator has made for the other side, such as a new token's cache, a
-gradient or an updated weight, is *pushed* as soon as it is there.
+A *unit* is copied as a whole: the offloaded weights and cache of a block. With overlap a device has
+two buffers, and the next unit is prefetched while the current one is used, as in FlexGen and
+DeepSpeed's ZeRO-Inference. Without overlap a device copies each unit on demand and stalls, as with
+accelerate's hooks. Results for the other side, such as a new token's cache, a gradient or an
+updated weight, are *pushed* as soon as they are available.
 """
 
 from collections import defaultdict
@@ -35,70 +35,70 @@ __all__ = [
 ]
 
 _BUFFERS = 2
-"""Units that a device has room for, with overlap."""
+"""Number of unit buffers on a device with overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a unit's tensors lie, as far as that decides how fast they are copied."""
+    """Location of a unit's tensors, as far as it affects the copy rate."""
 
     share: float = 1.0
-    """Share of a link's rate that copies from there reach."""
+    """Share of the link's rate that copies from there reach."""
     from_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The copy of what one device needs of a unit."""
+    """The copy of a unit, or the part of it that one device needs."""
 
     unit: int
     device: int
     size_bytes: int
     first_op: int
-    """The operator of the device that begins to need it."""
+    """The first operator on the device that needs it."""
     last_op: int
-    """The last that does."""
+    """The last operator that needs it."""
     source: Source = Source()
     filled_bytes: int = 0
-    """Room beside that, which the device fills itself: what is written to a cache."""
+    """Additional buffer memory that the device fills itself, such as new cache entries."""
     stays: bool = False
-    """Whether that room is taken from the start to the last operator, and nothing is copied."""
+    """Whether the memory is in use from the start to the last operator, without any copy."""
     pool: int = 0
-    """Copies of one pool share room on a device: for two units, with overlap."""
+    """Copies of one pool share the buffers of a device: two with overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """The copy of what operators have made, as soon as they have."""
+    """The copy of results as soon as they are available."""
 
     device: int
-    """Whose link it goes over."""
+    """The device whose link it uses."""
     size_bytes: int
     after_op: int
-    """The operator that is the last to make some of it."""
+    """The last operator that produces any of it."""
     waiting_ops: tuple[int, ...] = ()
-    """Operators that need it, or the room that it lay in."""
+    """Operators that need it, or the memory it occupied."""
     to_host: bool = True
-    """Else from the host to the device."""
+    """Otherwise from the host to the device."""
     source: Source = Source()
-    """Where it lies on the host's side."""
+    """Its location on the host's side."""
 
 
 class _Run(NamedTuple):
-    """When copies and pushes run."""
+    """Start and end of each copy and push in s."""
 
     copies: list[tuple[float, float]]
     pushes: list[tuple[float, float]]
 
     @property
     def pushed_s(self) -> float:
-        """When the last push has ended."""
+        """End of the last push."""
         return max((end for _, end in self.pushes), default=0.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Streams:
-    """The links that copies go over, and how copies take turns."""
+    """The links used by copies, and how they are shared."""
 
     link_bytes_per_s: FloatArray
     """From the host to each device, shape (D,)."""
@@ -106,14 +106,14 @@ class Streams:
     """Fixed cost of a copy, shape (D,)."""
     overlap: bool = True
     host_bytes_per_s: float = np.inf
-    """What all devices together read from the host at most, and as much again they write to it."""
+    """Limit on the total rate of all devices from the host, and equally to the host."""
     disk_bytes_per_s: float = np.inf
-    """At which a disk is read, and written."""
+    """Read and write rate of the disk."""
 
     def rate(self, copy: Copy | Push) -> float:
-        """Return the bytes per second of a copy by itself.
+        """Return the rate of an uncontended copy in bytes per second.
 
-        Without overlap what comes from a disk is first read, and then copied.
+        Without overlap, reading from disk and copying happen one after the other.
         """
         link = float(self.link_bytes_per_s[copy.device]) * copy.source.share
         link = min(link, self.host_bytes_per_s)
@@ -124,30 +124,30 @@ class Streams:
         return 1.0 / (1.0 / link + 1.0 / self.disk_bytes_per_s)
 
     def copy_s(self, copy: Copy | Push) -> float:
-        """Return the time of a copy by itself."""
+        """Return the time of an uncontended copy."""
         return float(self.link_latency_s[copy.device]) + copy.size_bytes / self.rate(copy)
 
 
 class Uses(NamedTuple):
-    """Which operators use storages, weights or caches, and what of those is copied."""
+    """Uses of storages (weights or caches) by operators, and the bytes to copy."""
 
     users: IntArray
     """The operator of each use. Shape (U,)."""
     storages: IntArray
-    """The storage that it uses. Shape (U,)."""
+    """The storage of each use. Shape (U,)."""
     copied_bytes: IntArray
-    """Of each storage. Shape (S,)."""
+    """Bytes to copy of each storage. Shape (S,)."""
     filled_bytes: IntArray | None = None
-    """As `Copy.filled_bytes` of each storage; None for none. Shape (S,)."""
+    """`Copy.filled_bytes` of each storage; None if all are 0. Shape (S,)."""
 
 
 def copies_of(
     uses: Uses, device_of: IntArray, unit_of: IntArray, sources: Sequence[Source]
 ) -> list[Copy]:
-    """Return the copies that a placement needs, in the order in which they are needed.
+    """Return the copies of a placement, in the order in which they are needed.
 
-    `unit_of` is the unit of each storage that is streamed, -1 of others, shape (S,); `sources` says
-    where each unit lies. A storage that two devices use is copied to both.
+    `unit_of` is the unit of each streamed storage and -1 for others, shape (S,); `sources` is the
+    location of each unit. A storage used on two devices is copied to both.
     """
     streamed = unit_of[uses.storages] >= 0
     users, storages = uses.users[streamed], uses.storages[streamed]
@@ -177,20 +177,24 @@ def copies_of(
 
 
 def buffer_bytes(copies: Sequence[Copy], devices: int, *, overlap: bool) -> IntArray:
-    """Return the room that each device needs for what is copied to it, shape (D,).
+    """Return the buffer memory of each device, shape (D,).
 
-    With overlap that of the two largest units in a row; else that of the largest one. What stays
-    is there at once, either way.
+    With overlap this is the largest pair of consecutive units, otherwise the largest unit. Copies
+    that stay all count at once.
     """
     total = np.zeros(devices, dtype=np.int64)
     for pool in sorted({copy.pool for copy in copies}):
-        room, before, staying = (np.zeros(devices, dtype=np.int64) for _ in range(3))
+        peak_bytes, previous_bytes, staying_bytes = (
+            np.zeros(devices, dtype=np.int64) for _ in range(3)
+        )
         for copy in (copy for copy in copies if copy.pool == pool):
-            held = copy.size_bytes + copy.filled_bytes
-            room[copy.device] = max(room[copy.device], held + before[copy.device] * overlap)
-            before[copy.device] = held
-            staying[copy.device] += held * copy.stays
-        total += np.maximum(room, staying)
+            unit_bytes = copy.size_bytes + copy.filled_bytes
+            peak_bytes[copy.device] = max(
+                peak_bytes[copy.device], unit_bytes + previous_bytes[copy.device] * overlap
+            )
+            previous_bytes[copy.device] = unit_bytes
+            staying_bytes[copy.device] += unit_bytes * copy.stays
+        total += np.maximum(peak_bytes, staying_bytes)
     return total
 
 
@@ -201,30 +205,30 @@ def run_copies(
     streams: Streams,
     pushes: Sequence[Push] = (),
 ) -> tuple[CostTables, _Run]:
-    """Return `costs` in which operators wait for copies and pushes, and when each of them runs.
+    """Return `costs` with operators delayed by copies and pushes, and the times of those.
 
-    Copies over one link, from one disk or through one root take turns in the order in which they
-    are needed. One begins when there is room for it: when the device is through with the one
-    before the last. Pushes take turns in the same way, in the order of `pushes`; links, roots and
-    disks carry both directions at once, and to a device pushes come after copies.
+    Copies that share a link, disk or root are served in the order in which they are needed. A copy
+    begins once a buffer is free, that is when the device is done with the unit before the previous
+    one. Pushes are served likewise, in the order of `pushes`. Links, roots and disks are full
+    duplex, and pushes to a device come after copies.
     """
     if not streams.overlap:
         return _run_waiting(costs, device_of, copies, streams, pushes)
     log = schedule_log(costs)
     timed, run = costs, _Run([(0.0, 0.0)] * len(copies), [(0.0, 0.0)] * len(pushes))
-    # What is waited for depends on what runs before it alone, so each turn settles one more copy.
+    # Each wait depends only on earlier events, so every iteration settles at least one more copy.
     for _ in range(len(copies) + len(pushes) + 1):
         schedule(timed, device_of, log)
-        again = _in_turn(copies, pushes, streams, log.finish_s)
+        next_run = _in_turn(copies, pushes, streams, log.finish_s)
         issue_s = costs.issue_s.copy()
-        for copy, (_, end) in zip(copies, again.copies, strict=True):
+        for copy, (_, end) in zip(copies, next_run.copies, strict=True):
             issue_s[copy.first_op] = max(issue_s[copy.first_op], end)
-        for push, (_, end) in zip(pushes, again.pushes, strict=True):
+        for push, (_, end) in zip(pushes, next_run.pushes, strict=True):
             for op in push.waiting_ops:
                 issue_s[op] = max(issue_s[op], end)
-        if again == run:
+        if next_run == run:
             break
-        timed, run = costs._replace(issue_s=issue_s), again
+        timed, run = costs._replace(issue_s=issue_s), next_run
     return timed, run
 
 
@@ -235,13 +239,13 @@ def _run_waiting(
     streams: Streams,
     pushes: Sequence[Push],
 ) -> tuple[CostTables, _Run]:
-    """Return what `run_copies` does where devices do nothing else meanwhile."""
-    log, taken = schedule_log(costs), costs.op_time_s.copy()
+    """Return the result of `run_copies` if devices stall during copies."""
+    log, op_time_s = schedule_log(costs), costs.op_time_s.copy()
     for copy in copies:
-        taken[copy.first_op, copy.device] += streams.copy_s(copy)
+        op_time_s[copy.first_op, copy.device] += streams.copy_s(copy)
     for push in pushes:
-        taken[push.after_op, device_of[push.after_op]] += streams.copy_s(push)
-    timed = costs._replace(op_time_s=taken)
+        op_time_s[push.after_op, device_of[push.after_op]] += streams.copy_s(push)
+    timed = costs._replace(op_time_s=op_time_s)
     schedule(timed, device_of, log)
     starts = [float(log.start_s[copy.first_op]) for copy in copies]
     ends = [float(log.finish_s[push.after_op]) for push in pushes]
@@ -252,7 +256,7 @@ def _run_waiting(
 
 
 class _Free:
-    """When links, roots and disks are free, each in one direction."""
+    """Times at which links, roots and disks become free, per direction."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
@@ -261,7 +265,7 @@ class _Free:
         self.disk_s: dict[bool, float] = defaultdict(float)
 
     def run(self, copy: Copy | Push, ready_s: float, *, to_host: bool) -> tuple[float, float]:
-        """Return when a copy runs that may begin at `ready_s`."""
+        """Schedule a copy that may begin at `ready_s`; return its start and end."""
         streams, link = self.streams, (copy.device, to_host)
         begin = max(ready_s, self.link_s[link], self.root_s[to_host])
         if copy.source.from_disk:
@@ -275,7 +279,7 @@ class _Free:
 def _in_turn(
     copies: Sequence[Copy], pushes: Sequence[Push], streams: Streams, finish_s: FloatArray
 ) -> _Run:
-    """Return when each copy and push runs, given when operators finish."""
+    """Return the times of copies and pushes, given the finish times of operators."""
     free = _Free(streams)
     on_device: dict[tuple[int, int], list[Copy]] = defaultdict(list)
     copied, pushed = [], []
@@ -301,48 +305,48 @@ def with_streams(
     least_load_s: float,
     pushes: Sequence[Push] = (),
 ) -> Evaluation:
-    """Return what a placement costs whose devices wait for copies; it ends with the last push.
+    """Evaluate a placement with streamed tensors; the latency includes the last push.
 
-    What is copied to devices counts nothing in `problem`: its room is added to the peak of each
-    device. `bound_s` is a latency that no plan can beat, `least_load_s` a largest load.
+    Streamed tensors must have no bytes in `problem`: their buffers are added to the peak of each
+    device. `bound_s` is a lower bound of the latency, `least_load_s` one of the largest load.
     """
     timed, run = run_copies(problem.costs, assignment.device_of, copies, streams, pushes)
-    found = evaluate(replace(problem, costs=timed), assignment)
-    room = buffer_bytes(copies, problem.topology.n_devices, overlap=streams.overlap).tolist()
+    evaluation = evaluate(replace(problem, costs=timed), assignment)
+    buffers = buffer_bytes(copies, problem.topology.n_devices, overlap=streams.overlap).tolist()
     busiest_s = max(
-        [use.load_s for use in found.devices]
+        [use.load_s for use in evaluation.devices]
         + [float(problem.costs.issue_s[-1])]
-        + _link_loads(found)
+        + _link_loads(evaluation)
         + _copy_loads(copies, pushes, run, streams)
     )
     return replace(
-        found,
-        latency_s=max(found.latency_s, run.pushed_s),
+        evaluation,
+        latency_s=max(evaluation.latency_s, run.pushed_s),
         throughput_per_s=1.0 / busiest_s if busiest_s > 0 else float("inf"),
         lower_bound_s=bound_s,
         load_bound_s=least_load_s,
         devices=tuple(
             replace(
                 use,
-                peak_bytes=use.peak_bytes + room[use.logical_id],
-                static_bytes=use.static_bytes + room[use.logical_id],
+                peak_bytes=use.peak_bytes + buffers[use.logical_id],
+                static_bytes=use.static_bytes + buffers[use.logical_id],
             )
-            for use in found.devices
+            for use in evaluation.devices
         ),
         memory=tuple(
-            replace(profile, held_bytes=profile.held_bytes + room[device])
-            for device, profile in enumerate(found.memory)
+            replace(profile, held_bytes=profile.held_bytes + buffers[device])
+            for device, profile in enumerate(evaluation.memory)
         ),
     )
 
 
 def _link_loads(evaluation: Evaluation) -> list[float]:
-    """Return how long each link between devices carries what one input sends over it."""
+    """Return the busy time of each link between devices for one input."""
     loads: dict[tuple[int, int], float] = defaultdict(float)
     moves = evaluation.transfers
-    taken = (moves.finish_s - moves.start_s).tolist()
+    transfer_s = (moves.finish_s - moves.start_s).tolist()
     for source, target, seconds in zip(
-        moves.source.tolist(), moves.target.tolist(), taken, strict=True
+        moves.source.tolist(), moves.target.tolist(), transfer_s, strict=True
     ):
         loads[source, target] += seconds
     return list(loads.values())
@@ -351,7 +355,7 @@ def _link_loads(evaluation: Evaluation) -> list[float]:
 def _copy_loads(
     copies: Sequence[Copy], pushes: Sequence[Push], run: _Run, streams: Streams
 ) -> list[float]:
-    """Return how long links, the root and the disk are busy with the copies of one input."""
+    """Return the busy times of host links, root and disk for the copies of one input."""
     links: dict[tuple[int, bool], float] = defaultdict(float)
     moved = [(copy, False) for copy in copies] + [(push, push.to_host) for push in pushes]
     for (copy, to_host), (begin, end) in zip(moved, run.copies + run.pushes, strict=True):
@@ -359,6 +363,6 @@ def _copy_loads(
     loads = list(links.values())
     for direction in (False, True):
         sizes = [copy.size_bytes for copy, to_host in moved if to_host == direction]
-        stored = [c.size_bytes for c, up in moved if up == direction and c.source.from_disk]
-        loads += [sum(sizes) / streams.host_bytes_per_s, sum(stored) / streams.disk_bytes_per_s]
+        disk_sizes = [c.size_bytes for c, up in moved if up == direction and c.source.from_disk]
+        loads += [sum(sizes) / streams.host_bytes_per_s, sum(disk_sizes) / streams.disk_bytes_per_s]
     return loads

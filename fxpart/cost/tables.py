@@ -1,4 +1,4 @@
-"""A graph and a topology as the flat tables that the inner loops walk."""
+"""A graph and a topology as flat tables for the inner loops."""
 
 from typing import NamedTuple, Protocol
 
@@ -20,11 +20,11 @@ __all__ = [
 ]
 
 
-# Sources of operator times: a roofline, a profile, or a calibration.
+# Sources of operator times: a roofline, a profile or a calibration.
 
 
 class LatencySource(Protocol):
-    """Anything that knows how long operators take."""
+    """A source of operator times."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D)."""
@@ -32,21 +32,21 @@ class LatencySource(Protocol):
 
 
 def same_on_every_device(seconds: FloatArray, topology: Topology) -> FloatArray:
-    """Return `seconds` (shape n) as the times on each device of `topology`, shape (n, D)."""
+    """Repeat `seconds` (shape (n,)) for each device of `topology`, shape (n, D)."""
     return np.repeat(seconds[:, None], topology.n_devices, axis=1)
 
 
 class CostTables(NamedTuple):
-    """What the simulated schedule needs. A named tuple, since compiled code takes those."""
+    """Tables for the simulated schedule. A named tuple, as numba accepts those."""
 
     read_start: IntArray
     reads: IntArray
     producer: IntArray
     made_start: IntArray
-    """CSR by operator: it makes the values ``made_start[op]`` to ``made_start[op + 1] - 1``."""
+    """CSR by operator: it produces values ``made_start[op]`` to ``made_start[op + 1] - 1``."""
     reader_start: IntArray
     readers: IntArray
-    """CSR by value: the operators that read it, in order."""
+    """CSR by value: its readers, in order."""
     value_bytes: IntArray
     op_time_s: FloatArray
     """Shape (n, D)."""
@@ -55,11 +55,11 @@ class CostTables(NamedTuple):
     link_latency_s: FloatArray
     """Shape (D, D)."""
     issue_s: FloatArray
-    """When the host has started each operator, which cannot begin before. Shape (n,)."""
+    """Time at which the host has launched each operator, its earliest start. Shape (n,)."""
 
 
 class MemoryTables(NamedTuple):
-    """What the memory of a device needs."""
+    """Tables for the memory of a device."""
 
     read_start: IntArray
     reads: IntArray
@@ -72,15 +72,15 @@ class MemoryTables(NamedTuple):
     base: IntArray
     is_output: npt.NDArray[np.bool_]
     held: IntArray
-    """As `OpGraph.value_held`; -1 throughout where nothing is held."""
+    """As `OpGraph.value_held`; all -1 if there are no references."""
     use_start: IntArray
     uses: IntArray
     weight_bytes: IntArray
-    """What stays on a device with each weight: itself and what an optimizer keeps for it."""
+    """Bytes of each weight including its optimizer state."""
 
 
 def _made_start(graph: OpGraph) -> IntArray:
-    """Return where each operator's values begin: they are numbered in order of their producer."""
+    """Return the first value of each operator; values are in order of their producer."""
     return np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1)).astype(np.int64)
 
 
@@ -94,7 +94,7 @@ def _readers(graph: OpGraph) -> tuple[IntArray, IntArray]:
 
 
 def memory_tables(graph: OpGraph) -> MemoryTables:
-    """Return the tables of `graph` that decide memory."""
+    """Return the memory tables of `graph`."""
     reader_start, readers = _readers(graph)
     return MemoryTables(
         read_start=graph.read_start,
@@ -115,14 +115,14 @@ def memory_tables(graph: OpGraph) -> MemoryTables:
 
 
 def freed_after_readers(memory: MemoryTables) -> MemoryTables:
-    """Return `memory` as of a run of the captured graph, whose values no variable holds."""
+    """Return `memory` for a run of the captured graph, without references by Python variables."""
     return memory._replace(held=np.full(len(memory.producer), -1, dtype=np.int64))
 
 
 def cost_tables(
     graph: OpGraph, memory: MemoryTables, topology: Topology, latency: LatencySource
 ) -> CostTables:
-    """Return the tables of `graph` on `topology` that decide latency; `memory` is of `graph`."""
+    """Return the latency tables of `graph` on `topology`; `memory` has the tables of `graph`."""
     return CostTables(
         read_start=memory.read_start,
         reads=memory.reads,
@@ -139,10 +139,10 @@ def cost_tables(
 
 
 def launch_s(graph: OpGraph, topology: Topology) -> FloatArray:
-    """Return the time of the host to start each operator, shape (n,).
+    """Return the host time to launch each operator, shape (n,).
 
-    What neither computes nor moves anything is not started, and neither is an update of a weight:
-    torch's ``foreach`` and ``fused`` update many at once.
+    Operators that neither compute nor move anything are not launched. Neither are weight updates,
+    since torch's ``foreach`` and ``fused`` update many weights at once.
     """
     works = ((graph.flops > 0) | (graph.moved_bytes > 0)) & ~graph.is_update
     return np.where(works, float(topology.host_launch_s), 0.0)

@@ -1,8 +1,8 @@
-"""`TraceTimes`: times of operators from a trace that `torch.profiler` (Kineto) wrote of a run.
+"""`TraceTimes`: operator times from a `torch.profiler` (Kineto) trace.
 
-An operator takes what the same one took in the trace: of the same name, dtype and sizes, or else
-interpolated between the sizes that the trace has of it. Where kernels were traced, it is the time
-of those that were launched while the operator ran on the host; else its own time.
+An operator takes the time of a traced one of the same name, dtype and sizes, or else a time
+interpolated between traced sizes. If kernels were traced, the time of an operator is that of the
+kernels launched while it ran on the host; otherwise its host time.
 """
 
 import gzip
@@ -61,28 +61,28 @@ _FLOATING = {
     "c10::complex<double>": "complex128",
 }
 _PRODUCTS = {"mm": 0, "bmm": 0, "linear": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
-"""Products, and which argument ends in what is summed over."""
+"""Products, and the argument whose last dimension is summed over."""
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_BYTES = 2**30
-"""Of a packed trace: some million operators."""
+"""Largest unpacked trace, several million operators."""
 _ADVICE = "export one with torch.profiler.profile(record_shapes=True).export_chrome_trace(file)"
 
 
 class _Call(NamedTuple):
-    """What tells operators of different times apart."""
+    """The attributes that determine an operator's time."""
 
     name: str
-    """Without overload, such as ``aten::mm``."""
+    """Name without overload, such as ``aten::mm``."""
     dtype: str
     sizes: tuple[int, ...]
-    """Bytes of the tensors that it reads, in ascending order, equal ones once."""
+    """Distinct sizes in bytes of the tensors that it reads, ascending."""
     depth: int
-    """What a product sums over; else 0."""
+    """Size of the dimension that a product sums over; otherwise 0."""
 
     @property
     def work(self) -> float:
-        """What its time grows with: multiplications of a product, else bytes."""
+        """The quantity that its time scales with: multiplications of a product, otherwise bytes."""
         if not self.depth or not self.sizes:
             return float(max(1, sum(self.sizes)))
         left, right = (self.sizes[-2:] * 2)[:2]
@@ -95,19 +95,19 @@ class Trace:
 
     seconds: Mapping[_Call, float]
     on_device: bool
-    """Whether they are times of kernels; else of the host."""
+    """Whether these are kernel times rather than host times."""
 
 
 class Coverage(NamedTuple):
-    """How many of a graph's operators that take time a trace knows."""
+    """Number of a graph's operators (except views) covered by a trace."""
 
     exact: int
     interpolated: int
     missing: dict[str, int]
-    """Operators that are not in the trace, by name; the roofline is taken for them."""
+    """Counts by name of operators not in the trace, for which the roofline is used."""
 
     def sentence(self) -> str:
-        """Return it in words."""
+        """Return the coverage as a sentence."""
         total = self.exact + self.interpolated + sum(self.missing.values())
         share = f"{self.exact} of {total} operators at their very sizes"
         others = ", ".join(f"{count} {name}" for name, count in self.missing.items())
@@ -117,16 +117,16 @@ class Coverage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TraceTimes:
-    """Times of one graph's operators on the device of a trace."""
+    """Operator times on the traced device."""
 
     trace: Trace
     roofline: LatencyModel
-    """Of what the trace does not have, on each device."""
+    """The model for operators that are not in the trace."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
-        The same on every device for what the trace has: one device was traced.
+        Traced times are the same on every device, since one device was traced.
         """
         seconds, _ = self._times(graph)
         missing = np.isnan(seconds)
@@ -135,11 +135,11 @@ class TraceTimes:
         )
 
     def coverage(self, graph: OpGraph) -> Coverage:
-        """Return how much of `graph` the trace has."""
+        """Return how much of `graph` the trace covers."""
         return self._times(graph)[1]
 
     def _times(self, graph: OpGraph) -> tuple[FloatArray, Coverage]:
-        """Return the time of each operator, nan where the trace has none like it."""
+        """Return the time of each operator (nan if it has no traced kind) and the coverage."""
         by_kind = _by_kind(self.trace)
         views, free = is_view(graph), is_free(graph)
         seconds = np.full(graph.n_ops, np.nan)
@@ -162,12 +162,12 @@ class TraceTimes:
         return seconds, Coverage(exact, interpolated, dict(missing.most_common()))
 
     def _time(self, call: _Call, by_kind: "_Kinds") -> tuple[float, bool]:
-        """Return the time of a call and whether the trace has that very one; nan without any."""
+        """Return the time of a call (nan if unknown), and whether it is an exact match."""
         stem = call.name.removesuffix("_")
         for name in dict.fromkeys((call.name, stem, f"{stem}_")):
-            known = self.trace.seconds.get(call._replace(name=name))
-            if known is not None:
-                return known, True
+            traced_s = self.trace.seconds.get(call._replace(name=name))
+            if traced_s is not None:
+                return traced_s, True
         for name in dict.fromkeys((call.name, stem, f"{stem}_")):
             if (name, call.dtype) in by_kind:
                 return _interpolated(by_kind[name, call.dtype], call.work), False
@@ -175,7 +175,7 @@ class TraceTimes:
 
 
 _Kinds = dict[tuple[str, str], tuple[FloatArray, FloatArray]]
-"""By name and dtype: logarithms of work, ascending, and of seconds."""
+"""By name and dtype: ascending logarithms of work, and logarithms of seconds."""
 
 
 def _by_kind(trace: Trace) -> _Kinds:
@@ -193,7 +193,7 @@ def _by_kind(trace: Trace) -> _Kinds:
 
 
 def _interpolated(points: tuple[FloatArray, FloatArray], work: float) -> float:
-    """Return the time at `work`: beyond the largest it grows as the work, before the least not."""
+    """Return the time at `work`: proportional above the largest point, constant below the least."""
     works, times = points
     log_work = math.log(work)
     more = max(0.0, log_work - float(works[-1]))
@@ -206,22 +206,22 @@ def _call_of(graph: OpGraph, op: int) -> _Call:
     sizes = [*graph.value_bytes[graph.reads_of(op)], *graph.weight_bytes[graph.uses_of(op)]]
     depth = 0
     if name in _PRODUCTS:
-        made = int(np.searchsorted(graph.value_producer, op))
-        results = int(graph.value_bytes[made]) if made < graph.n_values else 0
+        first_result = int(np.searchsorted(graph.value_producer, op))
+        results = int(graph.value_bytes[first_result]) if first_result < graph.n_values else 0
         element = next((_BYTES[t] for t, d in _FLOATING.items() if d == graph.dtypes[op]), 4)
         depth = int(graph.flops[op]) * element // (2 * results) if results else 0
-    kept = tuple(sorted({int(size) for size in sizes if size}))
-    return _Call(f"{namespace}::{name}", graph.dtypes[op], kept, depth)
+    distinct_sizes = tuple(sorted({int(size) for size in sizes if size}))
+    return _Call(f"{namespace}::{name}", graph.dtypes[op], distinct_sizes, depth)
 
 
 # Reading.
 
 
 def read_trace(path: Path) -> Trace:
-    """Return the times in a trace, ``.json`` or ``.json.gz``.
+    """Read the times in a trace, ``.json`` or ``.json.gz``.
 
     Raises:
-        SpecError: when there is none, it is damaged, or has no operators with their shapes.
+        SpecError: if the file is missing or damaged, or has no operators with shapes.
 
     """
     try:
@@ -270,8 +270,8 @@ def _traced_call(event: Mapping[str, Any]) -> _Call | None:
     for name, shape in zip(types, dims, strict=False):
         if name in _BYTES:
             sizes.add(math.prod(shape) * _BYTES[name])
-        elif shape and isinstance(shape[0], list):  # a list of tensors, whose dtype is not told
-            sizes.update(math.prod(one) * list_bytes for one in shape)
+        elif shape and isinstance(shape[0], list):  # a list of tensors, whose dtype is not recorded
+            sizes.update(math.prod(item_shape) * list_bytes for item_shape in shape)
     name = str(event["name"])
     operand = _PRODUCTS.get(name.partition("::")[2])
     depth = int(dims[operand][-1]) if operand is not None and dims[operand] else 0
@@ -283,28 +283,31 @@ def _host_s(operators: list[Mapping[str, Any]]) -> list[float]:
 
 
 def _device_s(events: list[Mapping[str, Any]], operators: list[Mapping[str, Any]]) -> list[float]:
-    """Return for each operator how long the kernels take that it launches."""
-    taken: defaultdict[int, float] = defaultdict(float)
+    """Return the total time of the kernels launched by each operator."""
+    kernel_us: defaultdict[int, float] = defaultdict(float)
     for event in events:
         if event.get("cat") in _ON_DEVICE:
-            taken[int(event["args"]["correlation"])] += _us(event, "dur")
+            kernel_us[int(event["args"]["correlation"])] += _us(event, "dur")
     launches: defaultdict[object, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         if event.get("cat") in _LAUNCHES:
-            took = taken.get(int((event.get("args") or {}).get("correlation", -1)), 0.0)
-            launches[event["pid"], event["tid"]].append((_us(event, "ts"), took))
+            launch_us = kernel_us.get(int((event.get("args") or {}).get("correlation", -1)), 0.0)
+            launches[event["pid"], event["tid"]].append((_us(event, "ts"), launch_us))
     starts: dict[object, list[float]] = {}
     sums: dict[object, list[float]] = {}
-    for thread, of_thread in launches.items():
-        of_thread.sort()
-        starts[thread] = [start for start, _ in of_thread]
-        sums[thread] = [0.0, *accumulate(took for _, took in of_thread)]
+    for thread, thread_launches in launches.items():
+        thread_launches.sort()
+        starts[thread] = [start for start, _ in thread_launches]
+        sums[thread] = [0.0, *accumulate(launch_us for _, launch_us in thread_launches)]
     seconds = []
     for event in operators:
         thread = (event["pid"], event["tid"])
-        begin, among = _us(event, "ts"), starts.get(thread, [])
-        first, last = bisect_left(among, begin), bisect_right(among, begin + _us(event, "dur"))
-        total = sums[thread][last] - sums[thread][first] if among else 0.0
+        begin, thread_starts = _us(event, "ts"), starts.get(thread, [])
+        first, last = (
+            bisect_left(thread_starts, begin),
+            bisect_right(thread_starts, begin + _us(event, "dur")),
+        )
+        total = sums[thread][last] - sums[thread][first] if thread_starts else 0.0
         seconds.append(max(0.0, total) * 1e-6)
     return seconds
 
