@@ -1,4 +1,4 @@
-"""Collectives of a captured graph: which operators they are, their bytes, and their times."""
+"""Collectives of a captured graph: their operators, bytes and times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _OURS = "fxpart."
 
 
 def collective_kinds(graph: OpGraph) -> dict[int, str]:
-    """Return the kind of each operator of `graph` that is a collective, one of `COLLECTIVES`."""
+    """Return the kind (one of `COLLECTIVES`) of each collective operator of `graph`."""
     kinds = {}
     for op, target in enumerate(graph.targets):
         kind = target.removeprefix(_OURS).partition(".")[0]
@@ -32,35 +32,35 @@ def collective_kinds(graph: OpGraph) -> dict[int, str]:
 
 
 def collective_bytes(graph: OpGraph) -> dict[int, int]:
-    """Return the bytes of the whole tensor of each collective, as `collective_time_s` takes it.
+    """Return the bytes of the whole tensor of each collective, as for `collective_time_s`.
 
-    That is what it makes; of a reduce-scatter, which makes a part of it, what it reads first; of an
-    exchange the larger of the two.
+    This is the size of the result; for a reduce-scatter, whose result is a shard, that of its first
+    operand; for an all-to-all the larger of the two.
     """
-    made: IntArray = np.zeros(graph.n_ops, dtype=np.int64)
-    is_made = graph.value_producer >= 0
-    np.add.at(made, graph.value_producer[is_made], graph.value_bytes[is_made])
+    produced_bytes: IntArray = np.zeros(graph.n_ops, dtype=np.int64)
+    is_produced = graph.value_producer >= 0
+    np.add.at(produced_bytes, graph.value_producer[is_produced], graph.value_bytes[is_produced])
     sizes = {}
     for op, kind in collective_kinds(graph).items():
         read = int(graph.value_bytes[graph.reads_of(op)[0]])
-        both = {"reduce_scatter": read, "all_to_all": max(read, int(made[op]))}
-        sizes[op] = both.get(kind, int(made[op]))
+        input_sizes = {"reduce_scatter": read, "all_to_all": max(read, int(produced_bytes[op]))}
+        sizes[op] = input_sizes.get(kind, int(produced_bytes[op]))
     return sizes
 
 
 def expert_weights(graph: OpGraph) -> IntArray:
-    """Return the weights of the modules that exchange tokens: of experts that devices share."""
-    homes = {
+    """Return the weights of the modules that exchange tokens, which are sharded experts."""
+    prefixes = {
         f"{graph.modules[op]}."
         for op, kind in collective_kinds(graph).items()
         if kind == "all_to_all"
     }
     names = enumerate(graph.weight_names)
-    return np.array([w for w, name in names if name.startswith(tuple(homes))], dtype=np.int64)
+    return np.array([w for w, name in names if name.startswith(tuple(prefixes))], dtype=np.int64)
 
 
 def _axis(target: str) -> str:
-    """Return the axis of the mesh that a collective goes along."""
+    """Return the mesh axis of a collective."""
     if target.startswith(f"{_OURS}all_to_all"):
         return "expert"
     return "context" if target.endswith(".context") else "tensor"
@@ -68,24 +68,24 @@ def _axis(target: str) -> str:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CollectiveGroup:
-    """Devices that exchange values along one axis of the mesh."""
+    """Devices that communicate along one mesh axis."""
 
     size: int
     links: tuple[Link, ...]
-    """The slowest of each device's group."""
+    """The slowest link of each device's group."""
     curves: CollectiveCurves | None = None
-    """What a library makes of these links, as of `collective_time_s`."""
+    """Measured curves for these links, as for `collective_time_s`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TimesWithCollectives:
-    """Times of operators, of which some are collectives of each device's group."""
+    """Operator times of graphs with collectives of each device's group."""
 
     others: LatencySource
-    """Of what is no collective."""
+    """Source of the times of all other operators."""
     groups: Mapping[str, CollectiveGroup]
-    """By axis, ``tensor``, ``expert`` and ``context``; a device of the topology stands for one of
-    each."""
+    """Groups by axis: ``tensor``, ``expert`` and ``context``; each device of the topology
+    represents one group per axis."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D)."""

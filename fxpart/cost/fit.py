@@ -1,7 +1,7 @@
-"""Fitting the roofline's coefficients to measured times: `calibrate`.
+"""Fit the roofline's coefficients to measured times: `calibrate`.
 
-Least squares on the logarithm of time, each operator weighted by the square root of its time. A
-weight of time itself would leave the fit to the few largest operators, and none at all to the
+Least squares on the logarithm of time, with each operator weighted by the square root of its time.
+Weighting by time itself would let the few largest operators decide the fit, and no weighting the
 thousands of small ones.
 """
 
@@ -27,30 +27,30 @@ from fxpart.errors import SpecError
 __all__ = ["calibrate"]
 
 _STARTS = (0.1, 0.5)
-"""Quantiles of what the sample achieves, from which the search starts; the best end is kept."""
+"""Quantiles of the sample's achieved costs used as starting points; the best fit wins."""
 _SMALLEST, _LARGEST = -70.0, 30.0
-"""Bounds of the coefficients' logarithms: seconds, and seconds a FLOP or a byte."""
+"""Bounds of the logarithms of coefficients, in s, s per FLOP or s per byte."""
 _FASTER = 10.0
-"""How many times as fast as in any operator of the sample a rate may be: where nothing in it is
-limited by memory, say, it shows no bandwidth, and any that is high enough would fit."""
+"""Limit of a rate, as a multiple of the fastest operator of the sample. If nothing in it is
+memory-bound, for example, the bandwidth is undetermined and any high enough value would fit."""
 _MOVES = 2
-"""Place of the first kind of moving among the coefficients, after overhead and fresh bytes; rates
-of computing follow."""
+"""Index of the first memory rate among the coefficients, after overhead and fresh bytes; compute
+rates follow."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Sample:
-    """Operators that compute or move bytes, of all graphs together; m of them."""
+    """The m operators of all graphs that compute or move bytes."""
 
     keys: tuple[str, ...]
-    """Classes that there are."""
+    """Compute classes in the sample."""
     key: IntArray
-    """Class of each operator, -1 where it only moves bytes."""
+    """Compute class of each operator, -1 if it only moves bytes."""
     flops: FloatArray
     moves: tuple[str, ...]
-    """Kinds of moving that there are; the first is that of what computes."""
+    """Kinds of memory traffic in the sample; operators with FLOPs have the first."""
     move: IntArray
-    """Kind of each operator."""
+    """Kind of memory traffic of each operator."""
     moved: FloatArray
     fresh: FloatArray
     """Bytes of large results."""
@@ -59,16 +59,16 @@ class _Sample:
 
 
 def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration:
-    """Return the coefficients that explain the profiles of some graphs best.
+    """Fit a calibration to the profiles of some graphs.
 
-    One rate for each class of computation and dtype in the sample, one memory bandwidth, one
-    overhead, one cost of a view, one of a byte of large results. A last common factor lets the sums
-    of whole graphs come out right on (geometric) average. Of several graphs, each is predicted from
-    the others too (`Calibration.held_out_errors`). The same sample gives the same answer.
+    There is one rate per compute class and dtype in the sample, one memory bandwidth per kind, an
+    overhead, a cost of a view, and one of a byte of large results. A final common factor makes the
+    totals of whole graphs right on (geometric) average. With several graphs, each is also predicted
+    from the others (`Calibration.held_out_errors`). The result is deterministic.
 
     Raises:
-        SpecError: for no samples, a profile of another graph, profiles of several devices, or
-            graphs that hold no operator that does anything.
+        SpecError: if there are no samples, a profile belongs to another graph, profiles are from
+            several devices, or no operator computes or moves anything.
 
     """
     _check(samples)
@@ -77,9 +77,9 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
 
 
 def _held_out_errors(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> tuple[float, ...]:
-    """Return how far the sum of each graph is from what a fit to the others predicts.
+    """Return the leave-one-out error of the total time of each graph.
 
-    Empty where one computes in a dtype that no other does, or others do nothing.
+    Empty if a graph computes in a dtype that no other does, or the others do nothing.
     """
     errors = []
     for index, (graph, profile) in enumerate(samples):
@@ -132,7 +132,7 @@ def _check(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> None:
 
 
 def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
-    """Return all operators that do something and took a time that has a logarithm."""
+    """Return all operators that compute or move bytes and took a positive time."""
     labels: list[str] = []
     kinds: list[str] = []
     flops, moved, fresh, seconds = [], [], [], []
@@ -150,23 +150,23 @@ def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
             "nothing to calibrate on: no operator of the sample computes or moves bytes; give the"
             " profile of a whole model"
         )
-    known, known_moves = tuple(sorted(set(labels) - {""})), tuple(sorted({"", *kinds}))
+    known_keys, known_moves = tuple(sorted(set(labels) - {""})), tuple(sorted({"", *kinds}))
     time_s = np.concatenate(seconds)
     return _Sample(
-        known,
-        np.array([known.index(label) if label else -1 for label in labels], dtype=np.int64),
+        known_keys,
+        np.array([known_keys.index(label) if label else -1 for label in labels], dtype=np.int64),
         np.concatenate(flops).astype(np.float64),
         known_moves,
         np.array([known_moves.index(kind) for kind in kinds], dtype=np.int64),
         np.concatenate(moved).astype(np.float64),
         np.concatenate(fresh).astype(np.float64),
         np.log(time_s),
-        time_s**0.25,  # of the residual: its square then counts by the square root of time
+        time_s**0.25,  # the squared residual is then weighted by the square root of time
     )
 
 
 def _view_s(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> float:
-    """Return the least-squares cost of a view; 0 where the sample has none."""
+    """Return the least-squares cost of a view; 0 if the sample has none."""
     chosen = [is_view(g) & ~is_free(g) & (p.seconds > 0) for g, p in samples]
     of_views = [p.seconds[views] for (_, p), views in zip(samples, chosen, strict=True)]
     time_s = np.concatenate(of_views)
@@ -176,16 +176,16 @@ def _view_s(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> float:
 
 
 def _starts(sample: _Sample) -> list[FloatArray]:
-    """Return coefficients to start from: logs of overhead, and seconds a byte, fresh byte, FLOP."""
+    """Return starting points: logs of overhead, and seconds per fresh byte, byte and FLOP."""
     time_s = np.exp(sample.log_s)
     moves, starts = sample.moved > 0, []
     for small, quick in product(_STARTS, _STARTS):
-        every_s = _quantile(time_s[moves] / sample.moved[moves], quick)
-        costs = [_quantile(time_s, small), every_s]
+        s_per_byte = _quantile(time_s[moves] / sample.moved[moves], quick)
+        costs = [_quantile(time_s, small), s_per_byte]
         for move in range(len(sample.moves)):
             of_move = moves & (sample.move == move)
-            some = time_s[of_move] / sample.moved[of_move]
-            costs.append(_quantile(some, quick) if len(some) else every_s)
+            costs_per_byte = time_s[of_move] / sample.moved[of_move]
+            costs.append(_quantile(costs_per_byte, quick) if len(costs_per_byte) else s_per_byte)
         for key in range(len(sample.keys)):
             of_key = sample.key == key
             costs.append(_quantile(time_s[of_key] / sample.flops[of_key], quick))
@@ -194,7 +194,7 @@ def _starts(sample: _Sample) -> list[FloatArray]:
 
 
 def _least(sample: _Sample) -> FloatArray:
-    """Return the smallest coefficients that the search may find."""
+    """Return the lower bounds of the coefficients."""
     time_s, moves = np.exp(sample.log_s), sample.moved > 0
     first_rate = _MOVES + len(sample.moves)
     least = np.full(first_rate + len(sample.keys), _SMALLEST)
@@ -214,15 +214,15 @@ def _quantile(costs: FloatArray, share: float) -> float:
 
 
 def _busy(sample: _Sample, logs: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Return how long each operator computes or moves bytes, and which of them compute longer."""
-    costs = np.append(np.exp(logs[_MOVES:]), 0.0)  # the last is that of class -1
+    """Return the roofline time of each operator, and which are compute-bound."""
+    costs = np.append(np.exp(logs[_MOVES:]), 0.0)  # the last is for class -1
     rates = costs[len(sample.moves) :]
     computes, moves = sample.flops * rates[sample.key], sample.moved * costs[sample.move]
     return np.maximum(computes, moves), computes > moves
 
 
 def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
-    """Return the remaining cost, and the coefficients, that the search from `start` ends at."""
+    """Return the residual cost and the coefficients of the fit from `start`."""
     from scipy.optimize import least_squares
 
     def residual(logs: FloatArray) -> FloatArray:
@@ -275,7 +275,7 @@ def _as_calibration(
 def _with_errors(
     calibration: Calibration, samples: Sequence[tuple[OpGraph, OperatorProfile]]
 ) -> Calibration:
-    """Return `calibration` with how far it is from what it was fitted to."""
+    """Return `calibration` with its errors on the sample."""
     predicted = [calibration.seconds(graph) for graph, _ in samples]
     measured = [profile.seconds for _, profile in samples]
     working = np.concatenate([~is_view(graph) & ~is_free(graph) for graph, _ in samples])
@@ -293,7 +293,7 @@ def _with_errors(
 
 
 def _kinds(graph: OpGraph) -> list[str]:
-    """Return the class and dtype of what computes, and the kind of what moves bytes."""
+    """Return the compute class and dtype of each operator, or else its kind of memory traffic."""
     moves = move_keys(graph)
     return [key or move or "move" for key, move in zip(compute_keys(graph), moves, strict=True)]
 
@@ -301,11 +301,11 @@ def _kinds(graph: OpGraph) -> list[str]:
 def _spread(
     kinds: npt.NDArray[np.str_], predicted: FloatArray, measured: FloatArray
 ) -> dict[str, float]:
-    """Return by kind the root mean square of the logarithm of predicted / measured, as a factor."""
-    takes = (predicted > 0) & (measured > 0)
+    """Return the typical factor between predicted and measured times by kind (RMS of logs)."""
+    is_positive = (predicted > 0) & (measured > 0)
     spread = {}
-    for kind in sorted(set(kinds[takes].tolist())):
-        of_kind = takes & (kinds == kind)
+    for kind in sorted(set(kinds[is_positive].tolist())):
+        of_kind = is_positive & (kinds == kind)
         squares = np.log(predicted[of_kind] / measured[of_kind]) ** 2
         mean = np.average(squares, weights=np.sqrt(measured[of_kind]))
         spread[kind] = float(np.exp(np.sqrt(mean)))
@@ -313,7 +313,7 @@ def _spread(
 
 
 def _spearman(a: FloatArray, b: FloatArray) -> float:
-    """Return the rank correlation of two samples; 0 where one of them is constant."""
+    """Return the rank correlation of two samples; 0 if either is constant."""
     first, second = _ranks(a), _ranks(b)
     spread = float(first.std() * second.std())
     if spread == 0:
@@ -322,7 +322,7 @@ def _spearman(a: FloatArray, b: FloatArray) -> float:
 
 
 def _ranks(values: FloatArray) -> FloatArray:
-    """Return the rank of each value, equal ones sharing the mean of theirs."""
+    """Return the rank of each value; ties share their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     after = np.cumsum(count)
     ranks: FloatArray = (after - (count - 1) / 2.0)[place]

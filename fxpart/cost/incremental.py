@@ -1,11 +1,11 @@
-"""What moving a few operators would do to the simulated latency, at the cost of what they touch.
+"""Incremental estimate of the simulated latency after moving a few operators.
 
-`refresh` simulates the whole model once and keeps, besides when everything happens (heads), how
-long everything still takes to the end (tails), and the state of all devices and links at every so
-many operators. `estimate` then simulates only from the mark before the first changed operator to
-the mark after the last one, and adds the tails there: O(changed span + marks' distance), whatever
-the size of the model. As heads and tails serve in the job shop, see Taillard: Parallel taboo
-search techniques for the job shop scheduling problem. ORSA J. Comput. 6(2), 1994,
+`refresh` simulates the whole model once. Besides the time of every event (heads) it stores the
+remaining time from every event to the end (tails), and the state of all devices and links at
+regular marks. `estimate` then simulates only from the mark before the first changed operator to the
+mark after the last, and adds the tails there: O(changed span + spacing of marks), regardless of the
+size of the model. Heads and tails are used like this in job-shop scheduling, see Taillard: Parallel
+taboo search techniques for the job shop scheduling problem. ORSA J. Comput. 6(2), 1994,
 doi:10.1287/ijoc.6.2.108.
 """
 
@@ -27,29 +27,28 @@ _ROUNDING = 1e-9
 
 
 class Progress(NamedTuple):
-    """A simulated placement, ready to be asked about changes; `C` marks, one every `spacing`."""
+    """A simulated placement prepared for `estimate`; `C` marks, one every `spacing` operators."""
 
     log: ScheduleLog
     tail_s: FloatArray
     """From an operator's start to the end of the model, shape (n,)."""
     critical: npt.NDArray[np.bool_]
-    """Whether an operator, or a transfer it sends or waits for, is on a longest path. (n,)."""
+    """Whether an operator, or a transfer it sends or waits for, is critical. Shape (n,)."""
     spacing: int
     device_free_s: FloatArray
-    """When each device is idle before the operator of a mark, shape (C, D)."""
+    """When each device becomes free before the operator of a mark, shape (C, D)."""
     link_free_s: FloatArray
-    """Likewise of each link, shape (C, D, D)."""
+    """When each link becomes free, shape (C, D, D)."""
     device_tail_s: FloatArray
-    """From the start of a device's next operator after a mark to the end, shape (C, D)."""
+    """Time from the start of a device's next operator after a mark to the end, shape (C, D)."""
     link_tail_s: FloatArray
-    """Likewise of a link's next transfer, shape (C, D, D)."""
+    """Time from the start of a link's next transfer to the end, shape (C, D, D)."""
     issue_tail_s: FloatArray
-    """The least latency by the operators from a mark on that wait for the host alone, shape (C,).
-    """
+    """Lower bound of the latency from the launch times of operators after a mark, shape (C,)."""
     trial_finish_s: FloatArray
-    """Room for `estimate`, shape (n,)."""
+    """Scratch space of `estimate`, shape (n,)."""
     trial_arrival_s: FloatArray
-    """Room for `estimate`, shape (V, D)."""
+    """Scratch space of `estimate`, shape (V, D)."""
 
 
 def make_progress(t: CostTables) -> Progress:
@@ -75,11 +74,10 @@ def make_progress(t: CostTables) -> Progress:
 
 @compiled
 def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: int) -> float:
-    """Return when `op` is started by the host and all that it reads is there.
+    """Return when `op` has been launched and all its operands have arrived.
 
-    Makers from `begin` on are those of the trial.
-    What was made before, and was not sent to this device so far, is sent at once: that the link
-    may be busy is left out.
+    Producers from `begin` on use the trial's times. Earlier values that were not sent to this
+    device so far are sent at once, ignoring contention on the link.
     """
     here, ready = device_of[op], float(t.issue_s[op])
     for i in range(t.read_start[op], t.read_start[op + 1]):
@@ -112,32 +110,35 @@ def _send(  # noqa: PLR0917 - inlined in the innermost loop
     link_free: FloatArray,
     arrival_s: FloatArray,
 ) -> float:
-    """Send `value`, made at `finish`, to every device that reads it; return the time it takes."""
-    here, carried = device_of[t.producer[value]], 0.0
+    """Send `value`, produced at `finish`, to all its readers' devices; return the transfer time."""
+    here, total_s = device_of[t.producer[value]], 0.0
     for j in range(t.reader_start[value], t.reader_start[value + 1]):
         arrival_s[value, device_of[t.readers[j]]] = -1.0
     for j in range(t.reader_start[value], t.reader_start[value + 1]):
         target = device_of[t.readers[j]]
         if target == here or arrival_s[value, target] >= 0.0:
             continue
-        takes = t.link_latency_s[here, target] + t.value_bytes[value] * t.s_per_byte[here, target]
-        arrival_s[value, target] = max(finish, link_free[here, target]) + takes
+        transfer_s = (
+            t.link_latency_s[here, target] + t.value_bytes[value] * t.s_per_byte[here, target]
+        )
+        arrival_s[value, target] = max(finish, link_free[here, target]) + transfer_s
         link_free[here, target] = arrival_s[value, target]
-        carried += takes
-    return carried
+        total_s += transfer_s
+    return total_s
 
 
 @compiled
 def estimate(
     t: CostTables, device_of: IntArray, p: Progress, first: int, last: int
 ) -> tuple[float, float, float]:
-    """Return about the latency if operators `first` to `last` were on the devices of `device_of`.
+    """Estimate the latency if operators `first` to `last` were on the devices in `device_of`.
 
-    And the time of the transfers that begin there, those that delay nothing included; and the mean
-    square of the devices' own longest paths, in s^2, which falls as work is spread.
+    Also returns the total time of transfers that begin in the span, including those that delay
+    nothing, and the mean square of the longest path through each device, in s^2, which decreases as
+    work is spread.
 
-    Outside of that span `device_of` must be as it was when `p` was refreshed. Of paths that pass
-    through the span; others keep their length, so a change of what is not critical gains nothing.
+    Outside the span `device_of` must be the same as at the last `refresh`. Only paths through the
+    span are considered; others keep their length, so changes of non-critical operators do not help.
     """
     n = device_of.shape[0]
     lo, hi = first // p.spacing, last // p.spacing + 1
@@ -176,7 +177,7 @@ def _mark(
     device_marks_s: FloatArray,
     link_marks_s: FloatArray,
 ) -> None:
-    """Copy times into their marks, number by number: numba takes seconds to compile a slice's."""
+    """Copy times into their marks, element by element: slices take numba seconds to compile."""
     for a in range(device_s.shape[0]):
         device_marks_s[at, a] = device_s[a]
         for b in range(device_s.shape[0]):
@@ -185,7 +186,7 @@ def _mark(
 
 @inlined
 def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]:
-    """Simulate as `fxpart.cost.kernels.schedule`, and leave marks; return latency, transfers."""
+    """Simulate as `fxpart.cost.kernels.schedule` and set marks; return latency and transfers."""
     start_s, finish_s, arrival_s, sent, sent_s = p.log
     devices = t.op_time_s.shape[1]
     device_free, link_free = np.zeros(devices), np.zeros((devices, devices))
@@ -195,7 +196,7 @@ def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]
         if op % p.spacing == 0:
             _mark(op // p.spacing, device_free, link_free, p.device_free_s, p.link_free_s)
         here = device_of[op]
-        # Nothing is of a trial: every maker is before the end.
+        # No times of a trial: every producer is before the end.
         start = max(device_free[here], _ready_s(t, device_of, op, p, device_of.shape[0]))
         finish = start + t.op_time_s[op, here]
         start_s[op], finish_s[op], device_free[here] = start, finish, finish
@@ -215,12 +216,12 @@ def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]
 
 @compiled
 def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
-    """Simulate `device_of` whole, fill `p`, and return the latency in seconds."""
+    """Simulate all of `device_of`, fill `p`, and return the latency in seconds."""
     latency, count = _heads(t, device_of, p)
     start_s, _, _, sent, sent_s = p.log
     devices, tail_s = t.op_time_s.shape[1], p.tail_s
     device_tail, link_tail = np.zeros(devices), np.zeros((devices, devices))
-    least = latency * (1.0 - _ROUNDING)
+    critical_from = latency * (1.0 - _ROUNDING)
     p.critical[:] = False
     k, issue_tail = count - 1, 0.0
     for op in range(device_of.shape[0] - 1, -1, -1):
@@ -238,7 +239,7 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
             after += sent_s[k, 1] - sent_s[k, 0]
             link_tail[here, target] = after
             tail = max(tail, after)
-            if sent_s[k, 0] + after >= least:
+            if sent_s[k, 0] + after >= critical_from:
                 p.critical[op] = True
                 for j in range(t.reader_start[value], t.reader_start[value + 1]):
                     p.critical[t.readers[j]] |= device_of[t.readers[j]] == target
@@ -250,5 +251,5 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
         tail_s[op] = tail + t.op_time_s[op, here]
         device_tail[here] = tail_s[op]
         issue_tail = max(issue_tail, t.issue_s[op] + tail_s[op])
-        p.critical[op] |= start_s[op] + tail_s[op] >= least
+        p.critical[op] |= start_s[op] + tail_s[op] >= critical_from
     return latency

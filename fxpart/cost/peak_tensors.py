@@ -1,4 +1,4 @@
-"""Where the memory of each device is fullest, and what lies there then, tensor by tensor."""
+"""The memory peak of each device, and the tensors that are live at it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class LiveTensor:
     """One storage on a device."""
 
     name: str
-    """Of the value that it was made for, or of the weight that it is or is kept for."""
+    """Name of the value that it was allocated for, or of its weight."""
     module: str
-    """The module whose operator made it, or whose weight it is; ``""`` for the root."""
+    """The module whose operator produced it, or that owns the weight; ``""`` for the root."""
     target: str
-    """The operator that made it, such as ``aten.linear.default``; ``""`` for what none made."""
+    """The operator that produced it, such as ``aten.linear.default``; ``""`` if none did."""
     kind: str
     """One of `KINDS`."""
     bytes: int
@@ -47,38 +47,37 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """The moment at which a device holds most."""
+    """The memory peak of a device."""
 
     device: int
     """Logical id."""
     op: int
-    """The operator that runs then: the first of the device at which it holds that much."""
+    """The operator that runs at the peak, the first if there are several."""
     op_name: str
     module: str
-    """Of the operator."""
+    """Module of the operator."""
     doing: str
-    """What the operator does, in the words of `doing`."""
+    """Description of the operator, as returned by `doing`."""
     bytes: int
-    """All that the device holds then; the sum of `by_kind`."""
+    """Total bytes at the peak; the sum of `by_kind`."""
     by_kind: Mapping[str, int]
-    """Bytes of each kind that is there, in the order of `KINDS`."""
+    """Bytes of each kind with live storages, in the order of `KINDS`."""
     tensors: tuple[LiveTensor, ...]
-    """The largest storages that are there, the largest first."""
+    """The largest live storages, largest first."""
 
 
 def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tuple[DevicePeak, ...]:
-    """Return for each device that computes where its peak is, and the `top` largest storages.
+    """Return the peak of each device in use with the `top` largest storages, by logical id.
 
-    The bytes are those of `Evaluation`: all weights that a device holds, and the tensors of the
-    round in which it holds most. In the order of logical ids. O(devices x (n + reads)), for each
-    round.
+    The bytes are those of `Evaluation`: all weights on a device plus the tensors of its worst
+    round. O(devices x (n + reads)) per round.
     """
     graph = problem.graph
     peaks = []
     for device, _, storages, op in storages_at_peak(problem, assignment):
         live = storages.at(op)
         sums = storages.bytes_by_kind(live).tolist()
-        # Stable, so that of equal ones the first in the graph is first.
+        # A stable sort keeps ties in graph order.
         largest = live[np.argsort(-storages.size_bytes[live], kind="stable")][:top]
         peaks.append(
             DevicePeak(
@@ -98,9 +97,9 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
 def storages_at_peak(
     problem: Problem, assignment: Assignment
 ) -> Iterator[tuple[int, IntArray, Storages, int]]:
-    """Yield each device that computes, in the order of logical ids, in its fullest round.
+    """Yield (device, device of each operator, storages, operator) at the peak of each used device.
 
-    With who computes what then, what lies on the device, and the operator at which it holds most.
+    Devices are in the order of logical ids, each in its worst round.
     """
     facts = _facts(problem.graph)
     for device, weights in _weights_of_devices(problem.graph, assignment).items():
@@ -109,23 +108,23 @@ def storages_at_peak(
 
 
 def memory_by_kind(graph: OpGraph, assignment: Assignment, devices: int) -> tuple[IntArray, ...]:
-    """Return what each of `devices` devices holds of each kind while its operators run.
+    """Return the bytes of each kind on each of `devices` devices while its operators run.
 
-    Of the first input. An array of shape (len(KINDS), operators that the device computes for it)
-    for each device; its columns add up to `MemoryProfile.held_bytes`.
+    One array per device of shape (len(KINDS), operators run for the first input); its columns sum
+    to `MemoryProfile.held_bytes`.
     """
     facts = _facts(graph)
     device_of, weights = assignment.device_of, _weights_of_devices(graph, assignment)
-    none = np.zeros((len(KINDS), 0), dtype=np.int64)
+    no_operators = np.zeros((len(KINDS), 0), dtype=np.int64)
     return tuple(
-        _over_time(facts, device_of, device, weights[device]) if device in weights else none
+        _over_time(facts, device_of, device, weights[device]) if device in weights else no_operators
         for device in range(devices)
     )
 
 
 @lru_cache(maxsize=4)
 def _facts(graph: OpGraph) -> StorageFacts:
-    """Return what follows from the graph alone, which its plans share."""
+    """Return the facts of a graph, cached for all of its plans."""
     return storage_facts(graph, memory_tables(graph))
 
 
@@ -141,7 +140,7 @@ def _over_time(
 
 
 def _weights_of_devices(graph: OpGraph, assignment: Assignment) -> dict[int, IntArray]:
-    """Return the weights that each device holds for all its partitions, by logical id."""
+    """Return the weights of all partitions on each device, by logical id."""
     devices = sorted({device for homes in assignment.devices_of_partition for device in homes})
     users, weights_of = graph.users, {}
     for device in devices:
@@ -151,26 +150,27 @@ def _weights_of_devices(graph: OpGraph, assignment: Assignment) -> dict[int, Int
 
 
 def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[IntArray, int]:
-    """Return who computes what in the round in which `device` holds most, and the operator then."""
+    """Return the device of each operator in the worst round of `device`, and its peak operator."""
     most, fullest = -1, None
     for index in range(assignment.rounds):
         device_of = assignment.device_of_round(index)
         ops = np.flatnonzero(device_of == device)
         if not len(ops):
             continue
-        # What is received can only grow between operators of the device: one of them is the peak.
+        # Between operators of the device, memory can only grow by receiving, so the peak is at one
+        # of them.
         live = live_bytes(problem.memory, device_of, device)[ops]
-        at = int(np.argmax(live))
-        if int(live[at]) > most:
-            most, fullest = int(live[at]), (device_of, int(ops[at]))
+        peak_index = int(np.argmax(live))
+        if int(live[peak_index]) > most:
+            most, fullest = int(live[peak_index]), (device_of, int(ops[peak_index]))
     assert fullest is not None, "a device with a partition computes in some round"
     return fullest
 
 
 def doing(graph: OpGraph, op: int) -> str:
-    """Return what an operator does.
+    """Return a description of an operator.
 
-    Such as ``gelu``, ``backward of gelu``, ``mm in the backward``, ``cast of a gradient`` or
+    Examples are ``gelu``, ``backward of gelu``, ``mm in the backward``, ``cast of a gradient`` and
     ``adam update``.
     """
     target = graph.targets[op]

@@ -56,10 +56,10 @@ def make_problem(
         raise SpecError(
             f"objective={objective} is for models, a published problem has latency and throughput"
         )
-    without_power = dict.fromkeys(device.name for device in topology.devices if not device.power_w)
-    if objective == "energy" and without_power:
+    unrated = dict.fromkeys(device.name for device in topology.devices if not device.power_w)
+    if objective == "energy" and unrated:
         raise SpecError(
-            f"objective=energy needs the power of each device, {', '.join(without_power)} has none: add"
+            f"objective=energy needs the power of each device, {', '.join(unrated)} has none: add"
             " power_w: 300 to its file in conf/accelerator/"
         )
     memory = memory_tables(graph)

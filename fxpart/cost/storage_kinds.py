@@ -1,6 +1,6 @@
-"""Every storage on a device: its kind, and when it is allocated and freed.
+"""Every storage on a device, with its kind and lifetime.
 
-The same accounting as `fxpart.cost.kernels.device_memory`, storage by storage instead of summed up.
+The accounting is that of `fxpart.cost.kernels.device_memory`, per storage instead of summed.
 """
 
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ KINDS = (
     "received",
     "temporary",
 )
-"""What a storage can be there for; the first that is true of it counts.
+"""Kinds of storages; the first that applies counts.
 
-- ``weight``: a parameter or a buffer; ``optimizer state``: what is kept for it besides, by an
-  optimizer, or as a bucket that its gradient is summed in.
-- ``kv cache``: what is kept of a text from one token to the next; it comes as an input.
-- ``input``: what else the caller passes in.
-- ``gradient``: the gradient of a weight, its cast to float32 for an update, and the parts that are
-  added up to it, made or received.
-- ``output``: any other that the caller gets, so that it stays.
-- ``saved activation``: made in the forward, here or elsewhere, and read here in the backward.
-- ``received``: any other that was made on another device.
-- ``temporary``: all the rest.
+- ``weight``: a parameter or a buffer; ``optimizer state``: what is stored with it by an
+  optimizer, or as a bucket in which its gradient is all-reduced.
+- ``kv cache``: state kept from one token to the next; it is an input.
+- ``input``: everything else passed in by the caller.
+- ``gradient``: the gradient of a weight, its cast to float32 for an update, and the terms that
+  are summed into it, produced or received.
+- ``output``: any other result returned to the caller, which lives to the end.
+- ``saved activation``: produced in the forward, here or elsewhere, and read here in the backward.
+- ``received``: anything else produced on another device.
+- ``temporary``: everything else.
 """
 
 PLURALS = dict(
@@ -65,10 +65,10 @@ PLURALS = dict(
         strict=True,
     )
 )
-"""What several storages of each kind are called."""
+"""Plural of each kind."""
 
 _SUMS = ("add", "add_")
-"""What adds up parts of a gradient."""
+"""Operators that sum terms of a gradient."""
 _WEIGHT, _STATE, _CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORARY = range(
     len(KINDS)
 )
@@ -76,53 +76,53 @@ _WEIGHT, _STATE, _CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORA
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StorageFacts:
-    """What of a graph decides the kinds of its storages, worked out once for all devices."""
+    """Properties of a graph that decide the kinds of storages, computed once for all devices."""
 
     memory: MemoryTables
     weight_bytes: IntArray
-    """Bytes of each weight, without what an optimizer keeps. Length W."""
+    """Bytes of each weight, without optimizer state. Length W."""
     state_bytes: IntArray
-    """Bytes that an optimizer keeps for each weight. Length W."""
+    """Bytes of optimizer state of each weight. Length W."""
     is_backward: BoolArray
-    """Of each operator. Length n."""
+    """Whether each operator is in the backward. Length n."""
     is_update: BoolArray
-    """Likewise whether it updates a weight."""
+    """Whether each operator updates a weight. Length n."""
     is_gradient: BoolArray
-    """Whether a value is a gradient of a weight, a part or a cast of one. Length V."""
+    """Whether a value is a weight's gradient, or a term or cast of one. Length V."""
     is_cache: BoolArray
-    """Whether a value is an input that is kept from one token to the next. Length V."""
+    """Whether a value is an input cached from one token to the next. Length V."""
     reader: IntArray
     """The operator of each item of ``memory.reads``."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Storages:
-    """The storages on one device for one input. Arrays have an item for each."""
+    """The storages on one device for one input. Arrays have one item per storage."""
 
     kind: IntArray
-    """Place in `KINDS`."""
+    """Index into `KINDS`."""
     source: IntArray
-    """The weight, of a weight and an optimizer's state; of any other the value that it was made
-    for, or under which it was received."""
+    """The weight, for weights and optimizer state; otherwise the value that the storage was
+    allocated for, or received as."""
     size_bytes: IntArray
     born: IntArray
-    """The operator of the graph with which it comes; 0 for what is always there."""
+    """The operator at which it is allocated; 0 if it is resident."""
     last: IntArray
-    """The last operator of the graph for which it is there; the last of all where it stays."""
+    """The last operator during which it is live; the last of the graph if it is never freed."""
 
     def at(self, op: int) -> IntArray:
-        """Return which of them are there while operator `op` runs, in order."""
+        """Return the storages that are live while operator `op` runs, in order."""
         return np.flatnonzero((self.born <= op) & (op <= self.last))
 
     def bytes_by_kind(self, chosen: IntArray) -> IntArray:
-        """Return the bytes of the `chosen` storages, summed for each kind. Length of `KINDS`."""
+        """Return the bytes of the `chosen` storages by kind. Length of `KINDS`."""
         total = np.zeros(len(KINDS), dtype=np.int64)
         np.add.at(total, self.kind[chosen], self.size_bytes[chosen])
         return total
 
 
 def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
-    """Return what decides the kinds of storages of `graph`; `memory` is its tables."""
+    """Return the `StorageFacts` of `graph`; `memory` has its tables."""
     is_backward = graph.is_backward
     return StorageFacts(
         memory,
@@ -137,13 +137,13 @@ def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
 
 
 def _gradients_and_parts(graph: OpGraph, is_backward: BoolArray) -> BoolArray:
-    """Return whether a value is a gradient of a weight, or is added to others to be one."""
+    """Return whether each value is a weight's gradient or a term of one."""
     marked = np.zeros(graph.n_values, dtype=np.bool_)
     marked[graph.gradient_values] = True
-    # Numbers of plain lists: a walk over a few values, each once.
-    waiting: list[int] = graph.gradient_values.tolist()
-    while waiting:
-        value = waiting.pop()
+    # A depth-first walk over few values, so plain Python ints.
+    stack: list[int] = graph.gradient_values.tolist()
+    while stack:
+        value = stack.pop()
         op, base = int(graph.value_producer[value]), int(graph.value_base[value])
         parts = [base] if base >= 0 else []
         if op >= 0 and is_backward[op] and short_name(graph.targets[op]) in _SUMS:
@@ -153,18 +153,19 @@ def _gradients_and_parts(graph: OpGraph, is_backward: BoolArray) -> BoolArray:
             maker = int(graph.value_producer[part])
             if maker >= 0 and is_backward[maker] and not marked[part]:
                 marked[part] = True
-                waiting.append(part)
+                stack.append(part)
     return marked
 
 
 def _casts(graph: OpGraph) -> BoolArray:
-    """Return whether a value is a gradient that was cast for an update."""
+    """Return whether each value is a gradient cast for an update."""
     is_cast = np.array([target == CAST for target in graph.targets], dtype=np.bool_)
     return (graph.value_producer >= 0) & is_cast[graph.value_producer]
 
 
 def short_name(target: str) -> str:
-    """Return ``gelu`` of ``aten.gelu.default``, and ``getitem`` of ``operator.getitem``."""
+    """Return the short name: ``gelu`` for ``aten.gelu.default``, ``getitem`` for
+    ``operator.getitem``."""
     parts = target.split(".")
     return parts[-2] if len(parts) > 2 else parts[-1]
 
@@ -172,13 +173,13 @@ def short_name(target: str) -> str:
 def storages_on(
     facts: StorageFacts, device_of: IntArray, device: int, weights: IntArray
 ) -> Storages:
-    """Return what lies on `device` for one input.
+    """Return the storages on `device` for one input.
 
     Args:
-        facts: of the graph.
+        facts: the facts of the graph.
         device_of: device of each operator for this input. Shape (n,).
-        device: which one.
-        weights: the weights that it holds, each once, in order; it may hold some for other inputs.
+        device: logical id of the device.
+        weights: the distinct weights on the device, in order; some may serve other inputs.
 
     """
     m, n = facts.memory, len(device_of)
@@ -206,37 +207,37 @@ def storages_on(
 
 
 def _roots(m: MemoryTables, made: BoolArray, here: BoolArray) -> tuple[IntArray, BoolArray]:
-    """Return the value whose storage each value is in on a device, and which values are those.
+    """Return the value that owns the storage of each value on a device, and a mask of those.
 
-    What was made there as a view is in the storage of its base; what was received is in its own,
-    whatever it is a view of where it was made. `made` says which values (V,) the device makes,
-    `here` which reads (as `m.reads`) are by its operators.
+    A view made on the device lives in the storage of its base; a received value has its own, even
+    if it is a view where it was made. `made` is a mask of the values (V,) produced on the device,
+    `here` of the reads (as `m.reads`) by its operators.
     """
     present = made.copy()
     present[m.reads[here]] = True
     root = np.where(made & (m.base >= 0), m.base, np.arange(len(m.base)))
     while True:
-        further = root[root]
-        if np.array_equal(further, root):
+        next_root = root[root]
+        if np.array_equal(next_root, root):
             break
-        root = further
+        root = next_root
     return root, present & (root == np.arange(len(root)))
 
 
 def _last_uses(
     facts: StorageFacts, made: BoolArray, here: BoolArray, root: IntArray, n: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the last operator that needs each storage there, and the last that reads it (or -1).
+    """Return the last operator that needs each storage, and the last that reads it (or -1).
 
-    By the value that `root` names it by. Shape (V,) each.
+    Both are indexed by the value in `root` that owns the storage. Shape (V,) each.
     """
     m = facts.memory
     last_read = np.full(len(root), -1, dtype=np.int64)
     np.maximum.at(last_read, root[m.reads[here]], facts.reader[here])
     values = np.flatnonzero(made)
-    # Variables hold what was made, not the copy that was received.
-    held = np.where(made[root[values]], m.held[values], -1)
-    until = np.where(m.is_output[values], n - 1, np.maximum(m.producer[values], held))
+    # Variables reference the original, not a received copy.
+    held_until = np.where(made[root[values]], m.held[values], -1)
+    until = np.where(m.is_output[values], n - 1, np.maximum(m.producer[values], held_until))
     last = last_read.copy()
     np.maximum.at(last, root[values], until)
     return last, last_read
@@ -245,12 +246,12 @@ def _last_uses(
 def _kinds(
     facts: StorageFacts, made: BoolArray, root: IntArray, values: IntArray, last_read: IntArray
 ) -> IntArray:
-    """Return the place in `KINDS` of each storage that `values` name; `last_read` is of them."""
+    """Return the kind of the storage of each of `values`; `last_read` has one item for each."""
     m = facts.memory
     maker = m.producer[values]
     of_gradient, of_output = np.zeros((2, len(root)), dtype=np.bool_)
     of_gradient[root[facts.is_gradient]] = True
-    # What updates keep to the end of the step, such as lists of `foreach`, has no reader.
+    # Values of updates that live to the end of the step, such as `foreach` lists, have no reader.
     of_updates = facts.is_update[np.maximum(m.producer, 0)]
     of_output[root[m.is_output & made & ~of_updates]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)

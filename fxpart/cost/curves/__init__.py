@@ -1,1 +1,1 @@
-"""How long kernels take by shape: a few coefficients for each kind, fitted to measured times."""
+"""Kernel times by shape: a few coefficients for each kind, fitted to measured times."""

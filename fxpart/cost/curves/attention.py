@@ -1,8 +1,8 @@
-"""Fused attention by shape: `AttentionCurve` of whole prompts, `DecodeCurve` of single tokens.
+"""Fused attention by shape: `AttentionCurve` for whole prompts, `DecodeCurve` for single tokens.
 
-Blocks of queries go over blocks of keys, each block of queries on one multiprocessor (Dao:
-FlashAttention-2, 2023, arXiv:2307.08691). What a token reads of a cache is split over
-multiprocessors where heads are too few to fill them (Dao et al.: Flash-Decoding, 2023).
+Each block of queries iterates over blocks of keys on one multiprocessor (Dao: FlashAttention-2,
+2023, arXiv:2307.08691). In decoding, the cache is split over multiprocessors if there are too few
+heads to occupy them (Dao et al.: Flash-Decoding, 2023).
 """
 
 from dataclasses import dataclass
@@ -16,58 +16,58 @@ from fxpart.cost.curves.gemm import Rates, smooth_maximum
 __all__ = ["ROWS_OF_BLOCK", "AttentionCurve", "Attentions", "DecodeCurve"]
 
 _BLOCK = 128.0
-"""Queries, and keys, of a block."""
+"""Number of queries, and of keys, per block."""
 ROWS_OF_BLOCK = 64.0
-"""Queries that a block is filled up to."""
+"""A block is padded to a multiple of this many queries."""
 _LEAST_ROWS = 0.3
-"""The least part of a block that its work is counted for."""
+"""Smallest share of a block's work that is charged."""
 
 
 class Attentions(NamedTuple):
-    """Calls of fused attention; all arrays have one length."""
+    """Calls of fused attention; all arrays have the same length."""
 
     batch: FloatArray
     queries: FloatArray
     keys: FloatArray
     heads: FloatArray
     key_heads: FloatArray
-    """Of keys and values; as many as `heads`, or fewer that groups of heads share."""
+    """Heads of keys and values: as many as `heads`, or fewer in grouped-query attention."""
     head_size: FloatArray
     window: FloatArray
-    """Keys that a query sees at most; 0 for all."""
+    """Sliding window in keys; 0 for none."""
     causal: FloatArray
-    """1 where a query sees no key after its own, else 0."""
+    """1 for causal attention, else 0."""
     element_bytes: FloatArray
-    """Of queries and results."""
+    """Bytes per element of queries and results."""
     cache_bytes: FloatArray
-    """Of an element of the cache that keys and values are also written to; 0 where none is."""
+    """Bytes per element of the cache to which keys and values are also written; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCurve:
-    """What a library of attention makes of whole prompts; shares are of a device's peaks."""
+    """Performance of an attention library on whole prompts; shares are of a device's peaks."""
 
     launch_s: float
-    """Fixed time of all kernels, the one that writes a cache included."""
+    """Fixed time of all kernels, including the cache write."""
     cache_launch_s: float
-    """The part of it that writing a cache takes."""
+    """The part of `launch_s` for writing the cache."""
     block_s: float
     """Fixed time of a block of queries."""
     compute_share: float
-    """That endless heads would reach."""
+    """Share of peak FLOP/s reached in the limit of large heads."""
     half_size: float
-    """Head size that reaches half of that."""
+    """Head size that reaches half of `compute_share`."""
     large_size: float
-    """Head size at which registers run short, and half is lost again."""
+    """Head size at which register pressure halves the rate again."""
     memory_share: float
     cache_share: float
-    """Of the memory's rate that writing a cache reaches."""
+    """Share of memory bandwidth reached by the cache write."""
     sharpness: float
-    """Of the maximum of all work and the longest block."""
+    """Sharpness of the smooth maximum of total work and the longest block."""
     longest: float
     """Time of the longest block, as a multiple of its work."""
     packs_groups: float
-    """1 where heads that share keys fill one block; 0 where they do so for single queries only."""
+    """1 if heads that share keys are packed into one block; 0 if only for single queries."""
 
     def seconds(self, calls: Attentions, rates: Rates) -> FloatArray:
         """Return the time of each call."""
@@ -78,9 +78,9 @@ class AttentionCurve:
         span = np.minimum(_BLOCK / sharing, queries)
         blocks = calls.batch * calls.heads / sharing * np.ceil(queries * sharing / _BLOCK)
         seen = np.where(calls.window > 0, np.minimum(calls.window, keys), keys)
-        # Rows at a prompt's begin see fewer keys than a window holds.
-        mean = np.where(calls.causal > 0, seen * (1 - seen / (2 * keys)) + span / 2, seen)
-        most = np.where(calls.causal > 0, np.minimum(keys, seen + span), seen)
+        # The first rows of a prompt see fewer keys than the window.
+        mean_seen = np.where(calls.causal > 0, seen * (1 - seen / (2 * keys)) + span / 2, seen)
+        most_seen = np.where(calls.causal > 0, np.minimum(keys, seen + span), seen)
         size = calls.head_size
         share = (
             self.compute_share
@@ -91,16 +91,18 @@ class AttentionCurve:
         rate = rates.flops_per_s / rates.multiprocessors * share
         rows = np.minimum(np.ceil(queries * sharing / ROWS_OF_BLOCK) * ROWS_OF_BLOCK, _BLOCK)
         work_s = 4 * np.maximum(rows, _LEAST_ROWS * _BLOCK) * _BLOCK * size / rate
-        total = blocks * (self.block_s + np.maximum(mean / _BLOCK + 0.5, 1) * work_s)
+        total = blocks * (self.block_s + np.maximum(mean_seen / _BLOCK + 0.5, 1) * work_s)
         total /= rates.multiprocessors
-        longest = self.longest * (self.block_s + np.ceil(most / _BLOCK) * work_s)
-        stored = calls.batch * calls.key_heads * keys * size
-        passed = 2 * calls.batch * calls.heads * queries * size
+        longest = self.longest * (self.block_s + np.ceil(most_seen / _BLOCK) * work_s)
+        key_elements = calls.batch * calls.key_heads * keys * size
+        io_elements = 2 * calls.batch * calls.heads * queries * size
         memory = (
-            (passed + 2 * stored) * calls.element_bytes / (self.memory_share * rates.bytes_per_s)
+            (io_elements + 2 * key_elements)
+            * calls.element_bytes
+            / (self.memory_share * rates.bytes_per_s)
         )
         writes = calls.cache_bytes > 0
-        cache = stored * (calls.element_bytes + calls.cache_bytes)
+        cache = key_elements * (calls.element_bytes + calls.cache_bytes)
         cache_s = np.where(
             writes, cache / (self.cache_share * rates.bytes_per_s), -self.cache_launch_s
         )
@@ -109,44 +111,44 @@ class AttentionCurve:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCurve:
-    """What a library of attention makes of single tokens that read a cache."""
+    """Performance of an attention library on single tokens that read a cache."""
 
     launch_s: float
     cache_launch_s: float
-    """The part of it that writing the new token to the cache takes."""
+    """The part of `launch_s` for writing the new token to the cache."""
     memory_share: float
     reader_share: float
-    """What one multiprocessor may read, as a multiple of its even part of the memory's rate."""
+    """Read rate limit of one multiprocessor, as a multiple of its even share of the bandwidth."""
     sharpness: float
     split_s: float
-    """Adding up parts, where the keys of a head are split."""
+    """Cost of combining partial results if the keys of a head are split."""
     compute_share: float
     head_s: float
-    """For each head of keys of each sequence: entries of the cache, and of its table."""
+    """Cost per key head and sequence: entries of the cache and of its block table."""
     group_s: float
-    """Where several heads share keys."""
+    """Additional cost if heads share keys."""
     copy_s: float
-    """Where they do so in several groups of several sequences, which makes a copy; 0 where heads
-    are packed without one."""
+    """Cost of the copy that sharing makes with several groups and sequences; 0 if heads are packed
+    without one."""
     packs_groups: float
-    """As of `AttentionCurve`; where 0, keys of heads that are not shared are not split either."""
+    """As in `AttentionCurve`; if 0, unshared keys are not split either."""
 
     def seconds(self, calls: Attentions, rates: Rates) -> FloatArray:
-        """Return the time of each call; its queries are one a sequence."""
+        """Return the time of each call, with one query per sequence."""
         seen = np.where(calls.window > 0, np.minimum(calls.window, calls.keys), calls.keys)
         sharing = calls.heads / calls.key_heads
         kept_bytes = np.where(calls.cache_bytes > 0, calls.cache_bytes, calls.element_bytes)
         per_key = 2 * calls.head_size * kept_bytes
         groups = calls.batch * calls.key_heads
         blocks = groups * np.ceil(sharing / ROWS_OF_BLOCK)
-        # A window need not begin where a block does.
-        cut = (calls.window > 0) & (calls.keys >= calls.window)
-        key_blocks = np.ceil(seen / _BLOCK) + cut
+        # A window need not begin at a block boundary.
+        is_cut = (calls.window > 0) & (calls.keys >= calls.window)
+        key_blocks = np.ceil(seen / _BLOCK) + is_cut
         splits = np.clip(np.floor(rates.multiprocessors / blocks), 1, key_blocks)
         splits = np.where((sharing > 1) | bool(self.packs_groups), splits, 1)
         waves = np.maximum(1, blocks * splits / rates.multiprocessors)
-        one_s = rates.bytes_per_s / rates.multiprocessors * self.reader_share
-        reading = waves * np.ceil(key_blocks / splits) * _BLOCK * per_key / one_s
+        reader_bytes_per_s = rates.bytes_per_s / rates.multiprocessors * self.reader_share
+        reading = waves * np.ceil(key_blocks / splits) * _BLOCK * per_key / reader_bytes_per_s
         memory = groups * seen * per_key / (self.memory_share * rates.bytes_per_s)
         work = 4 * blocks * ROWS_OF_BLOCK * seen * calls.head_size
         computing = work / (self.compute_share * np.asarray(rates.flops_per_s))
@@ -159,5 +161,5 @@ class DecodeCurve:
             + np.where((sharing > 1) & (calls.key_heads > 1) & (calls.batch > 1), self.copy_s, 0.0)
             - np.where(calls.cache_bytes > 0, 0.0, self.cache_launch_s)
         )
-        busy = smooth_maximum(self.sharpness, reading, memory, computing)
-        return fixed + busy + passed / (self.memory_share * rates.bytes_per_s)
+        roofline_s = smooth_maximum(self.sharpness, reading, memory, computing)
+        return fixed + roofline_s + passed / (self.memory_share * rates.bytes_per_s)

@@ -1,4 +1,4 @@
-"""`CurveFamily`: the curves of one family of devices, and how they are read from settings."""
+"""`CurveFamily`: the curves of a family of devices, and their parsing from settings."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,33 +16,33 @@ _Curve = TypeVar("_Curve")
 
 
 class Carried(NamedTuple):
-    """Kernels made for another family of devices, whose instructions run on this one too."""
+    """Kernels written for another family of devices that also run on this one."""
 
     family: str
     compute_share: float
-    """Of this family's peak that these instructions reach."""
+    """Share of this family's peak that these kernels reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveFamily:
-    """How long the kernels of one family of devices take."""
+    """Kernel times of one family of devices."""
 
     gemm: GemmCurve
     attention: AttentionCurve
     decode: DecodeCurve
     collectives: CollectiveCurves = field(default_factory=dict)
-    """Between devices of one machine whose links have `link_bytes_per_s`."""
+    """Collectives between devices of one machine over links of `link_bytes_per_s`."""
     link_bytes_per_s: float | None = None
-    """One way, of the links that `collectives` are of; None where there are none."""
+    """One-way rate of the links that `collectives` were measured on; None without any."""
     measured_on: Rates | None = None
-    """Of the device that the curves are fitted to, in bfloat16; None where nobody says."""
+    """Rates in bfloat16 of the device that the curves were fitted to; None if unknown."""
     torch_attention: Carried | None = None
-    """What torch runs in place of `attention`; None where that is as fast."""
+    """The kernels that torch uses instead of `attention`; None if those are as fast."""
     sustained_share: float = 1.0
-    """Of the rate of computing that a product reaches alone, what a long run keeps: its power limit
-    lowers the clock, and other kernels run beside it."""
+    """Share of the rate of an isolated product that is sustained in a long run, where the power
+    limit lowers the clock and other kernels run concurrently."""
     op_overhead_s: float | None = None
-    """The device's time for a kernel that does next to nothing; None for the roofline's."""
+    """Time of a minimal kernel; None for the overhead of the roofline."""
 
 
 _KINDS: Mapping[str, type] = {
@@ -59,11 +59,11 @@ _OTHERS = (
 
 
 def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
-    """Return the curves that ``latency.curves.<name>`` states.
+    """Parse the curves in ``latency.curves.<name>``.
 
     Raises:
-        SpecError: for a curve that is missing or unknown, a coefficient that is not its own, or
-            collectives without the rate of their links.
+        SpecError: if a curve or coefficient is missing, unknown or out of range, or collectives are
+            given without the rate of their links.
 
     """
     place = f"latency.curves.{name}"

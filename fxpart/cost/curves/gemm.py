@@ -1,10 +1,10 @@
 """Matrix products by shape: `GemmCurve`.
 
-A product is cut into tiles of its result, and these may be cut along k too; each piece is computed
-by one multiprocessor, so that they come in waves (tile and wave quantisation: NVIDIA, Matrix
-multiplication background user's guide). The library picks the cut that is fastest, and so does this
-model: the least over tiles and splits of a smooth maximum of computing, of reading from memory and
-of reading through the last-level cache.
+The result of a product is tiled, and tiles may also be split along k. Each piece is computed by one
+multiprocessor, so pieces run in waves (tile and wave quantisation: NVIDIA, Matrix multiplication
+background user's guide). The library picks the fastest tiling, and so does this model: it minimizes
+over tiles and splits a smooth maximum of the times for computing, for memory traffic and for
+last-level cache traffic.
 """
 
 from dataclasses import dataclass
@@ -29,58 +29,58 @@ _TILES = (
 )
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _STEP_OF_K = 64
-"""What a tile advances along k at a time."""
+"""Step of a tile along k."""
 
 
 class Rates(NamedTuple):
-    """Peaks of a device, each an array of one rate a row, or one for all."""
+    """Peaks of a device; the FLOP/s may be an array with one rate per row."""
 
     flops_per_s: FloatArray | float
-    """Of the dtype that is computed in."""
+    """Peak in the dtype of the computation."""
     bytes_per_s: float
-    """Of its memory."""
+    """Memory bandwidth."""
     multiprocessors: int
 
 
 class Products(NamedTuple):
-    """Products of (m, k) with (k, n), `batch` of them at once. All arrays have one length."""
+    """Batched products of (m, k) by (k, n). All arrays have the same length."""
 
     batch: FloatArray
     m: FloatArray
     n: FloatArray
     k: FloatArray
     operand_bytes: FloatArray
-    """Of one element of what is multiplied."""
+    """Bytes per element of the operands."""
     result_bytes: FloatArray
-    """Of one element of the result."""
+    """Bytes per element of the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmCurve:
-    """What a library of matrix products makes of one family of devices; shares are of its peaks."""
+    """Performance of a GEMM library on one family of devices; shares are of its peaks."""
 
     launch_s: float
     """Fixed time of a kernel on the device."""
     tile_s: float
-    """Filling and emptying the pipeline of one tile."""
+    """Time to fill and drain the pipeline of one tile."""
     compute_share: float
-    """That endless tiles would reach."""
+    """Share of peak FLOP/s reached in the limit of large tiles."""
     tile_area: float
-    """Of a result's tile that reaches half of that."""
+    """Tile area that reaches half of `compute_share`."""
     memory_share: float
     tail: float
-    """How much of an unfilled last wave is waited for: 1 all of it, 0 none."""
+    """Share of the idle part of the last wave that is charged, from 0 to 1."""
     sharpness: float
-    """Of the maximum: 1 is the sum of computing and reading, infinite the longer of them."""
+    """Sharpness of the smooth maximum: 1 gives the sum of its terms, infinity their maximum."""
     reader_share: float
-    """What one multiprocessor may read, as a multiple of its even part of the memory's rate."""
+    """Read rate limit of one multiprocessor, as a multiple of its even share of the bandwidth."""
     cache_share: float
-    """Rate of the last-level cache, as a multiple of the memory's."""
+    """Bandwidth of the last-level cache, as a multiple of that of memory."""
     split_s: float
-    """Adding up parts of k."""
+    """Cost of reducing over splits of k."""
 
     def seconds(self, products: Products, rates: Rates) -> FloatArray:
-        """Return the time of each of the products; as long as they are."""
+        """Return the time of each product."""
         columns = np.stack(products, axis=1)
         flops_per_s = np.broadcast_to(rates.flops_per_s, len(columns))
         rows, place = np.unique(
@@ -97,32 +97,43 @@ class GemmCurve:
         return seconds
 
     def _cut(self, of: Products, tile: tuple[int, int], rates: Rates) -> FloatArray:
-        """Return the time with that tile, shape (rows, splits)."""
-        high, wide = tile
+        """Return the time with this tile for each split, shape (rows, splits)."""
+        tile_rows, tile_columns = tile
         bandwidth, processors = rates.bytes_per_s, rates.multiprocessors
         splits = np.array(_SPLITS, dtype=np.float64)[None, :]
         depth = np.ceil(of.k / splits / _STEP_OF_K) * _STEP_OF_K
-        pieces = of.batch * np.ceil(of.m / high) * np.ceil(of.n / wide) * splits
+        pieces = of.batch * np.ceil(of.m / tile_rows) * np.ceil(of.n / tile_columns) * splits
         waves = pieces / processors
         waves = np.where(waves <= 1, 1, waves + self.tail * (np.ceil(waves) - waves))
-        share = self.compute_share * high * wide / (high * wide + self.tile_area)
-        compute_s = 2 * high * wide / (rates.flops_per_s / processors * share)
-        read_s = (high + wide) * of.operand_bytes / (bandwidth / processors * self.reader_share)
-        computing = waves * (self.tile_s + depth * np.maximum(compute_s, read_s))
+        share = (
+            self.compute_share
+            * tile_rows
+            * tile_columns
+            / (tile_rows * tile_columns + self.tile_area)
+        )
+        compute_s = 2 * tile_rows * tile_columns / (rates.flops_per_s / processors * share)
+        read_s = (
+            (tile_rows + tile_columns)
+            * of.operand_bytes
+            / (bandwidth / processors * self.reader_share)
+        )
+        computing_s = waves * (self.tile_s + depth * np.maximum(compute_s, read_s))
         operands = of.batch * (of.m + of.n) * of.k * of.operand_bytes
         results = of.batch * of.m * of.n
-        memory = (operands + results * of.result_bytes) / (self.memory_share * bandwidth)
+        memory_s = (operands + results * of.result_bytes) / (self.memory_share * bandwidth)
         cache_rate = self.cache_share * bandwidth
-        cache = pieces * (high + wide) * depth * of.operand_bytes / cache_rate
-        smooth = smooth_maximum(self.sharpness, computing, *np.broadcast_arrays(memory, cache))
-        # Parts are kept in float32, and written and read.
-        adding = np.where(splits > 1, self.split_s + splits * results * 8 / cache_rate, 0.0)
-        # A split whose last part has nothing to do is none.
-        return np.where(depth * (splits - 1) >= of.k, np.inf, smooth + adding)
+        cache_s = pieces * (tile_rows + tile_columns) * depth * of.operand_bytes / cache_rate
+        roofline_s = smooth_maximum(
+            self.sharpness, computing_s, *np.broadcast_arrays(memory_s, cache_s)
+        )
+        # Partial results are float32, written once and read once.
+        reduction_s = np.where(splits > 1, self.split_s + splits * results * 8 / cache_rate, 0.0)
+        # Exclude splits whose last part is empty.
+        return np.where(depth * (splits - 1) >= of.k, np.inf, roofline_s + reduction_s)
 
 
 def smooth_maximum(sharpness: float, *parts: FloatArray) -> FloatArray:
-    """Return the p-norm of positive times, scaled so that none of their powers is lost."""
+    """Return the p-norm of positive times, scaled to avoid under- and overflow."""
     most = np.maximum.reduce(parts)
     total: FloatArray = most * sum((part / most) ** sharpness for part in parts) ** (1 / sharpness)
     return total

@@ -1,4 +1,4 @@
-"""`KernelModel`: times of operators by curves over their shapes, by a roofline where none is."""
+"""`KernelModel`: operator times by curves over shapes, with a roofline as the fallback."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,44 +20,44 @@ from fxpart.errors import SpecError, nearest_names
 __all__ = ["KernelModel"]
 
 BACKWARD_WORK = 2.5 / 0.86
-"""Time of a backward of attention by that of the forward: five products in place of two, at 63 %
-of the peak where the forward reaches 73 % (Dao: FlashAttention-2, 2023, arXiv:2307.08691)."""
+"""Time of an attention backward relative to its forward: five products instead of two, at 63 % of
+the peak where the forward reaches 73 % (Dao: FlashAttention-2, 2023, arXiv:2307.08691)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """Curves by family of devices, and the roofline for all that they do not know.
+    """Curves by family of devices, and a roofline for everything else.
 
-    Pointwise operators, reductions and copies are the roofline's on every device: they move bytes,
-    after the fixed time of a kernel of the family, if that states one.
+    Pointwise operators, reductions and copies use the roofline on every device, with the family's
+    fixed time per kernel if it has one.
     """
 
     families: Mapping[str, CurveFamily]
     roofline: LatencyModel
     tables: Path | None = None
-    """A folder of measured kernels (`fxpart.cost.curves.tables`): devices take the 16-bit kernels
-    of their family from it, interpolated, as far from the curves as on the measured device."""
+    """A folder of measured 16-bit kernels (`fxpart.cost.curves.tables`), whose interpolated
+    residuals correct the curves of their family."""
     layout: str = ""
-    """Of weights in few bits, whose products are the roofline's: no kernels of them are known."""
+    """Layout of quantized weights, whose products use the roofline since no kernels are
+    measured."""
     runs_torch: bool = False
-    """Whether attention of prompts is torch's own (`CurveFamily.torch_attention`), rather than the
-    fastest kernel that was measured."""
+    """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
+    fastest measured kernel."""
     carries: bool = True
-    """Whether a device without curves of its own (`DeviceSpec.own_curves`) takes those that it
-    names, by its own peaks; else it takes the roofline."""
+    """Whether a device without curves of its own (`DeviceSpec.own_curves`) uses the curves that it
+    names, scaled by its own peaks; otherwise it uses the roofline."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
         Raises:
-            SpecError: for a device whose family, or that whose attention torch runs there, has no
-                curves; with tables, for one whose family has none, or does not say what they were
-                measured on.
+            SpecError: if the family of a device, or the family whose attention torch runs there,
+                has no curves; with tables, if a family has no table or no `measured_on`.
 
         """
         times = self.roofline.op_time_s(graph, topology)
         shapes: Shapes | None = None
-        seen: dict[tuple[object, ...], int] = {}
+        column_of_kind: dict[tuple[object, ...], int] = {}
         for column, device in enumerate(topology.devices):
             if not self.has_curves(device):
                 continue
@@ -69,8 +69,8 @@ class KernelModel:
                 tuple(sorted(device.flops_per_s.items())),
                 tuple(sorted(device.sustained_flops_per_s.items())),
             )
-            if kind in seen:
-                times[:, column] = times[:, seen[kind]]
+            if kind in column_of_kind:
+                times[:, column] = times[:, column_of_kind[kind]]
                 continue
             shapes = shapes or shapes_of(graph, self.layout)
             residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
@@ -81,13 +81,13 @@ class KernelModel:
             if family.op_overhead_s is not None:
                 roofline = replace(self.roofline, op_overhead_s=family.op_overhead_s)
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
-            on = _OnDevice(device, family, residuals, compute_share)
-            _place(times[:, column], graph, shapes, on)
-            seen[kind] = column
+            on_device = _OnDevice(device, family, residuals, compute_share)
+            _place(times[:, column], graph, shapes, on_device)
+            column_of_kind[kind] = column
         return times
 
     def has_curves(self, device: DeviceSpec) -> bool:
-        """Return whether a device takes curves, and not the roofline for everything."""
+        """Return whether a device uses curves rather than the roofline alone."""
         return bool(device.curves) and (self.carries or device.own_curves)
 
     def _family(self, name: str, device: str) -> CurveFamily:
@@ -100,17 +100,17 @@ class KernelModel:
 
 
 class _OnDevice(NamedTuple):
-    """A device and what its kernels make of it."""
+    """A device with the curves and corrections of its kernels."""
 
     device: DeviceSpec
     family: CurveFamily
     residuals: Mapping[str, Residuals]
     attention_share: float
-    """Of the device's peak that the instructions of its attention reach."""
+    """Share of the device's peak available to its attention kernels."""
 
 
 def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> None:
-    """Write the times of products and attentions on a device into `times`, of length n."""
+    """Write the times of products and attention on a device into `times` (length n)."""
     device, family, residuals, attention_share = on
     share, of_it = family.sustained_share, family.gemm.compute_share
     rates = {
@@ -125,18 +125,18 @@ def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> 
     ops, calls = shapes.attention_ops, shapes.attentions
     of_calls = Rates(peak[ops], bandwidth, processors)
     of_prompts = of_calls._replace(flops_per_s=peak[ops] * attention_share)
-    whole = family.attention.seconds(calls, of_prompts)
-    whole *= _factor(residuals.get("attention"), calls, calls.element_bytes)
-    token = family.decode.seconds(calls, of_calls)
-    token *= _factor(residuals.get("decode"), calls, calls.element_bytes)
-    seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token, whole)
+    prompt_s = family.attention.seconds(calls, of_prompts)
+    prompt_s *= _factor(residuals.get("attention"), calls, calls.element_bytes)
+    token_s = family.decode.seconds(calls, of_calls)
+    token_s *= _factor(residuals.get("decode"), calls, calls.element_bytes)
+    seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token_s, prompt_s)
     times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)
 
 
 def _factor(
     residuals: Residuals | None, calls: Products | Attentions, element_bytes: FloatArray
 ) -> FloatArray | float:
-    """Return what tables make of the times of `calls`: only those in 16 bits are in them."""
+    """Return the correction of the times of `calls` by the tables, which cover 16 bits only."""
     if residuals is None:
         return 1.0
     return np.where(element_bytes == 2, residuals.factor(calls), 1.0)

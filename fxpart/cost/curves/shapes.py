@@ -1,7 +1,7 @@
-"""Shapes of the matrix products and attentions of a graph, from what it keeps of them.
+"""Recover the shapes of matrix products and attention from bytes and FLOPs.
 
-A graph keeps bytes and FLOPs, not shapes. Those of a product follow: of B products of (m, k) with
-(k, n), FLOPs 2 B m n k over B m n results give k, and the operands' B m k and B k n the rest.
+A graph has bytes and FLOPs but no shapes. For B products of (m, k) by (k, n), dividing the 2 B m n
+k FLOPs by the B m n results gives k, and the operand sizes B m k and B k n give the rest.
 """
 
 from typing import NamedTuple
@@ -17,33 +17,33 @@ __all__ = ["Shapes", "shapes_of"]
 _BITS = {"float64": 64, "complex64": 64, "float32": 32, "int32": 32, "int64": 64, "complex128": 128}
 _FEW_BITS = ("float8", "int8", "uint8")
 _OF_MATRICES = ("mm", "addmm", "linear")
-"""Products that are one each."""
+"""Products without a batch dimension."""
 _NEAR = 0.01
-"""How far a number of products may be from a whole one: sizes in bytes are exact, storages not."""
+"""Relative tolerance of an integral batch: sizes in bytes are exact, storage sizes are not."""
 
 
 class Shapes(NamedTuple):
-    """Which operators are products and which attentions, and their shapes, in order."""
+    """The products and attention calls of a graph with their shapes, in order."""
 
     product_ops: IntArray
     products: Products
     product_calls: IntArray
-    """How many such products the operator is: 2 of the backward of a convolution, 1 where its input
-    needs no gradient."""
+    """Number of such products per operator: 2 for a convolution's backward, unless its input needs
+    no gradient, else 1."""
     attention_ops: IntArray
     attentions: Attentions
     is_backward: IntArray
-    """Whether the attention is a backward, 1 or 0."""
+    """1 for the backward of attention, else 0."""
 
 
 def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
-    """Return the shapes of all operators of `graph` that compute.
+    """Return the shapes of all operators of `graph` with FLOPs.
 
-    Those with weights in a `layout` of few bits (`fxpart.core.few_bits`) are left out: their bytes
-    say no shape.
+    Products with weights in a quantized `layout` (`fxpart.core.few_bits`) are left out, as their
+    bytes do not determine a shape.
     """
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
-    made = np.searchsorted(graph.value_producer, np.arange(graph.n_ops))
+    first_value = np.searchsorted(graph.value_producer, np.arange(graph.n_ops))
     products: list[tuple[float, ...]] = []
     attentions: list[tuple[float, ...]] = []
     for op in np.flatnonzero(graph.flops).tolist():
@@ -56,10 +56,12 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
         if op in calls and reads:
             attentions.append((op, *_attention(target, flops, reads, *calls[op]), element))
             continue
-        made_one = made[op] < graph.n_values and graph.value_producer[made[op]] == op
-        result = float(graph.value_bytes[made[op]]) / element if made_one else 0.0
+        has_result = (
+            first_value[op] < graph.n_values and graph.value_producer[first_value[op]] == op
+        )
+        result = float(graph.value_bytes[first_value[op]]) / element if has_result else 0.0
         if "convolution_backward" in target and weights + reads[1:]:
-            # Gradients of the input, unless nobody needs it, and of the weight: each as long as the
+            # The gradients of the weight and, if needed, of the input each take as long as the
             # forward.
             forward = float(graph.flops[graph.forward_of[op]]) or flops / 2
             count = min(2, max(1, round(flops / forward)))
@@ -81,27 +83,27 @@ def _element_bytes(dtype: str) -> float:
 def _product(
     target: str, flops: float, result: float, reads: list[float], weights: list[float]
 ) -> tuple[float, float, float, float]:
-    """Return B, m, n, k; a square product of the same FLOPs where sizes do not say."""
+    """Return B, m, n, k; a square product of the same FLOPs if the sizes do not determine them."""
     if "baddbmm" in target and len(reads) + len(weights) > 2:
-        reads = reads[1:]  # what is added
+        reads = reads[1:]  # the addend
     sizes = [*reads, *weights]
     name = target.split(".")[-2] if "." in target else target
     if result <= 0:
         side = (flops / 2) ** (1 / 3)
         return 1.0, side, side, side
     k = flops / (2 * result)
-    # A tensor that is multiplied with itself is read once.
+    # A tensor multiplied by itself is read once.
     pairs = [(a, b) for i, a in enumerate(sizes) for b in sizes[i + 1 :]] or [
         (size, size) for size in sizes
     ]
     best: tuple[float, float, float, float] | None = None
     for left, right in sorted(pairs, key=lambda pair: -pair[0] * pair[1]):
         batch = left * right / (k * k * result)
-        whole = max(1.0, float(round(batch)))
-        if name in _OF_MATRICES and whole > 1:
+        rounded_batch = max(1.0, float(round(batch)))
+        if name in _OF_MATRICES and rounded_batch > 1:
             continue  # one of the two is a bias
-        if abs(batch - whole) <= _NEAR * whole and left and right:
-            best = (whole, left / (whole * k), right / (whole * k), k)
+        if abs(batch - rounded_batch) <= _NEAR * rounded_batch and left and right:
+            best = (rounded_batch, left / (rounded_batch * k), right / (rounded_batch * k), k)
             break
     side = result**0.5
     return best or (1.0, side, side, k)
@@ -110,7 +112,7 @@ def _product(
 def _convolution(
     flops: float, result: float, kernels: list[float]
 ) -> tuple[float, float, float, float]:
-    """Return the product that a convolution is: rows are places, columns are channels."""
+    """Return a convolution as a product: rows are positions, columns are output channels."""
     if result <= 0:
         return _product("", flops, result, [], [])
     k = max(1.0, flops / (2 * result))
@@ -125,19 +127,19 @@ def _attention(
 ) -> tuple[float, ...]:
     """Return whether it is a backward, and batch, queries, keys, heads, key heads, size, causal.
 
-    Sequences and heads are told apart only as far as time depends on them: `batch` is 1 where each
-    head has keys of its own.
+    Sequences are folded into heads as far as the time does not depend on the difference: `batch` is
+    always 1.
     """
     backward = "backward" in target
-    # A tensor that is query and key at once is read once.
+    # A tensor that is both query and key is read once.
     query, key = (reads + reads[-1:] * 2)[1:3] if backward else (reads + reads[-1:])[:2]
-    # Of 2 B H Sq Sk times D and Dv; in a backward five products in place of two.
+    # FLOPs are 2 B H Sq Sk (D + Dv); the backward has five products instead of two.
     keys = max(1.0, flops / (query * (10 if backward else 4)))
     rows, key_heads = query / size, max(1.0, key / (keys * size))
     queries = keys if rows >= keys * key_heads else max(1.0, rows / key_heads)
     if queries < keys and queries <= ROWS_OF_BLOCK and not backward:
-        # Heads that share keys come as queries of one head, too. A library reads keys once for so
-        # few rows, whichever they are, and splits them over multiprocessors.
+        # Heads that share keys may also appear as queries of one head. For so few rows a library
+        # reads keys once in either case, and splits them over multiprocessors.
         queries = 1.0
     heads = max(key_heads, rows / queries)
     return float(backward), 1.0, queries, keys, heads, key_heads, float(size), float(causal)

@@ -1,9 +1,9 @@
-"""Tables of measured kernels: read from parquet files, and interpolated between their rows.
+"""Tables of measured kernels: read from parquet files and interpolated.
 
-A file is ``<device>_<kind>.parquet``, such as ``h100_sxm_gemm.parquet``, as
-ai-dynamo/aiconfigurator keeps them: kinds `gemm`, `context_attention`, `generation_attention`,
-latencies in ms. What is interpolated is the logarithm of measured over predicted time, between the
-nearest rows in the logarithms of all sizes; far from every row it fades, and the curve is left.
+Files are named ``<device>_<kind>.parquet``, such as ``h100_sxm_gemm.parquet``, in the format of
+ai-dynamo/aiconfigurator: kinds `gemm`, `context_attention` and `generation_attention`, latencies in
+ms. The logarithm of measured over predicted time is interpolated between the nearest rows in log
+sizes; it decays to 0, and so to the curve, far from every row.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "MeasuredCalls", "Residuals", "measured_calls", "read_columns", "read_tables"]
 
 KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "decode"}
-"""Kinds of tables, and the curve of each."""
+"""Curve of each kind of table."""
 _SIZES = {
     "gemm": ("m", "n", "k"),
     "context_attention": (
@@ -43,7 +43,7 @@ _SIZES["generation_attention"] = (*_SIZES["context_attention"], "step")
 _DTYPE = {"gemm": "gemm_dtype"}
 _NEIGHBOURS = 8
 _FAR = 2.0
-"""Octaves of distance at which a row counts as little as no row."""
+"""Distance in octaves at which a row has the same weight as the prior of no correction."""
 _NEAR = 1e-6
 _Calls = TypeVar("_Calls", Products, Attentions)
 
@@ -54,15 +54,15 @@ class MeasuredCalls(NamedTuple, Generic[_Calls]):
     calls: _Calls
     seconds: FloatArray
     sizes: dict[str, list[float]]
-    """The columns that say what was measured."""
+    """The columns that identify the measured call."""
 
 
 def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a parquet file; `latency` is in ms.
+    """Read the columns of a parquet file; `latency` is in ms.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        SpecError: for one that is damaged, or without pyarrow.
+        FileNotFoundError: if there is no such file.
+        SpecError: if it is damaged, or pyarrow is not installed.
 
     """
     if not path.is_file():
@@ -80,11 +80,11 @@ def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def measured_calls(path: Path, kind: str, dtype: str) -> MeasuredCalls[Any]:
-    """Return the rows of a file that multiply, or keep keys and values, in `dtype`.
+    """Return the rows of a file for products, or cached keys and values, in `dtype`.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        SpecError: for one that is damaged, or lacks a column.
+        FileNotFoundError: if there is no such file.
+        SpecError: if it is damaged, lacks a column, or has an invalid size or latency.
 
     """
     columns = read_columns(path)
@@ -129,18 +129,18 @@ def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
 
 
 def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Residuals"]:
-    """Return how far the family's 16-bit kernels in a folder are from its curves, by curve.
+    """Return the residuals of a family's 16-bit kernels in a folder, by curve.
 
-    A file is read once, until it is another one.
+    Files are cached until they change.
 
     Args:
-        folder: of the parquet files; those of the family begin with its name.
-        family: such as ``h100``.
-        curves: of the family.
+        folder: folder of the parquet files; those of the family begin with its name.
+        family: name of the family, such as ``h100``.
+        curves: the curves of the family.
 
     Raises:
-        SpecError: for a folder without a table of the family, or a damaged one, and for a family
-            that does not say on which device it was measured.
+        SpecError: if the folder has no table of the family, a table is damaged, or the family lacks
+            `measured_on`.
 
     """
     if curves.measured_on is None:
@@ -166,7 +166,7 @@ def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Re
 @lru_cache(maxsize=16)
 def _residuals(
     path: Path,
-    version: tuple[int, int],  # a file that was changed is another one
+    version: tuple[int, int],  # part of the cache key
     kind: str,
     curve: GemmCurve | AttentionCurve | DecodeCurve,
     rates: Rates,
@@ -176,21 +176,21 @@ def _residuals(
     return Residuals.of(measured.calls, measured.seconds, predicted)
 
 
-# Without slots, for the cached property.
+# No slots, because of the cached property.
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """How far measured times are from a curve, by the sizes of the calls."""
+    """Residuals of measured times relative to a curve, by the sizes of the calls."""
 
     places: FloatArray
     """Logarithms to base 2 of the sizes, shape (rows, sizes)."""
     log_ratio: FloatArray
-    """Of measured over predicted time. Length rows."""
+    """Natural logarithm of measured over predicted time. Length rows."""
 
     @classmethod
     def of(
         cls, calls: Products | Attentions, seconds: FloatArray, predicted: FloatArray
     ) -> "Residuals":
-        """Return what is left of the measured `seconds` of `calls`."""
+        """Return the residuals of the measured `seconds` of `calls`."""
         return cls(_places(calls), np.log(seconds / predicted))
 
     @cached_property
@@ -200,7 +200,7 @@ class Residuals:
         return cKDTree(self.places)
 
     def factor(self, calls: Products | Attentions) -> FloatArray:
-        """Return what the curve's times are to be multiplied by; 1 far from all rows."""
+        """Return the factor that corrects the curve's times; 1 far from all rows."""
         places = _places(calls)
         count = min(_NEIGHBOURS, len(self.places))
         if not count or not len(places):
@@ -208,14 +208,14 @@ class Residuals:
         distance, rows = self._tree.query(places, k=count)
         distance = np.asarray(distance).reshape(len(places), count)
         weight = 1.0 / (distance + _NEAR) ** 2
-        near = self.log_ratio[np.asarray(rows).reshape(len(places), count)]
+        neighbour_log_ratio = self.log_ratio[np.asarray(rows).reshape(len(places), count)]
         total = weight.sum(axis=1) + 1.0 / _FAR**2
-        factor: FloatArray = np.exp((weight * near).sum(axis=1) / total)
+        factor: FloatArray = np.exp((weight * neighbour_log_ratio).sum(axis=1) / total)
         return factor
 
 
 def _places(calls: Products | Attentions) -> FloatArray:
-    """Return where calls lie; of attentions, sequences and heads count together."""
+    """Return the coordinates of calls; attention counts sequences times key heads as one."""
     columns: tuple[FloatArray, ...] = calls
     if isinstance(calls, Attentions):
         groups = calls.batch * calls.key_heads

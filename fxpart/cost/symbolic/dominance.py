@@ -1,4 +1,4 @@
-"""Which of several polynomials can be the largest anywhere, when all symbols are 1 or more."""
+"""Find the polynomials that can be the maximum somewhere, for symbols of at least 1."""
 
 import itertools
 import math
@@ -13,14 +13,14 @@ from fxpart.support.compiled import compiled
 __all__ = ["from_one", "undominated"]
 
 _ROUNDING = 1e-12
-"""Float rows that differ by less than this share of themselves are the same."""
+"""Relative difference below which float rows count as equal."""
 _MOST = float(2**62)
 
 
 def from_one(exponents: IntArray) -> IntArray:
-    """Return the matrix that takes coefficients in x to those in y = x - 1, for every symbol.
+    """Return the matrix that converts coefficients in x to coefficients in y = x - 1.
 
-    Shape (M, M'): x to the power of e is the sum of binomial(e, j) times y to the power of j.
+    Shape (M, M'): x^e is the sum of binomial(e, j) y^j.
     """
     below = [
         list(itertools.product(*(range(power + 1) for power in row))) for row in exponents.tolist()
@@ -34,31 +34,31 @@ def from_one(exponents: IntArray) -> IntArray:
 
 
 def undominated(exponents: IntArray, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the rows that may be the largest at some size, each once; `rows` has shape (R, M).
+    """Return the distinct rows that may be the maximum at some size; `rows` has shape (R, M).
 
-    Row r is left out when there is a row s such that s - r, written in y = x - 1, has no negative
-    coefficient: then s is at least r wherever each symbol is 1 or more. The test is sufficient and
-    not necessary, so that some rows may stay that are never the largest. It sees more than a
-    comparison of the coefficients in x: 2 x is at least x + 1. In one symbol and no higher power
-    than the first what stays is just the upper envelope. O(R^2 M') at most.
+    Row r is dropped if there is a row s such that s - r, written in y = x - 1, has no negative
+    coefficient: then s >= r wherever all symbols are at least 1. The test is sufficient but not
+    necessary, so some rows that are never the maximum may remain. It is stronger than comparing
+    coefficients in x: 2 x >= x + 1. For polynomials of degree 1 in one symbol the result is exactly
+    the upper envelope. At most O(R^2 M').
     """
-    kept = np.unique(rows, axis=0)
+    distinct = np.unique(rows, axis=0)
     shift = from_one(exponents)
-    safe = np.abs(kept).astype(np.float64) @ shift < _MOST
-    # Without the shift, coefficients that are all at least as large are sufficient too.
-    shifted = kept @ shift if safe.all() else kept
-    # A row never dominates one of larger sum, so what dominates it comes before it.
+    fits_int64 = np.abs(distinct).astype(np.float64) @ shift < _MOST
+    # If the shift might overflow, comparing unshifted coefficients is sufficient too.
+    shifted = distinct @ shift if fits_int64.all() else distinct
+    # A row never dominates one with a larger sum, so dominating rows come first.
     order = np.argsort(-shifted.sum(axis=1), kind="stable")
-    rounding = _ROUNDING if np.issubdtype(kept.dtype, np.floating) else 0.0
-    stays = order[_first_above(shifted[order], rounding)]
-    if safe.all() and shifted.shape[1] == 2:
-        stays = stays[_upper_envelope(shifted[stays].tolist())]
-    return kept[np.sort(stays)]
+    rounding = _ROUNDING if np.issubdtype(distinct.dtype, np.floating) else 0.0
+    surviving = order[_first_above(shifted[order], rounding)]
+    if fits_int64.all() and shifted.shape[1] == 2:
+        surviving = surviving[_upper_envelope(shifted[surviving].tolist())]
+    return distinct[np.sort(surviving)]
 
 
 @compiled
 def _first_above(rows: npt.NDArray[Any], rounding: float) -> IntArray:
-    """Return the rows that no row before them exceeds in all columns, `rounding` aside."""
+    """Return the rows not exceeded in all columns by an earlier row, up to `rounding`."""
     kept = np.empty(rows.shape[0], dtype=np.int64)
     count = 0
     for row in range(rows.shape[0]):
@@ -80,11 +80,11 @@ def _first_above(rows: npt.NDArray[Any], rounding: float) -> IntArray:
 
 
 def _upper_envelope(lines: list[list[int]]) -> list[int]:
-    """Return which lines ``a + b y`` are the largest for some y >= 0; none dominates another.
+    """Return the lines ``a + b y`` that are the maximum for some y >= 0; none dominates another.
 
-    Andrew's monotone chain: between its neighbours a line must lie above where those cross.
+    This is Andrew's monotone chain: a line must be above the intersection of its neighbours.
     """
-    # The constant falls while the slope grows, since no line dominates another.
+    # Constants descend as slopes ascend, since no line dominates another.
     order = sorted(range(len(lines)), key=lambda i: lines[i][1])
     hull: list[int] = []
     for new in order:

@@ -31,9 +31,9 @@ _FUNCTION = {
 
 
 def _as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray) -> str:
-    """Return ``max(...)`` with a line for each row, as Python reads it; one row stands alone.
+    """Return ``max(...)`` as a Python expression with a line per row, or just the only row.
 
-    Whole numbers are exact, others have six digits.
+    Integers are exact; other numbers have six digits.
     """
     products = ["*".join(_powers(symbols, row, "**{}")) for row in exponents.tolist()]
     lines = [" ".join(_terms(row, products, "*")) for row in rows.tolist()]
@@ -43,7 +43,7 @@ def _as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | Flo
 def _as_latex(
     symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray, unit: str
 ) -> str:
-    """Return an ``align*`` of amsmath; a row is broken after each `_TERMS` terms, to fit a page."""
+    """Return an amsmath ``align*``; rows are broken after every `_TERMS` terms to fit a page."""
     names = tuple(rf"\mathrm{{{_escaped(name)}}}" for name in symbols)
     products = [r"\,".join(_powers(names, row, "^{{{}}}")) for row in exponents.tolist()]
     lines = [_BREAK.join(_broken(row, products)) for row in rows.tolist()]
@@ -63,9 +63,9 @@ def _broken(row: list[int] | list[float], products: list[str]) -> list[str]:
 def _as_sympy(
     symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray
 ) -> "sympy.Expr":
-    """Return the maximum as sympy writes it; the symbols are positive integers.
+    """Return the maximum as a sympy expression; the symbols are positive integers.
 
-    It is not evaluated: to compare some fifty polynomials sympy takes minutes.
+    It is not evaluated, since comparing some fifty polynomials takes sympy minutes.
     """
     import sympy
 
@@ -91,7 +91,7 @@ def _powers(names: tuple[str, ...], exponents: list[int], raised: str) -> list[s
 
 
 def _terms(row: list[int] | list[float], products: list[str], times: str) -> list[str]:
-    """Return coefficients times products, each with its sign; those that are zero left out."""
+    """Return the signed terms of a polynomial, leaving out zero coefficients."""
     terms: list[str] = []
     for coefficient, product in zip(row, products, strict=True):
         if not coefficient:
@@ -105,7 +105,7 @@ def _terms(row: list[int] | list[float], products: list[str], times: str) -> lis
 
 
 def _decimal(number: float, times: str) -> str:
-    """Return six digits; with a power of ten as LaTeX writes it, where `times` is LaTeX's."""
+    """Return six digits, with powers of ten in LaTeX notation unless `times` is ``*``."""
     plain = f"{number:.6g}"
     mantissa, _, power = plain.partition("e")
     return plain if not power or times == "*" else rf"{mantissa} \cdot 10^{{{int(power)}}}"
@@ -121,25 +121,25 @@ _MOST = float(2**63)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MaxFormula:
-    """The largest of R polynomials in k symbols, each a whole number of 1 or more.
+    """The maximum of R polynomials in k symbols, which are integers of at least 1.
 
-    Use `max_formula`, which also leaves out the rows that are never the largest.
+    Build it with `max_formula`, which also drops rows that are never the maximum.
     """
 
     symbols: tuple[str, ...]
     """Names, such as ``("batch", "seq_len")``. Length k."""
     exponents: IntArray
-    """Shape (M, k): monomial m is the product of the symbols, each to its power."""
+    """Shape (M, k): monomial m is the product of the symbols raised to these powers."""
     rows: IntArray | FloatArray
     """Coefficients of each polynomial, shape (R, M): int64 for bytes, float64 for seconds."""
     unit: str
     """``bytes``, ``s`` or ``FLOP``."""
     ranges: tuple[tuple[int, int | None], ...] = field(default=())
-    """The smallest and the largest value of each symbol that the formula holds for; None is no
-    limit. Empty: any from 1."""
+    """Smallest and largest valid value of each symbol; None for no upper limit. Empty: any value
+    from 1."""
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not belong together."""
+        """Check that the unit exists and the shapes are consistent."""
         if self.unit not in UNITS:
             raise SpecError(f"unit={self.unit} of a formula; {nearest_names(self.unit, UNITS)}")
         if self.exponents.ndim != 2 or self.exponents.shape[1] != len(self.symbols):
@@ -157,14 +157,14 @@ class MaxFormula:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the coefficients are whole numbers."""
+        """Whether the coefficients are integers."""
         return bool(np.issubdtype(self.rows.dtype, np.integer))
 
     def range_of(self, symbol: str) -> tuple[int, int | None]:
-        """Return the smallest and the largest value of `symbol`; None is no limit.
+        """Return the smallest and largest value of `symbol`; None for no upper limit.
 
         Raises:
-            SpecError: for an unknown symbol.
+            SpecError: if the symbol is unknown.
 
         """
         if symbol not in self.symbols:
@@ -172,20 +172,20 @@ class MaxFormula:
         return self.ranges[self.symbols.index(symbol)] if self.ranges else (1, None)
 
     def at(self, **sizes: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Return the formula at whole arrays of sizes, one for each symbol, broadcast.
+        """Evaluate the formula at arrays of sizes, one per symbol, which are broadcast.
 
-        The result has their common shape: int64 for bytes, float64 for seconds. O(R M) a size.
+        The result is int64 for bytes and float64 for seconds. O(R M) per size.
 
         Raises:
-            SpecError: for a symbol that is unknown or missing, a size that is no whole number of 1
-                or more, and bytes that no int64 holds.
+            SpecError: if a symbol is unknown or missing, a size is not an integer in its symbol's
+                range, or the result overflows int64.
 
         """
         columns = np.broadcast_arrays(
             *(self._column(name, sizes[name]) for name in self._known(sizes))
         )
         flat = np.stack([column.ravel() for column in columns])
-        # In float first: an int64 that overflows does so without a word.
+        # In float first, since int64 overflows silently.
         powers = np.prod(flat[None].astype(np.float64) ** self.exponents[:, :, None], axis=1)
         largest: npt.NDArray[Any]
         if self.is_exact:
@@ -198,12 +198,12 @@ class MaxFormula:
         return result
 
     def row_polynomials(self, symbol: str, fixed: Mapping[str, int]) -> list[list[int | float]]:
-        """Return each row as coefficients of the powers 0, 1, ... of one symbol, the others fixed.
+        """Return each row as a polynomial in one symbol (coefficients from power 0), others fixed.
 
-        Exact: Python's own numbers, of any size.
+        The coefficients are Python numbers, exact at any size.
 
         Raises:
-            SpecError: for a symbol that is unknown, missing, or both free and fixed.
+            SpecError: if a symbol is unknown, missing, or both free and fixed.
 
         """
         if symbol in fixed:
@@ -222,7 +222,7 @@ class MaxFormula:
         return polynomials
 
     def _known(self, sizes: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the symbols, if `sizes` has just those."""
+        """Return the symbols after checking that `sizes` has exactly those."""
         for name in sizes:
             self.range_of(name)
         for name in self.symbols:
@@ -231,7 +231,7 @@ class MaxFormula:
         return self.symbols
 
     def _column(self, name: str, size: npt.ArrayLike) -> IntArray:
-        """Return sizes as int64, if they are whole numbers in the symbol's range."""
+        """Return sizes as int64 after checking that they are integers in the symbol's range."""
         column, (least, most) = np.asarray(size), self.range_of(name)
         if not np.issubdtype(column.dtype, np.integer):
             raise SpecError(f"{name} must be a whole number, 1 or more, got {column.dtype} numbers")
@@ -244,15 +244,15 @@ class MaxFormula:
         return column.astype(np.int64)
 
     def text(self) -> str:
-        """Return the formula as text, a line for each of its rows: ``max(10 + 4*batch, ...)``."""
+        """Return the formula as text with a line per row: ``max(10 + 4*batch, ...)``."""
         return _as_text(self.symbols, self.exponents, self.rows)
 
     def latex(self) -> str:
-        r"""Return the formula as an ``align*`` of LaTeX's amsmath, a line for each of its rows."""
+        r"""Return the formula as an ``align*`` of LaTeX's amsmath with a line per row."""
         return _as_latex(self.symbols, self.exponents, self.rows, self.unit)
 
     def sympy(self) -> "sympy.Expr":
-        """Return the formula as a sympy expression, a ``Max`` that is not evaluated."""
+        """Return the formula as a sympy expression with an unevaluated ``Max``."""
         return _as_sympy(self.symbols, self.exponents, self.rows)
 
 
@@ -263,21 +263,23 @@ def max_formula(
     unit: str,
     ranges: tuple[tuple[int, int | None], ...] = (),
 ) -> MaxFormula:
-    """Return the maximum of `rows`, less those that are never the largest and unused monomials.
+    """Return the maximum of `rows`, without dominated rows and unused monomials.
 
-    `exponents` has shape (M, k), `rows` (R, M). The rows are ordered by what they are for large
-    sizes, the largest first. O(R^2 M) at most, O(R M) where few rows remain.
+    `exponents` has shape (M, k), `rows` (R, M). Rows are ordered by their growth, the fastest
+    first. At most O(R^2 M), and O(R M) if few rows remain.
 
     Raises:
-        SpecError: for arrays that do not belong together.
+        SpecError: if the unit does not exist or shapes are inconsistent.
 
     """
-    whole = MaxFormula(symbols, exponents, rows, unit, ranges)
-    # By degree, so that formulas read the same however they were captured.
+    unreduced = MaxFormula(symbols, exponents, rows, unit, ranges)
+    # Sort by degree, so that formulas do not depend on the capture.
     order = np.lexsort([*-exponents.T[::-1], exponents.sum(axis=1)])
-    kept = undominated(exponents[order], whole.rows[:, order])
-    used = kept.any(axis=0)
-    order, kept = order[used], kept[:, used]
-    # Greatest coefficients of the highest monomials first.
-    sorting = np.lexsort(list(kept.T))[::-1] if kept.shape[1] else np.arange(len(kept))
-    return MaxFormula(symbols, exponents[order], kept[sorting], unit, ranges)
+    kept_rows = undominated(exponents[order], unreduced.rows[:, order])
+    used = kept_rows.any(axis=0)
+    order, kept_rows = order[used], kept_rows[:, used]
+    # Rows with the largest coefficients of the highest monomials come first.
+    sorting = (
+        np.lexsort(list(kept_rows.T))[::-1] if kept_rows.shape[1] else np.arange(len(kept_rows))
+    )
+    return MaxFormula(symbols, exponents[order], kept_rows[sorting], unit, ranges)

@@ -1,6 +1,6 @@
-"""How large a batch fits given devices, and how much memory a given batch needs.
+"""The largest batch that fits given devices, and the memory that a given batch needs.
 
-Both are read off the formulas of the peaks; nothing is captured or placed again.
+Both are computed from the peak formulas, without another capture or placement.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from fxpart.errors import InfeasibleError, SpecError, show_bytes
 __all__ = ["MOST", "largest", "largest_batch", "smallest_memory"]
 
 MOST = 2**20
-"""Where the search for a largest size ends, unless told otherwise."""
+"""Default upper limit of the search for the largest size."""
 
 _Polynomial = list[int | float]
 
 
 def smallest_memory(formulas: Sequence[MaxFormula], **sizes: int) -> tuple[int, ...]:
-    """Return the bytes that each device must have at these sizes, such as ``batch=8``.
+    """Return the memory that each device needs at the given sizes, such as ``batch=8``.
 
     Raises:
-        SpecError: for a symbol that is unknown or missing, a size that is no whole number of 1 or
-            more, and formulas that are not of bytes.
+        SpecError: if a symbol is unknown or missing, a size is not an integer in its range, or a
+            formula is not in bytes.
 
     """
     _check(formulas)
@@ -35,7 +35,7 @@ def largest_batch(
     most: int = MOST,
     **fixed: int,
 ) -> int:
-    """Return the largest batch that fits; as `largest` for the symbol ``batch``."""
+    """Return the largest batch that fits: `largest` for the symbol ``batch``."""
     return largest(formulas, memory_bytes, symbol="batch", most=most, **fixed)
 
 
@@ -47,18 +47,17 @@ def largest(
     most: int = MOST,
     **fixed: int,
 ) -> int:
-    """Return the largest size of `symbol` up to `most` at which every device has memory enough.
+    """Return the largest size of `symbol`, up to `most`, at which every device has enough memory.
 
-    `formulas` are the peaks of the devices, `memory_bytes` what each has (or all), `fixed` the
-    sizes of the other symbols. A peak that does not fall as the size grows is bisected, exactly;
-    where one falls (no captured model's does) all sizes are looked at, and smaller ones may not
-    fit. `most` is also the answer where memory sets no limit.
+    `formulas` are the peaks of the devices, `memory_bytes` the memory of each (or of all), `fixed`
+    the sizes of the other symbols. Non-decreasing peaks are bisected exactly. If a peak decreases
+    somewhere (no captured model has one) all sizes are tried, and smaller sizes than the result may
+    not fit. The result is `most` if memory is not the limit.
 
     Raises:
-        InfeasibleError: when no size fits, with the bytes that the smallest needs.
-        SpecError: for a symbol that is unknown, missing, or both free and fixed, a size that is no
-            whole number of 1 or more, memories of another number of devices, and formulas that are
-            not of bytes.
+        InfeasibleError: if no size fits; it has the bytes needed by the smallest size.
+        SpecError: if a symbol is unknown, missing, or both free and fixed, a size is not an integer
+            in its range, the number of memories and formulas differs, or a formula is not in bytes.
 
     """
     limits = _check(formulas, memory_bytes)
@@ -75,24 +74,26 @@ def largest(
 
 
 def _check(formulas: Sequence[MaxFormula], memory_bytes: int | Sequence[int] = 0) -> list[int]:
-    """Return the memory of each device, if the formulas are peaks."""
+    """Return the memory of each device after checking the formulas."""
     if not formulas:
         raise SpecError("no formulas: give the peak of at least one device")
-    wrong = [formula.unit for formula in formulas if formula.unit != "bytes"]
-    if wrong:
-        raise SpecError(f"memory needs formulas in bytes, got one in {wrong[0]}")
-    each = [memory_bytes] * len(formulas) if isinstance(memory_bytes, int) else list(memory_bytes)
-    if len(each) != len(formulas):
+    other_units = [formula.unit for formula in formulas if formula.unit != "bytes"]
+    if other_units:
+        raise SpecError(f"memory needs formulas in bytes, got one in {other_units[0]}")
+    memories = (
+        [memory_bytes] * len(formulas) if isinstance(memory_bytes, int) else list(memory_bytes)
+    )
+    if len(memories) != len(formulas):
         raise SpecError(
-            f"{len(formulas)} devices have formulas and {len(each)} have memory; give one of each"
+            f"{len(formulas)} devices have formulas and {len(memories)} have memory; give one of each"
         )
-    return [int(limit) for limit in each]
+    return [int(limit) for limit in memories]
 
 
 def _largest(rows: list[tuple[_Polynomial, int]], least: int, most: int) -> int:
     """Return the largest size at which no row exceeds its limit; less than `least` if none.
 
-    Bisected in Python's own integers, which cannot overflow.
+    Python integers are used, which cannot overflow.
     """
     if not all(_never_falls(row) for row, _ in rows):
         return next((size for size in range(most, least - 1, -1) if _fits(rows, size)), least - 1)
@@ -104,10 +105,10 @@ def _largest(rows: list[tuple[_Polynomial, int]], least: int, most: int) -> int:
 
 
 def _never_falls(row: _Polynomial) -> bool:
-    """Return whether a polynomial surely does not fall from 1 on.
+    """Return whether a polynomial is certainly non-decreasing from 1 on.
 
-    Written in y = x - 1 (by Horner's rule, one power at a time) it has no negative coefficient but
-    the constant.
+    The test is that in y = x - 1 (by Horner's rule, one power at a time) it has no negative
+    coefficient except the constant.
     """
     shifted = list(row)
     for start in range(len(row)):
@@ -130,7 +131,7 @@ def _value(row: _Polynomial, size: int) -> int | float:
 def _nothing_fits(
     peaks: Sequence[Sequence[_Polynomial]], limits: list[int], symbol: str, size: int
 ) -> InfeasibleError:
-    """Return the refusal that names the device that lacks most."""
+    """Return the error for the device with the largest shortage."""
     needed = [int(max(_value(row, size) for row in peak)) for peak in peaks]
     short = [need - limit for need, limit in zip(needed, limits, strict=True)]
     device = short.index(max(short))

@@ -1,7 +1,7 @@
 """The peak memory of each device as a formula in the symbols of a captured model.
 
-What is alive when does not depend on sizes, so the bytes alive at each operator are a polynomial in
-the symbols, and the peak is the largest of them.
+Lifetimes do not depend on sizes, so the live bytes at each operator are a polynomial in the
+symbols, and the peak is the maximum of these.
 """
 
 from collections.abc import Iterator
@@ -23,23 +23,23 @@ __all__ = ["check_assignment", "cost_formula", "peak_formulas"]
 def peak_formulas(
     symbolic: SymbolicGraph, assignment: Assignment, n_devices: int
 ) -> tuple[MaxFormula, ...]:
-    """Return the peak bytes of each of `n_devices` devices, whatever the sizes.
+    """Return the peak bytes of each of `n_devices` devices as formulas.
 
-    Weights, what an optimizer keeps, inputs read there and live tensors: at every size just what
-    `fxpart.cost.evaluate.evaluate` finds, replicas included. 0 on a device that holds nothing.
-    O(rounds x devices x M (n + reads)), and the leaving out of rows that are never the largest.
+    The peak counts weights, optimizer state, inputs read there and live tensors, and equals that of
+    `fxpart.cost.evaluate.evaluate` at every size, including replicas. It is 0 on an unused device.
+    O(rounds x devices x M (n + reads)), plus the removal of dominated rows.
 
     Raises:
-        SpecError: when the assignment is of another graph or names devices that are not there.
+        SpecError: if the assignment is for another graph or uses devices that do not exist.
 
     """
     check_assignment(symbolic, assignment, n_devices)
-    # Weights are a constant, which this adds where there is none.
+    # This adds the constant monomial, needed for weights, if it is missing.
     symbolic = on_graph(symbolic, symbolic.graph)
     constant = np.flatnonzero(~symbolic.exponents.any(axis=1))[0]
     memory = memory_tables(symbolic.graph)
     no_weights = np.zeros_like(memory.weight_bytes)
-    # A table a monomial; columns are copied, as compiled code wants them in one piece.
+    # One table per monomial; columns are copied because compiled code needs contiguous arrays.
     sizes = symbolic.coefficients
     tables = [
         memory._replace(alloc_bytes=a.copy(), value_bytes=v.copy(), weight_bytes=no_weights)
@@ -57,12 +57,12 @@ def peak_formulas(
 
 
 def check_assignment(symbolic: SymbolicGraph, assignment: Assignment, n_devices: int) -> None:
-    """Refuse an assignment of another graph, or to devices that are not there.
+    """Check that an assignment matches the graph and the devices.
 
-    Compiled code does not look where it reads: what it is given must be right.
+    Compiled code does no bounds checks, so its input must be valid.
 
     Raises:
-        SpecError: for either.
+        SpecError: if it is for another graph or uses devices that do not exist.
 
     """
     placed, expected = len(assignment.partition_of), symbolic.graph.n_ops
@@ -83,10 +83,9 @@ def check_assignment(symbolic: SymbolicGraph, assignment: Assignment, n_devices:
 def _live_rows(
     tables: list[MemoryTables], assignment: Assignment, device: int
 ) -> Iterator[IntArray]:
-    """Yield the different rows of coefficients of inputs and live tensors, for each round.
+    """Yield the distinct polynomials of inputs and live tensors in each round.
 
-    Memory adds up, so the walk over the graph is that of one size, done with each column of
-    coefficients for bytes in turn.
+    Memory is linear in the coefficients, so the graph is traversed once per column of coefficients.
     """
     yield np.zeros((1, len(tables)), dtype=np.int64)
     change = np.empty(len(assignment.partition_of) + 1, dtype=np.int64)
@@ -101,21 +100,20 @@ def _live_rows(
         yield np.unique(live, axis=0)
 
 
-# FLOPs and bytes of a captured model, or of a part of it, as formulas in its symbols.
+# FLOPs and bytes of a captured model or a part of it, as formulas in its symbols.
 
 
 def cost_formula(symbolic: SymbolicGraph, field: str, of: str | None = None) -> MaxFormula:
-    """Return a column of the graph, or its sum, as a formula; `MaxFormula.sympy` writes it out.
+    """Return an item or the sum of a symbolic field as a formula.
 
     Args:
         symbolic: the captured model.
         field: ``flops`` or ``moved_bytes`` of operators, ``value_bytes`` or ``value_alloc_bytes``
             of values.
-        of: name of an operator or a value; None for all of them added up.
+        of: name of an operator or a value; None for the sum of all.
 
     Raises:
-        SpecError: for a field, an operator or a value that does not exist, and for a sum that no
-            int64 holds.
+        SpecError: if the field, operator or value does not exist, or the sum overflows int64.
 
     """
     fields = (*OF_OPERATORS, *OF_VALUES)

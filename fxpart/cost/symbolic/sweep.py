@@ -1,4 +1,4 @@
-"""What a placement costs at many sizes, without another capture."""
+"""Cost of a placement at many sizes, without another capture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,18 +31,19 @@ BATCH = "batch"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sums:
-    """What replicas that share a batch add up, as `fxpart.cost.all_reduce.all_reduce_cost`."""
+    """All-reduces among replicas that share a batch, see
+    `fxpart.cost.all_reduce.all_reduce_cost`."""
 
     partial: IntArray
-    """The values, as `fxpart.cost.all_reduce.partial_values` returns them."""
+    """The values to all-reduce, from `fxpart.cost.all_reduce.partial_values`."""
     replicas: DataParallel
-    """What is placed is one of them."""
+    """The replicas; the placement is of one of them."""
     bucket_bytes: int = BUCKET_BYTES
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SweepTable:
-    """One row for each of K sizes, in the order in which they were given."""
+    """One row for each of K sizes, in the given order."""
 
     symbols: tuple[str, ...]
     sizes: IntArray
@@ -50,12 +51,12 @@ class SweepTable:
     latency_s: FloatArray
     """Simulated latency of the first input, shape (K,)."""
     throughput_per_s: FloatArray
-    """Examples a second in a stream of inputs, shape (K,): inputs a second times the batch, or
-    inputs a second where no symbol is ``batch``."""
+    """Steady-state examples per second, shape (K,): inputs per second times the batch, or just
+    inputs per second if there is no symbol ``batch``."""
     peak_bytes: IntArray
     """Shape (K, D)."""
     feasible: npt.NDArray[np.bool_]
-    """Whether every device has memory enough, shape (K,)."""
+    """Whether every device has enough memory, shape (K,)."""
 
 
 def sweep(
@@ -68,23 +69,24 @@ def sweep(
     rounding_bytes: int = 1,
     sums: Sums | None = None,
 ) -> SweepTable:
-    """Return latency, throughput and memory of `assignment` at each of `sizes`.
+    """Return the latency, throughput and memory of `assignment` at each of `sizes`.
 
-    The same as `evaluate` of a capture at each; those that do not fit are in the table too.
-    O(rounds (n + reads)) for each size.
+    The results equal those of `evaluate` for a capture at each size; sizes that do not fit are
+    included. O(rounds (n + reads)) per size.
 
     Args:
-        symbolic: what is placed.
-        topology: the devices; of one replica, where there are several.
-        latency: how long operators take.
-        assignment: where they are placed.
+        symbolic: the captured model.
+        topology: the devices, of one replica if there are several.
+        latency: the source of operator times.
+        assignment: the placement.
         sizes: a value of each symbol for each row; the batch is that of one replica.
-        rounding_bytes: what the allocator rounds every tensor up to.
-        sums: what replicas add up, which is in the times then; None where there is one.
+        rounding_bytes: allocation granularity of every tensor.
+        sums: all-reduces among replicas, included in the times; None for a single replica.
 
     Raises:
-        SpecError: for no sizes or impossible ones, an assignment of another graph or to devices
-            that are not there, and measured times, which hold for one size only.
+        SpecError: if there are no sizes or invalid ones, the assignment is for another graph or
+            uses devices that do not exist, or times are measured, which are valid for one size
+            only.
 
     """
     if not sizes:
@@ -111,7 +113,7 @@ def sweep(
 
 
 def _times(problem: Problem, assignment: Assignment, sums: Sums | None) -> tuple[float, float]:
-    """Return the latency of the first input, and the inputs a second in a stream."""
+    """Return the latency of the first input, and steady-state inputs per second."""
     if sums is not None:
         cost = all_reduce_cost(
             problem,
@@ -137,12 +139,12 @@ def _rounds(costs: CostTables, assignment: Assignment) -> tuple[float, float]:
         first_s = latency_s if index == 0 else first_s
         np.add.at(device_s, device_of, costs.op_time_s[np.arange(n), device_of])
         _add_transfers(link_s, log, count)
-    # As in `evaluate`: copies of a placement have a host each.
+    # As in `evaluate`, each replica has its own host.
     busiest_s = max(float(device_s.max()), float(link_s.max()), float(costs.issue_s[-1]))
     return float(first_s), busiest_s / assignment.rounds
 
 
 def _add_transfers(link_s: FloatArray, log: ScheduleLog, count: int) -> None:
-    """Add the time of each transfer to that of its link."""
+    """Add the time of each transfer to the load of its link."""
     sent, sent_s = log.sent[:count], log.sent_s[:count]
     np.add.at(link_s, (sent[:, 1], sent[:, 2]), sent_s[:, 1] - sent_s[:, 0])
