@@ -1,13 +1,12 @@
-"""What it costs replicas to add up what each has a part of: gradients, and other partial results.
+"""Cost of all-reducing gradients and other partial results over replicas.
 
-Sums go round a ring, 2 (N - 1) / N of the bytes over each link (Patarasuk, Yuan: Bandwidth optimal
-all-reduce algorithms for clusters of workstations. J. Parallel Distrib. Comput. 69(2), 2009,
-doi:10.1016/j.jpdc.2008.09.002). Gradients wait for each other in buckets, and a bucket is summed
-while the backward goes on (Li et al.: PyTorch distributed: experiences on accelerating data
-parallel training. VLDB 2020, doi:10.14778/3415478.3415530).
+Sums are computed on a ring, with 2 (N - 1) / N of the bytes over each link (Patarasuk, Yuan:
+Bandwidth optimal all-reduce algorithms for clusters of workstations. J. Parallel Distrib. Comput.
+69(2), 2009, doi:10.1016/j.jpdc.2008.09.002). Gradients are collected in buckets, and a bucket is
+reduced while the backward continues (Li et al.: PyTorch distributed: experiences on accelerating
+data parallel training. VLDB 2020, doi:10.14778/3415478.3415530).
 
-Each ring is timed as if it had its links to itself: rings that share one between machines are not
-slowed by one another.
+Rings are timed without contention, even if they share a link between machines.
 """
 
 from collections.abc import Callable
@@ -39,32 +38,32 @@ __all__ = [
 ]
 
 BUCKET_BYTES = 25 * 2**20
-"""Of torch's DistributedDataParallel, its default ``bucket_cap_mb``."""
+"""Default bucket size of torch's DistributedDataParallel (``bucket_cap_mb``)."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AllReduce:
-    """What summing over replicas costs; arrays have one item for each device of a replica."""
+    """Cost of all-reduces over replicas; arrays have one item per device of a replica."""
 
     reduced_bytes: IntArray
-    """Of the tensors that are summed."""
+    """Bytes of the reduced tensors."""
     sent_bytes: IntArray
-    """That the device sends round its ring for them."""
+    """Bytes sent by the device around its ring."""
     busy_s: FloatArray
     """Time that its ring is busy."""
     within_s: FloatArray
-    """The part of it that is for values inside the model: nothing else goes on meanwhile."""
+    """The part of `busy_s` for values inside the model, during which everything waits."""
     exposed_s: FloatArray
-    """Time that the device waits for sums: after its own backward, and inside the model."""
+    """Stall time of the device: after its own backward, and for values inside the model."""
     latency_s: float
-    """Of the whole input, sums included."""
+    """Latency of the input, including all-reduces."""
     throughput_per_s: float
-    """Inputs a second in a stream, sums included: 1 / the largest load of a device, its waiting
-    included, or of a link."""
+    """Steady-state inputs per second: 1 / the largest load of a device, including stalls, or of a
+    link."""
 
 
 def check_bucket_bytes(bucket_bytes: int) -> None:
-    """Raise `SpecError` for buckets of no size."""
+    """Raise `SpecError` if the bucket size is below 1."""
     if bucket_bytes < 1:
         raise SpecError(f"all_reduce.bucket_bytes={bucket_bytes} must be 1 or more")
 
@@ -72,38 +71,38 @@ def check_bucket_bytes(bucket_bytes: int) -> None:
 def ring_s(
     size_bytes: float, replicas: int, link: Link, curves: CollectiveCurves | None = None
 ) -> float:
-    """Return the seconds to sum `size_bytes` over a ring of `replicas` joined by such links."""
+    """Return the seconds to all-reduce `size_bytes` over a ring of `replicas` with such links."""
     return collective_time_s("all_reduce", size_bytes, replicas, link, curves)
 
 
 def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
-    """Return the values that replicas must sum, in order.
+    """Return the values that replicas must all-reduce, in order.
 
-    Of what is partial those are gradients and other results of the graph, and what is read by an
-    operator that makes nothing partial of it: such a one needs the sum.
+    These are the partial sums that are gradients or other results of the graph, or are read by an
+    operator without partial results, which needs the full sum.
 
     Args:
         graph: the captured model.
-        value_batch_dim: for each value the dimension along which the batch splits it, -1 if every
-            replica has the same, `PARTIAL` if each has a part of the sum. Shape (V,).
+        value_batch_dim: batch dimension of each value, -1 if it is replicated, `PARTIAL` for
+            partial sums. Shape (V,).
 
     """
     partial = value_batch_dim == PARTIAL
-    wanted = graph.value_is_output.copy()
-    wanted[graph.gradient_values] = True
+    is_needed = graph.value_is_output.copy()
+    is_needed[graph.gradient_values] = True
     makers = graph.value_producer
-    hands_on = np.zeros(graph.n_ops, dtype=np.bool_)
-    hands_on[makers[partial & (makers >= 0)]] = True
-    needs_sum = ~hands_on[graph.readers] & ~graph.is_check[graph.readers]
-    wanted[graph.reads[needs_sum]] = True
-    return np.flatnonzero(partial & wanted)
+    has_partial_result = np.zeros(graph.n_ops, dtype=np.bool_)
+    has_partial_result[makers[partial & (makers >= 0)]] = True
+    needs_sum = ~has_partial_result[graph.readers] & ~graph.is_check[graph.readers]
+    is_needed[graph.reads[needs_sum]] = True
+    return np.flatnonzero(partial & is_needed)
 
 
 def with_buckets(graph: OpGraph, partial: IntArray) -> OpGraph:
-    """Return `graph` with room for a copy of each summed gradient beside its weight.
+    """Return `graph` with a bucket copy of each reduced gradient as state of its weight.
 
-    That is what DistributedDataParallel holds unless ``gradient_as_bucket_view`` is set. Each copy
-    counts as a tensor of its own, though many lie in one bucket.
+    DistributedDataParallel keeps these unless ``gradient_as_bucket_view`` is set. Each copy counts
+    as a tensor of its own, although a bucket holds many.
     """
     summed = np.isin(graph.gradient_values, partial)
     sizes = graph.value_bytes[graph.gradient_values[summed]]
@@ -121,26 +120,26 @@ def all_reduce_cost(
     bucket_bytes: int = BUCKET_BYTES,
     curves: CollectiveCurves | None = None,
 ) -> AllReduce:
-    """Return what it costs to sum the values `partial` over the replicas.
+    """Return the cost of all-reducing the values `partial` over the replicas.
 
-    A device's values are summed in the order in which they are made, a bucket at a time, each as
-    soon as it is full and the ring is free; what the device computes meanwhile goes on. Its updates
-    of weights wait for the last sum. Values of one storage are summed once. A value inside the
-    model, which other operators wait for, is summed on its own, and everything waits.
+    A device's values are reduced in the order in which they are produced, one bucket at a time, as
+    soon as a bucket is full and the ring is free, while the device continues to compute. Its weight
+    updates wait for the last reduction. Values that share a storage are reduced once. A value
+    inside the model, which other operators wait for, is reduced on its own while everything waits.
 
     Args:
-        problem: of one replica, with its share of the batch.
-        assignment: of that problem.
-        evaluation: of that assignment.
-        partial: as `partial_values` returns them.
+        problem: the problem of one replica, with its share of the batch.
+        assignment: an assignment for that problem.
+        evaluation: the evaluation of that assignment.
+        partial: the result of `partial_values`.
         replicas: the devices.
-        ranks: over how many of the replicas each of `partial` is summed; None for all. What fewer
-            have fills buckets of its own.
-        bucket_bytes: gradients that are summed together, at least.
-        curves: what a library makes of the rings' links, as of `collective_time_s`.
+        ranks: number of replicas over which each of `partial` is reduced; None for all. Each number
+            has its own buckets.
+        bucket_bytes: smallest size of a full bucket.
+        curves: measured curves of the rings' links, as for `collective_time_s`.
 
     Raises:
-        SpecError: for a placement with partitions that take turns, or buckets of no size.
+        SpecError: if the placement has replicated partitions, or the bucket size is below 1.
 
     """
     if assignment.replicas > 1:
@@ -181,18 +180,18 @@ def all_reduce_cost(
 
 
 class _Sums(NamedTuple):
-    """K values that are summed, in the order in which they are made. Length K each."""
+    """K reduced values, in the order in which they are produced. Length K each."""
 
     size_bytes: IntArray
     made_by: IntArray
     ready_s: FloatArray
     is_late: npt.NDArray[np.bool_]
-    """Whether it is a gradient or another result, which nothing in the model waits for."""
+    """Whether it is a gradient or another result, for which nothing in the model waits."""
     ranks: IntArray
-    """Over how many replicas it is summed."""
+    """Number of replicas over which it is reduced."""
 
     def chosen(self, those: npt.NDArray[np.generic]) -> "_Sums":
-        """Return some of them; `those` is a mask of length K, or their numbers in order."""
+        """Return a subset; `those` is a mask of length K or an array of indices."""
         return _Sums(
             self.size_bytes[those],
             self.made_by[those],
@@ -203,15 +202,15 @@ class _Sums(NamedTuple):
 
 
 class _DeviceSums(NamedTuple):
-    """What the sums of one device come to."""
+    """Totals of one device's all-reduces."""
 
     reduced_bytes: int
     sent_bytes: int
     within_s: float
     after_s: float
-    """Time that its ring is busy with what nothing in the model waits for."""
+    """Busy time of its ring for values that nothing in the model waits for."""
     end_s: float
-    """When that is done."""
+    """When the ring is done."""
 
 
 def _sums(graph: OpGraph, partial: IntArray, evaluation: Evaluation, ranks: IntArray) -> _Sums:
@@ -228,11 +227,11 @@ def _sums(graph: OpGraph, partial: IntArray, evaluation: Evaluation, ranks: IntA
 
 
 _SumTime = Callable[[float, int], float]
-"""Returns the seconds for so many bytes over so many replicas."""
+"""Maps (bytes, number of replicas) to seconds."""
 
 
 def _of_device(sums: _Sums, sum_s: _SumTime, bucket_bytes: int) -> _DeviceSums:
-    """Return what `sums` come to where so many bytes take `sum_s`."""
+    """Return the totals of `sums`, timed by `sum_s`."""
     late = sums.is_late
     within_s = sum(map(sum_s, sums.size_bytes[~late].tolist(), sums.ranks[~late].tolist()))
     after_s, end_s = _ring_times(sums.chosen(late), sum_s, bucket_bytes)
@@ -243,7 +242,7 @@ def _of_device(sums: _Sums, sum_s: _SumTime, bucket_bytes: int) -> _DeviceSums:
 
 
 def _own_storages(graph: OpGraph, values: IntArray) -> IntArray:
-    """Return `values` without those that are views of another of them."""
+    """Return `values` without views of other ones of them."""
     chosen = set(values.tolist())
 
     def is_view_of_chosen(value: int) -> bool:
@@ -258,25 +257,25 @@ def _own_storages(graph: OpGraph, values: IntArray) -> IntArray:
 
 
 def _ring_times(sums: _Sums, sum_s: _SumTime, bucket_bytes: int) -> tuple[float, float]:
-    """Return the time that a ring is busy, and when it is done, for values in order."""
+    """Return the busy time of a ring and when it is done, for values in order."""
     busy_s, free_s = 0.0, 0.0
-    waiting: dict[int, int] = {}
+    bucket_fill: dict[int, int] = {}
     ranks = sums.ranks.tolist()
     last = {n: index for index, n in enumerate(ranks)}
     columns = zip(sums.ready_s.tolist(), sums.size_bytes.tolist(), ranks, strict=True)
     for index, (ready, size, n) in enumerate(columns):
-        waiting[n] = waiting.get(n, 0) + size
-        if waiting[n] >= bucket_bytes or index == last[n]:
-            taken_s = sum_s(waiting.pop(n), n)
-            free_s = max(free_s, ready) + taken_s
-            busy_s += taken_s
+        bucket_fill[n] = bucket_fill.get(n, 0) + size
+        if bucket_fill[n] >= bucket_bytes or index == last[n]:
+            reduce_s = sum_s(bucket_fill.pop(n), n)
+            free_s = max(free_s, ready) + reduce_s
+            busy_s += reduce_s
     return busy_s, free_s
 
 
 def _waiting(
     problem: Problem, assignment: Assignment, evaluation: Evaluation, ring_end_s: FloatArray
 ) -> tuple[FloatArray, float]:
-    """Return how long each device waits for its sums, and when all is done."""
+    """Return the stall of each device for its reductions, and the end of the whole step."""
     graph, device_of = problem.graph, assignment.device_of
     updates = graph.is_update
     exposed_s, latency_s = np.zeros(len(ring_end_s)), evaluation.latency_s

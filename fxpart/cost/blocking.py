@@ -1,8 +1,8 @@
-"""The published cost model: transfers that block a device and are paid on both of its sides.
+"""The published cost model: transfers block a device, and both ends pay for them.
 
-That of *Efficient Algorithms for Device Placement of DNN Graph Operators* (arXiv:2006.16423). Two
-values: the largest load of any device, and the time of one sample where what an accelerator holds
-runs as one piece. `Workload` has the numbers; devices are accelerators first, then CPU cores.
+It is that of *Efficient Algorithms for Device Placement of DNN Graph Operators* (arXiv:2006.16423),
+with two costs: the largest load of any device, and the time of one sample if the operators on an
+accelerator run as one piece. `Workload` has the numbers; accelerators come before CPU cores.
 """
 
 import numpy as np
@@ -22,36 +22,36 @@ __all__ = [
 
 
 def device_loads_s(workload: Workload, device_of: IntArray) -> FloatArray:
-    """Return the load of each device in s a sample; `device_of` (n,). Shape (D,).
+    """Return the load of each device in s per sample; `device_of` has shape (n,). Shape (D,).
 
-    An accelerator pays for its operators, and once for each output that crosses its border, in or
-    out; a CPU core for its operators alone.
+    An accelerator pays for its operators, and once for each output that it sends or receives; a CPU
+    core only for its operators.
     """
     w = workload
-    here = np.where(device_of < w.accelerators, w.accelerator_s, w.core_s)
-    loads = np.bincount(device_of, weights=here, minlength=w.n_devices)
-    apart = device_of[w.sources] != device_of[w.targets]
-    crossing = w.sources[apart]
-    ends = np.concatenate([device_of[crossing], device_of[w.targets[apart]]])
-    # One line for each output and device, however many edges carry it there.
-    paid = np.unique(np.stack([np.tile(crossing, 2), ends]), axis=1)
-    np.add.at(loads, paid[1], np.where(paid[1] < w.accelerators, w.move_s[paid[0]], 0.0))
+    op_s = np.where(device_of < w.accelerators, w.accelerator_s, w.core_s)
+    loads = np.bincount(device_of, weights=op_s, minlength=w.n_devices)
+    is_cut = device_of[w.sources] != device_of[w.targets]
+    crossing = w.sources[is_cut]
+    ends = np.concatenate([device_of[crossing], device_of[w.targets[is_cut]]])
+    # Each output and device once, regardless of the number of edges between.
+    moves = np.unique(np.stack([np.tile(crossing, 2), ends]), axis=1)
+    np.add.at(loads, moves[1], np.where(moves[1] < w.accelerators, w.move_s[moves[0]], 0.0))
     return np.asarray(loads, dtype=np.float64)
 
 
 def sample_latency_s(workload: Workload, device_of: IntArray) -> float:
-    """Return when one sample is through, in s; infinite where pieces wait for each other.
+    """Return the latency of one sample in s; infinite if pieces wait for each other.
 
-    What an accelerator holds is one piece: it starts when all it reads is there, and takes its
-    operators, the outputs it reads and those of its own that are read elsewhere, one after the
-    other. There are CPU cores for all.
+    The operators on an accelerator are one piece: it starts when all its inputs are ready, and
+    takes the time of its operators, its inputs, and its outputs that are read elsewhere. The number
+    of CPU cores is unlimited.
     """
     pieces = np.where(device_of < workload.accelerators, device_of, -1)
     return piece_latency(workload, pieces, workload.accelerators)
 
 
 def piece_latency(workload: Workload, pieces: IntArray, count: int) -> float:
-    """Return when one sample is through, in s, given the piece of each operator, -1 on the CPU."""
+    """Return the latency of one sample in s, given the piece of each operator (-1 on the CPU)."""
     w = workload
     rows: list[list[int]] = [[] for _ in range(w.n_ops)]
     for u, v in zip(w.sources.tolist(), w.targets.tolist(), strict=True):
@@ -70,10 +70,10 @@ def latency_of_pieces(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, 
     pieces: IntArray,
     count: int,
 ) -> float:
-    """Return when one sample is through, in s, given the piece of each operator, -1 on the CPU.
+    """Return the latency of one sample in s, given the piece of each operator (-1 on the CPU).
 
-    `start` and `after` are CSR by operator: those that read it. The graph is walked with each piece
-    as one vertex, the last `count` of n + count.
+    `start` and `after` are the readers of each operator as CSR. The traversal contracts each piece
+    to one vertex, the last `count` of n + count.
     """
     n = pieces.shape[0]
     takes = np.zeros(n + count)
@@ -139,11 +139,12 @@ def latency_of_pieces(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, 
 
 
 def refuse_unfit(workload: Workload, device_of: IntArray) -> None:
-    """Refuse a placement that the published rules rule out.
+    """Refuse a placement that violates the published rules.
 
     Raises:
-        InfeasibleError: for colours that part, an operator where it cannot run, too much on an
-            accelerator, or more pieces on it than `Workload.most_pieces`.
+        InfeasibleError: if operators of a colour are on different devices, an operator is on an
+            accelerator that cannot run it, an accelerator's memory is exceeded, or with
+            `Workload.most_pieces` of 1 pieces wait for each other.
 
     """
     w = workload
@@ -154,18 +155,18 @@ def refuse_unfit(workload: Workload, device_of: IntArray) -> None:
             f" colour on device {device_of[w.colour[parted[0]]]}; they must share one"
         )
     on_accelerator = device_of < w.accelerators
-    astray = np.flatnonzero(on_accelerator & np.isinf(w.accelerator_s))
-    if len(astray):
+    misplaced = np.flatnonzero(on_accelerator & np.isinf(w.accelerator_s))
+    if len(misplaced):
         raise InfeasibleError(
-            f"{w.names[int(astray[0])]} runs on CPU cores only, the placement has it on"
-            f" accelerator {device_of[astray[0]]}"
+            f"{w.names[int(misplaced[0])]} runs on CPU cores only, the placement has it on"
+            f" accelerator {device_of[misplaced[0]]}"
         )
-    held = np.zeros(w.n_devices, dtype=np.int64)
-    np.add.at(held, device_of, w.size_bytes)
+    used_bytes = np.zeros(w.n_devices, dtype=np.int64)
+    np.add.at(used_bytes, device_of, w.size_bytes)
     for device in range(w.accelerators):
-        if held[device] > w.memory_bytes:
+        if used_bytes[device] > w.memory_bytes:
             raise InfeasibleError(
-                f"accelerator {device} would hold {show_bytes(int(held[device]))}, it has"
+                f"accelerator {device} would hold {show_bytes(int(used_bytes[device]))}, it has"
                 f" {show_bytes(w.memory_bytes)}"
             )
     if w.most_pieces == 1 and np.isinf(sample_latency_s(w, device_of)):

@@ -1,4 +1,4 @@
-"""A latency that no placement can beat, and the critical path of one placement."""
+"""Lower bounds of latency and load, and the critical path of a placement."""
 
 import math
 from typing import NamedTuple
@@ -17,7 +17,7 @@ __all__ = ["Bounds", "best_bounds", "critical_path_s", "load_bound_s", "lower_bo
 
 
 class AncestorRoom(NamedTuple):
-    """Room to collect the ancestors of one operator in; columns of equal length."""
+    """Scratch space for the ancestors of one operator; columns of equal length."""
 
     op: IntArray
     path_s: FloatArray
@@ -26,19 +26,19 @@ class AncestorRoom(NamedTuple):
 
 _FORMULAS = "work, paths and memory"
 WINDOW = 48
-"""Ancestors looked at for each operator, the latest first; a wider window found nothing more."""
+"""Number of latest ancestors considered per operator; a wider window did not improve bounds."""
 
 
 class GroupOrder(NamedTuple):
-    """Operators that share a device run there in the graph's order. Arrays of length n."""
+    """The order of operators that share a device. Arrays of length n."""
 
     group: IntArray
     before: IntArray
-    """The operator of the same group right before each; -1 for the first of a group."""
+    """The previous operator of the same group; -1 for the first of a group."""
 
 
 def group_order(group: IntArray) -> GroupOrder:
-    """Return the order that `group`, as `OpGraph.group`, forces. O(n log n)."""
+    """Return the order implied by `group` (see `OpGraph.group`). O(n log n)."""
     by_group = np.argsort(group, kind="stable").astype(np.int64)
     before = np.full(len(group), -1, dtype=np.int64)
     together = group[by_group[1:]] == group[by_group[:-1]]
@@ -55,17 +55,17 @@ def _ancestors(  # noqa: PLR0912, PLR0917 - one loop, compiled whole
     cheapest_s: FloatArray,
     room: AncestorRoom,
 ) -> int:
-    """Fill `room` with up to `WINDOW` ancestors of `op`, latest first; return how many.
+    """Fill `room` with up to `WINDOW` ancestors of `op`, latest first; return their number.
 
-    For each one `path_s` is the time of the operators between it and `op` on a path, and `cross_s`
-    the cheapest transfer on that path: the path is the one with the largest sum of the two. Inside
-    a group nothing is sent, so that there it is infinite.
+    For each ancestor, `path_s` is the time of the operators between it and `op` on a path, and
+    `cross_s` the cheapest transfer on that path, which is chosen to maximize their sum. Within a
+    group nothing is sent, so `cross_s` is infinite.
     """
     ancestor, path_s, cross_s = room
     known, done = 0, 0
     here, sofar_s, least_s = op, 0.0, np.inf
     while True:
-        # The reads, and then the operator of the same group that runs right before.
+        # The reads, then the previous operator of the same group.
         for i in range(t.read_start[here], t.read_start[here + 1] + 1):
             if i < t.read_start[here + 1]:
                 value = t.reads[i]
@@ -107,12 +107,12 @@ def _ancestors(  # noqa: PLR0912, PLR0917 - one loop, compiled whole
 def _earliest_start(
     start_s: FloatArray, time_s: FloatArray, room: AncestorRoom, count: int
 ) -> float:
-    """Return before when the operator cannot start, given when its ancestors can.
+    """Return the earliest possible start of the operator, given those of its ancestors.
 
-    An ancestor on another device is heard of no sooner than its `arrival`. If the operator starts
-    at T, then those whose arrival is after T are on its own device, one after the other. So T is
-    at least the least, over how many of the latest arrivals are at home, of the larger of the time
-    that those take and the next arrival.
+    The result of an ancestor on another device arrives no earlier than `arrival`. If the operator
+    starts at T, all ancestors that arrive after T must be on its own device, where they run
+    sequentially. So T is at least the minimum, over the number k of latest arrivals placed locally,
+    of the larger of their serial time and the next arrival.
     """
     ancestor, path_s, cross_s = room
     arrival = np.empty(count)
@@ -120,17 +120,17 @@ def _earliest_start(
         arrival[k] = start_s[ancestor[k]] + time_s[ancestor[k]] + path_s[k] + cross_s[k]
     by_arrival = np.argsort(-arrival)
     by_start = np.argsort(start_s[ancestor[:count]])
-    at_home = np.zeros(count, dtype=np.bool_)
+    is_local = np.zeros(count, dtype=np.bool_)
     best, serial_s = np.inf, 0.0
     for k in range(count + 1):
         reach = arrival[by_arrival[k]] if k < count else 0.0
         best = min(best, max(serial_s, reach))
         if k == count or serial_s >= best:
             break
-        at_home[by_arrival[k]] = True
+        is_local[by_arrival[k]] = True
         serial_s = 0.0
         for j in by_start:
-            if at_home[j]:
+            if is_local[j]:
                 serial_s = max(serial_s, start_s[ancestor[j]]) + time_s[ancestor[j]]
     return best
 
@@ -139,10 +139,10 @@ def _earliest_start(
 def _path_bound_s(
     t: CostTables, order: GroupOrder, time_s: FloatArray, cheapest_s: FloatArray
 ) -> float:
-    """Return a bound from dependencies: operators are near each other, or pay for a transfer.
+    """Return a bound from dependencies: operators share a device, or pay for a transfer.
 
-    An operator also waits for those of its group before it, which run on the same device, and for
-    the host to start it.
+    An operator also waits for earlier operators of its group, which run on the same device, and for
+    its launch by the host.
 
     As in Papadimitriou and Yannakakis: Towards an architecture-independent analysis of parallel
     algorithms. SIAM J. Comput. 19(2), 1990, doi:10.1137/0219021, with transfers of several costs.
@@ -162,7 +162,7 @@ def _path_bound_s(
             start = max(start, start_s[order.before[op]] + time_s[order.before[op]])
             waits += 1
         if waits > 1:
-            # Only where data comes together can a transfer, or a turn to wait for, be forced.
+            # Only at joins can a transfer, or waiting for the device, be forced.
             count = _ancestors(t, order, op, time_s, cheapest_s, room)
             if count:
                 start = max(start, _earliest_start(start_s, time_s, room, count))
@@ -173,9 +173,9 @@ def _path_bound_s(
 
 @compiled
 def critical_path_s(t: CostTables, device_of: IntArray) -> float:
-    """Return the longest path of one placement in seconds, transfers included.
+    """Return the longest path of a placement in seconds, including transfers.
 
-    As if a device ran any number of operators at once and a link carried any number of transfers.
+    Devices and links are assumed to have unlimited concurrency.
     """
     finish = np.zeros(device_of.shape[0])
     longest = 0.0
@@ -204,46 +204,47 @@ def _alone_s(issue_s: FloatArray, time_s: FloatArray) -> float:
 
 
 class Bounds(NamedTuple):
-    """What no placement of whole operators that fits can beat, in s."""
+    """Lower bounds in s over all placements of whole operators that fit."""
 
     latency_s: float
     load_s: float
-    """Of the largest load of any device or link, without replicas."""
+    """Bound of the largest load of any device or link, without replicas."""
     name: str
-    """What proves both."""
+    """Name of the proof of both bounds."""
 
 
 def best_bounds(problem: Problem) -> Bounds:
-    """Return the best bounds known: of few operators, the optimum itself or close to it.
+    """Return the best known bounds; for small graphs, the optimum or close to it.
 
-    Of a published problem, no bound of the latency.
+    Published problems have no bound of the latency.
     """
-    # One process starts all operators of an input, wherever they run.
+    # One process launches all operators of an input, on all devices.
     load_s = max(load_bound_s(problem), float(problem.costs.issue_s[-1]))
     if problem.workload is not None:
         return Bounds(0.0, load_s, _FORMULAS)
     latency_s, name = lower_bound_s(problem), _FORMULAS
     for objective in BY_TIME:
-        least = least_placement(problem, objective)
-        if least is None or math.isinf(least.bound_s):
+        optimum = least_placement(problem, objective)
+        if optimum is None or math.isinf(optimum.bound_s):
             continue
         name = "branch and bound"
         if objective == "latency":
-            latency_s = max(latency_s, least.bound_s)
+            latency_s = max(latency_s, optimum.bound_s)
         else:
-            load_s = max(load_s, least.bound_s)
+            load_s = max(load_s, optimum.bound_s)
     return Bounds(latency_s, load_s, name)
 
 
 def lower_bound_s(problem: Problem) -> float:
-    """Return a latency in seconds that no placement of whole operators that fits can beat.
+    """Return a lower bound in seconds of the latency of placements of whole operators that fit.
 
-    One that spreads an operator over devices (tensor parallelism) can. The largest of three bounds.
-    From memory, see `fxpart.cost.memory_bound`. From dependencies, see `_path_bound_s`, with every
-    operator on its fastest device and every transfer on the fastest link. From work: with shares y
-    of the devices that add to 1, any placement takes at least the sum over operators of the least
-    ``y_d * time_d`` (linear programming duality); the shares are the devices' speeds on the whole
-    model, which for equal devices gives work / D.
+    A placement that splits operators over devices (tensor parallelism) can beat it. It is the
+    maximum of three bounds. For the one from memory, see `fxpart.cost.memory_bound`. For the one
+    from dependencies, see `_path_bound_s`; every operator is on its fastest device and every
+    transfer on the fastest link. The third is from work: with device shares y that sum to 1, any
+    placement takes at least the sum over operators of the minimum of ``y_d * time_d`` (linear
+    programming duality). The shares are proportional to speed on the whole model, which for equal
+    devices gives work / D.
     """
     t, order = problem.costs, group_order(problem.graph.group)
     times = possible_s(problem)
@@ -251,21 +252,23 @@ def lower_bound_s(problem: Problem) -> float:
     devices = t.op_time_s.shape[1]
     if devices == 1:
         return _alone_s(t.issue_s, time_s)
-    apart = ~np.eye(devices, dtype=np.bool_)
-    cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
+    off_diagonal = ~np.eye(devices, dtype=np.bool_)
+    cheapest_s = (
+        t.link_latency_s[off_diagonal].min() + t.value_bytes * t.s_per_byte[off_diagonal].min()
+    )
     path = float(_path_bound_s(t, order, time_s, cheapest_s))
     path = max(path, memory_bound_s(problem, order.before, time_s, cheapest_s))
     return max(path, _work_bound_s(t.op_time_s, times))
 
 
 def load_bound_s(problem: Problem) -> float:
-    """Return a largest load in seconds that no placement of whole operators can beat.
+    """Return a lower bound in seconds of the largest load of placements of whole operators.
 
-    Some device has the longest of the operators, and with shares of the devices as in
-    `lower_bound_s` all have at least the sum over operators of the least ``share_d * time_d``.
+    It is the maximum of the longest group of operators, which is on some device, and the bound from
+    work of `lower_bound_s`.
     """
     times = possible_s(problem)
-    # Those of a group are on one device.
+    # Operators of a group are on one device.
     together_s = np.zeros_like(times)
     np.add.at(together_s, problem.graph.group, times)
     longest = float(together_s.min(axis=1).max())
@@ -273,6 +276,6 @@ def load_bound_s(problem: Problem) -> float:
 
 
 def _work_bound_s(op_time_s: FloatArray, times: FloatArray) -> float:
-    """Return the bound from work with shares by speed, 0 where some device takes no time."""
+    """Return the bound from work with shares by speed; 0 if a device takes no time."""
     share = work_shares(op_time_s)
     return float((times * share).min(axis=1).sum()) if share.any() else 0.0

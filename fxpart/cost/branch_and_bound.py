@@ -1,11 +1,11 @@
-"""The least latency or largest load of all placements that fit, by branch and bound, best first.
+"""Minimize latency or largest load over all placements that fit, by best-first branch and bound.
 
-Units are placed one after the other in graph order. What a part of a placement costs at least is a
-simulation in which units without a device are on each device that has room for them at once, as
-early as what they read can be there, and what all devices have to do together. What it holds at
-least is the peak of what is placed, and what stays of the rest. Of idle devices that are alike only
-the first is tried. After Land and Doig: An automatic method of solving discrete programming
-problems. Econometrica 28(3), 1960, doi:10.2307/1910129.
+Units are placed one at a time in graph order. The cost of a partial placement is bounded by a
+simulation in which each unplaced unit runs on all devices with enough memory at once, as early as
+its operands can arrive, and by the total work of all devices. Its memory is bounded by the peak of
+the placed units plus the resident bytes of the rest. Among identical idle devices only the first is
+tried. After Land and Doig: An automatic method of solving discrete programming problems.
+Econometrica 28(3), 1960, doi:10.2307/1910129.
 """
 
 from typing import NamedTuple
@@ -27,29 +27,30 @@ class Branching(NamedTuple):
 
     costs: CostTables
     possible_s: FloatArray
-    """Times of operators, infinite where they do not fit. Shape (n, D)."""
+    """Operator times, infinite on devices where they do not fit. Shape (n, D)."""
     memory: MemoryTables
     room: IntArray
-    """Bytes of each device. Shape (D,)."""
+    """Memory of each device. Shape (D,)."""
     kind: IntArray
-    """Devices with the same number are alike. Shape (D,)."""
+    """Class of interchangeable devices of each device. Shape (D,)."""
     unit_of: IntArray
-    """The unit of each operator; numbered in the order of their first. Shape (n,)."""
+    """The unit of each operator; units are ordered by their first operator. Shape (n,)."""
     first_op: IntArray
-    """The first operator of each unit, and n. Shape (U + 1,)."""
+    """The first operator of each unit, then n. Shape (U + 1,)."""
     unit_s: FloatArray
-    """Times of units, infinite where they do not fit. Shape (U, D)."""
+    """Unit times, infinite on devices where they do not fit. Shape (U, D)."""
     stays_bytes: IntArray
-    """What stays on the device of each unit for sure, and no unit before it uses. Shape (U,)."""
+    """Resident bytes of each unit that no earlier unit uses. Shape (U,)."""
     share: FloatArray
-    """Of the work of all, that each device does while none is idle; zeros for none. Shape (D,)."""
+    """Share of the total work of each device in the duality bound; all 0 for no bound. Shape
+    (D,)."""
 
 
 @inlined
 def _least_bytes(m: MemoryTables, device_of: IntArray) -> MemoryTables:
-    """Return the tables with what a value takes where it is read, of makers without a device least.
+    """Return the tables with lower bounds for values of unplaced producers where they are read.
 
-    Such a value may yet be made there, or be a view of another.
+    Such a value may turn out to be produced on that device, or be a view of another.
     """
     value_bytes = m.value_bytes.copy()
     for value in range(value_bytes.shape[0]):
@@ -77,9 +78,9 @@ def _least_bytes(m: MemoryTables, device_of: IntArray) -> MemoryTables:
 
 @compiled
 def _free_bytes(b: Branching, device_of: IntArray, change: IntArray, free: IntArray) -> bool:
-    """Fill `free` (D,) with the room left at most; return whether none holds too much for certain.
+    """Fill `free` (D,) with upper bounds of free memory; return whether none is negative.
 
-    Operators that are not placed have -1.
+    Unplaced operators have device -1.
     """
     least = _least_bytes(b.memory, device_of)
     for device in range(b.room.shape[0]):
@@ -89,22 +90,23 @@ def _free_bytes(b: Branching, device_of: IntArray, change: IntArray, free: IntAr
 
 @compiled
 def _together_s(b: Branching, placed: int, free: IntArray, begun_s: FloatArray) -> float:
-    """Return what devices take together from `begun_s` (D,) on; infinite where room is short.
+    """Return a bound from the work of all devices after `begun_s`; infinite if memory is short.
 
-    With shares that add to 1, what they take for placed units and the others is at most the latest
-    end. `free` (D,) is the room left at most.
+    With shares that sum to 1, the weighted sum of the work on placed and unplaced units is at most
+    the latest end. `begun_s` (D,) is when each device is done so far, `free` (D,) has upper bounds
+    of free memory.
     """
     units, devices = b.unit_s.shape
     if free.sum() < b.stays_bytes[placed:].sum():
         return np.inf
     together_s = (b.share * begun_s).sum()
     for unit in range(placed, units):
-        least = np.inf
+        least_share_s = np.inf
         for device in range(devices):
             seconds = b.unit_s[unit, device]
             if b.stays_bytes[unit] <= free[device] and seconds < np.inf:
-                least = min(least, b.share[device] * seconds)
-        together_s += least
+                least_share_s = min(least_share_s, b.share[device] * seconds)
+        together_s += least_share_s
     return float(together_s * (1.0 - _ROUNDING))
 
 
@@ -118,9 +120,9 @@ def _start_on_each(  # noqa: PLR0917 - compiled loops take arrays by position
     ready_s: FloatArray,
     starts_s: FloatArray,
 ) -> None:
-    """Fill `starts_s` (D,) with when `op` can start on each device, infinite where it cannot be.
+    """Fill `starts_s` (D,) with the earliest start of `op` on each device, infinite if impossible.
 
-    It is on `here`, or anywhere with room for what stays of its unit if that is -1.
+    It is on device `here`, or if that is -1, on any device with enough memory for its unit.
     """
     t = b.costs
     for device in range(starts_s.shape[0]):
@@ -145,9 +147,9 @@ def _send_to_each(  # noqa: PLR0917 - compiled loops take arrays by position
     link_free: FloatArray,
     ready_s: FloatArray,
 ) -> None:
-    """Fill `ready_s` with when each device can have what `op` makes, the earliest of its makers.
+    """Fill `ready_s` with the earliest time at which each device can have the results of `op`.
 
-    A link is taken only from where `op` is for certain to where a reader is for certain.
+    A link is occupied only if both `op` and the reader have been placed.
     """
     here, devices = device_of[op], ends_s.shape[0]
     for value in range(t.made_start[op], t.made_start[op + 1]):
@@ -174,10 +176,10 @@ def _send_to_each(  # noqa: PLR0917 - compiled loops take arrays by position
 def _least_latency_s(
     b: Branching, device_of: IntArray, placed: int, free: IntArray, ready_s: FloatArray
 ) -> float:
-    """Return a latency that no placement beats that goes on from this one; its own if it is whole.
+    """Return a lower bound of the latency of all completions; exact if the placement is complete.
 
-    `free` (D,) is the room left at most, `ready_s` (V, D) room for when each value can be on each
-    device.
+    `free` (D,) has upper bounds of free memory, `ready_s` (V, D) is scratch space for the earliest
+    arrivals of values.
     """
     t = b.costs
     n, devices = t.op_time_s.shape
@@ -201,14 +203,14 @@ def _least_latency_s(
         _send_to_each(t, op, device_of, ends_s, link_free, ready_s)
     if frontier == n or longest == np.inf:
         return float(longest)
-    # A device that runs nothing from here on ends before the last operator does.
+    # A device that runs nothing from here on ends before the last operator.
     begun_s = np.minimum(begun_s, longest) + later_s
     return float(max(longest, _together_s(b, placed, free, begun_s)))
 
 
 @compiled
 def _least_load_s(b: Branching, device_of: IntArray, placed: int, free: IntArray) -> float:
-    """Return a largest load that no placement beats that goes on from this one."""
+    """Return a lower bound of the largest load of all completions."""
     t = b.costs
     n, devices = t.op_time_s.shape
     loads, links = np.zeros(devices), np.zeros((devices, devices))
@@ -233,7 +235,7 @@ def _least_load_s(b: Branching, device_of: IntArray, placed: int, free: IntArray
 
 
 class _Nodes(NamedTuple):
-    """Parts of placements, and a heap of those that are open: the least bound, the deepest."""
+    """Partial placements, and a heap of open ones by least bound, then greatest depth."""
 
     parent: IntArray
     device: IntArray
@@ -253,28 +255,28 @@ def _before(nodes: _Nodes, a: int, b: int) -> bool:
 
 @compiled
 def _push(nodes: _Nodes, size: int, node: int) -> None:
-    """Put a node into a heap of that size."""
-    heap, at = nodes.heap, size
-    while at > 0 and _before(nodes, node, heap[(at - 1) // 2]):
-        heap[at] = heap[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap[at] = node
+    """Push a node onto a heap of the given size."""
+    heap, slot = nodes.heap, size
+    while slot > 0 and _before(nodes, node, heap[(slot - 1) // 2]):
+        heap[slot] = heap[(slot - 1) // 2]
+        slot = (slot - 1) // 2
+    heap[slot] = node
 
 
 @compiled
 def _pop(nodes: _Nodes, size: int) -> int:
-    """Take the first node from a heap of that size."""
+    """Pop the first node of a heap of the given size."""
     heap = nodes.heap
-    first, last, at = heap[0], heap[size - 1], 0
-    while 2 * at + 1 < size - 1:
-        child = 2 * at + 1
+    first, last, slot = heap[0], heap[size - 1], 0
+    while 2 * slot + 1 < size - 1:
+        child = 2 * slot + 1
         if child + 1 < size - 1 and _before(nodes, heap[child + 1], heap[child]):
             child += 1
         if not _before(nodes, heap[child], last):
             break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = last
+        heap[slot] = heap[child]
+        slot = child
+    heap[slot] = last
     return int(first)
 
 
@@ -292,10 +294,11 @@ def _placed_by(b: Branching, nodes: _Nodes, node: int, home: IntArray, device_of
 def least_of_all(
     b: Branching, of_load: bool, most_nodes: int, device_of: IntArray
 ) -> tuple[float, bool]:
-    """Return a value in s that no placement that fits beats, and whether it is the least of all.
+    """Return a lower bound in s over placements that fit, and whether it is the optimum.
 
-    Then `device_of` (n,) is set to a placement that has it; to -1, and the value infinite, where
-    none fits. Of so many parts of placements at most.
+    If it is, `device_of` (n,) is set to an optimal placement. If no placement fits, the bound is
+    infinite. In all other cases `device_of` is set to -1. The search stops after `most_nodes`
+    nodes.
     """
     n, devices, units = device_of.shape[0], b.room.shape[0], b.first_op.shape[0] - 1
     nodes = _Nodes(
@@ -342,7 +345,7 @@ def least_of_all(
             if bound_s < np.inf:
                 nodes.parent[count], nodes.device[count] = node, device
                 nodes.depth[count] = depth + 1
-                # What holds for the part before holds for this one.
+                # A parent's bound holds for its children.
                 nodes.bound_s[count] = max(bound_s, nodes.bound_s[node])
                 _push(nodes, size, count)
                 size += 1

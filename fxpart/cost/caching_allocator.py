@@ -1,8 +1,8 @@
-"""`CachingAllocator`: what torch's allocator reserves of a CUDA device for a run of allocations.
+"""`CachingAllocator`: a model of torch's CUDA allocator.
 
-Torch asks the driver for segments, cuts them into blocks and keeps what is freed for later, so that
-a device holds more than its tensors. Sizes and rules are those of ``c10/cuda/CUDACachingAllocator``
-with its default settings, for one stream.
+Torch allocates segments from the driver, splits them into blocks and caches freed blocks, so it
+reserves more than its tensors take. Sizes and rules are those of ``c10/cuda/CUDACachingAllocator``
+with default settings, for one stream.
 """
 
 import math
@@ -18,9 +18,9 @@ _SEGMENT_BYTES = 2 * 2**20
 _SMALL_BYTES = 2**20
 """Blocks up to this size share segments of 2 MiB (``kSmallSize``)."""
 _SHARED_BYTES = 20 * 2**20
-"""The segment that larger ones share (``kLargeBuffer``) below the next size."""
+"""Larger blocks below the next size share segments of this size (``kLargeBuffer``)."""
 _LARGE_BYTES = 10 * 2**20
-"""From this size on, a block has a segment of its own (``kMinLargeAlloc``)."""
+"""From this size on, a block has its own segment (``kMinLargeAlloc``)."""
 
 
 def block_bytes(size_bytes: int) -> int:
@@ -29,7 +29,7 @@ def block_bytes(size_bytes: int) -> int:
 
 
 def _segment_bytes(size_bytes: int) -> int:
-    """Return the size of the segment that is made for a block of `size_bytes`."""
+    """Return the size of a new segment for a block of `size_bytes`."""
     if size_bytes <= _SMALL_BYTES:
         return _SEGMENT_BYTES
     if size_bytes < _LARGE_BYTES:
@@ -39,37 +39,37 @@ def _segment_bytes(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class _Block:
-    """A piece of a segment; its neighbours there are addresses, None at the segment's ends."""
+    """A block of a segment; its neighbours are addresses, None at the ends of the segment."""
 
     size_bytes: int
     is_small: bool
-    """Whether its segment is one of those that small blocks share."""
+    """Whether its segment is shared by small blocks."""
     is_free: bool
     before: int | None
     after: int | None
 
 
 class CachingAllocator:
-    """Blocks in the segments of one device. Addresses are numbers that grow with each segment."""
+    """The segments and blocks of one device. Addresses increase with each segment."""
 
     def __init__(self, limit_bytes: float = math.inf) -> None:
-        """Begin with no segment; `limit_bytes` is what the device has for them."""
+        """Begin without segments; `limit_bytes` is the memory available for them."""
         self.reserved_bytes = 0
-        """In segments."""
+        """Bytes in segments."""
         self.most_reserved_bytes = 0
-        """In segments, the most at any time; above the limit where torch would be out of memory."""
+        """Peak bytes in segments; above the limit if torch would run out of memory."""
         self.allocated_bytes = 0
-        """In blocks that are in use."""
+        """Bytes in blocks that are in use."""
         self._limit_bytes = limit_bytes
         self._next_address = 0
         self._blocks: dict[int, _Block] = {}
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        """(size, address) of the free blocks, sorted: small ones, and the others."""
+        """Sorted (size, address) of free blocks, separately for small ones and others."""
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of a block for `size_bytes`: in the smallest free one that has room.
+        """Allocate `size_bytes` from the smallest sufficient free block; return the address.
 
-        Without one, a segment is made. O(free blocks).
+        If there is none, a new segment is allocated. O(free blocks).
         """
         size = block_bytes(size_bytes)
         is_small = size <= _SMALL_BYTES
@@ -85,7 +85,7 @@ class CachingAllocator:
         return address
 
     def free(self, address: int) -> None:
-        """Give the block at `address` back, joined with the free ones beside it. O(free blocks)."""
+        """Free the block at `address` and merge it with free neighbours. O(free blocks)."""
         block = self._blocks[address]
         self.allocated_bytes -= block.size_bytes
         block.is_free = True
@@ -101,10 +101,10 @@ class CachingAllocator:
         insort(free, (self._blocks[address].size_bytes, address))
 
     def _new_segment(self, size: int) -> int:
-        """Return the address of a new segment that has room for a block of `size`.
+        """Allocate a segment for a block of `size`; return its address.
 
-        Where the device has no room for it, all segments without a block in use are given back
-        first (``release_cached_blocks``).
+        If it would exceed the limit, all unused segments are released first
+        (``release_cached_blocks``).
         """
         address, segment = self._next_address, _segment_bytes(size)
         if self.reserved_bytes + segment > self._limit_bytes:
@@ -117,28 +117,28 @@ class CachingAllocator:
 
     def _release(self) -> None:
         for is_small, free in self._free.items():
-            kept: list[tuple[int, int]] = []
+            still_cached: list[tuple[int, int]] = []
             for size, address in free:
                 block = self._blocks[address]
                 if block.before is None and block.after is None:
                     del self._blocks[address]
                     self.reserved_bytes -= size
                 else:
-                    kept.append((size, address))
-            self._free[is_small] = kept
+                    still_cached.append((size, address))
+            self._free[is_small] = still_cached
 
     def _split(self, address: int, size: int) -> None:
-        """Cut the block at `address` to `size`; what is left of it becomes free."""
+        """Shrink the block at `address` to `size`; the remainder becomes free."""
         block, rest = self._blocks[address], address + size
-        left = block.size_bytes - size
-        self._blocks[rest] = _Block(left, block.is_small, True, address, block.after)
+        remaining_bytes = block.size_bytes - size
+        self._blocks[rest] = _Block(remaining_bytes, block.is_small, True, address, block.after)
         if block.after is not None:
             self._blocks[block.after].before = rest
         block.size_bytes, block.after = size, rest
-        insort(self._free[block.is_small], (left, rest))
+        insort(self._free[block.is_small], (remaining_bytes, rest))
 
     def _join(self, first: int, second: int) -> None:
-        """Make one block of two neighbours, at the address of the first."""
+        """Merge two neighbouring blocks, at the address of the first."""
         block, other = self._blocks[first], self._blocks.pop(second)
         block.size_bytes += other.size_bytes
         block.after = other.after

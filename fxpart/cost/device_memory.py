@@ -1,7 +1,7 @@
-"""`DeviceMemory`: what a device really has to have for a plan, part by part, and whether it has it.
+"""`DeviceMemory`: the total memory that a plan needs on a device, by part, and whether it fits.
 
-`Evaluation` counts tensors. Beside those lie what kernels and libraries take, what torch's
-allocator keeps, the buffers of NCCL and the context: what ``nvidia-smi`` shows is the sum.
+`Evaluation` counts only tensors. The other parts are workspaces of kernels and libraries, memory
+cached by torch's allocator, NCCL buffers, and the context; ``nvidia-smi`` shows the sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,34 +32,34 @@ PARTS = {
     "communication": "buffers of NCCL, for each device that tensors are exchanged with",
     "context": "the driver's context and loaded kernels",
 }
-"""What each part is, in order."""
+"""Descriptions of the parts, in order."""
 
 _ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _OVERLAP = 1.1
-"""Products of a number, from which on windows overlap: 1 where each is read once."""
+"""Products per input element above which windows overlap; it is 1 if each is read once."""
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What one device needs for a plan."""
+    """Memory that a plan needs on one device."""
 
     device: int
     """Logical id."""
     parts: Mapping[str, Interval]
-    """By `PARTS`, in their order; those that there are."""
+    """Nonzero parts, in the order of `PARTS`."""
     total_bytes: int
-    """What the device has."""
+    """Memory of the device."""
 
     @property
     def needed(self) -> Interval:
-        """Return the sum of all parts."""
+        """The sum of all parts."""
         return sum(self.parts.values(), start=Interval(0, 0, 0))
 
     @property
     def verdict(self) -> Verdict:
-        """Return ``fits`` if the most fits, ``tight`` if only what is expected does."""
+        """``fits`` if the upper limit fits, ``tight`` if only the expected value does."""
         needed = self.needed
         if needed.expected > self.total_bytes:
             return "does not fit"
@@ -67,19 +67,19 @@ class DeviceMemory:
 
     @property
     def decided_by(self) -> str:
-        """Return the part that decides a verdict other than ``fits``; else ``""``.
+        """The part that decides a verdict other than ``fits``, otherwise ``""``.
 
-        Where it does not fit, that is the first with which the device is full; where it is tight,
-        the one that may exceed what is expected by most.
+        If the plan does not fit, it is the first part that exceeds the memory; if it is tight, the
+        part that may exceed its expected value by most.
         """
         if self.verdict == "fits":
             return ""
         if self.verdict == "tight":
             return max(self.parts, key=lambda p: self.parts[p].high - self.parts[p].expected)
-        held = 0
+        used_bytes = 0
         for part, size in self.parts.items():
-            held += size.expected
-            if held > self.total_bytes:
+            used_bytes += size.expected
+            if used_bytes > self.total_bytes:
                 return part
         raise AssertionError("parts that do not fit fill the device")
 
@@ -93,22 +93,21 @@ def device_memory_of(
     peers: Mapping[int, int],
     kept_bytes: Mapping[int, int] | None = None,
 ) -> tuple[DeviceMemory, ...]:
-    """Return what each device that computes needs, in the order of logical ids.
+    """Return the memory needed on each device in use, in the order of logical ids.
 
     Args:
-        problem: its graph has sizes as the allocator rounds them.
-        assignment: of its operators.
-        reserves: what is known of the parts on each device of the topology.
-        tensor_bytes: what the plan holds on each device at its peak. Where that is more than one
-            input takes, as of microbatches in flight, the allocator keeps as large a share as
-            with one.
-        peers: with how many devices each exchanges tensors, where processes do so.
-        kept_bytes: what an engine keeps on each device beside the plan's tensors, if it does.
+        problem: a problem whose graph has sizes as rounded by the allocator.
+        assignment: an assignment for it.
+        reserves: the reserve of each device of the topology.
+        tensor_bytes: peak of the plan's tensors on each device. If it exceeds that of one input,
+            because of microbatches in flight, the allocator caches the same share as for one.
+        peers: number of devices with which each exchanges tensors, if processes do.
+        kept_bytes: memory that an engine keeps on each device besides the plan's tensors, if any.
 
     """
     needs = []
-    takes_workspace = any(r.caching_allocator or r.convolution_workspace for r in reserves)
-    convolved = convolution_bytes(problem.graph) if takes_workspace else np.zeros(1, np.int64)
+    needs_workspace = any(r.caching_allocator or r.convolution_workspace for r in reserves)
+    convolved = convolution_bytes(problem.graph) if needs_workspace else np.zeros(1, np.int64)
     for device, device_of, storages, op in storages_at_peak(problem, assignment):
         reserve = reserves[device]
         parts = {
@@ -118,22 +117,24 @@ def device_memory_of(
         }
         total_bytes = problem.topology.devices[device].total_bytes
         room_bytes = total_bytes - sum(size.expected for size in parts.values())
-        held = _Held(storages, int(storages.size_bytes[storages.at(op)].sum()))
+        one_input = _Held(storages, int(storages.size_bytes[storages.at(op)].sum()))
         convolved_here = np.where(device_of == device, convolved, 0)
-        of_torch = _parts_of_torch(
-            problem.graph, held, convolved_here, reserve, (tensor_bytes[device], room_bytes)
+        allocator_parts = _parts_of_torch(
+            problem.graph, one_input, convolved_here, reserve, (tensor_bytes[device], room_bytes)
         )
         kept = (kept_bytes or {}).get(device, 0)
-        of_torch["kept gradients"] = Interval(kept, kept, kept)
-        every = of_torch | parts
-        parts = {part: every[part] for part in PARTS if part in every and every[part].high}
+        allocator_parts["kept gradients"] = Interval(kept, kept, kept)
+        all_parts = allocator_parts | parts
+        parts = {
+            part: all_parts[part] for part in PARTS if part in all_parts and all_parts[part].high
+        }
         needs.append(DeviceMemory(device, parts, total_bytes))
     return tuple(needs)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Held:
-    """What one input holds on a device."""
+    """Storages of one input on a device."""
 
     storages: Storages
     peak_bytes: int
@@ -146,14 +147,14 @@ def _parts_of_torch(
     reserve: Reserve,
     sizes_bytes: tuple[int, int],
 ) -> dict[str, Interval]:
-    """Return what torch's own allocator takes of a device.
+    """Return the parts that torch's allocator takes of a device.
 
     Args:
-        graph: its sizes are those that the allocator rounds to.
-        held: by one input.
-        convolved: `convolution_bytes` of the operators on the device, 0 for the others.
-        reserve: what is known of the parts.
-        sizes_bytes: the tensors of the plan at their peak, and the room that there is for them.
+        graph: a graph with sizes as rounded by the allocator.
+        held: the storages of one input.
+        convolved: `convolution_bytes` of the operators on the device, 0 for others.
+        reserve: the reserve of the device.
+        sizes_bytes: peak of the plan's tensors, and the memory available to them.
 
     """
     tensors, room = sizes_bytes
@@ -169,47 +170,49 @@ def _parts_of_torch(
     most = max(kernels, int(high.max()))
     parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, most)
     if reserve.caching_allocator:
-        kept = run.reserved_bytes - run.allocated_bytes
-        # Of several inputs as large a share, as far as there is room: the rest is given back.
-        of_all = round(kept * max(1.0, tensors / max(held.peak_bytes, 1)))
-        kept = max(kept, min(of_all, room - tensors - kernels))
+        cached_bytes = run.reserved_bytes - run.allocated_bytes
+        # Several inputs cache the same share, as far as memory allows: the rest is released.
+        scaled_bytes = round(cached_bytes * max(1.0, tensors / max(held.peak_bytes, 1)))
+        cached_bytes = max(cached_bytes, min(scaled_bytes, room - tensors - kernels))
         spread = round(reserve.allocator_error * tensors)
-        parts["allocator"] = Interval(max(0, kept - spread), kept, kept + spread)
+        parts["allocator"] = Interval(
+            max(0, cached_bytes - spread), cached_bytes, cached_bytes + spread
+        )
     return parts
 
 
 def convolution_bytes(graph: OpGraph) -> IntArray:
-    """Return of each operator the bytes that its workspace is a multiple of; shape (n,).
+    """Return the bytes to which each operator's workspace is proportional; shape (n,).
 
-    They are what a convolution whose windows overlap, forward or backward, reads and writes: cuDNN
-    copies that into the layout of matrix units, or into Winograd's tiles. One that reads each
-    number once is a matrix product, and one of single channels runs in place. All other operators
-    have their temporaries in the graph, or none of note.
+    For a convolution with overlapping windows, forward or backward, these are the bytes that it
+    reads and writes: cuDNN copies them into the layout of matrix units or into Winograd tiles. A
+    convolution that reads each element once is a matrix product, and a depthwise one runs in place.
+    All other operators have their temporaries in the graph, or none of note.
     """
     return np.where(_windows_overlap(graph), graph.moved_bytes, 0)
 
 
 def _windows_overlap(graph: OpGraph) -> BoolArray:
-    """Return of each operator whether it is a convolution with windows that overlap; shape (n,).
+    """Return whether each operator is a convolution with overlapping windows; shape (n,).
 
-    Each number of the input is read for k^2 / (groups x stride^2) as many products as an output
-    channel has places, which follows from sizes and FLOPs: a convolution of a dtype of b bytes with
-    f FLOPs, input x, weight w and result y (in bytes) has f^2 b^3 / (4 x w y).
+    Per output channel, each input element is used in k^2 / (groups x stride^2) products. This ratio
+    follows from sizes and FLOPs: a convolution with f FLOPs in a dtype of b bytes, with input x,
+    weight w and result y (in bytes), has a ratio of f^2 b^3 / (4 x w y).
     """
     overlap = np.zeros(graph.n_ops, dtype=np.bool_)
-    of = graph.forward_of
+    forward_of = graph.forward_of
     for op in range(graph.n_ops):
         if "convolution" not in graph.targets[op]:
             continue
-        if of[op] != op and "convolution" in graph.targets[of[op]]:
-            overlap[op] = overlap[of[op]]
+        if forward_of[op] != op and "convolution" in graph.targets[forward_of[op]]:
+            overlap[op] = overlap[forward_of[op]]
             continue
         operands = [*graph.value_bytes[graph.reads_of(op)], *graph.weight_bytes[graph.uses_of(op)]]
-        made = graph.value_bytes[graph.value_producer == op]
-        if len(operands) < 2 or not len(made):
+        result_bytes = graph.value_bytes[graph.value_producer == op]
+        if len(operands) < 2 or not len(result_bytes):
             continue
         first, second = sorted(map(float, operands))[-2:]
         itemsize = _ITEMSIZE.get(graph.dtypes[op], 4)
-        product = 4.0 * first * second * float(made.max())
+        product = 4.0 * first * second * float(result_bytes.max())
         overlap[op] = float(graph.flops[op]) ** 2 * itemsize**3 > _OVERLAP * product
     return overlap

@@ -1,4 +1,4 @@
-"""The best placement of few operators by branch and bound, or a bound where that takes long."""
+"""The optimal placement of few operators by branch and bound, or a bound if that takes long."""
 
 import math
 from functools import lru_cache
@@ -15,25 +15,26 @@ from fxpart.cost.problem import Problem
 __all__ = ["MOST_UNITS", "LeastPlacement", "are_few", "least_placement"]
 
 MOST_UNITS = 40
-"""Units that are placed by branch and bound, at most: with more it seldom ends."""
+"""Most units placed by branch and bound; with more it seldom terminates."""
 _MOST_WORK, _MOST_NODES = 16_000_000, 100_000
-"""Parts of placements, times operators and the square of devices, that are looked at, 0.15 s of
-CPU, and parts alone, 4 MB."""
+"""Limits of the search: nodes times operators times squared devices (0.15 s of CPU), and nodes (4
+MB)."""
 _NODES_A_UNIT = 50
-"""Parts for each unit that must be looked at to be worth it."""
+"""Fewest nodes per unit for which the search is worthwhile."""
 _MOST_PLACEMENTS = 2_500_000
-"""Operators times placements up to which all are looked at: half a second, as of 9 on 4."""
+"""Operators times placements up to which all are enumerated: half a second, such as 9 units on 4
+devices."""
 
 
 class LeastPlacement(NamedTuple):
-    """What no placement that fits beats, and one that has it."""
+    """A lower bound over placements that fit, and a placement that attains it if any is known."""
 
     bound_s: float
-    """Infinite where it is known that none fits."""
+    """Infinite if it is known that no placement fits."""
     device_of: IntArray
-    """Shape (n,), -1 without one."""
+    """Device of each operator, -1 if no placement is known. Shape (n,)."""
     is_proven: bool
-    """Whether the bound is the least of all placements that fit, or none does."""
+    """Whether the bound is the optimum, or no placement fits."""
 
     @property
     def fits_none(self) -> bool:
@@ -42,7 +43,7 @@ class LeastPlacement(NamedTuple):
 
 
 def are_few(problem: Problem, units: int) -> bool:
-    """Return whether all placements of so many units are looked at in half a second."""
+    """Return whether all placements of this many units can be enumerated in half a second."""
     devices = problem.topology.n_devices
     work = math.log(problem.graph.n_ops) + units * math.log(devices)
     return work <= math.log(_MOST_PLACEMENTS)
@@ -50,10 +51,10 @@ def are_few(problem: Problem, units: int) -> bool:
 
 @lru_cache(maxsize=8)
 def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
-    """Return the best of all placements for throughput, or else for latency, or a bound.
+    """Return an optimal placement, or a bound, for an objective in `BY_TIME`.
 
-    `objective` is one of `BY_TIME`. The same in each process. None for published problems, and
-    where there are too many units.
+    The result is deterministic across processes. None for published problems, and if there are too
+    many units.
     """
     firsts, unit_of = np.unique(problem.graph.group, return_inverse=True)
     n, devices = problem.costs.op_time_s.shape
@@ -81,20 +82,17 @@ def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
 
 
 def _stays_bytes(problem: Problem, unit_of: IntArray) -> IntArray:
-    """Return what stays on the device of each unit that no unit before it uses. Shape (U,).
-
-    The weights and the model's inputs that it is the first to use.
-    """
+    """Return the bytes of weights and inputs that each unit is the first to use. Shape (U,)."""
     graph, m = problem.graph, problem.memory
     reader = np.repeat(np.arange(graph.n_ops), np.diff(m.read_start))
     is_input = m.producer[m.reads] < 0
-    stays = np.zeros(int(unit_of.max()) + 1, dtype=np.int64)
+    resident_bytes = np.zeros(int(unit_of.max()) + 1, dtype=np.int64)
     for ops, items, item_bytes in (
         (graph.users, m.uses, m.weight_bytes),
         (reader[is_input], m.reads[is_input], m.alloc_bytes),
     ):
-        first = np.full(len(item_bytes), len(stays), dtype=np.int64)
+        first = np.full(len(item_bytes), len(resident_bytes), dtype=np.int64)
         np.minimum.at(first, items, unit_of[ops])
-        used = first < len(stays)
-        np.add.at(stays, first[used], item_bytes[used])
-    return stays
+        used = first < len(resident_bytes)
+        np.add.at(resident_bytes, first[used], item_bytes[used])
+    return resident_bytes

@@ -1,9 +1,10 @@
-"""A latency that no placement beats: what must be split since it fits no device pays for that.
+"""A lower bound of the latency from memory: a model that fits no single device must pay for cuts.
 
-Along the longest path lie operators that all work around them passes through. Between two of these,
-either all that has weights runs on one device, or something is sent on its way. What runs on one
-device without a break must fit it, so that a model larger than a device is sent on somewhere, and
-what fits no fast device runs on a slow one. O(n) and the square of the number of sections.
+Some operators of the longest path are gates: all work around them passes through them. Between two
+consecutive gates, either everything with weights runs on one device, or a transfer is on the way. A
+run of sections on one device must fit its memory, so a model larger than a device needs a transfer
+somewhere, and one that does not fit a fast device runs on a slow one. O(n), plus the square of the
+number of sections.
 """
 
 from typing import NamedTuple
@@ -21,41 +22,41 @@ __all__ = ["memory_bound_s"]
 BoolArray = npt.NDArray[np.bool_]
 
 _LONGEST = 96
-"""Operators of the path that a detour may pass by; longer ones, such as values that the backward
-alone reads, are left out of account: the bound holds without them."""
+"""Longest detour that is considered, in operators of the path that it bypasses. Ignoring longer
+ones, such as activations read by the backward, keeps the bound valid."""
 
 
 class _Sections(NamedTuple):
-    """A row of operators, and what lies between each and the one before it. G gates, n operators.
+    """A chain of G gates, and the sections between consecutive ones, for n operators.
 
-    A section is at home if all in it that has weights, or makes results that stay, is on the device
-    of the gate before, as is its gate.
+    A section is at home if its gate and all its operators that have weights, or results that are
+    never freed, are on the device of the previous gate.
     """
 
     gate: IntArray
-    """The row: each reads, at some remove, from the one before. Length G."""
+    """The gates; each is a descendant of the previous one. Length G."""
     section: IntArray
-    """For each operator the gate that it has to be done for and comes after the gate before;
-    -1 for those left out of account. Length n."""
+    """The gate that depends on each operator, which itself depends on the previous gate; -1 for
+    ignored operators. Length n."""
     through_s: FloatArray
-    """The least time from gate to gate if an operator between them is on another device than both.
+    """Lower bound of the time from gate to gate if this operator is on another device than both.
     Length n."""
     least_s: FloatArray
-    """The least time from gate to gate. Length G."""
+    """Lower bound of the time from gate to gate. Length G."""
     apart_s: FloatArray
-    """The least time from gate to gate if the section is not at home. Length G."""
+    """Lower bound of the time from gate to gate if the section is not at home. Length G."""
 
 
 class _Edges(NamedTuple):
-    """What each operator comes after: those that it reads from, then the one before in its group.
+    """Predecessors of each operator: producers of its reads, then the previous one of its group.
 
-    Of operator i from ``start[i]`` to ``start[i + 1]``.
+    Those of operator i are from ``start[i]`` to ``start[i + 1]``.
     """
 
     start: IntArray
     maker: IntArray
     value: IntArray
-    """Which is read; -1 for the one before in the group."""
+    """The value that is read; -1 for the predecessor in the group."""
 
 
 @compiled
@@ -79,7 +80,7 @@ def _edges(t: CostTables, before: IntArray) -> _Edges:
 
 @compiled
 def _longest_path(edges: _Edges, time_s: FloatArray) -> IntArray:
-    """Return the operators of the longest path, in order; those of a group follow each other."""
+    """Return the operators of the longest path, in order; groups run sequentially."""
     n = time_s.shape[0]
     finish_s, via = np.zeros(n), np.full(n, -1)
     last = 0
@@ -105,12 +106,12 @@ def _longest_path(edges: _Edges, time_s: FloatArray) -> IntArray:
 def _gates(  # noqa: PLR0912 - a few loops, compiled whole
     edges: _Edges, path: IntArray, n: int
 ) -> tuple[IntArray, IntArray]:
-    """Return `_Sections.gate` and `section`: the operators of `path` that no detour passes by."""
+    """Return `_Sections.gate` and `section`; no detour bypasses a gate."""
     count = path.shape[0]
     place = np.full(n, -1)
     for k in range(count):
         place[path[k]] = k
-    # The last of the path before each operator, and the first after it.
+    # The last operator of the path before each operator, and the first after it.
     since, until = place.copy(), np.full(n, count)
     for op in range(n):
         for i in range(edges.start[op], edges.start[op + 1]):
@@ -129,7 +130,7 @@ def _gates(  # noqa: PLR0912 - a few loops, compiled whole
         if counts[op] and until[op] - since[op] > 1:
             passed[since[op] + 1] += 1
             passed[until[op]] -= 1
-    # What one of the path reads from an earlier one passes by those between, such as a residual.
+    # An edge between operators of the path, such as a residual connection, bypasses those between.
     for op in path:
         for i in range(edges.start[op], edges.start[op + 1]):
             maker, is_read = edges.maker[i], edges.value[i] >= 0
@@ -137,7 +138,7 @@ def _gates(  # noqa: PLR0912 - a few loops, compiled whole
                 passed[place[maker] + 1] += 1
                 passed[place[op]] -= 1
     is_gate = np.cumsum(passed)[:count] == 0
-    # A gate ends the section of its own number.
+    # A gate ends the section with the same index.
     number = np.cumsum(is_gate) - is_gate
     section = np.full(n, -1)
     for op in range(n):
@@ -154,12 +155,12 @@ def _sections(
     cheapest_s: FloatArray,
     is_heavy: BoolArray,
 ) -> _Sections:
-    """Return the sections along the longest path, with what is between their gates for certain.
+    """Return the sections along the longest path with their bounds.
 
-    `is_heavy` says whether an operator takes memory that stays. Times run from the end of the gate
-    before: until an operator ends (head), and from there to the end of its gate (tail). On another
-    device than the gate before, an operator ends no earlier than `away`: of each operator that it
-    reads from, either the result is sent, or that one was away itself; likewise for its gate.
+    `is_heavy` marks operators that take memory permanently. Times are relative to the end of the
+    previous gate: until an operator ends (head), and from there to the end of its gate (tail). On
+    another device than the previous gate an operator ends no earlier than `away`: each operand is
+    either sent, or its producer is away itself; likewise towards its own gate.
     """
     n = time_s.shape[0]
     gate, section = _gates(edges, _longest_path(edges, time_s), n)
@@ -237,7 +238,7 @@ def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
 
 @inlined
 def _change_bytes(m: MemoryTables, op: int, sign: int, times_used: IntArray) -> int:
-    """Return the bytes by which a device holds more with `op`, or, with `sign` -1, without it."""
+    """Return the change in a device's bytes from adding `op`, or removing it if `sign` is -1."""
     change = 0
     for j in range(m.use_start[op], m.use_start[op + 1]):
         weight = m.uses[j]
@@ -254,22 +255,23 @@ def _change_bytes(m: MemoryTables, op: int, sign: int, times_used: IntArray) -> 
 def _first_that_fit(
     m: MemoryTables, starts: IntArray, by_section: IntArray, memory_bytes: int
 ) -> IntArray:
-    """Return for each section the first that fits on one device with it and those between.
+    """Return the first section of the longest run ending at each section that fits on one device.
 
-    With the gate before that first one, too. It is the section's own number plus one where it does
-    not fit itself. Counted are weights, each once, and results that stay: less than the peak.
+    The run includes the gate before its first section. The result is the section's index plus one
+    if it does not fit by itself. Only distinct weights and never-freed results are counted, which
+    is a lower bound of the peak.
     """
     count = starts.shape[0] - 1
     times_used = np.zeros(m.weight_bytes.shape[0], dtype=np.int64)
     first = np.zeros(count, dtype=np.int64)
-    # A section's gate comes last in it, so that what is held is always a stretch of `by_section`.
-    held_bytes, low = _change_bytes(m, by_section[0], 1, times_used), 1
+    # A section's gate is its last operator, so a run is always a slice of `by_section`.
+    run_bytes, low = _change_bytes(m, by_section[0], 1, times_used), 1
     for k in range(1, count):
         for i in range(starts[k], starts[k + 1]):
-            held_bytes += _change_bytes(m, by_section[i], 1, times_used)
-        while held_bytes > memory_bytes and low <= k:
+            run_bytes += _change_bytes(m, by_section[i], 1, times_used)
+        while run_bytes > memory_bytes and low <= k:
             for i in range(starts[low] - 1, starts[low + 1] - 1):
-                held_bytes += _change_bytes(m, by_section[i], -1, times_used)
+                run_bytes += _change_bytes(m, by_section[i], -1, times_used)
             low += 1
         first[k] = low
     return first
@@ -279,13 +281,13 @@ def _first_that_fit(
 def _shortest(
     begin_s: float, apart_s: FloatArray, together_s: FloatArray, first: IntArray
 ) -> float:
-    """Return the least time to the last gate, with runs of sections that fit on one device.
+    """Return the least time to the last gate over all divisions into runs that fit on one device.
 
-    `together_s`, of shape (kinds of devices, G + 1), has the time of all sections before each;
-    `first`, of shape (kinds, G), is what `_first_that_fit` returns.
+    `together_s`, of shape (kinds of devices, G + 1), has the cumulative time of sections; `first`,
+    of shape (kinds, G), is the result of `_first_that_fit`.
     """
     count = apart_s.shape[0]
-    # At the end of each gate: at all, and where the section before it was not on one device.
+    # Least end of each gate: in any case, and if the section before it was not on one device.
     done_s, broken_s = np.empty(count), np.empty(count)
     done_s[0] = broken_s[0] = begin_s
     for k in range(1, count):
@@ -301,13 +303,13 @@ def _shortest(
 def memory_bound_s(
     problem: Problem, before: IntArray, time_s: FloatArray, cheapest_s: FloatArray
 ) -> float:
-    """Return a latency in seconds that no placement beats that fits the devices' memory.
+    """Return a lower bound in seconds of the latency of placements that fit in memory.
 
     Args:
         problem: a graph on several devices.
-        before: for each operator the one of its group right before it, or -1.
-        time_s: of each operator on its fastest device.
-        cheapest_s: of a transfer of each value on the fastest link.
+        before: predecessor of each operator in its group, or -1.
+        time_s: time of each operator on its fastest device.
+        cheapest_s: time to transfer each value over the fastest link.
 
     """
     t, m = problem.costs, problem.memory
@@ -326,18 +328,19 @@ def memory_bound_s(
     for row, ((room, _), device) in enumerate(kinds.items()):
         times = t.op_time_s[by_section, device]
         whole_s = np.bincount(section[by_section], times, minlength=count)
-        # What has weights takes turns at home; so does what takes longer elsewhere than all do so.
-        stays = sections.through_s[by_section] >= whole_s[section[by_section]]
-        stays |= heavy[by_section]
-        turns_s = np.bincount(section[by_section], times * stays, minlength=count)
-        np.cumsum(np.maximum(turns_s, sections.least_s), out=together_s[row, 1:])
+        # Operators with weights run one at a time at home, as do those that would take longer
+        # elsewhere than the whole section takes at home.
+        runs_at_home = sections.through_s[by_section] >= whole_s[section[by_section]]
+        runs_at_home |= heavy[by_section]
+        home_s = np.bincount(section[by_section], times * runs_at_home, minlength=count)
+        np.cumsum(np.maximum(home_s, sections.least_s), out=together_s[row, 1:])
         first[row] = _first_that_fit(m, starts, by_section, room)
     begin_s = float(time_s[sections.gate[0]])
     return float(_shortest(begin_s, sections.apart_s, together_s, first))
 
 
 def _heavy(m: MemoryTables) -> BoolArray:
-    """Return whether an operator uses weights, or makes a result that stays. Length n."""
+    """Return whether each operator uses weights or has a result that is never freed. Length n."""
     heavy: BoolArray = np.diff(m.use_start) > 0
     heavy[m.producer[m.is_output & (m.producer >= 0)]] = True
     return heavy

@@ -1,11 +1,10 @@
-"""A time that no placement takes one sample through in less, under the published cost model.
+"""A lower bound of the time of one sample under the published cost model.
 
-Along a path operators run one after the other. What an accelerator holds runs as one piece, which
-no path may leave and come back to: so it has at most one stretch of the path, together with all
-that lies between the stretch's ends, which takes its time and has to fit; and what goes into the
-stretch and out of it is moved. The least over all ways to give a path's operators to the CPU and,
-in as many stretches as there are accelerators, to those, by dynamic programming. O(m^2 (k + 1)) for
-a path of m operators and k accelerators.
+Operators of a path run sequentially. The operators on an accelerator run as one piece, which no
+path may leave and re-enter. So an accelerator has at most one stretch of the path, together with
+everything between the stretch's ends; all of that takes time and memory, and inputs and outputs of
+the stretch are moved. Dynamic programming minimizes over all ways to assign the path to the CPU and
+to one stretch per accelerator. O(m^2 (k + 1)) for a path of m operators and k accelerators.
 """
 
 from collections.abc import Sequence
@@ -18,22 +17,22 @@ from fxpart.core.workload import Workload
 __all__ = ["sample_bound_s"]
 
 _MOST_ON_PATH = 2048
-"""Operators of a path that are looked at, the first: tables grow with their square."""
+"""Longest prefix of a path that is considered, since tables grow with its square."""
 _ROUNDING = 1e-12
 
 
 def sample_bound_s(workload: Workload) -> float:
-    """Return the bound in s, from the path that takes longest where all are on their fastest."""
+    """Return the bound in s from the longest path with all operators on their fastest devices."""
     w = workload
     by_source = np.argsort(w.sources, kind="stable")
-    # Edges into an operator come before those out of it.
+    # In-edges of an operator come before its out-edges.
     ends = w.sources[by_source].tolist(), w.targets[by_source].tolist()
     edges = list(zip(*ends, strict=True))
     return _path_bound_s(w, edges, _longest_path(w, edges))
 
 
 def _longest_path(w: Workload, edges: Sequence[tuple[int, int]]) -> IntArray:
-    """Return the operators of the path that takes longest, in order."""
+    """Return the operators of the longest path, in order."""
     takes_s = np.minimum(w.accelerator_s, w.core_s)
     before_s, via = np.zeros(w.n_ops), np.full(w.n_ops, -1)
     for source, target in edges:
@@ -46,7 +45,7 @@ def _longest_path(w: Workload, edges: Sequence[tuple[int, int]]) -> IntArray:
 
 
 def _path_bound_s(w: Workload, edges: Sequence[tuple[int, int]], path: IntArray) -> float:
-    """Return the least time in which the operators of `path` (m,) can be done."""
+    """Return the least time in which the operators of `path` (m,) can run."""
     count = len(path)
     since = np.full(w.n_ops, -1)
     since[path] = np.arange(count)
@@ -68,15 +67,15 @@ def _path_bound_s(w: Workload, edges: Sequence[tuple[int, int]], path: IntArray)
 def _stretches_s(
     w: Workload, edges: Sequence[tuple[int, int]], since: IntArray, until: IntArray, count: int
 ) -> FloatArray:
-    """Return what the piece with each stretch of a path takes at least, in s. Shape (m, m).
+    """Return the least time of the piece with each stretch of a path, in s. Shape (m, m).
 
-    From which operator of the path on (rows) to which (columns); infinite where it does not fit.
-    `since` (n,) is the last operator of the path from which each comes, -1 without one, `until` the
-    first that comes from it, or m. Of a stretch from a to b all since a or later and until b or
-    earlier are in the piece, and what comes since later than b or until earlier than a is not.
+    Rows are the first operator of the stretch and columns the last; infinite if it does not fit.
+    `since` (n,) is each operator's last ancestor on the path or -1, `until` its first descendant or
+    m. The piece with stretch a to b contains all operators with since >= a and until <= b, and none
+    with since > b or until < a.
     """
     inside = (since >= 0) & (until < count)
-    # What cannot lie between, such as weights, goes with one operator of its colour that does.
+    # Operators that cannot be between, such as weights, go with one of their colour that is.
     stands_for = np.full(w.n_ops, -1)
     stands_for[w.colour[inside]] = np.flatnonzero(inside)
     stands_for = np.where(inside, np.arange(w.n_ops), stands_for[w.colour])
@@ -96,17 +95,17 @@ def _stretches_s(
 
 
 def _between(table: FloatArray) -> FloatArray:
-    """Return sums over all places in the row or below, and in the column or left of it."""
+    """Return sums over all cells at or below the row, and at or left of the column."""
     return np.asarray(np.cumsum(np.cumsum(table[::-1], axis=0)[::-1], axis=1))
 
 
 def _moved_s(
     w: Workload, edges: Sequence[tuple[int, int]], since: IntArray, until: IntArray, count: int
 ) -> FloatArray:
-    """Return what is moved into the piece with each stretch, and out of it, in s. Shape (m, m).
+    """Return the time to move inputs and outputs of the piece with each stretch. Shape (m, m).
 
-    An output of the piece is moved if one that reads it comes since later than the stretch; that of
-    an operator whose `until` is earlier, if one that reads it is in the piece.
+    An output of the piece is moved if a reader's `since` is after the stretch; the output of an
+    operator with `until` before the stretch is moved if a reader is in the piece.
     """
     out_s, in_s = np.zeros((count, count)), np.zeros((count, count + 1))
     readers: list[list[int]] = [[] for _ in range(w.n_ops)]
@@ -119,7 +118,7 @@ def _moved_s(
         if since[op] >= 0 and latest > until[op]:
             out_s[since[op], until[op]] += w.move_s[op]
             out_s[since[op], latest] -= w.move_s[op]
-        # Of a stretch from each on, the end from which on one that reads is in the piece.
+        # For each start of a stretch, the first end at which a reader is in the piece.
         read_at = np.full(count + 1, count)
         for reader in followers:
             if since[reader] >= 0:

@@ -1,8 +1,8 @@
-"""What a training step with sharded weights waits for: FSDP2's collectives beside its operators.
+"""Stalls of a training step with sharded weights: FSDP2's collectives alongside its operators.
 
-Gathers follow each other on one stream, scatters on another, and neither is slowed by the other.
-As FSDP2 records its events: in the forward a gather may run two blocks ahead, in the backward one;
-a copy out of a buffer waits for its gather; updates wait for the last scatter.
+Gathers are sequential on one stream and scatters on another, without slowing each other. As in
+FSDP2's events, a gather may run two blocks ahead in the forward and one in the backward; a copy out
+of a buffer waits for its gather; updates wait for the last scatter.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ class ShardedStep:
     """The collectives of a step on one device."""
 
     latency_s: float
-    """Of the step, waiting included."""
+    """Latency of the step, including stalls."""
     collectives: int
     collective_bytes: int
-    """Of whole tensors that are gathered or scattered."""
+    """Bytes of the whole tensors that are gathered or scattered."""
     collective_s: float
     exposed_s: float
-    """By how much the step is longer than without them."""
+    """Time by which the collectives prolong the step."""
 
     def times(self, microbatches: int, step_s: float) -> "ShardedStep":
-        """Return this of a step of `microbatches`, each with collectives of its own."""
+        """Return the totals for a step of `microbatches`, each with its own collectives."""
         return ShardedStep(
             step_s,
             microbatches * self.collectives,
@@ -51,16 +51,16 @@ def sharded_step(
     targets: Sequence[str],
     curves: CollectiveCurves | None = None,
 ) -> ShardedStep:
-    """Return what the collectives of `graph` cost, whose operators run in order on one device.
+    """Return the cost of the collectives of `graph`, whose operators run in order on one device.
 
     Args:
-        graph: as `fxpart.sharding.zero.with_zero` makes it, updates included.
-        op_time_s: of each operator, 0 for these collectives. Shape (n,).
-        issue_s: when the host has started each operator (`CostTables.issue_s`). Shape (n,).
-        replicas: that share the weights.
-        link: the slowest between them.
-        targets: of gathers, scatters and of waits for a scatter's buffer.
-        curves: what a library makes of such links, as of `collective_time_s`.
+        graph: a graph from `fxpart.sharding.zero.with_zero`, including updates.
+        op_time_s: time of each operator, 0 for these collectives. Shape (n,).
+        issue_s: launch time of each operator (`CostTables.issue_s`). Shape (n,).
+        replicas: number of replicas that share the weights.
+        link: the slowest link between them.
+        targets: targets of gathers, scatters, and waits for a scatter's buffer.
+        curves: measured curves of such links, as for `collective_time_s`.
 
     """
     gather, scatter, wait = targets
@@ -69,18 +69,18 @@ def sharded_step(
     now_s = gathers_s = scatters_s = busy_s = alone_s = 0.0
     copied_s: list[float] = []
     done_s: dict[int, float] = {}
-    count = size = 0
+    count = total_bytes = 0
     for op, target in enumerate(graph.targets):
         reads = graph.reads_of(op)
         if target == gather:
-            made = int(graph.value_bytes[producer == op].sum())
-            seconds = collective_time_s("all_gather", made, replicas, link, curves)
+            size_bytes = int(graph.value_bytes[producer == op].sum())
+            seconds = collective_time_s("all_gather", size_bytes, replicas, link, curves)
             ahead = _AHEAD if graph.forward_of[op] == op else 1
             start_s = max(gathers_s, copied_s[-ahead] if len(copied_s) >= ahead else 0.0)
             done_s[op] = gathers_s = start_s + seconds
         elif target == scatter:
-            made = int(graph.value_bytes[reads[0]])
-            seconds = collective_time_s("reduce_scatter", made, replicas, link, curves)
+            size_bytes = int(graph.value_bytes[reads[0]])
+            seconds = collective_time_s("reduce_scatter", size_bytes, replicas, link, curves)
             scatters_s = max(scatters_s, now_s) + seconds
         else:
             source = [int(producer[v]) for v in reads.tolist() if int(producer[v]) in done_s]
@@ -94,6 +94,6 @@ def sharded_step(
             if source:
                 copied_s.append(now_s)
             continue
-        count, size, busy_s = count + 1, size + made, busy_s + seconds
+        count, total_bytes, busy_s = count + 1, total_bytes + size_bytes, busy_s + seconds
     latency_s = max(now_s, scatters_s)
-    return ShardedStep(latency_s, count, size, busy_s, latency_s - alone_s)
+    return ShardedStep(latency_s, count, total_bytes, busy_s, latency_s - alone_s)

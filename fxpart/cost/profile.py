@@ -1,7 +1,7 @@
-"""`OperatorProfile`: how long each operator of one graph took when it was really run.
+"""`OperatorProfile`: measured times of the operators of one graph.
 
-It is measured in `fxpart.execution.profiling`; here are only numbers, so that a warm start needs no
-torch.
+They are measured in `fxpart.execution.profiling`; this module only stores them, so that a warm
+start does not need torch.
 """
 
 import json
@@ -30,16 +30,16 @@ class OperatorProfile:
     seconds: FloatArray
     """Time of each operator. Length n."""
     samples: IntArray
-    """How many measurements each time is the median of. Length n."""
+    """Number of measurements whose median each time is. Length n."""
     device_name: str
-    """What it was measured on, such as ``NVIDIA H200`` or a CPU with its number of threads."""
+    """Name of the measured device, such as ``NVIDIA H200``, or a CPU with its number of threads."""
     executed: int = 0
-    """Operators that were run to make this profile; 0 when every time was known before."""
+    """Number of operators that were run for this profile; 0 if every time was cached."""
     lost_share: float = 0.0
-    """Of the time while they ran, the part in which other work had the processor."""
+    """Share of the measuring time in which the processor ran other work."""
 
     def __post_init__(self) -> None:
-        """Refuse times that are no times."""
+        """Check that times and samples have equal lengths, and times are finite and >= 0."""
         if len(self.seconds) != len(self.samples):
             raise SpecError(
                 f"a profile has {len(self.seconds)} times and {len(self.samples)} counts of"
@@ -54,17 +54,17 @@ class OperatorProfile:
 
     @property
     def total_s(self) -> float:
-        """Return the sum of all operators' times: one run on one device."""
+        """The sum of all operators' times: one run on one device."""
         return float(self.seconds.sum())
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
-        The same on every device: one kind of device was measured. `graph` may be grouped in
-        another way than the one that was profiled, but has the same operators.
+        It is the same on every device, since one kind of device was measured. The grouping of
+        `graph` may differ from the profiled one, but not its operators.
 
         Raises:
-            SpecError: for a graph with another number of operators.
+            SpecError: if the graph has another number of operators.
 
         """
         if graph.n_ops != len(self.seconds):
@@ -75,22 +75,21 @@ class OperatorProfile:
         return same_on_every_device(self.seconds, topology)
 
 
-# Profiles on disk: one JSON file for each model, so that a warm start measures nothing.
-#
-# The file name is a hash of what decides the times: the model and how it is captured, the machine,
-# and the version of torch. The whole folder can be deleted at any time.
+# Profiles on disk: one JSON file per model, so that a warm start measures nothing. The file name is
+# a hash of everything that determines the times: the model and its capture, the machine, and the
+# version of torch. The folder can be deleted at any time.
 
 _SCHEMA, _VERSION = "fxpart-profile", 1
 _ADVICE = "make the folder writable, or name another one"
 _MOST_S = 1e9
-"""What takes longer was not measured."""
+"""Longer times are taken as damage."""
 
 
 def profile_path(cache_dir: Path, model: Mapping[str, object], device: str = "cpu") -> Path:
-    """Return where the profile of a model on this machine's `device` lies, or would lie.
+    """Return the path of the profile of a model on this machine's `device`.
 
-    `model` is everything else that decides the profile (JSON-able): the key of the model, the
-    level and phase of its capture, the number of repeats.
+    `model` is everything else that determines the profile, as JSON-serializable data: the key of
+    the model, the level and phase of its capture, the number of repeats.
     """
     parts = {
         "model": model,
@@ -102,7 +101,7 @@ def profile_path(cache_dir: Path, model: Mapping[str, object], device: str = "cp
 
 
 def _operators(graph: OpGraph) -> str:
-    """Return a hash of what `graph` computes; how its operators are grouped is no part of it."""
+    """Return a hash of the operators of `graph`, regardless of their grouping."""
     return stable_digest(
         {
             "names": list(graph.names),
@@ -115,10 +114,10 @@ def _operators(graph: OpGraph) -> str:
 
 
 def write_profile(path: Path, graph: OpGraph, profile: OperatorProfile) -> None:
-    """Write `profile`, which is of `graph`, to `path`, whole or not at all.
+    """Write the `profile` of `graph` to `path`, atomically.
 
     Raises:
-        CacheError: when the folder cannot be written.
+        CacheError: if the folder cannot be written.
 
     """
     document = {
@@ -134,9 +133,9 @@ def write_profile(path: Path, graph: OpGraph, profile: OperatorProfile) -> None:
 
 
 def read_profile(path: Path, graph: OpGraph) -> OperatorProfile | None:
-    """Return the profile of `graph` at `path`, or None.
+    """Return the profile of `graph` at `path`.
 
-    None when there is none, or it is damaged or of other operators: the caller measures again.
+    None if it is missing, damaged or of other operators, so that the caller measures again.
     """
     try:
         document = read_document(path, _SCHEMA, _VERSION)

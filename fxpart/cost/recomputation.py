@@ -1,9 +1,9 @@
-"""Which blocks of a training step are computed again for their backward, within a budget of memory.
+"""Choose the blocks of a training step to recompute in the backward, within a memory budget.
 
-To compute again for the least time what frees enough bytes is a knapsack problem. Blocks are taken
-by time for a byte until the step fits; the same order, its last block in part, is the optimum of
-the linear program, which no choice is below. Dantzig: Discrete-variable extremum problems.
-Operations Research 5(2), 1957, doi:10.1287/opre.5.2.266.
+Freeing enough bytes in the least time is a knapsack problem. Blocks are taken in order of time per
+byte until the step fits. The same order with a fractional last block is the optimum of the linear
+relaxation, a lower bound. Dantzig: Discrete-variable extremum problems. Operations Research 5(2),
+1957, doi:10.1287/opre.5.2.266.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -17,21 +17,21 @@ from fxpart.core.module_paths import covering
 __all__ = ["BlockCost", "block_costs", "chosen_blocks", "least_again_s"]
 
 _ALIKE = 1.1
-"""Blocks that differ less than by so much in their time for a byte are equal."""
+"""Factor within which times per byte count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """What it takes, and frees, to compute a block again."""
+    """Cost and gain of recomputing a block."""
 
     name: str
     again_s: float
     freed_bytes: int
-    """What its forward keeps for the backward, if it is not computed again."""
+    """Activations that its forward saves for the backward unless it is recomputed."""
 
     @property
     def s_per_byte(self) -> float:
-        """The time for each byte that is freed."""
+        """Time per freed byte."""
         return self.again_s / self.freed_bytes if self.freed_bytes else float("inf")
 
 
@@ -40,12 +40,12 @@ def block_costs(
     kept: tuple[OpGraph, FloatArray],
     again: tuple[OpGraph, FloatArray],
 ) -> list[BlockCost]:
-    """Return what it takes, and frees, to compute each block of a step again.
+    """Return the cost and gain of recomputing each block of a step.
 
     Args:
-        paths: of the blocks, none within another.
-        kept: the step that keeps everything, and the time of each of its operators.
-        again: the step that computes all blocks again, likewise.
+        paths: paths of the blocks, none inside another.
+        kept: the step without recomputation, and the time of each of its operators.
+        again: the step that recomputes all blocks, likewise.
 
     """
     known = frozenset(paths)
@@ -72,7 +72,7 @@ def _seconds(graph: OpGraph, op_s: FloatArray, paths: Container[str]) -> dict[st
 
 
 def _saved_bytes(graph: OpGraph, paths: Container[str]) -> dict[str, int]:
-    """Return the bytes that the forward of each block makes and the backward reads."""
+    """Return the bytes produced by the forward of each block and read by the backward."""
     root = storage_roots(graph)
     last = np.zeros(graph.n_values, dtype=np.int64)
     np.maximum.at(last, root[graph.reads], graph.readers)
@@ -88,11 +88,11 @@ def _saved_bytes(graph: OpGraph, paths: Container[str]) -> dict[str, int]:
 def chosen_blocks(
     blocks: Sequence[BlockCost], fits: Callable[[Sequence[str]], bool]
 ) -> tuple[str, ...]:
-    """Return the blocks to compute again, in the order of the model: few, of least time for a byte.
+    """Return the blocks to recompute, in model order: the fewest by time per byte that suffice.
 
     Args:
-        blocks: all that can be.
-        fits: whether a step that computes these again fits; it does with all of them.
+        blocks: all candidates.
+        fits: whether a step that recomputes the given blocks fits; it must with all of them.
 
     """
     order = [block.name for block in _by_time_per_byte(blocks)]
@@ -103,37 +103,37 @@ def chosen_blocks(
             enough = middle
         else:
             too_few = middle
-    taken = set(order[:enough])
-    return tuple(block.name for block in blocks if block.name in taken)
+    chosen = set(order[:enough])
+    return tuple(block.name for block in blocks if block.name in chosen)
 
 
 def _by_time_per_byte(blocks: Sequence[BlockCost]) -> list[BlockCost]:
-    """Return the blocks in the order in which they are taken; of nearly equal ones earlier first.
+    """Return the blocks in the order in which they are taken; near ties go to earlier blocks.
 
-    When the backward begins all is kept, and its first blocks, the model's last, are made again
-    right then: those free the least of the peak.
+    When the backward begins everything is live, and the model's last blocks are recomputed right
+    then, so these reduce the peak least.
     """
     order: list[BlockCost] = []
-    alike: list[BlockCost] = []
+    near_ties: list[BlockCost] = []
     position = {block.name: number for number, block in enumerate(blocks)}
     for block in sorted(blocks, key=lambda block: block.s_per_byte):
-        if alike and block.s_per_byte > _ALIKE * alike[0].s_per_byte:
-            order += sorted(alike, key=lambda block: position[block.name])
-            alike = []
-        alike.append(block)
-    return order + sorted(alike, key=lambda block: position[block.name])
+        if near_ties and block.s_per_byte > _ALIKE * near_ties[0].s_per_byte:
+            order += sorted(near_ties, key=lambda block: position[block.name])
+            near_ties = []
+        near_ties.append(block)
+    return order + sorted(near_ties, key=lambda block: position[block.name])
 
 
 def least_again_s(blocks: Sequence[BlockCost], missing_bytes: int) -> float:
-    """Return the time that no choice of blocks that frees `missing_bytes` is below.
+    """Return a lower bound of the time to free `missing_bytes` by recomputing blocks.
 
-    Infinite where all of them do not free as much.
+    Infinite if all of them together free less.
     """
-    least_s, left = 0.0, missing_bytes
+    least_s, remaining_bytes = 0.0, missing_bytes
     for block in sorted(blocks, key=lambda block: block.s_per_byte):
-        if left <= 0:
+        if remaining_bytes <= 0:
             return least_s
         if block.freed_bytes:
-            least_s += block.again_s * min(1.0, left / block.freed_bytes)
-        left -= block.freed_bytes
-    return least_s if left <= 0 else float("inf")
+            least_s += block.again_s * min(1.0, remaining_bytes / block.freed_bytes)
+        remaining_bytes -= block.freed_bytes
+    return least_s if remaining_bytes <= 0 else float("inf")

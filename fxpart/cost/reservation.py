@@ -1,4 +1,4 @@
-"""What torch's allocator reserves on a device while a graph runs there, step after step."""
+"""Memory that torch's allocator reserves on a device while a graph runs for several steps."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,7 @@ from fxpart.cost.storage_kinds import KINDS, Storages
 __all__ = ["Reservation", "reservation"]
 
 _STEPS = 2
-"""After as many, a step takes what the one before it gave back."""
+"""Number of steps after which a step reuses the memory freed by the previous one."""
 _WEIGHT, _STATE, _CACHE, _INPUT = map(
     KINDS.index, ("weight", "optimizer state", "kv cache", "input")
 )
@@ -21,10 +21,10 @@ _WEIGHT, _STATE, _CACHE, _INPUT = map(
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The most that the allocator hands out, and that it takes of the device."""
+    """Peaks of the memory that the allocator hands out, and that it reserves."""
 
     allocated_bytes: int
-    """Blocks in use at once, kernels' workspaces included."""
+    """Peak of blocks in use, including kernel workspaces."""
     reserved_bytes: int
 
 
@@ -34,18 +34,18 @@ def reservation(
     workspace_bytes: IntArray,
     limit_bytes: float = math.inf,
 ) -> Reservation:
-    """Return what the allocator takes to run `graph` twice with the `storages` of one device.
+    """Simulate the allocator for two runs of `graph` with the `storages` of one device.
 
-    Weights and caches stay. The inputs, gradients and results of a step are given back as the next
-    one begins; what an optimizer keeps is made by its first update. Each operator makes its
-    results, has its workspace while it runs, and then what it was the last to read is given back.
-    O(storages x free blocks).
+    Weights and caches are resident. The inputs, gradients and results of a step are freed when the
+    next one begins; optimizer state is allocated by the first update. Each operator allocates its
+    results, has its workspace while it runs, and then frees the storages that it was the last to
+    need. O(storages x free blocks).
 
     Args:
-        graph: what runs.
-        storages: on the device, all of them.
-        workspace_bytes: that each operator takes while it runs there; shape (n,).
-        limit_bytes: what the device has for them; near it, what is cached is given back.
+        graph: the graph to run.
+        storages: all storages on the device.
+        workspace_bytes: workspace of each operator on the device; shape (n,).
+        limit_bytes: memory available to the allocator; near it, cached memory is released.
 
     """
     run = _Run(graph, storages, workspace_bytes, CachingAllocator(limit_bytes))
@@ -55,7 +55,7 @@ def reservation(
 
 
 class _Run:
-    """A process that runs one step after the other."""
+    """A process that runs steps one after the other."""
 
     def __init__(
         self,

@@ -164,8 +164,7 @@ def _casts(graph: OpGraph) -> BoolArray:
 
 
 def short_name(target: str) -> str:
-    """Return the short name: ``gelu`` for ``aten.gelu.default``, ``getitem`` for
-    ``operator.getitem``."""
+    """Return ``gelu`` for ``aten.gelu.default``, and ``getitem`` for ``operator.getitem``."""
     parts = target.split(".")
     return parts[-2] if len(parts) > 2 else parts[-1]
 

@@ -1,4 +1,4 @@
-"""How to choose a placement: one function for each mode, and one table from name to function."""
+"""Placement modes: one function per mode, and a table from name to function."""
 
 from collections.abc import Callable, Mapping
 
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 Place = Callable[[Problem], Assignment]
-"""Returns an assignment that respects every device's memory, or raises `InfeasibleError`."""
+"""Returns an assignment that fits in every device's memory, or raises `InfeasibleError`."""
 
 MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "single": (NoOptions, single),
@@ -64,15 +64,14 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "optimal": (OptimalOptions, optimal),
     "custom": (CustomOptions, custom),
 }
-"""Name to the options that a mode takes, and the function of a problem and such options."""
+"""Maps the name of a mode to its options class, and its function of a problem and options."""
 
 
 def make_mode(name: str, options: Mapping[str, object] | None = None) -> Place:
-    """Return the mode called `name` with its options, ready to place any problem.
+    """Return the mode `name` bound to its options, ready to place any problem.
 
     Raises:
-        SpecError: when there is no such mode, or it has no such option; the message names the
-            nearest.
+        SpecError: if the mode or an option does not exist; the message suggests similar names.
 
     """
     if name not in MODES:

@@ -1,8 +1,8 @@
-"""`accelerate`: where accelerate's `infer_auto_device_map` would put a model's modules.
+"""`accelerate`: the placement by Hugging Face accelerate's `infer_auto_device_map`.
 
-A peer to compare with, by Hugging Face: its own function is called, on the captured module. Devices
-are filled in order, by the bytes of parameters and buffers alone, and room for the largest layer is
-kept on the first.
+This is a baseline for comparison: accelerate's own function is called on the captured module. It
+fills devices in order by the bytes of parameters and buffers only, and keeps room for the largest
+layer on the first.
 """
 
 import logging
@@ -27,20 +27,20 @@ __all__ = ["AccelerateOptions", "accelerate", "inferred_device_map"]
 
 @dataclass(frozen=True)
 class AccelerateOptions:
-    """What accelerate is asked."""
+    """Options of accelerate's function."""
 
     model: Callable[[], Any] | None = None
-    """Returns the module that was captured, a `torch.nn.Module`; on the meta device will do. The
-    runner fills it in."""
+    """Returns the captured `torch.nn.Module`, possibly on the meta device. Filled in by the
+    runner."""
     no_split: Sequence[str] | None = None
-    """Classes of modules that stay whole. None: those that the model's own classes name, as
-    `_no_split_modules` of models of transformers."""
+    """Classes of modules to keep whole. None for those named by the model, as in
+    `_no_split_modules` of transformers."""
     balanced: bool = False
-    """Whether devices get about equal parts of the weights (`get_balanced_memory`), as with
-    ``device_map="auto"``, rather than one after the other all that it holds."""
+    """Whether to balance weights over devices (`get_balanced_memory`), as with
+    ``device_map="auto"``, rather than to fill them in order."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be asked, before a model is captured."""
+        """Check the options and the installation before a model is captured."""
         if find_spec("accelerate") is None:
             raise SpecError("mode=accelerate needs accelerate; pip install 'fxpart[accelerate]'")
         if self.model is not None and not callable(self.model):
@@ -53,14 +53,14 @@ class AccelerateOptions:
 
 
 def accelerate(problem: Problem, options: AccelerateOptions | None = None) -> Assignment:
-    """Return each operator on the device on which accelerate would run it.
+    """Place each operator where accelerate would run it.
 
-    Nothing is mended: where activations do not fit beside the weights, or accelerate would leave
-    modules to the CPU or a disk, that is refused.
+    Accelerate's choice is not repaired: if activations do not fit besides the weights, or modules
+    would be offloaded to the CPU or a disk, it is refused.
 
     Raises:
-        SpecError: without a module.
-        InfeasibleError: when accelerate's choice does not fit.
+        SpecError: if there is no module.
+        InfeasibleError: if accelerate's choice does not fit.
 
     """
     model = options.model if options else None
@@ -84,11 +84,11 @@ def inferred_device_map(
     memory_bytes: Sequence[int],
     options: AccelerateOptions,
 ) -> Mapping[str, int]:
-    """Return accelerate's device map of a `torch.nn.Module` on devices of those sizes, its own.
+    """Return accelerate's own device map of a `torch.nn.Module` on devices of the given sizes.
 
     Raises:
-        SpecError: for a class in `no_split` of which the module has none.
-        InfeasibleError: when it leaves modules to a disk.
+        SpecError: if the module has no instance of a class in `no_split`.
+        InfeasibleError: if accelerate offloads modules to the CPU or a disk.
 
     """
     from accelerate import infer_auto_device_map
@@ -106,23 +106,23 @@ def inferred_device_map(
                     f"mode.no_split: the model has no module of class {name};"
                     f" {nearest_names(name, classes)}"
                 )
-    most: dict[int | str, int | str] = dict(enumerate(memory_bytes))
+    memory_limits: dict[int | str, int | str] = dict(enumerate(memory_bytes))
     log = logging.getLogger("accelerate.utils.modeling")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns of each device that this machine does not have
+    log.setLevel(logging.ERROR)  # it warns about devices that this machine does not have
     try:
-        # What does not fit it only warns of; that is refused below.
+        # It only warns about modules that do not fit, which are refused below.
         with warnings.catch_warnings(action="ignore"):
             if options.balanced:
-                most = get_balanced_memory(module, most, list(kept_whole))
-            entries = infer_auto_device_map(module, most, list(kept_whole))
+                memory_limits = get_balanced_memory(module, memory_limits, list(kept_whole))
+            entries = infer_auto_device_map(module, memory_limits, list(kept_whole))
     finally:
         log.setLevel(level)
-    left = [path for path, device in entries.items() if not isinstance(device, int)]
-    if left:
+    offloaded = [path for path, device in entries.items() if not isinstance(device, int)]
+    if offloaded:
         raise InfeasibleError(
-            f"accelerate leaves {left[0] or 'the model'}"
-            + (f" and {len(left) - 1} other modules" if len(left) > 1 else "")
+            f"accelerate leaves {offloaded[0] or 'the model'}"
+            + (f" and {len(offloaded) - 1} other modules" if len(offloaded) > 1 else "")
             + f" to the CPU or a disk: devices hold {show_bytes(sum(memory_bytes))}, of which it"
             " keeps room for the largest layer on the first; take larger devices, or"
             " mode=size_based"

@@ -1,7 +1,7 @@
-"""`aot_based`: a placement that was decided ahead of time, taken as it is and costed here.
+"""`aot_based`: a placement decided ahead of time, used as it is.
 
-It comes from the `assignment.json` of a run, perhaps on other devices, or from a device for each
-module. Nothing is moved: what does not fit is refused.
+It comes from the `assignment.json` of a run, possibly on other devices, or from a device for each
+module. Nothing is moved: a placement that does not fit is refused.
 """
 
 from collections.abc import Mapping
@@ -42,20 +42,20 @@ __all__ = [
 ]
 
 
-# Validate an assignment made elsewhere, and find the order that its partitions run in.
+# Validate an assignment made elsewhere, and find an execution order of its partitions.
 
 
 def refuse_torn_groups(graph: OpGraph, assignment: Assignment) -> None:
-    """Raise `SpecError` where operators that must share a device would not, in any round."""
+    """Raise `SpecError` if operators that must share a device do not, in any round."""
     homes = assignment.devices_of_partition
     for op in np.flatnonzero(graph.group != np.arange(graph.n_ops)).tolist():
         first = int(graph.group[op])
-        here, elsewhere = (homes[int(assignment.partition_of[o])] for o in (first, op))
-        if here != elsewhere:
+        home, away = (homes[int(assignment.partition_of[o])] for o in (first, op))
+        if home != away:
             raise SpecError(
                 f"operators {_named(graph, first)} and {_named(graph, op)} must share a device:"
                 " one changes the other's result in place or takes a part of it, or granularity="
-                f" keeps their modules whole; they are on {_listed(here)} and {_listed(elsewhere)};"
+                f" keeps their modules whole; they are on {_listed(home)} and {_listed(away)};"
                 " put both on one"
             )
 
@@ -69,15 +69,15 @@ def _listed(devices: tuple[int, ...]) -> str:
 
 
 def in_valid_order(graph: OpGraph, assignment: Assignment) -> Assignment:
-    """Return the assignment so that its partitions can be carried out by number.
+    """Renumber the partitions of an assignment into a valid execution order.
 
-    None is before one that it reads from, and for every input they run the operators of each device
-    in graph order, which is what `fxpart.cost.evaluate` simulates. As given if that holds already;
-    otherwise renumbered. Where partitions of one device interleave, no numbers would do: then the
-    operators stay on their devices, replicas included, and are cut into partitions anew.
+    No partition comes before one that it reads from, and for every input the operators of each
+    device run in graph order, as `fxpart.cost.evaluate` simulates. The assignment is unchanged if
+    this already holds. If partitions of one device interleave, no numbering works: then operators
+    keep their devices, including replicas, but are partitioned anew.
 
     Raises:
-        CycleError: when partitions wait for each other; it names one circle of them.
+        CycleError: if partitions wait for each other; the message shows one cycle.
 
     """
     parts, count = assignment.partition_of, assignment.n_partitions
@@ -100,20 +100,20 @@ def in_valid_order(graph: OpGraph, assignment: Assignment) -> Assignment:
     return Assignment(number[parts], tuple(assignment.devices_of_partition[p] for p in order))
 
 
-# Apply an `assignment.json` to a model and devices that may differ from those it was made for.
+# Apply an `assignment.json`, possibly to other devices than it was made for.
 
 
 def _placed_by_file(
     graph: OpGraph, topology: Topology, saved: SavedAssignment, devices: Mapping[int, int]
 ) -> Assignment:
-    """Return the saved placement with the ids of its devices changed as `devices` says.
+    """Return the saved placement with device ids mapped by `devices`.
 
-    Partitions keep their ids where they can be carried out by number, and always their replicas.
+    Partitions keep their ids if these are a valid execution order, and always their replicas.
 
     Raises:
-        SpecError: when it is of another model, a device is not there, or operators that must share
-            one would not.
-        CycleError: when partitions wait for each other.
+        SpecError: if it is for another model, a device does not exist, or operators that must share
+            a device do not.
+        CycleError: if partitions wait for each other.
 
     """
     placed = _on_devices(assignment_for(saved, graph), devices, topology)
@@ -122,13 +122,13 @@ def _placed_by_file(
 
 
 def _on_devices(saved: Assignment, changed: Mapping[int, int], topology: Topology) -> Assignment:
-    """Return the saved placement with the ids of its devices changed as asked."""
+    """Return the saved placement with device ids mapped by `changed`."""
     known = {device for homes in saved.devices_of_partition for device in homes}
-    strange = sorted(device for device in changed if device not in known)
-    if strange:
+    unknown = sorted(device for device in changed if device not in known)
+    if unknown:
         used = ", ".join(map(str, sorted(known)))
         raise SpecError(
-            f"mode.devices names device {strange[0]}, the saved assignment uses {used}; name those"
+            f"mode.devices names device {unknown[0]}, the saved assignment uses {used}; name those"
         )
     homes = []
     for partition, devices in enumerate(saved.devices_of_partition):
@@ -139,7 +139,7 @@ def _on_devices(saved: Assignment, changed: Mapping[int, int], topology: Topolog
                     f"partition {partition} is on device {after}, there are {topology.n_devices},"
                     f" numbered from 0; take more devices, or map it: mode.devices={{{before}: 0}}"
                 )
-        # Two replicas on one device are one.
+        # Replicas mapped to the same device are merged.
         homes.append(tuple(dict.fromkeys(mapped)))
     return Assignment(saved.partition_of, tuple(homes))
 
@@ -147,15 +147,15 @@ def _on_devices(saved: Assignment, changed: Mapping[int, int], topology: Topolog
 # Apply a device for each module.
 
 _THE_REST = ("", "*")
-"""Module paths that cover every operator; the second can be written on a command line."""
+"""Module paths that cover every operator; the second is usable on a command line."""
 
 
 def _placed_by_modules(graph: OpGraph, modules: Mapping[str, int], devices: int) -> Assignment:
-    """Return each operator on the device of the longest path that covers its module.
+    """Place each operator on the device of the longest path that covers its module.
 
     Raises:
-        SpecError: when a module or one of the `devices` is not there, an operator has no device, or
-            operators that must share one would not.
+        SpecError: if a module or device does not exist, an operator has no device, or operators
+            that must share a device do not.
 
     """
     device_of = _device_by_module(graph, modules, devices)
@@ -180,7 +180,7 @@ def _device_by_module(graph: OpGraph, modules: Mapping[str, int], devices: int) 
     device_of = np.empty(graph.n_ops, dtype=np.int64)
     is_check = graph.is_check
     for op in range(graph.n_ops):
-        # The check of a result goes with the result, whichever module it stands in.
+        # A check goes with the result that it checks, regardless of its module.
         device_of[op] = _home(graph, int(graph.group[op]) if is_check[op] else op, home_of)
     return device_of
 
@@ -205,25 +205,25 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _one_partition_each(device_of: IntArray) -> tuple[IntArray, tuple[tuple[int, ...], ...]]:
-    """Return a partition for each device in use, whatever they read from each other."""
+    """Return one partition per device in use, regardless of dependencies."""
     devices, partition_of = np.unique(device_of, return_inverse=True)
     return partition_of.astype(np.int64), tuple((int(device),) for device in devices)
 
 
 @dataclass(frozen=True)
 class AotBasedOptions:
-    """Where the placement comes from: one of `assignment` and `modules`."""
+    """Source of the placement: either `assignment` or `modules`."""
 
     assignment: str | None = None
     """An `assignment.json`, or the folder of the run that wrote it."""
     modules: Mapping[Any, Any] = field(default_factory=dict)
-    """Module path to logical id. The longest path that an operator's module begins with decides;
-    ``""`` or ``*`` is the rest."""
+    """Module path to logical id. The longest path that covers an operator's module applies; ``""``
+    or ``*`` is the rest."""
     devices: Mapping[Any, Any] = field(default_factory=dict)
-    """Logical id in the file to logical id here; ids left out stay as they are."""
+    """Maps logical ids in the file to logical ids here; others are unchanged."""
 
     def __post_init__(self) -> None:
-        """Refuse options that say nothing, or two things, and a file that cannot be read."""
+        """Check that there is exactly one source, with valid ids and a readable file."""
         for name in ("modules", "devices"):
             if not isinstance(getattr(self, name), Mapping):
                 raise SpecError(f"mode.{name} must be a mapping, got {getattr(self, name)!r}")
@@ -238,7 +238,7 @@ class AotBasedOptions:
             raise SpecError("mode.devices changes the devices of mode.assignment; give that too")
         ids = [("devices", device) for pair in self.devices.items() for device in pair]
         for name, device in [*ids, *(("modules", home) for home in self.modules.values())]:
-            if type(device) is not int or device < 0:  # True is an int to Python
+            if type(device) is not int or device < 0:  # bool is a subclass of int
                 raise SpecError(
                     f"mode.{name} must name devices by their logical ids 0, 1, 2, got {device!r}"
                 )
@@ -253,27 +253,27 @@ class AotBasedOptions:
 
     @cached_property
     def saved(self) -> SavedAssignment | None:
-        """What the file says, as it was when the options were made; None without one."""
+        """The content of the file when the options were created; None without a file."""
         return read_assignment(assignment_path(self.assignment)) if self.assignment else None
 
 
 def aot_based(problem: Problem, options: AotBasedOptions) -> Assignment:
-    """Return the placement that `options` give for this model.
+    """Return the placement in `options` for this model.
 
-    Partitions of a file keep their ids where they can be carried out by number, and always their
-    replicas; where those of one device interleave, they are cut anew.
+    Partitions of a file keep their ids if these are a valid execution order, and always their
+    replicas; if partitions of one device interleave, they are partitioned anew.
 
     Raises:
-        SpecError: when the placement is of another model, names a device or module that is not
-            there, leaves operators out, or separates operators that must share a device.
-        CycleError: when partitions wait for each other.
-        InfeasibleError: when a device has too little memory for what it is given.
+        SpecError: if the placement is for another model, names a device or module that does not
+            exist, leaves operators out, or separates operators that must share a device.
+        CycleError: if partitions wait for each other.
+        InfeasibleError: if a device has too little memory.
 
     """
     if options.saved is not None:
         placed = _placed_by_file(problem.graph, problem.topology, options.saved, options.devices)
     else:
-        # A command line makes a number of the path of a child of a Sequential.
+        # On a command line, the path of a Sequential's child is parsed as a number.
         modules = {str(path): int(device) for path, device in options.modules.items()}
         placed = _placed_by_modules(problem.graph, modules, problem.topology.n_devices)
     refuse_overfull(problem, placed, "aot_based")
@@ -281,7 +281,7 @@ def aot_based(problem: Problem, options: AotBasedOptions) -> Assignment:
 
 
 def refuse_overfull(problem: Problem, placed: Assignment, mode: str) -> None:
-    """Raise `InfeasibleError` where a device has too little memory for what `mode` gave it."""
+    """Raise `InfeasibleError` if a device has too little memory for the placement of `mode`."""
     sizes = problem.topology.memory_bytes
     needed = holding(problem.memory, placed, len(sizes)).peak_bytes
     over = np.flatnonzero(needed > sizes)

@@ -1,11 +1,11 @@
-"""`cost_aware`: every operator by itself at first, then what belongs together is combined.
+"""`cost_aware`: start with every operator by itself, then combine.
 
-Torch's partitioner combines the pair of partitions that lowers the predicted latency most, until
-none does. With our accounting its rule is cubic in the number of operators, each step a simulation:
-it is followed up to `EXACT_UNITS` units (`fxpart.placement.search.pairwise`). Beyond, and beside
-it, each operator is placed by list scheduling, as if it were a partition of its own; moves of
-modules, and chains of moves in windows, bring together what is faster together; and partitions that
-save too little are combined.
+Torch's partitioner repeatedly combines the pair of partitions that lowers the predicted latency
+most, until none does. With our accounting this rule takes a cubic number of simulations, so it is
+followed only up to `EXACT_UNITS` units (`fxpart.placement.search.pairwise`). In addition, at any
+size, each operator is placed by list scheduling as if it were a partition of its own; moves of
+modules, and chains of moves in windows, bring operators together; and partitions that save too
+little are combined.
 """
 
 from contextlib import suppress
@@ -26,30 +26,30 @@ from fxpart.placement.size_based import size_based
 __all__ = ["cost_aware"]
 
 _STEPS = 6
-"""Of the search of a published problem, after which its plan is returned: about a second each."""
+"""Steps of the search for a published problem, about a second each."""
 
 
 def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is not above that of `size_based`. Deterministic.
 
-    Nor above that of pairs combined word for word, in a graph of up to `EXACT_UNITS` units.
+    In graphs of up to `EXACT_UNITS` units, it is not above that of torch's rule either.
 
-    Of a published problem, whose cost model is another, the best after a few steps of the search
-    of `mode=optimal`.
+    For a published problem, which has its own cost model, this is the best placement after a few
+    steps of the search of `mode=optimal`.
 
     Raises:
-        InfeasibleError: when no start is found.
-        SpecError: for options of the search, with a published problem.
+        InfeasibleError: if no start is found.
+        SpecError: if search options are given for a published problem.
 
     """
     return placed_by(_searched, problem, options, _STEPS)
 
 
 def _searched(problem: Problem, options: SearchOptions) -> Assignment:
-    listed, others = list_placement(problem), _others(problem)
-    if listed is None and not others:
+    list_scheduled, others = list_placement(problem), _others(problem)
+    if list_scheduled is None and not others:
         raise does_not_fit(problem)
-    starts = others if listed is None else [listed, *others]
+    starts = others if list_scheduled is None else [list_scheduled, *others]
     device_of, latency = refine(problem, starts, options)
     for placed in others:
         if latency_of(problem, placed) < latency:
@@ -58,7 +58,7 @@ def _searched(problem: Problem, options: SearchOptions) -> Assignment:
 
 
 def _others(problem: Problem) -> list[IntArray]:
-    """Return what is found by memory alone, and by pairs if the graph is small."""
+    """Return the placements by memory alone, and by pairs if the graph is small."""
     small = len(atomic_units(problem.graph)[0]) - 1 <= EXACT_UNITS
     combined = combine_pairs(problem) if small else None
     starts = [] if combined is None else [combined]

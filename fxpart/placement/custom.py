@@ -1,4 +1,4 @@
-"""`custom`: a placement that a function of the user's own makes, checked before it counts."""
+"""`custom`: a placement from a user-defined function, validated."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ __all__ = ["CustomOptions", "custom"]
 
 @dataclass(frozen=True)
 class CustomOptions:
-    """The function, and what it is called with beside the problem."""
+    """The user's function and its additional arguments."""
 
     function: Callable[..., object] | None = None
     """Takes a `Problem` and `args`; returns an `Assignment`, or the logical id of the device of
     each operator, in the graph's order."""
     args: Mapping[str, Any] = field(default_factory=dict)
-    """Further keyword arguments of the function."""
+    """Additional keyword arguments of the function."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be called."""
+        """Check that the function is callable and the arguments are a mapping."""
         if not callable(self.function):
             raise SpecError(
                 "mode=custom needs a function of a problem that returns a device for each operator,"
@@ -38,22 +38,22 @@ class CustomOptions:
 
 
 def custom(problem: Problem, options: CustomOptions) -> Assignment:
-    """Return the placement that the function in `options` makes, once it is known to be one.
+    """Return the validated placement made by the function in `options`.
 
     Raises:
-        SpecError: for a result that is no placement of this model on these devices.
-        CycleError: when its partitions wait for each other.
-        InfeasibleError: when a device has too little memory for what it is given.
+        SpecError: if the result is not a placement of this model on these devices.
+        CycleError: if its partitions wait for each other.
+        InfeasibleError: if a device has too little memory.
 
     """
     assert options.function is not None, "options without a function are refused"
-    made = options.function(problem, **options.args)
-    if isinstance(made, Assignment):
-        _check_devices(problem, made.partition_of, made.devices_of_partition)
-        refuse_torn_groups(problem.graph, made)
-        placed = in_valid_order(problem.graph, made)
+    result = options.function(problem, **options.args)
+    if isinstance(result, Assignment):
+        _check_devices(problem, result.partition_of, result.devices_of_partition)
+        refuse_torn_groups(problem.graph, result)
+        placed = in_valid_order(problem.graph, result)
     else:
-        device_of = _device_ids(made)
+        device_of = _device_ids(result)
         _check_devices(problem, device_of, [tuple(device_of.tolist())])
         partition_of = np.unique(device_of, return_inverse=True)[1].astype(np.int64)
         homes = tuple((int(device),) for device in np.unique(device_of))
@@ -64,7 +64,7 @@ def custom(problem: Problem, options: CustomOptions) -> Assignment:
 
 
 def _device_ids(made: object) -> IntArray:
-    """Return what the function made as a device for each operator."""
+    """Return the function's result as a device for each operator."""
     try:
         device_of = np.asarray(made)
     except ValueError:  # rows of unequal length
@@ -87,7 +87,7 @@ def _described(made: object) -> str:
 def _check_devices(
     problem: Problem, placed: IntArray, devices_of: Iterable[tuple[int, ...]]
 ) -> None:
-    """Refuse a placement of too few or too many operators, or on devices that are not there."""
+    """Refuse a placement with the wrong number of operators, or on devices that do not exist."""
     count, there = problem.graph.n_ops, problem.topology.n_devices
     if len(placed) != count:
         raise SpecError(

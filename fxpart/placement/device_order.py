@@ -1,7 +1,7 @@
-"""Devices in an order that follows from what they are: the fastest first.
+"""Canonical order of devices, the fastest first.
 
-A mode that goes through devices in turn, or takes the first of equals, gives other plans when they
-are written in another order. It is therefore shown them in one order, however they are written.
+Modes that process devices in order, or break ties by order, would give different plans for another
+order of the same devices. So they see the devices in a canonical order.
 """
 
 from collections import Counter
@@ -33,20 +33,20 @@ _P = ParamSpec("_P")
 
 
 def speed_order(problem: Problem) -> list[int]:
-    """Return the devices, the one on which all operators together take the least time first.
+    """Return the devices by total time of all operators, fastest first.
 
-    Of equally fast ones the largest first; of equals the nearest to the one before, so that those
-    of a node follow each other however they are written; then the first written.
+    Ties go to the larger device; then to the nearest to the previous one, which keeps the devices
+    of a node together; then to the first given.
     """
     topology = problem.topology
     total_s, sizes = problem.costs.op_time_s.sum(axis=0).tolist(), topology.memory_bytes.tolist()
-    left = sorted(range(len(sizes)), key=lambda d: (total_s[d], -sizes[d]))
-    apart = ~np.eye(len(left), dtype=np.bool_)
+    by_speed = sorted(range(len(sizes)), key=lambda d: (total_s[d], -sizes[d]))
+    off_diagonal = ~np.eye(len(by_speed), dtype=np.bool_)
     rates, waits = topology.bytes_per_s, topology.latency_s
-    if len(left) < 3 or (np.ptp(rates[apart]) == 0 and np.ptp(waits[apart]) == 0):
-        return left
+    if len(by_speed) < 3 or (np.ptp(rates[off_diagonal]) == 0 and np.ptp(waits[off_diagonal]) == 0):
+        return by_speed
     order: list[int] = []
-    for _, equal in groupby(left, key=lambda d: (total_s[d], sizes[d])):
+    for _, equal in groupby(by_speed, key=lambda d: (total_s[d], sizes[d])):
         waiting = np.array(list(equal))
         while len(waiting):
             nearest = 0
@@ -59,7 +59,7 @@ def speed_order(problem: Problem) -> list[int]:
 
 
 def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:
-    """Return `problem` on some of its devices: number i there is number ``devices[i]`` here."""
+    """Return `problem` restricted to some devices: device i of the result is ``devices[i]``."""
     chosen = list(devices)
     square = np.ix_(chosen, chosen)
     whole, costs = problem.topology, problem.costs
@@ -74,12 +74,12 @@ def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:
         s_per_byte=np.ascontiguousarray(costs.s_per_byte[square]),
         link_latency_s=np.ascontiguousarray(costs.link_latency_s[square]),
     )
-    # A workload numbers all its devices: on some of them the tables alone are what is searched.
+    # A workload covers all of its devices, so the restricted problem keeps only the tables.
     return replace(problem, topology=topology, costs=costs, workload=None)
 
 
 def moved(placed: Assignment, devices: Sequence[int]) -> Assignment:
-    """Return a plan made `on_devices` as one on all: its device i is number ``devices[i]``."""
+    """Translate a plan made `on_devices` to all devices: its device i is ``devices[i]``."""
     homes = tuple(
         tuple(int(devices[home]) for home in homes) for homes in placed.devices_of_partition
     )
@@ -89,7 +89,7 @@ def moved(placed: Assignment, devices: Sequence[int]) -> Assignment:
 def fastest_first(
     place: Callable[Concatenate[Problem, _P], Assignment],
 ) -> Callable[Concatenate[Problem, _P], Assignment]:
-    """Return the mode `place` so that it sees the devices in `speed_order`."""
+    """Decorate the mode `place` to see the devices in `speed_order`."""
 
     @wraps(place)
     def placed(problem: Problem, /, *args: _P.args, **kwargs: _P.kwargs) -> Assignment:
@@ -104,11 +104,11 @@ def fastest_first(
 def choices_of_devices(
     problem: Problem, tried: Callable[[IntArray], IntArray | None], most: int
 ) -> None:
-    """Call `tried` with all devices, and with fewer and fewer of each kind.
+    """Call `tried` with all devices, then with fewer and fewer of each kind.
 
-    It may return the device of each operator. Then only what is in use is left out: where devices
-    that stay empty could as well not be there, nothing is missed. Choices that cannot hold the
-    weights are passed over, and no more than `most` are made.
+    If it returns the device of each operator, only devices in use are removed next; no subset is
+    missed if unused devices do not affect the result. Subsets that cannot hold the weights are
+    skipped, and at most `most` subsets are considered.
     """
     kinds = device_kinds(problem)
     _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
@@ -132,31 +132,31 @@ def choices_of_devices(
 
 
 def used_weight_bytes(problem: Problem) -> int:
-    """Return the bytes of the weights that any operator uses: devices have room for no less."""
+    """Return the bytes of all weights in use, a lower bound of the memory needed."""
     used = np.unique(problem.memory.uses)
     return int(problem.memory.weight_bytes[used].sum())
 
 
 def useful_devices(problem: Problem) -> IntArray:
-    """Return the devices without those of which there are more of a kind than could be used.
+    """Return the devices without surplus ones of a kind, which could never be used.
 
-    Each takes at least one group of operators. What a search keeps grows with the square of their
-    number. Likewise without whole nodes of which there are more than could be used.
+    A used device has at least one group of operators. Surplus nodes are removed likewise. Dropping
+    devices matters because the state of a search grows with the square of their number.
     """
     kinds = device_kinds(problem)
     groups, topology = len(np.unique(problem.graph.group)), problem.topology
     firsts = np.unique(kinds)
     if len(firsts) > groups:
         nodes = Counter[tuple[int, int, float, float]]()
-        alike = device_kinds(on_devices(problem, firsts.tolist()))
+        node_kinds = device_kinds(on_devices(problem, firsts.tolist()))
     useful: list[int] = []
     for number, first in enumerate(firsts.tolist()):
         devices = np.flatnonzero(kinds == first)
         if len(firsts) > groups:
-            # Between any two of a kind links are the same.
+            # Links between any two devices of a kind are equal.
             pair = first, int(devices[-1])
             inside = float(topology.bytes_per_s[pair]), float(topology.latency_s[pair])
-            node = int(alike[number]), len(devices), *inside
+            node = int(node_kinds[number]), len(devices), *inside
             nodes[node] += 1
             if nodes[node] > groups:
                 continue

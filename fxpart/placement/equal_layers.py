@@ -1,4 +1,4 @@
-"""`equal_layers`: as many of a model's numbered layers on each device, as people cut by hand."""
+"""`equal_layers`: equal numbers of a model's layers on each device, as one would split by hand."""
 
 from dataclasses import dataclass
 
@@ -17,31 +17,30 @@ __all__ = ["EqualLayersOptions", "equal_layers"]
 
 @dataclass(frozen=True)
 class EqualLayersOptions:
-    """How many stages of equal layers a device has."""
+    """Options of `equal_layers`."""
 
     interleave: int = 1
-    """Stages on each device: with c, stages 0, D, 2 D, ... of c D are on device 0, as the virtual
-    stages of Megatron-LM are."""
+    """Stages per device: with c, stages 0, D, 2 D, ... of c D are on device 0, like Megatron-LM's
+    virtual stages."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Check that there is at least one stage per device."""
         if self.interleave < 1:
             raise SpecError(f"mode.interleave must be at least 1, got {self.interleave}")
 
 
 def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) -> Assignment:
-    """Return equal numbers of layers on all devices, in the order of both.
+    """Place equal numbers of layers on all devices, in order.
 
-    With ``interleave`` the layers of each device are as many stages, which go round the devices.
+    With ``interleave`` the layers of each device form that many stages, assigned round-robin.
 
-    Layers are the modules of the longest of the outermost numbered lists, such as
-    ``model.layers.0`` and so on; of a model without such a list, its operators. What comes before
-    the first layer is on the first device, what comes after the last on the last. Times and sizes
-    are not looked at.
+    Layers are the modules of the longest outermost numbered list (``model.layers.0`` and so on); in
+    a model without such a list, they are its operators. Everything before the first layer is on the
+    first device, everything after the last on the last. Times and sizes are ignored.
 
     Raises:
-        NotApplicableError: for fewer layers than stages on all devices, where a device has several.
-        InfeasibleError: when a device has too little memory for its layers.
+        NotApplicableError: if devices have several stages, and there are fewer layers than stages.
+        InfeasibleError: if a device has too little memory for its layers.
 
     """
     each = (options or EqualLayersOptions()).interleave
@@ -63,13 +62,13 @@ def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) ->
 
 
 def _shares(count: int, parts: int) -> IntArray:
-    """Return how many of `count` each part has: as many, or one more in the first parts."""
+    """Divide `count` evenly over `parts`; the first parts may have one more."""
     ends = -(-np.arange(parts + 1, dtype=np.int64) * count // parts)
     return np.diff(ends)
 
 
 def _layers(graph: OpGraph) -> tuple[IntArray, int]:
-    """Return the layer that each operator is in, or comes after, and how many there are."""
+    """Return the layer of each operator (the latest one outside of layers), and their number."""
     lists: dict[str, dict[int, int]] = {}
     layers = [block_of(path).rpartition(".") for path in graph.modules]
     for prefix, _, number in layers:

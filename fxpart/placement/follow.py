@@ -1,4 +1,4 @@
-"""`follow`: where the operators of another step of the same model run, by where its weights lie."""
+"""`follow`: place another step of the same model according to the placement of its weights."""
 
 from collections import Counter
 
@@ -12,12 +12,12 @@ __all__ = ["follow"]
 
 
 def follow(graph: OpGraph, assignment: Assignment, other: OpGraph) -> Assignment:
-    """Return a placement of `other` that leaves weights and caches where `assignment` has them.
+    """Return a placement of `other` that keeps weights and caches where `assignment` has them.
 
-    `graph` is what `assignment` places, `other` another step of the same model, such as the pass
-    over a prompt beside the decode of a token. An operator goes to the device of a weight or an
-    input that it uses there too; else to where most operators of its module are; else to where the
-    operator before it is. O(operators + reads).
+    `assignment` places `graph`, and `other` is another step of the same model, such as the prefill
+    for a decode step. An operator goes to a device that already uses one of its weights or inputs;
+    else to where most operators of its module are; else to where the previous operator is.
+    O(operators + reads).
     """
     device_of = assignment.device_of
     of_weight = _devices_of_users(graph.weight_names, graph.uses, graph.users, device_of)
@@ -31,19 +31,19 @@ def follow(graph: OpGraph, assignment: Assignment, other: OpGraph) -> Assignment
     for op in range(other.n_ops):
         weights = [other.weight_names[w] for w in other.uses_of(op).tolist()]
         values = [other.value_names[v] for v in other.reads_of(op).tolist()]
-        used = (
+        candidate_homes = (
             *(of_weight[name] for name in weights if name in of_weight),
             *(of_input[name] for name in values if name in of_input),
         )
         home = of_module.get(other.modules[op], before)
-        if used and home not in used[0]:
-            home = used[0][0]
+        if candidate_homes and home not in candidate_homes[0]:
+            home = candidate_homes[0][0]
         homes[op] = before = home
     return partition_by_device(other, _with_groups(other, homes))
 
 
 def _with_groups(graph: OpGraph, homes: IntArray) -> IntArray:
-    """Return `homes` with each group on one device: that of its first weight, or first operator."""
+    """Return `homes` with each group on one device, that of its first weight or operator."""
     home_of_group = {int(group): int(homes[group]) for group in np.unique(graph.group)}
     for op in reversed(graph.users.tolist()):
         home_of_group[int(graph.group[op])] = int(homes[op])
@@ -53,7 +53,7 @@ def _with_groups(graph: OpGraph, homes: IntArray) -> IntArray:
 def _devices_of_users(
     names: tuple[str, ...], used: IntArray, users: IntArray, device_of: IntArray
 ) -> dict[str, list[int]]:
-    """Return the devices that use each of `names` by number, in the order of first use."""
+    """Return the devices that use each name, in the order of first use."""
     homes: dict[str, dict[int, None]] = {}
     for number, op in zip(used.tolist(), users.tolist(), strict=True):
         homes.setdefault(names[number], {})[int(device_of[op])] = None
@@ -61,7 +61,7 @@ def _devices_of_users(
 
 
 def _by_module(graph: OpGraph, device_of: IntArray) -> dict[str, int]:
-    """Return the device that has most operators of each module; of equal ones the first."""
+    """Return the device with the most operators of each module; ties go to the first."""
     counts: dict[str, Counter[int]] = {}
     for module, device in zip(graph.modules, device_of.tolist(), strict=True):
         counts.setdefault(module, Counter())[device] += 1

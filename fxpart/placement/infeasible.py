@@ -1,4 +1,4 @@
-"""The error when a model does not fit: bytes needed, bytes available, devices that would do."""
+"""The error for a model that does not fit: bytes needed and available, devices that suffice."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -26,26 +26,26 @@ __all__ = [
 ]
 
 _WORTH_A_WORD = 0.05
-"""Share of a peak below which a kind is not named."""
+"""Smallest share of a peak for which a kind is mentioned."""
 
 
 def whole_model_bytes(problem: Problem) -> int:
     """Return the peak bytes of the whole model on one device."""
     n = problem.graph.n_ops
-    everywhere = np.zeros(n, dtype=np.int64)
+    device_of = np.zeros(n, dtype=np.int64)
     change = np.empty(n + 1, dtype=np.int64)
-    return int(peak_on_device(problem.memory, everywhere, 0, change))
+    return int(peak_on_device(problem.memory, device_of, 0, change))
 
 
 def describe_devices(memory_bytes: list[int]) -> str:
-    """Return such as ``2 x 80.00 GB + 4 x 16.00 GB = 224.00 GB``."""
+    """Describe devices as in ``2 x 80.00 GB + 4 x 16.00 GB = 224.00 GB``."""
     runs = [(len(list(run)), size) for size, run in groupby(memory_bytes)]
     parts = " + ".join(f"{count} x {show_bytes(size)}" for count, size in runs)
     return f"{parts} = {show_bytes(sum(memory_bytes))}"
 
 
 def describe_reserve(devices: Sequence[DeviceSpec]) -> str:
-    """Return such as `` beside 604.00 MB reserved on each``; nothing where nothing is reserved."""
+    """Describe the reserve as in `` beside 604.00 MB reserved on each``; empty if there is none."""
     most = max(device.reserved_bytes for device in devices)
     if not most:
         return ""
@@ -55,11 +55,12 @@ def describe_reserve(devices: Sequence[DeviceSpec]) -> str:
 
 
 def does_not_fit(problem: Problem) -> InfeasibleError:
-    """Return the error that says what is needed, what there is, and what would be enough.
+    """Return an error with the memory needed, the memory available, and what would suffice.
 
-    For a mode that `size_based` cannot help either: what would be enough is found by filling.
-    Of equal devices: the smallest number that `size_based` fits the model on. Of unequal ones: how
-    many of the largest kind alone. That may take seconds, and is done when the message is read.
+    For use if `size_based` fails too, since sufficient devices are found by filling. For equal
+    devices, it is the smallest number on which `size_based` fits the model; for unequal ones, the
+    number of devices of the largest kind alone. This may take seconds, so it is computed when the
+    message is read.
     """
     memory = [device.memory_bytes for device in problem.topology.devices]
     needed, have = whole_model_bytes(problem), sum(memory)
@@ -77,9 +78,9 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
 
 
 def what_is_held(problem: Problem) -> str:
-    """Return such as ``weights 4.00 GB, saved activations 2.10 GB``: what one device would hold.
+    """Describe the peak on one device as in ``weights 4.00 GB, saved activations 2.10 GB``.
 
-    That is at its peak; kinds with little are left out.
+    Kinds with a small share are left out.
     """
     n = problem.graph.n_ops
     alone = Assignment(np.zeros(n, dtype=np.int64), ((0,),))
@@ -92,7 +93,7 @@ def what_is_held(problem: Problem) -> str:
 
 
 def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str]:
-    """Return how many devices would hold the model, None if no number, and that in words."""
+    """Return the number of devices that would suffice (None if unknown), and a sentence on it."""
     largest, equal = max(memory), len(set(memory)) == 1
     units = contiguous_units(problem.graph)
     _, used, left = fill_in_order(problem.memory, units, [largest] * MAX_DEVICES)
@@ -102,7 +103,7 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
         group, needed = _heaviest_group(problem, units, len(units[0]) - 1 - left)
         if needed > largest:
             return None, _too_large(problem, group, needed, largest, equal=equal)
-        # What fails together may fit apart, out of order.
+        # Operators that do not fit in order may fit out of order.
         tried = range(len(memory) + 1, len(memory) + 9)
         sufficient = (n for n in tried if place_all(problem, [largest] * n) is not None)
         used = next(sufficient, 0)
@@ -112,7 +113,7 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
                 None,
                 f"it was not placed on up to {tried[-1]} devices of {each}: take larger ones",
             )
-    # Filling in order is not always tightest: fewer may do with operators out of order.
+    # Filling in order is not optimal: fewer devices may suffice out of order.
     fewest = len(memory) + 1 if equal else 1
     while used > fewest and place_all(problem, [largest] * (used - 1)) is not None:
         used -= 1
@@ -122,7 +123,7 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
 
 
 def _heaviest_group(problem: Problem, units: Units, unit: int) -> tuple[IntArray, int]:
-    """Return the group in that stretch of operators that needs most memory alone, and its bytes."""
+    """Return the group of a unit that needs the most memory by itself, and its bytes."""
     start, ops = units
     change = np.empty(problem.graph.n_ops + 1, dtype=np.int64)
     stretch = ops[start[unit] : start[unit + 1]]
@@ -134,12 +135,12 @@ def _heaviest_group(problem: Problem, units: Units, unit: int) -> tuple[IntArray
         alone = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
         alone[group] = 0
         needs.append(int(peak_on_device(problem.memory, alone, 0, change)))
-    most = int(np.argmax(needs))
-    return groups[most].astype(np.int64), needs[most]
+    heaviest = int(np.argmax(needs))
+    return groups[heaviest].astype(np.int64), needs[heaviest]
 
 
 def _too_large(problem: Problem, group: IntArray, needed: int, largest: int, *, equal: bool) -> str:
-    """Return what to say of a group of operators that exceeds the largest device."""
+    """Describe a group of operators that exceeds the largest device."""
     name, module = problem.graph.names[int(group[0])], problem.graph.modules[int(group[0])]
     where = f"operator {name}" + (f" of {module}" if module else "")
     more = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""

@@ -1,10 +1,10 @@
-"""`kl_based`: start from `size_based`, then move and swap while the predicted latency falls.
+"""`kl_based`: start from `size_based`, then move and swap while the predicted latency decreases.
 
 After Kernighan and Lin: An efficient heuristic procedure for partitioning graphs. Bell System
 Technical Journal 49(2), 1970, doi:10.1002/j.1538-7305.1970.tb01770.x; torch's partitioner applies
-one move or swap at a time, operator by operator. Here a move is of a module or of an operator,
-single or in a chain of which the best prefix is kept, and what it changes is estimated at the cost
-of what it touches. A change is kept only if every device still holds what it then has.
+one move or swap of an operator at a time. Here moves are of modules or operators, individually or
+in chains of which the best prefix is kept, and their effect is estimated incrementally. A change is
+accepted only if everything still fits.
 """
 
 import numpy as np
@@ -20,21 +20,21 @@ from fxpart.placement.size_based import size_based
 __all__ = ["kl_based"]
 
 _STEPS = 2
-"""Of the search of a published problem, after which its plan is returned: about a second each."""
+"""Steps of the search for a published problem, about a second each."""
 
 
 def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is never above that of `size_based`.
 
-    Where one device holds the whole model, the search starts from the fastest such device if that
-    is better: devices that differ in speed cannot be left one operator at a time. Deterministic.
+    If one device holds the whole model, the search starts from the fastest such device if that is
+    better, since moving single operators cannot leave a slower device. Deterministic.
 
-    Of a published problem, whose cost model is another, the best after a few steps of the search
-    of `mode=optimal`.
+    For a published problem, which has its own cost model, this is the best placement after a few
+    steps of the search of `mode=optimal`.
 
     Raises:
-        InfeasibleError: when `size_based` finds no start.
-        SpecError: for options of the search, with a published problem.
+        InfeasibleError: if `size_based` finds no start.
+        SpecError: if search options are given for a published problem.
 
     """
     return placed_by(_searched, problem, options, _STEPS)
@@ -46,7 +46,7 @@ def _searched(problem: Problem, options: SearchOptions) -> Assignment:
         np.full(problem.graph.n_ops, device, dtype=np.int64)
         for device in devices_that_hold_all(problem)
     ]
-    # The first of equals: nothing decides but latency and number.
+    # Ties go to the first, so the choice depends only on latency and order.
     fastest = min([start.device_of, *whole], key=lambda placed: latency_of(problem, placed))
     device_of, latency = refine(problem, [fastest], options)
     if latency < latency_of(problem, start.device_of):

@@ -1,9 +1,9 @@
-"""`mtkahypar`: the parts into which the hypergraph partitioner Mt-KaHyPar cuts the graph.
+"""`mtkahypar`: partitions of the graph by the hypergraph partitioner Mt-KaHyPar.
 
 Gottesbüren, Heuer, Maas, Sanders, Schlag: Scalable High-Quality Hypergraph Partitioning. ACM
-Transactions on Algorithms 20(1), 2024, doi:10.1145/3626527. A peer to compare with, and one of the
-starts of `optimal`. It knows one weight of a vertex, so
-it is asked for a balance of times and for one of memory.
+Transactions on Algorithms 20(1), 2024, doi:10.1145/3626527. It is a baseline for comparison, and
+provides starts for `optimal`. Vertices have a single weight, so it is run with balanced times and
+with balanced memory.
 """
 
 from dataclasses import dataclass
@@ -26,30 +26,29 @@ from fxpart.placement.size_based import size_based
 __all__ = ["MtkahyparOptions", "is_installed", "mtkahypar", "parts_of"]
 
 _VERTICES, _EDGES = 1e9, 1e8
-"""What all vertices weigh together, and all hyperedges: their sums, times the number of parts that
-an edge joins, must stay below 2^31."""
+"""Total weights of vertices and of hyperedges; the sums, times the number of parts that an edge
+connects, must stay below 2^31."""
 
 
 _IMBALANCES = (0.03, 0.1, 0.3)
-"""Shares by which a part may be heavier than the device's share of the whole: what is cut apart at
-the least may be so dear that a worse balance is better."""
+"""Allowed imbalances, tried in turn, since a worse balance can be better if cuts are expensive."""
 _SLOW = 16.0
-"""A device that takes so many times as long as the fastest has no part, such as a host's CPU."""
+"""Devices slower than the fastest by more than this factor, such as a host CPU, get no part."""
 
 
 def is_installed() -> bool:
-    """Return whether the extra is there."""
+    """Return whether Mt-KaHyPar is installed."""
     return find_spec("mtkahypar") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class MtkahyparOptions:
-    """How the partitioner is asked."""
+    """Options of the partitioner."""
 
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what it cannot take, before a model is captured."""
+        """Check the options and the installation before a model is captured."""
         if not is_installed():
             raise SpecError("mode=mtkahypar needs mtkahypar; pip install 'fxpart[mtkahypar]'")
         if not 0 <= self.seed < 2**31:
@@ -57,17 +56,17 @@ class MtkahyparOptions:
 
 
 def mtkahypar(problem: Problem, options: MtkahyparOptions | None = None) -> Assignment:
-    """Return the best of a few partitions for the problem's objective.
+    """Return the best of several partitions for the problem's objective.
 
-    Where none fits, what is returned is that of `size_based`.
+    If none fits, the placement of `size_based` is returned.
 
-    Vertices are operators that must share a device, hyperedges the outputs that join them, which
-    weigh what their transfer takes on a link of the mean rate. Parts are balanced by time, each
-    device taking its share by speed, and by the bytes of weights, by its memory, more and less
-    strictly. Part i is on device i. Deterministic.
+    Vertices are groups of operators that must share a device. Hyperedges are the outputs that
+    connect them, weighted by transfer time on a link of the mean rate. Parts are balanced by time,
+    in proportion to speed, and by weights, in proportion to memory, with different imbalances. Part
+    i is on device i. Deterministic.
 
     Raises:
-        InfeasibleError: when `size_based` finds no placement either.
+        InfeasibleError: if `size_based` finds no placement either.
 
     """
     chosen = options or MtkahyparOptions()
@@ -86,10 +85,10 @@ def mtkahypar(problem: Problem, options: MtkahyparOptions | None = None) -> Assi
 
 
 def parts_of(tables: LoadTables, options: MtkahyparOptions, *, soed: bool) -> list[IntArray]:
-    """Return partitions of the units (U,) of a hypergraph into a part for each device.
+    """Return partitions of the units (U,) of a hypergraph into one part per device.
 
-    Devices that are far slower than the fastest have none, if the others hold all. With `soed` each
-    part pays for an edge that it shares, otherwise all but one.
+    Devices far slower than the fastest get none if the others can hold everything. With `soed`
+    every part pays for a cut edge, otherwise all but one.
     """
     runs, room = np.isfinite(tables.time_s), tables.room_bytes.astype(np.float64)
     whole_s = np.maximum(tables.time_s[runs.all(axis=1)].sum(axis=0), 1e-300)
@@ -116,21 +115,23 @@ def _parts(
     *,
     soed: bool,
 ) -> IntArray:
-    """Return the part of each unit; they are to weigh as `shares` (D,) have of all `weights`."""
+    """Return the part of each unit, with target weights in proportion to `shares` (D,)."""
     units, devices = len(weights), len(shares)
     if devices == 1 or units <= devices:
         return np.zeros(units, dtype=np.int64)
     import mtkahypar as partitioner
 
-    # All depends on the seed alone, not on the number of threads: so says the preset.
+    # With this preset the result depends only on the seed, not on the number of threads.
     starter = partitioner.initialize(1, False)
     partitioner.set_seed(seed)
     context = starter.context_from_preset(partitioner.PresetType.DETERMINISTIC_QUALITY)
     objective = partitioner.Objective.SOED if soed else partitioner.Objective.KM1
     context.set_partitioning_parameters(devices, imbalance, objective)
     scaled = np.maximum(1, np.rint(weights / weights.sum() * _VERTICES)).astype(np.int64)
-    most = np.ceil(shares / shares.sum() * (1 + imbalance) * scaled.sum()).astype(np.int64) + 1
-    context.set_individual_target_block_weights(most.tolist())
+    block_limits = (
+        np.ceil(shares / shares.sum() * (1 + imbalance) * scaled.sum()).astype(np.int64) + 1
+    )
+    context.set_individual_target_block_weights(block_limits.tolist())
     seconds = tables.output_s
     edge_weights = np.maximum(1, np.rint(seconds / max(seconds.sum(), 1e-300) * _EDGES))
     edges = np.split(tables.output_units, tables.output_start[1:-1])
@@ -146,7 +147,7 @@ def _parts(
 
 
 def _cost_s(problem: Problem, device_of: IntArray) -> float:
-    """Return what is to be small, infinite where the placement does not fit."""
+    """Return the objective, infinite if the placement does not fit."""
     workload = problem.workload
     if workload is None:
         sizes = problem.topology.memory_bytes

@@ -1,4 +1,4 @@
-"""Options of a mode: a small dataclass beside the mode, filled and checked from the config."""
+"""Options of modes: dataclasses filled from the configuration, with checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,14 +13,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """The options of a mode that has none."""
+    """The options of modes without any."""
 
 
 def read_options(options_class: type[_T], mode: str, options: Mapping[str, Any]) -> _T:
     """Return `options_class` filled from `options`.
 
     Raises:
-        SpecError: for a name that the mode does not have, or a value of another type.
+        SpecError: if an option does not exist, or its value has the wrong type.
 
     """
     known = {f.name: f for f in fields(options_class)}  # type: ignore[arg-type]

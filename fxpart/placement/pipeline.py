@@ -1,19 +1,19 @@
-"""`pipeline`: stages in the model's order, cut by name or where the largest load is least.
+"""`pipeline`: stages in model order, cut at named modules or to minimize the largest load.
 
-With ``stages`` the cut is exact: of all contiguous cuts in graph order whose stages fit their
-devices, one with the least largest load, and of these the most even
-(`fxpart.placement.stages.even`). In a training step that is so for the forward; the backward of a
-stage is on the same device and counts. There, a longer stage can need less memory in rare cases:
-what is returned fits, but a cut that fits only for such a reason may be missed.
+With ``stages`` the cut is exact: among all contiguous cuts in graph order whose stages fit, one
+with the smallest largest load, and among these the most even (`fxpart.placement.stages.even`). In a
+training step the forward is cut; the backward of a stage is on the same device and counts. There, a
+longer stage can need less memory in rare cases: the result fits, but cuts that fit only for this
+reason may be missed.
 
-Memory is that of one input, its backward and the updates of weights. With ``schedule`` it is that
-of a whole step: all inputs and results, and the micro-batches that wait for their backward, which
-are most on the first devices.
+Memory is that of one input, its backward and the weight updates. With ``schedule`` it is that of a
+whole step: all inputs and results, and the microbatches in flight, most of which are on the first
+devices.
 
-With ``interleave`` above 1 it is a search. It starts from the cut whose largest stage is least,
-where each stage may use a share of its device's memory; some shares are tried, from the whole
-down, until the stages of each device fit together. Then cuts are shifted so that devices are evenly
-busy, round by round (`fxpart.placement.stages.shift_cuts`).
+With ``interleave`` above 1 it is a search. It starts from the cut with the smallest largest stage,
+where each stage may use a share of its device's memory; decreasing shares are tried until the
+stages of each device fit together. Then cuts are shifted to balance the devices, round by round
+(`fxpart.placement.stages.shift_cuts`).
 """
 
 import itertools
@@ -45,40 +45,40 @@ __all__ = ["PipelineOptions", "pipeline"]
 
 
 _SHARES = 8
-"""Shares of a device's memory that one of several stages on it is allowed, in turn."""
+"""Number of shares of a device's memory tried as the limit of one of several stages."""
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
-"""Devices, and devices times micro-batches, up to which every number of stages is tried."""
+"""Most devices, and devices times microbatches, for which every number of stages is tried."""
 _MOST_REPAIRS = 200
-"""Cuts of a training step that may turn out not to fit, before it is given up."""
+"""Most cuts of a training step that may turn out not to fit before giving up."""
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Where to cut: give `stages` or `cut_after`, or neither for as many stages as devices."""
+    """Where to cut: `stages` or `cut_after`, or neither for as many stages as devices."""
 
     stages: int | None = None
     """Number of stages; stage s goes to device s, modulo the number of devices in use."""
     cut_after: Sequence[str] = ()
     """Paths of modules, in the model's order; a stage ends after the last operator of each."""
     interleave: int = 1
-    """Stages on each device: with c, stages 0, D, 2 D, ... of c D are on device 0."""
+    """Stages per device: with c, stages 0, D, 2 D, ... of c D are on device 0."""
     schedule: str = "none"
-    """One of `fxpart.schedule.SCHEDULES`, by which the stages will be run; ``none`` for one input
-    at a time."""
+    """The schedule of the stages, one of `fxpart.schedule.SCHEDULES`; ``none`` for one input at a
+    time."""
     microbatches: int = 1
-    """How many of them a step has, with a schedule."""
+    """Number of microbatches per step, with a schedule."""
     boundary_gain: float | None = 0.01
-    """Share of the largest load that cuts inside of modules must save to be made; None: any."""
+    """Share of the largest load that cuts inside modules must save to be used; None for any."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers and paths that mean nothing, and two ways to cut at once."""
+        """Check numbers and paths, and that only one way to cut is given."""
         given = [self.cut_after] if isinstance(self.cut_after, str | int) else self.cut_after
         if not isinstance(given, Sequence) or any(type(p) not in (str, int) for p in given):
             raise SpecError(
                 f"mode.cut_after must be a list of module paths, got {self.cut_after!r}; such as"
                 " mode.cut_after=[model.layers.9,model.layers.19]"
             )
-        # A command line makes a number of the path of a child of a Sequential.
+        # On a command line, the path of a Sequential's child is parsed as a number.
         object.__setattr__(self, "cut_after", tuple(str(path) for path in given))
         if self.stages is not None and (type(self.stages) is not int or self.stages < 1):
             raise SpecError(f"mode.stages must be a number from 1 on, got {self.stages!r}")
@@ -104,25 +104,25 @@ class PipelineOptions:
 
     @property
     def plan(self) -> StepPlan:
-        """How a step will be run."""
+        """The schedule and microbatches of a step."""
         return StepPlan(self.schedule, self.microbatches)
 
 
 def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assignment:
-    """Return the model cut into stages in its order; without replicas. Deterministic.
+    """Cut the model into stages in its order, without replicas. Deterministic.
 
     Partition s is stage s, unless the model is a training step: then a device's stages have
     partitions for the forward and the backward (`fxpart.core.partitions.partition_by_device`).
 
-    With neither `stages` nor `cut_after`, the devices are taken from the fastest on, and one may be
-    left out where the largest load is then smaller or the model does not fit otherwise; of equal
-    loads, more stages. With a schedule, the number of stages is that of the shortest step.
+    With neither `stages` nor `cut_after`, devices are used from the fastest on, and may be skipped
+    if that reduces the largest load or is needed to fit; ties go to more stages. With a schedule,
+    the number of stages is that of the shortest step.
 
     Raises:
-        SpecError: for a path that is not there, stages that would be empty, or more stages than
-            devices (times `interleave`).
-        InfeasibleError: when a stage named by `cut_after` does not fit its device, or no cut into
-            that many stages was found to fit.
+        SpecError: if a path does not exist or a stage would be empty.
+        NotApplicableError: if there are more stages than devices (times `interleave`).
+        InfeasibleError: if a stage given by `cut_after` does not fit its device, or no cut into
+            this many stages was found to fit.
 
     """
     chosen = options or PipelineOptions()
@@ -130,8 +130,8 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
         useful = useful_devices(problem)
         if chosen.interleave > 1 or len(useful) == problem.topology.n_devices:
             return fastest_first(_cut)(problem, chosen)
-        placed = fastest_first(_cut)(on_devices(problem, useful.tolist()), chosen)
-        return moved(placed, useful.tolist())
+        restricted_plan = fastest_first(_cut)(on_devices(problem, useful.tolist()), chosen)
+        return moved(restricted_plan, useful.tolist())
     return _cut(problem, chosen)
 
 
@@ -149,7 +149,7 @@ def _cut(problem: Problem, options: PipelineOptions) -> Assignment:
         return _shortest_step(problem, line, rows, options)
     placed = _in_stages(problem, line, rows, options)
     if placed is None:
-        # A whole model can need less than stages of it; of a schedule that is not known.
+        # A whole model can need less than its stages; with a schedule this is unknown.
         alone = options.stages is None and options.schedule == "none"
         placed = single_device(problem) if alone else None
     if placed is None:
@@ -170,7 +170,7 @@ def _by_name(problem: Problem, line: StageLine, options: PipelineOptions) -> lis
 
 
 def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: int) -> int:
-    """Return over how many devices that many stages go, or refuse them."""
+    """Return the number of devices for this many stages, or refuse."""
     devices, available = stages // interleave, problem.topology.n_devices
     if devices > available:
         more = f" of {interleave} stages each" if interleave > 1 else ""
@@ -202,7 +202,7 @@ def _refuse_overfull(
 def _slots(
     problem: Problem, line: StageLine, options: PipelineOptions, most: int | None = None
 ) -> Slots:
-    """Return a slot for each device that may be used, the first `most` of them."""
+    """Return a slot for each usable device, at most the first `most`."""
     count = options.stages
     if count is not None:
         _devices_in_use(problem, line, count, 1)
@@ -220,10 +220,10 @@ def _in_stages(
     options: PipelineOptions,
     most: int | None = None,
 ) -> Assignment | None:
-    """Return the stages with the least largest load, or None if none fit.
+    """Return the stages with the smallest largest load, or None if none fit.
 
-    In `rows` the units are parts of the model between modules, coarse ones first. The first is
-    taken in which the load is hardly larger.
+    The units of `rows` are bounded by modules, coarse rows first. The first row with a load that is
+    hardly larger is used.
     """
     slots = _slots(problem, line, options, most)
     stages, least_s = _in_a_row(problem, line, slots)
@@ -241,10 +241,10 @@ def _in_stages(
 def _shortest_step(
     problem: Problem, line: StageLine, rows: Sequence[StageLine], options: PipelineOptions
 ) -> Assignment:
-    """Return the stages, on one device or more, whose step by the schedule is shortest.
+    """Return the stages, on one or more devices, with the shortest step under the schedule.
 
-    With few micro-batches, more stages only wait for each other, and on more devices more of them
-    are in flight.
+    With few microbatches, more stages mostly wait for each other, and more devices have more
+    microbatches in flight.
     """
     devices = problem.topology.n_devices
     counts = range(devices, 0, -1)
@@ -255,7 +255,7 @@ def _shortest_step(
     work_s = float(problem.costs.op_time_s[repeated].min(axis=1).sum())
     for count in counts:
         if least_step_s(work_s, count, options.microbatches) >= least_s:
-            break  # fewer stages take longer still
+            break  # fewer stages take even longer
         placed = _in_stages(problem, line, rows, options, count)
         if placed is None:
             continue
@@ -271,14 +271,14 @@ def _shortest_step(
 
 
 def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> tuple[list[Stretch], float]:
-    """Return one stage a slot, or as many as are best, and their largest load; none if none fit."""
+    """Return the best stages, at most one per slot, and their largest load; empty if none fit."""
     solver = StageSolver(line, slots)
     for _ in range(_MOST_REPAIRS):
         stages = solver.least_load() or []
         over = [stage for stage in stages if not solver.fits(stage)]
         if not over:
             return stages, solver.largest_s(stages) if stages else float("inf")
-        # Only with a backward, where a stage can need more than a longer one.
+        # Only possible with a backward, where a stage can need more than a longer one.
         for stage in over:
             solver.forbid(stage)
     return [], float("inf")
@@ -287,11 +287,13 @@ def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> tuple[list[Str
 def _interleaved(
     problem: Problem, line: StageLine, rows: Sequence[StageLine], options: PipelineOptions
 ) -> Assignment:
-    """Return several stages a device, cut at modules where that is hardly slower."""
-    each = options.interleave
-    count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
-    devices = _devices_in_use(problem, line, max(count, each), each)
-    homes = [stage % devices for stage in range(max(count, each))]
+    """Return several stages per device, cut at modules if that is hardly slower."""
+    interleave = options.interleave
+    count = options.stages or interleave * min(
+        problem.topology.n_devices, line.n_units // interleave
+    )
+    devices = _devices_in_use(problem, line, max(count, interleave), interleave)
+    homes = [stage % devices for stage in range(max(count, interleave))]
     cuts, anywhere_s = _shifted(problem, line, homes, options)
     allowed_s = anywhere_s * (1 + (options.boundary_gain or 0.0))
     for row in rows:
@@ -306,7 +308,7 @@ def _interleaved(
 def _shifted(
     problem: Problem, line: StageLine, homes: list[int], options: PipelineOptions
 ) -> tuple[IntArray, float]:
-    """Return even cuts into stages that fit, then shifted, and what the shifts made small."""
+    """Return cuts into stages that fit, balanced by shifting, and the resulting busy time."""
     devices, each = max(homes) + 1, options.interleave
     training = line.first_backward < problem.graph.n_ops
     flights = options.plan.flights(devices, each, training=training)
@@ -319,7 +321,7 @@ def _shifted(
             evened = shifter.evened(cuts)
             return evened, shifter.busy_s(evened)
         tried.append(cuts)
-    # Where equal shares are too small for any stages, unequal ones may do.
+    # If equal shares are too small for any stages, unequal ones may work.
     for cuts in tried:
         fitting = shifter.made_to_fit(cuts)
         if fitting is not None:
@@ -331,11 +333,11 @@ def _shifted(
 def _by_shares(
     problem: Problem, line: StageLine, homes: list[int], flights: list[Flight]
 ) -> Iterator[IntArray]:
-    """Yield cuts whose largest stage is least, if each may use a share of its device's memory."""
+    """Yield cuts with the smallest largest stage, limited to a share of each device's memory."""
     each = len(homes) // (max(homes) + 1)
     for step in range(_SHARES + 1):
-        # From all of it, for which the load is least, but with which few fit together, to equal
-        # shares, with which all do that fit one by one; of those there may be none.
+        # From the whole memory, where the load is smallest but stages rarely fit together, down to
+        # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / each) * step / _SHARES
         sizes = problem.topology.memory_bytes
         allowed = [int(sizes[device] * share) for device in homes]

@@ -1,7 +1,7 @@
-"""Copy a whole placement onto idle devices, as often as it fits, so that inputs take turns.
+"""Replicate a whole placement on idle devices, as often as it fits, for round-robin inputs.
 
 The rule is that of `saturate_host` in torch's partitioner
-(`torch.fx.experimental.accelerator_partitioner`), with liveness memory in place of static memory.
+(`torch.fx.experimental.accelerator_partitioner`), with liveness memory instead of static memory.
 """
 
 from fxpart.core.assignment import MOST_ROUNDS, Assignment
@@ -13,13 +13,12 @@ __all__ = ["saturate"]
 
 
 def saturate(problem: Problem, assignment: Assignment) -> Assignment:
-    """Return `assignment` with every used device copied onto idle ones, as often as they hold it.
+    """Return `assignment` with every used device replicated on idle ones, as often as it fits.
 
-    In a round, each used device gets the smallest idle device that has room for its bytes, of
-    several the first; a round counts only if every device finds one. An idle device of another
-    kind will do: it may be slower, and the stream of inputs is then as slow as its turns make it.
-    Partitions stay as they are; only the devices that hold them grow. Input i runs on copy number i
-    modulo their count, so one input never crosses from one copy to another.
+    In each round, each used device gets the smallest idle device with enough memory, the first
+    among equals; a round counts only if every device finds one. A copy may be on another, slower
+    kind of device, which limits the throughput on its turns. Partitions stay the same and only gain
+    devices. Input i runs on copy i modulo their count, so an input never crosses between copies.
     """
     sizes = problem.topology.memory_bytes
     needed_bytes = holding(problem.memory, assignment, len(sizes)).peak_bytes
@@ -27,7 +26,7 @@ def saturate(problem: Problem, assignment: Assignment) -> Assignment:
     most = MOST_ROUNDS // assignment.rounds - 1
     copies_of = dict(zip(used, copies(needed_bytes, used, sizes, most), strict=True))
     homes = tuple(
-        # Copies of one device follow each other: so the turns of all partitions keep in step.
+        # Copies of one device are adjacent, which keeps the turns of all partitions in step.
         tuple(copy for device in devices for copy in (device, *copies_of[device]))
         for devices in assignment.devices_of_partition
     )

@@ -13,9 +13,9 @@ __all__ = ["devices_that_hold_all", "single", "single_device"]
 
 
 def devices_that_hold_all(problem: Problem) -> list[int]:
-    """Return the devices that hold the whole model: the fastest first, of equal ones the largest.
+    """Return the devices that hold the whole model, fastest first, then largest.
 
-    Of devices alike in both, only the first.
+    Of devices equal in both, only the first is returned.
     """
     needed, sizes = whole_model_bytes(problem), problem.topology.memory_bytes
     total_s = problem.costs.op_time_s.sum(axis=0)
@@ -25,9 +25,9 @@ def devices_that_hold_all(problem: Problem) -> list[int]:
 
 
 def single_device(problem: Problem) -> Assignment | None:
-    """Return everything on the device that takes the least time for it, or None if none holds it.
+    """Place everything on the fastest device that holds it, or return None if none does.
 
-    Of several such devices, the one with the most memory.
+    Ties go to the device with the most memory.
     """
     holding = devices_that_hold_all(problem)
     if not holding:
@@ -37,10 +37,10 @@ def single_device(problem: Problem) -> Assignment | None:
 
 @fastest_first
 def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
-    """Return everything on the fastest device that holds it, of several the largest.
+    """Place everything on the fastest device that holds it; ties go to the largest.
 
     Raises:
-        InfeasibleError: when no device holds it.
+        InfeasibleError: if no device holds it.
 
     """
     assignment = single_device(problem)

@@ -1,10 +1,9 @@
-"""`size_based`: fill one device after the other, the fastest first, in graph order.
+"""`size_based`: fill devices one after the other in graph order, the fastest first.
 
 The rule is that of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with
-liveness memory in place of the sum of all tensors. Torch takes the device with the most memory if
-that holds all, and else goes through devices as they are given, however slow those are. Here the
-fastest come first, and a device that makes the plan slower is left out: so a further one never
-does.
+liveness memory instead of the sum of all tensors. Torch uses the device with the most memory if
+that holds everything, and otherwise the devices in the given order, however slow. Here the fastest
+come first, and a device that makes the plan slower is left empty, so adding a device never hurts.
 """
 
 from fxpart.core.assignment import Assignment
@@ -21,36 +20,36 @@ from fxpart.placement.single import single_device
 __all__ = ["size_based"]
 
 _MOST_FILLS = 64
-"""Choices of devices that are filled, at most; of large models fewer."""
+"""Most subsets of devices that are tried; fewer for large models."""
 _OPERATORS_FILLED = 300_000
-"""Operators that are placed in all of them together, at most: some seconds."""
+"""Most operators placed over all subsets, which takes several seconds."""
 
 
 @fastest_first
 def size_based(problem: Problem, _: NoOptions | None = None) -> Assignment:
-    """Return the model on one device, or filled over several in order: what takes less time.
+    """Place the model on one device, or fill several in order, whichever is faster.
 
-    On the fastest device that holds all, or on the fastest first. When the devices run out,
-    operators left over go one by one to the device with the least memory left that still holds
-    them. Devices without which the latency is lower stay empty.
+    The single device is the fastest that holds everything; filling starts with the fastest. If
+    operators remain after all devices, each goes to the device with the least free memory on which
+    it fits. Devices stay empty if the latency is lower without them.
 
     Raises:
-        InfeasibleError: when an operator fits nowhere.
+        InfeasibleError: if an operator fits nowhere.
 
     """
     whole = single_device(problem)
-    placed = [] if whole is None else [whole.device_of]
-    placed += _fillings(problem)
-    if not placed:
+    candidates = [] if whole is None else [whole.device_of]
+    candidates += _fillings(problem)
+    if not candidates:
         raise does_not_fit(problem)
     log = schedule_log(problem.costs)
-    # The first of equals: on one device rather than on several.
-    least = min(placed, key=lambda device_of: schedule(problem.costs, device_of, log)[0])
-    return partition_by_device(problem.graph, least)
+    # Ties go to the first, so to one device rather than several.
+    fastest = min(candidates, key=lambda device_of: schedule(problem.costs, device_of, log)[0])
+    return partition_by_device(problem.graph, fastest)
 
 
 def _fillings(problem: Problem) -> list[IntArray]:
-    """Return the placements by filling all devices, or all but some, as far as they fit."""
+    """Return the feasible placements by filling all devices or subsets of them."""
     placed: list[IntArray] = []
 
     def filled(devices: IntArray) -> IntArray | None:

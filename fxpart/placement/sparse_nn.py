@@ -1,11 +1,10 @@
-"""`sparse_nn`: embedding tables are spread over devices, the dense rest is on each of them.
+"""`sparse_nn`: distribute embedding tables over devices, and replicate the dense rest on each.
 
-For recommendation models, whose tables exceed any device while the rest is small. The rule is that
-of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with liveness memory.
-Where torch combines partitions of neighbouring levels, tables are packed largest first, each on the
-fullest device that takes it (best fit decreasing), which opens fewer devices; where those are still
-too many, a search tries other packings. Over as many devices, tables are then spread by computing
-time as far as memory allows.
+This is for recommendation models, whose tables exceed any device while the rest is small. The rule
+is that of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with liveness
+memory. Where torch combines partitions of neighbouring levels, tables are packed by best fit
+decreasing, which uses fewer devices; if these are still too many, a search tries other packings.
+Tables are then balanced by compute time over the same number of devices, as far as memory allows.
 """
 
 import itertools
@@ -36,12 +35,12 @@ from fxpart.placement.single import single_device
 __all__ = ["embedding_units", "looks_up", "sparse_nn"]
 
 
-# Which operators of a graph look up embeddings, and what goes with them.
+# Embedding lookups of a graph, and the operators that go with them.
 
 _LOOKUP = re.compile(
     r"(?:aten\.)?_?embedding(?:_bag)?(?:_forward_only|_renorm_?)?(?:\.\w+)?|Embedding(?:Bag)?"
 )
-"""Operators of torch, functions, and module classes where whole modules are captured."""
+"""Operators of torch, functions, and module classes if whole modules are captured."""
 
 
 def looks_up(target: str) -> bool:
@@ -50,11 +49,11 @@ def looks_up(target: str) -> bool:
 
 
 def embedding_units(graph: OpGraph) -> list[IntArray]:
-    """Return the operators that belong with each embedding table, in order of the first lookup.
+    """Return the operators of each embedding table, in order of the first lookup.
 
-    A unit is the lookups that share a table, what must share a device with them, and operators
-    without weights that make nothing but indices for them out of inputs of the model. Empty when
-    there is no lookup.
+    A unit consists of the lookups that share a table, operators grouped with them, and operators
+    without weights that only prepare indices for them from model inputs. Empty if there is no
+    lookup.
     """
     unit_of = _units_by_table(graph)
     _add_preparation(graph, unit_of)
@@ -79,7 +78,7 @@ def _units_by_table(graph: OpGraph) -> IntArray:
 
 
 def _add_preparation(graph: OpGraph, unit_of: IntArray) -> None:
-    """Give operators that prepare indices to the unit that they are for, in `unit_of`."""
+    """Assign operators that prepare indices to their unit, in `unit_of`."""
     wanted = _only_for_one_unit(graph, unit_of)
     alone = np.bincount(graph.group, minlength=graph.n_ops)[graph.group] == 1
     for op in np.flatnonzero((wanted >= 0) & alone).tolist():
@@ -89,9 +88,9 @@ def _add_preparation(graph: OpGraph, unit_of: IntArray) -> None:
 
 
 def _only_for_one_unit(graph: OpGraph, unit_of: IntArray) -> IntArray:
-    """Return for each dense operator without weights the only unit that reads from it, else -1.
+    """Return the only unit that depends on each dense operator without weights, else -1.
 
-    Directly, or through other such operators.
+    Dependencies may be direct or through other such operators.
     """
     none, several = -1, -2
     reader_unit = np.full(graph.n_ops, none, dtype=np.int64)
@@ -105,21 +104,21 @@ def _only_for_one_unit(graph: OpGraph, unit_of: IntArray) -> IntArray:
         for value in graph.reads_of(op).tolist():
             maker = int(graph.value_producer[value])
             if maker >= 0:
-                fresh = reader_unit[maker] == none and unit >= 0
-                same = fresh or reader_unit[maker] == unit
+                is_first_reader = reader_unit[maker] == none and unit >= 0
+                same = is_first_reader or reader_unit[maker] == unit
                 reader_unit[maker] = unit if same and unit >= 0 else several
     return unit_for
 
 
 @fastest_first
 def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
-    """Return the model on one device if it fits there, else its tables packed onto several.
+    """Place the model on one device if it fits, or else pack its tables onto several.
 
-    Every device so used holds the dense partitions as well, and these take inputs in turn.
+    Every device in use also has the dense partitions, which take inputs round-robin.
 
     Raises:
-        SpecError: when devices have unequal memory, or the model has no embeddings.
-        InfeasibleError: when the dense rest and one table exceed a device, or the tables need more
+        SpecError: if devices have unequal memory, or the model has no embeddings.
+        InfeasibleError: if the dense rest and one table exceed a device, or the tables need more
             devices than there are.
 
     """
@@ -134,7 +133,7 @@ def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
             " operators; take mode=size_based or mode=kl_based"
         )
     bins = _packed(problem, units)
-    # Homes 0: of the dense rest; d + 1: of the tables of device d.
+    # Home 0 is the dense rest; home d + 1 is the tables of device d.
     home_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
     for device, tables in enumerate(bins):
         for unit in tables:
@@ -155,10 +154,10 @@ def _refuse_unequal(problem: Problem) -> None:
 
 
 def _packed(problem: Problem, units: list[IntArray]) -> list[tuple[int, ...]]:
-    """Return the tables of each device that is used, in order of the devices."""
+    """Return the tables of each device in use, in device order."""
     devices = problem.topology.memory_bytes.tolist()
     capacity, sizes = devices[0], table_sizes(problem, units)
-    # A stable sort: of equal tables, the first in graph order first.
+    # A stable sort keeps equal tables in graph order.
     table_bytes = [weight_bytes_of(problem.memory, operators) for operators in units]
     order = sorted(range(len(units)), key=lambda unit: -table_bytes[unit])
     for unit in order:

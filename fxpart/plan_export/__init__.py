@@ -1,4 +1,4 @@
-"""A plan in the words of other tools, so that they can carry it out."""
+"""Export plans to the formats of other tools, so that those can run them."""
 
 from fxpart.plan_export.carriers import Carriers, carriers
 from fxpart.plan_export.device_map import DeviceMap, device_map

@@ -1,9 +1,9 @@
-"""Where accelerate runs each operator of a model that it has dispatched by a device map.
+"""Predict where accelerate runs each operator of a model dispatched by a device map.
 
-Accelerate puts a hook on every module of the map, and on every module with tensors inside one: the
-hook moves what the module is called with to the module's device. Operators that stand in such a
-module run there. Those of a module around them, such as the residual sum of a block whose halves
-lie on two devices, run where their inputs are; when these are on two devices, torch refuses.
+Accelerate hooks every module of the map, and every module with tensors inside one: the hook moves
+the arguments of a call to the module's device, where its operators run. Operators of unhooked
+modules around them, such as the residual sum of a block split over two devices, run where their
+operands are; if these are on two devices, torch fails.
 """
 
 from collections.abc import Mapping
@@ -20,37 +20,37 @@ __all__ = ["HookedRun", "hooked_run"]
 _SAME = frozenset(
     {"aten.to.dtype", "aten.type_as.default", "aten.contiguous.default", "aten.dropout.default"}
 )
-"""Operators that give back their input when there is nothing to do."""
+"""Operators that return their input unchanged if there is nothing to do."""
 _MOVING = frozenset({"aten.to.device", "aten.to.dtype_layout", "aten.to.other"})
-"""Operators by which a model moves a tensor to a device itself: to where it is then read."""
+"""Operators by which a model itself moves a tensor, to wherever it is read next."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HookedRun:
-    """What becomes of a plan when only modules can be placed."""
+    """The run of a plan by accelerate, which can only place modules."""
 
     device_of: IntArray
     """Device that runs each operator. Length n."""
     torn: tuple[str, ...]
-    """Modules that have an operator of their own whose inputs are on several devices."""
+    """Modules with an operator of their own whose operands are on several devices."""
 
 
 def hooked_run(
     graph: OpGraph, entries: Mapping[str, int], homes: Mapping[str, int], main_device: int
 ) -> HookedRun:
-    """Return where the operators run under the map `entries`.
+    """Return where operators run under the map `entries`.
 
     Args:
         graph: the captured model.
         entries: module path to device.
         homes: device of each module that holds tensors.
-        main_device: device that the model's inputs are moved to.
+        main_device: device of the model's inputs.
 
     """
     hooks, flow = _hooks(graph, entries, homes, main_device), _flow(graph)
     moved_to = [next((hooks[m] for m in way if m in hooks), None) for way in flow.ways]
     made_on: list[int | None] = [None] * graph.n_values
-    ran: list[int | None] = []
+    run_on: list[int | None] = []
     torn: dict[str, None] = {}
     for op, module in enumerate(graph.modules):
         devices = dict.fromkeys([homes[holder] for holder in flow.holders[op]])
@@ -61,41 +61,41 @@ def hooked_run(
         if len(devices) > 1:
             torn[module] = None
         device = next(iter(devices), None)
-        ran.append(device)
+        run_on.append(device)
         for value in flow.makes[op]:
             made_on[value] = None if graph.targets[op] in _MOVING else device
     device_of = [
         _nearest_hook(hooks, graph.modules[op]) if device is None else device
-        for op, device in enumerate(ran)
+        for op, device in enumerate(run_on)
     ]
     return HookedRun(np.array(device_of, dtype=np.int64), tuple(torn))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Flow:
-    """What each operator of a graph needs and makes; tuples have an item for each operator."""
+    """Operands and results of each operator of a graph; tuples have one item per operator."""
 
     holders: tuple[tuple[str, ...], ...]
-    """The modules that hold the weights that it uses."""
+    """The modules that hold its weights."""
     reads: tuple[tuple[tuple[int, int], ...], ...]
-    """The values that it holds when it reads, and the place in `ways` of how each came to it."""
+    """The values that it references, and the index in `ways` of the path by which each arrives."""
     makes: tuple[range, ...]
-    """The values that it makes."""
+    """The values that it produces."""
     ways: tuple[tuple[str, ...], ...]
-    """Modules through whose hooks a value comes down, from the reader's outwards."""
+    """Modules whose hooks a value passes on its way to a reader, innermost first."""
 
 
 @lru_cache(maxsize=4)
 def _flow(graph: OpGraph) -> _Flow:
-    """Return what follows from the graph alone, which its plans share."""
+    """Return the data flow of a graph, cached for all of its plans."""
     made_in = [graph.modules[op] if op >= 0 else None for op in graph.value_producer.tolist()]
     first_made = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1)).tolist()
     ways: dict[tuple[str, ...], int] = {}
     reads = []
     for op, module in enumerate(graph.modules):
         objects = [_object_read(graph, value, module) for value in graph.reads_of(op).tolist()]
-        down = [_way(module, made_in[value]) for value in objects]
-        places = [ways.setdefault(way, len(ways)) for way in down]
+        paths = [_way(module, made_in[value]) for value in objects]
+        places = [ways.setdefault(way, len(ways)) for way in paths]
         reads.append(tuple(zip(objects, places, strict=True)))
     return _Flow(
         holders=tuple(
@@ -110,14 +110,14 @@ def _flow(graph: OpGraph) -> _Flow:
 
 @lru_cache(maxsize=4)
 def _modules(graph: OpGraph) -> tuple[str, ...]:
-    """Return all modules that operators stand in, in graph order."""
+    """Return all modules with operators inside, in graph order."""
     return tuple(dict.fromkeys(parent for path in graph.modules for parent in parents(path)))
 
 
 def _hooks(
     graph: OpGraph, entries: Mapping[str, int], homes: Mapping[str, int], main_device: int
 ) -> dict[str, int]:
-    """Return the device of each module that has a hook; the model itself has one always."""
+    """Return the device of each hooked module; the model itself always has a hook."""
     stateful = {parent for path in homes for parent in parents(path)}
     hooks = {"": main_device}
     for module in _modules(graph):
@@ -128,11 +128,11 @@ def _hooks(
 
 
 def _object_read(graph: OpGraph, value: int, reader: str) -> int:
-    """Return the value whose tensor an operator of module `reader` holds when it reads `value`.
+    """Return the value whose tensor an operator of module `reader` references as `value`.
 
-    An operator that changes nothing gives back the tensor that it was given. The trace of a model
-    names the latest such operator, also where that stands in a module which the reader called, and
-    whose inputs a hook had moved: the reader still holds what it passed in.
+    An operator without effect returns its input tensor. The trace refers to the latest such
+    operator, even if it is in a module called by the reader, whose inputs a hook had moved; but the
+    reader still references the tensor that it passed in.
     """
     while graph.value_base[value] >= 0 and graph.value_producer[value] >= 0:
         maker = int(graph.value_producer[value])
@@ -143,15 +143,16 @@ def _object_read(graph: OpGraph, value: int, reader: str) -> int:
 
 
 def _way(reader: str, maker: str | None) -> tuple[str, ...]:
-    """Return the modules through whose hooks a value comes to an operator of module `reader`.
+    """Return the modules whose hooks a value passes on its way to an operator of module `reader`.
 
-    It comes down from the innermost module around both. `maker` is None for what the model is
-    called with. The first of them that has a hook decides where the operator finds the value.
+    The path starts at the innermost module around producer and reader; `maker` is None for the
+    model's inputs. The first hooked module of the result decides on which device the operator sees
+    the value.
     """
     around = parents(reader)
     return around if maker is None else around[: around.index(shared_parent(reader, maker))]
 
 
 def _nearest_hook(hooks: Mapping[str, int], module: str) -> int:
-    """Return the device of the innermost hook around: where a new tensor is taken to be made."""
+    """Return the device of the innermost hook around, where new tensors are assumed to be made."""
     return next(hooks[parent] for parent in parents(module) if parent in hooks)

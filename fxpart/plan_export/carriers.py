@@ -1,4 +1,4 @@
-"""What can carry a plan out as it is, beside our own execution of it."""
+"""Determine which other tools can run a plan as it is."""
 
 from dataclasses import dataclass
 
@@ -14,41 +14,41 @@ __all__ = ["Carriers", "carriers"]
 
 
 _FEW = 0.02
-"""Share of the operators that may run elsewhere than planned: masks, positions, sums."""
+"""Largest share of operators that may run on other devices than planned: masks, positions, sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carriers:
-    """How far other tools can carry a plan out."""
+    """How well other tools can run a plan."""
 
     torn: tuple[str, ...]
-    """Modules that accelerate cannot run as divided (`DeviceMap.torn`)."""
+    """Modules that accelerate cannot run as split (`DeviceMap.torn`)."""
     elsewhere: int
     """Operators that accelerate would run on another device than planned."""
     operators: int
-    """Of the graph; checks are none."""
+    """Number of operators of the graph, without checks."""
     inside: str | None
-    """Where a stage begins that is no module's begin or end; empty where the plan is no row of
-    stages, None where torch's pipelines can cut it."""
+    """The module inside which a stage begins; empty if the plan is not a sequence of stages, None
+    if torch's pipelines can split it."""
 
     @property
     def accelerate(self) -> bool:
-        """Return whether accelerate can run the plan by its device map, but for a few operators."""
+        """Whether accelerate can run the plan by its device map, except for a few operators."""
         return not self.torn and self.elsewhere <= _FEW * self.operators
 
     @property
     def pipelining(self) -> bool:
-        """Return whether torch's pipelines can run the plan by its split points."""
+        """Whether torch's pipelines can run the plan by its split points."""
         return self.inside is None
 
 
 def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
-    """Return what can carry out a plan, which must have no replicas.
+    """Determine which tools can run a plan without replicas.
 
-    Torch's pipelines run stages on devices in turn: one on each, or several in rounds.
+    Torch's pipelines assign stages to devices round-robin, one or several on each.
 
     Raises:
-        SpecError: for a plan with replicas.
+        SpecError: if the plan has replicas.
 
     """
     mapped = device_map(graph, assignment)
@@ -60,15 +60,15 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
     else:
         stages = np.unique(assignment.partition_of[forward_operators(graph)]).tolist()
         homes = [assignment.devices_of_partition[stage][0] for stage in stages]
-        turns = list(dict.fromkeys(homes))
-        if homes != [turns[stage % len(turns)] for stage in range(len(homes))]:
+        cycle = list(dict.fromkeys(homes))
+        if homes != [cycle[stage % len(cycle)] for stage in range(len(homes))]:
             inside = ""
     computing = int((~graph.is_check).sum())
     return Carriers(mapped.torn, len(mapped.moved), computing, inside)
 
 
 def _first_begin_inside(graph: OpGraph, assignment: Assignment) -> str:
-    """Return the module in which a stage begins; empty where partitions are no row of stages."""
+    """Return the module inside which a stage begins; empty if partitions are not sequential."""
     ops = forward_operators(graph)
     stage = assignment.partition_of[ops]
     if (np.diff(stage) < 0).any() or (np.diff(stage) > 1).any():

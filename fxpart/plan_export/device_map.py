@@ -1,8 +1,8 @@
-"""A plan as Hugging Face accelerate's `device_map`: a device for each module.
+"""Export a plan as Hugging Face accelerate's `device_map`: a device for each module.
 
-Accelerate runs a module where its tensors lie, so a map is a plan only as far as whole modules go.
-`DeviceMap` therefore says which operators will run elsewhere than planned, and in which modules
-accelerate would stop.
+Accelerate runs a module where its tensors are, so a map can only express placements of whole
+modules. `DeviceMap` therefore lists the operators that run on other devices than planned, and the
+modules in which accelerate would fail.
 """
 
 import re
@@ -21,17 +21,17 @@ from fxpart.plan_export.accelerate_hooks import hooked_run
 __all__ = ["DeviceMap", "device_map"]
 
 
-# One device for each module that holds tensors, the one where its operators are planned. Accelerate
-# places whole modules. So all tensors of one module lie on one device, and so do tied
-# weights, whichever modules hold them, and everything in a module that is kept whole.
+# Assign each module that holds tensors to the device planned for its operators. Accelerate places
+# whole modules, so all tensors of a module are on one device, as are tied weights of different
+# modules, and everything inside a module that is kept whole.
 
-# The plans of one graph share what follows from the graph alone.
+# Facts about a graph are cached for all of its plans.
 _GRAPHS = 4
 
 
 @lru_cache(maxsize=_GRAPHS)
 def _first_users(graph: OpGraph) -> tuple[int, ...]:
-    """Return for each weight the first operator that uses it."""
+    """Return the first operator that uses each weight."""
     first: dict[int, int] = {}
     for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
         first.setdefault(weight, op)
@@ -40,7 +40,7 @@ def _first_users(graph: OpGraph) -> tuple[int, ...]:
 
 @lru_cache(maxsize=_GRAPHS)
 def _first_operators(graph: OpGraph) -> dict[str, int]:
-    """Return the first operator of each module that has operators of its own, in graph order."""
+    """Return the first operator of each module with operators of its own, in graph order."""
     first: dict[str, int] = {}
     for op, module in enumerate(graph.modules):
         first.setdefault(module, op)
@@ -50,21 +50,20 @@ def _first_operators(graph: OpGraph) -> dict[str, int]:
 def _module_homes(
     graph: OpGraph, device_of: IntArray, names: Sequence[str], whole: Sequence[str]
 ) -> dict[str, int]:
-    """Return the device of each module that holds tensors itself, in the order of their names.
+    """Return the device of each module that directly holds tensors, in the order of their names.
 
-    Modules that must share a device take the one where most bytes of their weights are planned; a
-    weight counts where it is first used. Modules whose tensors no operator uses go with their own
-    operators, else with their neighbours.
+    Modules that must share a device use the one planned for most bytes of their weights, each
+    counted where it is first used. Modules with unused tensors go with their own operators, or else
+    with their neighbours.
 
     Args:
         graph: the captured model.
         device_of: planned device of each operator. Length n.
-        names: all parameters and buffers, as far as they are known; those that operators use are
-            added.
-        whole: paths of modules that stay on one device with all that is in them.
+        names: all known parameters and buffers; those used by operators are added.
+        whole: paths of modules to keep on one device with everything inside.
 
     Raises:
-        SpecError: when a module of `whole` does not exist.
+        SpecError: if a module of `whole` does not exist.
 
     """
     holders = _holders(graph, names)
@@ -78,7 +77,7 @@ def _module_homes(
 
 
 def _holders(graph: OpGraph, names: Iterable[str]) -> list[str]:
-    """Return the modules that hold a tensor, and those that use another module's as their own."""
+    """Return the modules that hold a tensor, and those that use a tensor of another module."""
     holders = dict.fromkeys(owner(name) for name in (*names, *graph.weight_names))
     holders.update(dict.fromkeys(user for user, _ in _ties(graph)))
     return list(holders)
@@ -86,12 +85,12 @@ def _holders(graph: OpGraph, names: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=_GRAPHS)
 def _ties(graph: OpGraph) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of a module and the holder, elsewhere, of a weight that it uses as well."""
+    """Return the pairs of a module and the outside holder of a weight that it uses."""
     ties: dict[tuple[str, str], None] = {}
     holder = [owner(name) for name in graph.weight_names]
     for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
         user = graph.modules[op]
-        # A module may use the tensors of modules in it; others are its own by another name.
+        # A module may use tensors of its submodules; others are tied to tensors of its own.
         if not is_within(holder[weight], user):
             ties[user, holder[weight]] = None
     return tuple(ties)
@@ -127,61 +126,66 @@ def _join_ties(graph: OpGraph, leader: dict[str, str]) -> None:
 
 
 def _heaviest(graph: OpGraph, device_of: IntArray, leader: dict[str, str]) -> dict[str, int]:
-    """Return the device with most bytes of each group of modules; of equals the first in use."""
+    """Return the device with the most bytes for each group of modules; ties go to first use."""
     first, sizes, planned = _first_users(graph), graph.weight_bytes.tolist(), device_of.tolist()
     bytes_on: dict[str, dict[int, int]] = {}
     for weight in sorted(range(len(first)), key=first.__getitem__):
-        on = bytes_on.setdefault(_root(leader, owner(graph.weight_names[weight])), {})
+        device_bytes = bytes_on.setdefault(_root(leader, owner(graph.weight_names[weight])), {})
         device = planned[first[weight]]
-        on[device] = on.get(device, 0) + sizes[weight]
-    return {group: max(on, key=on.__getitem__) for group, on in bytes_on.items()}
+        device_bytes[device] = device_bytes.get(device, 0) + sizes[weight]
+    return {
+        group: max(device_bytes, key=device_bytes.__getitem__)
+        for group, device_bytes in bytes_on.items()
+    }
 
 
 def _with_unused(
     graph: OpGraph, device_of: IntArray, leader: dict[str, str], homes: dict[str, int]
 ) -> dict[str, int]:
-    """Return the device of every module of `leader`; `homes` has those of groups in use."""
+    """Return the device of every module in `leader`; `homes` has those of groups in use."""
     for path, op in _first_operators(graph).items():
         if path in leader:
             homes.setdefault(_root(leader, path), int(device_of[op]))
-    near: dict[str, int] = {"": int(device_of[0])}
+    device_near: dict[str, int] = {"": int(device_of[0])}
     for path in leader:
         home = homes.get(_root(leader, path))
         if home is not None:
-            near.update((parent, near.get(parent, home)) for parent in parents(path) if parent)
+            device_near.update(
+                (parent, device_near.get(parent, home)) for parent in parents(path) if parent
+            )
     return {
         path: homes.setdefault(
-            _root(leader, path), next(near[p] for p in parents(path) if p in near)
+            _root(leader, path), next(device_near[p] for p in parents(path) if p in device_near)
         )
         for path in leader
     }
 
 
 _CONSTANT = re.compile(r"lifted_tensor_\d+")
-"""What torch.export calls a tensor that the model makes out of plain numbers."""
+"""Names that torch.export gives to tensors made from constants."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DeviceMap:
-    """A device for each module, and how far that is the plan.
+    """A device for each module, with its deviations from the plan.
 
     ``dispatch_model(model, device_map=found.entries, main_device=found.main_device)``.
     """
 
     entries: Mapping[str, int]
-    """Module path to logical device, as JSON can say it. Paths are disjoint, except that a module
-    with tensors of its own may stand around others; the longest path counts. ``""`` is the whole
-    model. When that is divided, a parameter that the model holds itself is named by its own name,
-    which accelerate warns about and then does."""
+    """Module path to logical device, JSON-serializable. Paths are disjoint, except that a module
+    with tensors of its own may enclose others; the longest path applies. ``""`` is the whole model.
+    If the model is split, parameters held by the model itself have entries by their own names,
+    which accelerate warns about but accepts."""
     main_device: int
-    """Device that the model's inputs are moved to, and its own tensors."""
+    """Device of the model's inputs and its own tensors."""
     device_of: IntArray
     """Device on which accelerate runs each operator. Length n."""
     moved: tuple[str, ...]
     """Operators that run on another device than planned, in graph order."""
     torn: tuple[str, ...]
-    """Modules that accelerate cannot run as divided: an operator of their own would meet tensors
-    of several devices. Keep these, or a module around them, whole."""
+    """Modules that accelerate cannot run as split, since one of their own operators would have
+    operands on several devices. Keep these, or a module around them, whole."""
     weight_bytes: Mapping[int, int]
     """Bytes of the weights on each device, by logical id."""
 
@@ -192,21 +196,21 @@ def device_map(
     names: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> DeviceMap:
-    """Return the device map that is nearest to `assignment`.
+    """Return the device map closest to `assignment`.
 
-    A module's tensors go where they are first used; tied weights to one device. What is all on one
-    device is one entry.
+    A module's tensors go where they are first used, and tied weights to one device. Modules
+    entirely on one device become a single entry.
 
     Args:
         graph: the model, captured by operators or by modules.
         assignment: the plan.
-        names: ``list(model.state_dict())``. Without it, tensors that no operator uses are not
-            known: then they are covered only where an entry lies around them.
-        whole: paths of modules to keep on one device, the one where most bytes of their weights
-            are planned. Such are the blocks that accelerate knows as `no_split_module_classes`.
+        names: ``list(model.state_dict())``. Without it, unused tensors are unknown, and are only
+            covered by entries of enclosing modules.
+        whole: paths of modules to keep on the device planned for most bytes of their weights, such
+            as the blocks in accelerate's `no_split_module_classes`.
 
     Raises:
-        SpecError: when a partition has replicas, or a module of `whole` does not exist.
+        SpecError: if a partition has replicas, or a module of `whole` does not exist.
 
     """
     _refuse_replicas(assignment)
@@ -215,12 +219,12 @@ def device_map(
     main = _main_device(graph, planned, homes)
     entries = _entries(homes, main, _own_tensors(graph, names))
     run = hooked_run(graph, entries, homes, main)
-    elsewhere = np.flatnonzero((run.device_of != planned) & ~graph.is_check)
+    displaced = np.flatnonzero((run.device_of != planned) & ~graph.is_check)
     return DeviceMap(
         entries=entries,
         main_device=main,
         device_of=run.device_of,
-        moved=tuple(graph.names[op] for op in elsewhere.tolist()),
+        moved=tuple(graph.names[op] for op in displaced.tolist()),
         torn=run.torn,
         weight_bytes=_weight_bytes(graph, homes),
     )
@@ -237,7 +241,7 @@ def _refuse_replicas(assignment: Assignment) -> None:
 
 
 def _main_device(graph: OpGraph, planned: IntArray, homes: Mapping[str, int]) -> int:
-    """Return the device of the model's own tensors, else of the first tensors in use."""
+    """Return the device of the model's own tensors, or else of the first tensors used."""
     if "" in homes:
         return homes[""]
     if len(graph.uses) == 0:
@@ -246,16 +250,16 @@ def _main_device(graph: OpGraph, planned: IntArray, homes: Mapping[str, int]) ->
 
 
 def _own_tensors(graph: OpGraph, names: Sequence[str]) -> list[str]:
-    """Return the tensors that the model itself holds and saves, as far as that is known.
+    """Return the known tensors that the model itself holds and saves.
 
-    Buffers that are not saved need no entry: accelerate puts them on the main device.
+    Non-persistent buffers need no entry, since accelerate puts them on the main device.
     """
     own_names = [name for name in names or graph.weight_names if not owner(name)]
     return [name for name in own_names if not _CONSTANT.fullmatch(name)]
 
 
 def _entries(homes: Mapping[str, int], main: int, own_names: list[str]) -> dict[str, int]:
-    """Return few entries that say `homes`, in the order of what they cover."""
+    """Return a compact set of entries for `homes`, in the order of what they cover."""
     devices: dict[str, set[int]] = {"": {main}}
     place: dict[str, int] = {}
     for index, (path, device) in enumerate(homes.items()):
@@ -266,17 +270,17 @@ def _entries(homes: Mapping[str, int], main: int, own_names: list[str]) -> dict[
         return {"": main}
     entries = dict.fromkeys(own_names, main)
     tops = dict.fromkeys(_entry_of(path, homes, devices) for path in homes if path)
-    # Readers who go through the entries in order must meet what lies around first.
+    # Readers that apply entries in order must see enclosing modules first.
     for top in sorted(tops, key=lambda path: (place[path], len(path))):
         entries[top] = homes[top] if top in homes else min(devices[top])
     return entries
 
 
 def _entry_of(path: str, homes: Mapping[str, int], devices: Mapping[str, set[int]]) -> str:
-    """Return the outermost module around `path` that is all on one device, else `path`.
+    """Return the outermost module around `path` that is entirely on one device, or else `path`.
 
-    An entry inside another is for a single module: accelerate has given those inside it the hooks
-    of the outer one by then, and keeps them.
+    An entry inside another applies to a single module: by then accelerate has hooked everything
+    inside for the outer entry, and keeps those hooks.
     """
     around = parents(path)[:-1]
     if any(parent in homes and len(devices[parent]) > 1 for parent in around):

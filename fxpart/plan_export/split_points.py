@@ -1,7 +1,7 @@
-"""A plan as split points of `torch.distributed.pipelining.pipeline`: module path to place.
+"""Export a plan as split points of `torch.distributed.pipelining.pipeline`: module path to place.
 
-That function cuts a model's trace where a module begins or ends, so a plan can leave this way when
-its partitions are runs of operators and each begins with a module, or after one.
+That function splits a model's trace where a module begins or ends, so a plan can be exported if its
+partitions are runs of operators that each begin at the start or end of a module.
 """
 
 import numpy as np
@@ -17,20 +17,20 @@ _CHANGE = "plan with granularity=module, or cut after modules with mode=pipeline
 
 
 def forward_operators(graph: OpGraph) -> IntArray:
-    """Return the operators before the backward, without checks, which go with what they check."""
+    """Return the operators before the backward, without checks, which follow their operands."""
     return np.flatnonzero(~graph.is_check[: graph.first_backward])
 
 
 def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace]:
-    """Return the modules before or after which the model is cut, in order; one fewer than stages.
+    """Return the modules before or after which to split the model, in order.
 
     ``{path: SplitPoint[place] for path, place in found.items()}`` is the `split_spec` of
-    ``torch.distributed.pipelining.pipeline``. Each partition is one stage; on which devices it
-    runs, and on how many, is for the caller of the stages to say. A training step is cut as its
-    forward is: torch's pipelines run the backward of a stage where the stage is.
+    ``torch.distributed.pipelining.pipeline``. Each partition is one stage, so there is one split
+    point fewer than stages; the devices of a stage are up to whoever runs it. A training step is
+    split like its forward, since torch's pipelines run the backward of a stage with the stage.
 
     Raises:
-        SpecError: when partitions are not runs of operators in graph order, or one begins inside a
+        SpecError: if partitions are not runs of operators in graph order, or one begins inside a
             module.
 
     """

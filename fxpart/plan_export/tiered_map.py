@@ -1,4 +1,4 @@
-"""A plan with tiers as accelerate's `device_map`: a device, ``cpu`` or ``disk`` for each module."""
+"""Export an offloading plan as a `device_map`: a device, ``cpu`` or ``disk`` for each module."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,28 +14,28 @@ __all__ = ["tiered_device_map"]
 def tiered_device_map(
     graph: OpGraph, device_of: IntArray, tier_of: Mapping[int, str], names: Sequence[str] = ()
 ) -> dict[str, int | str]:
-    """Return the entries of the map that is nearest to a plan.
+    """Return the entries of the device map closest to a plan.
 
-    ``dispatch_model(model, entries, main_device=..., offload_dir=...)`` copies what is on ``cpu``
-    or ``disk`` to the main device for as long as it runs.
+    ``dispatch_model(model, entries, main_device=..., offload_dir=...)`` copies modules on ``cpu``
+    or ``disk`` to the main device while they run.
 
     Args:
         graph: the captured model.
         device_of: planned device of each operator. Length n.
-        tier_of: of operators whose weights lie in a tier, ``cpu`` or ``disk``.
+        tier_of: ``cpu`` or ``disk`` for operators with offloaded weights.
         names: ``list(model.state_dict())``, as for `device_map`.
 
     """
-    words = ("cpu", "disk")
+    tiers = ("cpu", "disk")
     devices = int(device_of.max(initial=0)) + 1
-    apart = device_of.copy()
-    for op, word in tier_of.items():
-        apart[op] = devices + words.index(word)
-    # All operators of a group lie where its first one does.
-    apart = apart[graph.group]
-    numbered, place = np.unique(apart, return_inverse=True)
+    place_of = device_of.copy()
+    for op, tier in tier_of.items():
+        place_of[op] = devices + tiers.index(tier)
+    # All operators of a group are placed with its first one.
+    place_of = place_of[graph.group]
+    numbered, place = np.unique(place_of, return_inverse=True)
     mapped = device_map(graph, partition_by_device(graph, place.astype(np.int64)), names)
-    named: list[int | str] = [
-        words[number - devices] if number >= devices else number for number in numbered.tolist()
+    device_names: list[int | str] = [
+        tiers[number - devices] if number >= devices else number for number in numbered.tolist()
     ]
-    return {path: named[device] for path, device in mapped.entries.items()}
+    return {path: device_names[device] for path, device in mapped.entries.items()}

@@ -1,4 +1,4 @@
-"""Pipeline schedules over micro-batches, simulated: how long a step takes, and what it holds."""
+"""Simulated pipeline schedules over microbatches: the time and memory of a step."""
 
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.engine_memory import engine_peak_bytes

@@ -1,4 +1,4 @@
-"""What one micro-batch costs each stage of a pipeline, and what passes between stages."""
+"""Costs of one microbatch in each stage of a pipeline, and transfers between stages."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,54 +16,55 @@ def _refuse_no_time(what: str, time_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage. Bytes are of one micro-batch where nothing else is said."""
+    """Costs of one stage, per microbatch unless stated otherwise."""
 
     device: int
     """Logical id of the device that the stage is on."""
     forward_s: float
     backward_s: float = 0.0
     weight_bytes: int = 0
-    """Of the weights that no earlier stage on the device uses too, and of what an optimizer keeps
-    for them; there for the whole step."""
+    """Weights not used by an earlier stage on the device, and their optimizer state; resident for
+    the whole step."""
     gradient_bytes: int = 0
-    """Of the gradients that the step hands on, made by the first backward; those of later ones are
-    added to them."""
+    """Gradients that the step returns, allocated by the first backward; later ones are accumulated
+    into them."""
     input_bytes: int = 0
-    """Of the model's inputs that the stage reads; those of all micro-batches are there for the
-    whole step."""
+    """Model inputs read by the stage; those of all microbatches are resident for the whole step."""
     output_bytes: int = 0
-    """Of the model's results that the forward makes; they stay to the end of the step."""
+    """Model results produced by the forward; they live to the end of the step."""
     saved_bytes: int = 0
-    """Alive from the forward of a micro-batch to its backward, results and inputs not counted."""
+    """Saved activations, live from the forward of a microbatch to its backward, without results and
+    inputs."""
     forward_peak_bytes: int = 0
-    """The most alive at once during the forward: what it saves and its results counted, weights
-    and inputs not."""
+    """Peak during the forward, including saved activations and results but not weights and
+    inputs."""
     backward_peak_bytes: int = 0
-    """The most alive at once during a backward: what was saved counted, weights, inputs and
-    `gradient_bytes` not; a gradient counts until it is added to what there is."""
+    """Peak during a backward, including saved activations but not weights, inputs and
+    `gradient_bytes`; a gradient counts until it is accumulated."""
     first_backward_peak_bytes: int = 0
-    """The same for the first micro-batch, whose gradients stay."""
+    """Peak during the backward of the first microbatch, whose gradients stay live."""
     update_s: float = 0.0
-    """Of the updates of its weights, once a step."""
+    """Time of its weight updates, once per step."""
     update_peak_bytes: int = 0
-    """The most that those make at once, beside what the step holds at its end."""
+    """Peak of the updates' temporaries, on top of what is live at the end of the step."""
     update_kept_bytes: int = 0
-    """The part of it that stays until all updates of the device are done."""
+    """The part of `update_peak_bytes` that lives until all updates of the device are done."""
     within_s: float = 0.0
-    """Of sums over replicas inside the model: while they go on, the device waits in its forward."""
+    """Time of all-reduces over replicas inside the model, during which the device stalls in its
+    forward."""
     reduce_s: float = 0.0
-    """Of sums over replicas of its gradients and results, once a step, before the updates of its
-    device, which waits for them."""
+    """Time of all-reduces over replicas of its gradients and results, once per step, before the
+    updates of the device, which wait for them."""
     shards: StageShards | None = None
-    """Where replicas share its weights; `weight_bytes` then has their shards instead."""
+    """Costs of weights sharded over replicas, if any; `weight_bytes` then counts only shards."""
 
     def __post_init__(self) -> None:
-        """Refuse times that are none."""
+        """Check that times are finite and not negative."""
         for name in ("forward_s", "backward_s", "update_s", "within_s", "reduce_s"):
             _refuse_no_time(f"{name} of a stage on device {self.device}", getattr(self, name))
 
     def without_collectives(self) -> "StageCost":
-        """Return the same where collectives of weights and gradients take no time."""
+        """Return these costs with free collectives of weights and gradients."""
         if self.shards is None:
             return self
         shards = self.shards.without_collectives()
@@ -71,39 +72,39 @@ class StageCost:
         return replace(self, shards=shards, reduce_s=max(0.0, reduce_s))
 
     def seconds(self, kind: str, gathered: Gathered = Gathered.NOTHING) -> float:
-        """Return the time of its forward, `kind` ``F``, waiting included, or backward, ``B``."""
+        """Return the time of its forward (`kind` ``F``) or backward (``B``), including stalls."""
         needs = stage_needs(self, gathered)
         if kind == "F":
             return self.forward_s + self.within_s + needs.forward_wait_s
         return self.backward_s + needs.backward_wait_s
 
     def computing_s(self, kind: str) -> float:
-        """Return the same without the time in which the device waits."""
+        """Return the compute time of its forward (`kind` ``F``) or backward (``B``)."""
         return self.forward_s if kind == "F" else self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
 class StageLink:
-    """What one stage sends another for each micro-batch when its forward, or backward, is done."""
+    """A transfer between stages after each forward, or backward, of a microbatch."""
 
     kind: str
-    """``F`` or ``B``: after which of the two it is sent, and which of the two waits for it."""
+    """``F`` or ``B``: the kind of action that sends it, and that waits for it."""
     source: int
-    """Stage that sends. Of a forward it is before `target`, of a backward behind it."""
+    """Sending stage, before `target` in a forward and after it in a backward."""
     target: int
-    """Stage that receives, on another device."""
+    """Receiving stage, on another device."""
     sent_bytes: int
     seconds: float
-    """How long it occupies the link between the two devices."""
+    """Time for which it occupies the link between the two devices."""
 
     def __post_init__(self) -> None:
-        """Refuse a time that is none."""
+        """Check that the time is finite and not negative."""
         _refuse_no_time(f"seconds of a link from {self.source} to {self.target}", self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineCosts:
-    """A pipeline: its stages in order, and what they send each other."""
+    """A pipeline: its stages in order, and the transfers between them."""
 
     stages: tuple[StageCost, ...]
     links: tuple[StageLink, ...]

@@ -1,16 +1,16 @@
-"""`engine_peak_bytes`: what the process of each stage holds when torch's engine runs the step.
+"""`engine_peak_bytes`: memory of each stage's process when torch's engine runs a step.
 
-`fxpart.schedule.simulate_schedule` says what a schedule needs; this says what the schedules of
-torch.distributed.pipelining hold (as of torch 2.13), one stage on each device:
+`fxpart.schedule.simulate_schedule` predicts what a schedule needs; this module predicts what the
+schedules of torch.distributed.pipelining keep (as of torch 2.13), with one stage per device:
 
-- a buffer for everything that a stage receives, for each micro-batch, through all steps;
-- in training also one for each gradient that comes back to it;
-- what a forward hands on, and the results of the last stage, until the micro-batch's backward;
+- a receive buffer per value and microbatch, for all steps;
+- in training also one for each gradient that it receives;
+- the outputs of a forward, and the results of the last stage, until the microbatch's backward, or
   without a backward until the next step;
-- in GPipe, what was sent, forward and backward, until the end of the step; in 1F1B, the gradients
-  that were sent last, and the last results, until there are new ones.
+- in GPipe, everything sent, forward and backward, until the end of the step; in 1F1B, the
+  gradients sent last and the last results, until they are replaced.
 
-Gradients of weights stay from the first backward on, a whole one in each stage that uses a weight.
+Gradients of weights live from the first backward on, in full in each stage that uses the weight.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from fxpart.schedule.stage_shards import Gathered, gathered_after, stage_needs
 __all__ = ["ENGINE_SCHEDULES", "engine_peak_bytes"]
 
 ENGINE_SCHEDULES = ("gpipe", "1f1b")
-"""Schedules of torch's engine that can be run here."""
+"""Supported schedules of torch's engine."""
 
 
 def engine_peak_bytes(
@@ -34,21 +34,20 @@ def engine_peak_bytes(
     training: bool,
     result_bytes: int = 0,
 ) -> tuple[int, ...]:
-    """Return the most bytes of tensors alive in each stage's process at any time of a step.
+    """Return the peak of live tensors in each stage's process over a step.
 
-    What a kernel allocates for itself is not counted, and neither are copies of received tensors
-    that a stage writes to.
+    Kernel workspaces are not counted, nor are copies of received tensors that a stage writes to.
 
     Args:
         name: ``gpipe`` or ``1f1b``.
-        stages: in order, as `fxpart.schedule.engine_stages` returns them.
-        microbatches: how many of them a step has.
+        stages: the stages in order, from `fxpart.schedule.engine_stages`.
+        microbatches: number of microbatches per step.
         training: whether there is a backward.
-        result_bytes: of what the model returns for a micro-batch, where the graph of a training
-            step, which returns the loss, does not say it.
+        result_bytes: size of the model's result for a microbatch, if the graph of a training step,
+            which returns the loss, does not have it.
 
     Raises:
-        SpecError: for another schedule, or less than one micro-batch.
+        SpecError: if the schedule is not supported, or there is less than one microbatch.
 
     """
     if name not in ENGINE_SCHEDULES:
@@ -65,13 +64,13 @@ def engine_peak_bytes(
 
 
 def _fixed(stage: EngineStage, microbatches: int) -> int:
-    """Return what is there throughout: weights, inputs and buffers."""
-    each = stage.input_bytes + stage.received_bytes + stage.received_gradient_bytes
-    return stage.weight_bytes + microbatches * each
+    """Return the resident bytes: weights, inputs and buffers."""
+    buffer_bytes = stage.input_bytes + stage.received_bytes + stage.received_gradient_bytes
+    return stage.weight_bytes + microbatches * buffer_bytes
 
 
 def _peak(stage: EngineStage, row: Sequence[Action], result: int, *, keeps_sent: bool) -> int:
-    """Return the most of the rest; `result` bytes are held beside what the graph says."""
+    """Return the peak of everything else; `result` bytes are live besides the graph's tensors."""
     live_bytes, peak, backwards, forwards, gathered = 0, 0, 0, 0, Gathered.NOTHING
     for kind, _, _ in row:
         needs = stage_needs(stage, gathered)
@@ -79,9 +78,9 @@ def _peak(stage: EngineStage, row: Sequence[Action], result: int, *, keeps_sent:
         kept_bytes = live_bytes - needs.gathered_bytes
         live_bytes += stage_needs(stage, gathered).gathered_bytes - needs.gathered_bytes
         if kind == "F":
-            # The results of the forward before are let go of when there are new ones.
-            before = result if backwards and forwards == backwards else 0
-            peak = max(peak, kept_bytes + before + needs.forward_peak_bytes + result)
+            # The results of the previous forward are freed when new ones replace them.
+            previous_result = result if backwards and forwards == backwards else 0
+            peak = max(peak, kept_bytes + previous_result + needs.forward_peak_bytes + result)
             live_bytes += stage.held_bytes + result
             forwards += 1
             continue

@@ -1,4 +1,4 @@
-"""What each stage holds in a process of torch's pipeline engine, for one micro-batch."""
+"""Memory of each stage in a process of torch's pipeline engine, for one microbatch."""
 
 from dataclasses import dataclass
 
@@ -23,51 +23,53 @@ __all__ = [
 ]
 
 
-# Values that stages pass on when each receives from the stage before it only.
+# Values forwarded between stages, each of which receives only from the previous one.
 
 BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Crossing:
-    """From which stage to which each value goes in a forward; length V each."""
+    """The range of stages that each value travels in a forward; length V each."""
 
     first: IntArray
-    """The stage that has it first: that makes it, or 0 for an input."""
+    """The stage that produces it, or 0 for an input."""
     last: IntArray
-    """The last stage that needs it; all between pass it on. Not above `first` for a value that
-    stays where it is."""
+    """The last stage that needs it; all stages between forward it. At most `first` if it is not
+    sent."""
     trained: BoolArray
-    """Whether it is real-valued and depends on weights, so that its gradient comes back."""
+    """Whether it is real-valued and depends on weights, so that it has a gradient."""
 
     def received(self, stage: int) -> BoolArray:
-        """Return which values `stage` receives from the one before."""
+        """Return which values `stage` receives from the previous one."""
         received: BoolArray = (self.first < stage) & (self.last >= stage)
         return received
 
 
 def crossing(graph: OpGraph, stage_of: IntArray) -> Crossing:
-    """Return what crosses in the forward of `graph`, whose operators are of the given stages.
+    """Return the values that cross stages in the forward of `graph`.
 
-    A result of the model that an earlier stage makes is passed on to the last stage. A value has
+    A result of the model produced by an earlier stage is forwarded to the last stage. A value has
     the dtype that its operator computes in.
     """
-    made = graph.value_producer >= 0
-    maker = np.where(made, graph.value_producer, 0)
-    first = np.where(made, stage_of[maker], 0)
+    is_produced = graph.value_producer >= 0
+    maker = np.where(is_produced, graph.value_producer, 0)
+    first = np.where(is_produced, stage_of[maker], 0)
     last = first.copy()
     readers, first_backward = graph.readers, graph.first_backward
     forward = readers < first_backward
     np.maximum.at(last, graph.reads[forward], stage_of[readers[forward]])
     early = maker < first_backward
-    last[made & early & graph.value_is_output] = stage_of.max()
+    last[is_produced & early & graph.value_is_output] = stage_of.max()
     return Crossing(
-        np.where(early, first, 0), np.where(early, last, 0), made & early & _trained(graph)[maker]
+        np.where(early, first, 0),
+        np.where(early, last, 0),
+        is_produced & early & _trained(graph)[maker],
     )
 
 
 def _trained(graph: OpGraph) -> BoolArray:
-    """Return whether an operator computes real numbers that depend on weights. Length n."""
+    """Return whether each operator computes real numbers that depend on weights. Length n."""
     trained = np.diff(graph.use_start) > 0
     for op in range(graph.n_ops):
         if not trained[op]:
@@ -77,66 +79,66 @@ def _trained(graph: OpGraph) -> BoolArray:
     return trained
 
 
-# Storages that a stage allocates in a process of torch's pipeline engine, and their lifetimes.
+# Storages allocated by a stage in a process of torch's pipeline engine, and their lifetimes.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CutStep:
-    """A step of one micro-batch, cut in stages."""
+    """A step of one microbatch, cut into stages."""
 
     graph: OpGraph
-    """With n operators and V values."""
+    """The graph, with n operators and V values."""
     memory: MemoryTables
-    """Of `graph`."""
+    """Tables of `graph`."""
     stage_of: IntArray
     """Stage of each operator. Length n."""
     passed: Crossing
-    """What the stages pass on."""
+    """Values that cross stages."""
     parts: BoolArray
-    """Which values are one stage's part of a weight's gradient. Length V."""
+    """Whether a value is one stage's term of a weight's gradient. Length V."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EngineStorages:
-    """The storages that a stage makes itself, an item each."""
+    """The storages allocated by a stage, one item each."""
 
     birth: IntArray
-    """Operator that makes it."""
+    """Operator that allocates it."""
     last: IntArray
     """The last operator of the stage that uses it."""
     size: IntArray
     """Bytes."""
     early: BoolArray
-    """Whether the forward makes it."""
+    """Whether it is allocated in the forward."""
     held: BoolArray
-    """Whether it stays from the forward to the backward."""
+    """Whether it lives from the forward to the backward."""
     saved: BoolArray
-    """Whether the backward uses it; the part of `held` that is so."""
+    """Whether the backward uses it; a subset of `held`."""
     sent: BoolArray
-    """Whether the forward hands it on."""
+    """Whether the forward sends it."""
     gradient: BoolArray
-    """Whether it is a weight's gradient, or the part that this stage has of one."""
+    """Whether it is a weight's gradient, or this stage's term of one."""
     returned: BoolArray
-    """Whether the backward hands it on."""
+    """Whether the backward sends it."""
     copied_bytes: int
-    """Of copies that the forward hands on."""
+    """Bytes of copies that the forward sends."""
 
     def bytes_of(self, chosen: BoolArray) -> int:
-        """Return the bytes of all storages that `chosen` says, of the length of the others."""
+        """Return the bytes of the storages in the mask `chosen`."""
         return int(self.size[chosen].sum())
 
 
 def _engine_storages(cut: CutStep, stage: int) -> EngineStorages:
-    """Return what a stage makes; what it receives lies in buffers of the engine.
+    """Return the storages of a stage; received tensors are in buffers of the engine instead.
 
     Raises:
-        SpecError: for a graph whose backward does not come last.
+        SpecError: if the backward of the graph does not come last.
 
     """
     graph, first_backward = cut.graph, cut.graph.first_backward
     root, last, is_result, _ = stage_storages(cut.memory, cut.stage_of, stage)
     owner = np.flatnonzero((root == np.arange(len(root))) & (graph.value_producer >= 0))
-    # The parts of a gradient are added up after the step, not by these operators.
+    # The engine sums the terms of a gradient after the step, not with these operators.
     adds = _adds(cut)[graph.value_producer[owner]]
     owner = owner[(cut.stage_of[graph.value_producer[owner]] == stage) & ~adds]
     birth, last, is_result = graph.value_producer[owner], last[owner], is_result[owner]
@@ -160,7 +162,7 @@ def _engine_storages(cut: CutStep, stage: int) -> EngineStorages:
 
 
 def _lie_in(root: IntArray, values: IntArray) -> BoolArray:
-    """Return which storages the given values lie in. Length V."""
+    """Return a mask of the storages that contain the given values. Length V."""
     inside = np.zeros(len(root), dtype=np.bool_)
     homes = root[values]
     inside[homes[homes >= 0]] = True
@@ -168,9 +170,9 @@ def _lie_in(root: IntArray, values: IntArray) -> BoolArray:
 
 
 def _handed_on(cut: CutStep, root: IntArray, stage: int) -> tuple[IntArray, int]:
-    """Return what the forward hands on as it is, and the bytes of copies that it hands on.
+    """Return the values that the forward sends without a copy, and the bytes of copies it sends.
 
-    A view of another size than its storage is taken to be copied: tensors travel dense.
+    A view of another size than its storage is assumed to be copied, as tensors are sent dense.
     """
     graph, passed = cut.graph, cut.passed
     handed_on = np.flatnonzero((passed.first == stage) & (passed.last > stage))
@@ -180,14 +182,14 @@ def _handed_on(cut: CutStep, root: IntArray, stage: int) -> tuple[IntArray, int]
 
 
 def _adds(cut: CutStep) -> BoolArray:
-    """Return which operators add up parts of a gradient. Length n."""
+    """Return which operators sum terms of a gradient. Length n."""
     adds = np.zeros(cut.graph.n_ops, dtype=np.bool_)
     adds[cut.graph.readers[cut.parts[cut.graph.reads]]] = True
     return adds
 
 
 def _own_parts(cut: CutStep, stage: int) -> IntArray:
-    """Return the values that `stage` makes and that are its part of a gradient: sent, or added."""
+    """Return the values of `stage` that are terms of a gradient, sent or summed."""
     graph, parts = cut.graph, cut.parts.copy()
     parts[graph.reads[_adds(cut)[graph.readers]]] = True
     values = np.flatnonzero(parts & (graph.value_producer >= 0))
@@ -196,7 +198,7 @@ def _own_parts(cut: CutStep, stage: int) -> IntArray:
 
 
 def _handed_back(cut: CutStep, stage: int) -> IntArray:
-    """Return what `stage` makes and the backward of an earlier one reads, parts left out."""
+    """Return the values of `stage` read by the backward of an earlier one, except terms."""
     graph, stage_of = cut.graph, cut.stage_of
     maker = graph.value_producer[graph.reads]
     back = (maker >= graph.first_backward) & (stage_of[maker] == stage)
@@ -207,78 +209,78 @@ def _handed_back(cut: CutStep, stage: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class EngineStage:
-    """One stage. Bytes are of one micro-batch, but for weights and gradients.
+    """Memory of one stage, per microbatch except for weights and gradients.
 
-    What a stage receives lies in buffers, which are no part of what it saves or of its peaks.
+    Received tensors are in buffers, which count neither as saved nor in the peaks.
     """
 
     weight_bytes: int
-    """Without what an optimizer keeps for them: the engine makes no updates."""
+    """Weights without optimizer state, since the engine runs no updates."""
     gradient_bytes: int
-    """Of the gradients of its weights: made by the first backward, those of later ones are added.
-    A weight that several stages use has one in each."""
+    """Gradients of its weights, allocated by the first backward and accumulated into later. A
+    weight used by several stages has one in each."""
     input_bytes: int
-    """Of the model's inputs; of the first stage only, which passes on what later ones need."""
+    """Model inputs; only in the first stage, which forwards those that later ones need."""
     received_bytes: int
-    """Of what it receives for its forward, what it only passes on included."""
+    """Bytes received for its forward, including values that it only forwards."""
     received_gradient_bytes: int
-    """Of the gradients of what it hands on."""
+    """Gradients received for the values that it sends."""
     held_bytes: int
-    """Made by the forward and there until the backward of the micro-batch: what that needs, and
-    what is handed on. Without a backward, also the model's results."""
+    """Allocated by the forward and live until the backward of the microbatch: activations saved for
+    it, and values that are sent. Without a backward, also the model's results."""
     sent_bytes: int
-    """The part of `held_bytes` that is handed on, without what is only passed on."""
+    """The part of `held_bytes` that is sent, without values that are only forwarded."""
     sent_gradient_bytes: int
-    """Of the gradients that its backward hands on."""
+    """Gradients sent by its backward."""
     forward_peak_bytes: int
-    """The most alive at once during a forward, `held_bytes` counted."""
+    """Peak during a forward, including `held_bytes`."""
     backward_peak_bytes: int
-    """The most alive at once during a backward: what it needs of `held_bytes` and does not hand on
-    counted, gradients of weights until they are added to what there is."""
+    """Peak during a backward, including the part of `held_bytes` that it needs and was not sent,
+    and gradients of weights until they are accumulated."""
     first_backward_peak_bytes: int
-    """The same for the first micro-batch, whose gradients of weights stay."""
+    """Peak during the backward of the first microbatch, whose gradients of weights stay live."""
     shards: StageShards | None = None
-    """Where replicas share its weights by FSDP2; `weight_bytes` then has their shards instead."""
+    """Costs of weights sharded by FSDP2, if any; `weight_bytes` then counts only shards."""
 
 
 def engine_stages(
     problem: Problem, assignment: Assignment, shards: WeightShards | None = None
 ) -> tuple[EngineStage, ...]:
-    """Return what the stages of a placement hold, each in a process of its own.
+    """Return the memory of the stages of a placement, each in its own process.
 
-    Updates of weights are left out: the engine runs forwards and backwards alone.
+    Weight updates are left out, since the engine runs only forwards and backwards.
 
     Raises:
-        SpecError: as `fxpart.schedule.stage_costs`.
+        FxpartError: as `fxpart.schedule.stage_costs`.
 
     """
     graph = problem.graph
     stage_of, devices = stages_of(graph, assignment)
     passed, parts = crossing(graph, stage_of), tied_parts(graph, stage_of)
-    # An update is of none of the stages.
+    # Updates belong to no stage.
     of_engine = np.where(graph.is_update, len(devices), stage_of)
-    # The engine runs the split graph, whose values no variable of the model's Python holds.
+    # The engine runs the split graph, without the model's Python variables.
     memory = freed_after_readers(problem.memory)
     cut = CutStep(graph, memory, of_engine, passed, parts)
     stages = []
     for stage, device in enumerate(devices):
-        made = _engine_storages(cut, stage)
+        storages = _engine_storages(cut, stage)
         ops, n = np.flatnonzero(of_engine == stage), graph.n_ops
-        lives = (_forward(cut, made), *_backwards(cut, made))
-        shared = None
+        lifetimes = (_forward(cut, storages), *_backwards(cut, storages))
+        sharded = None
         if shards is not None:
-            # Times are of no concern here.
-            shared = stage_shards(
+            # Only memory matters here, not times.
+            sharded = stage_shards(
                 graph,
                 ops,
                 np.zeros(len(ops)),
                 shards=shards,
                 device=device,
                 copy_bytes_per_s=1.0,
-                lifetimes=lives,
+                lifetimes=lifetimes,
             )
-        peaks = (lives[0].peak(n), lives[1].peak(n), lives[2].peak(n))
-        stages.append(_stage(cut, stage, made, peaks, shared))
+        peaks = (lifetimes[0].peak(n), lifetimes[1].peak(n), lifetimes[2].peak(n))
+        stages.append(_stage(cut, stage, storages, peaks, sharded))
     return tuple(stages)
 
 
@@ -289,7 +291,7 @@ def _stage(
     peaks: tuple[int, int, int],
     shards: StageShards | None,
 ) -> EngineStage:
-    """Return what a stage holds: sums over what it makes, and what lies in buffers."""
+    """Sum the storages and buffers of a stage."""
     held_bytes = made.bytes_of(made.held) + made.copied_bytes
     forward_peak_bytes, backward_peak_bytes, first_backward_peak_bytes = peaks
     input_bytes, received_bytes, received_gradient_bytes = _buffers(cut, stage)
@@ -317,7 +319,7 @@ def _weight_bytes(cut: CutStep, stage: int) -> int:
 
 
 def _buffers(cut: CutStep, stage: int) -> tuple[int, int, int]:
-    """Return the bytes of the model's inputs, of what arrives, and of gradients that come back."""
+    """Return the bytes of model inputs, of received values and of received gradients."""
     graph, received = cut.graph, cut.passed.received(stage)
     inputs = (graph.value_producer < 0) & (stage == 0)
     training = graph.first_backward < graph.n_ops
@@ -330,19 +332,19 @@ def _buffers(cut: CutStep, stage: int) -> tuple[int, int, int]:
 
 
 def _forward(cut: CutStep, made: EngineStorages) -> Lifetimes:
-    """Return what is alive during a forward, copies left out."""
-    of_it = made.early
+    """Return the storages that are live during a forward, without copies."""
+    early = made.early
     until = np.where(made.held, cut.graph.first_backward - 1, made.last)
-    return Lifetimes(made.birth[of_it], until[of_it], made.size[of_it])
+    return Lifetimes(made.birth[early], until[early], made.size[early])
 
 
 def _backwards(cut: CutStep, made: EngineStorages) -> tuple[Lifetimes, Lifetimes]:
-    """Return what is alive during a backward, and during the first, whose gradients stay."""
+    """Return the storages live during a backward, and during the first, whose gradients stay."""
     n = cut.graph.n_ops
-    # What is handed on is counted beside the backward anyway.
-    of_it = (made.saved & ~made.sent) | ~made.early
-    since = np.maximum(made.birth, cut.graph.first_backward)[of_it]
+    # Sent values are counted separately.
+    is_live = (made.saved & ~made.sent) | ~made.early
+    since = np.maximum(made.birth, cut.graph.first_backward)[is_live]
     until = np.where(made.returned, n - 1, made.last)
     until_first = np.where(made.gradient, n - 1, until)
-    size = made.size[of_it]
-    return Lifetimes(since, until[of_it], size), Lifetimes(since, until_first[of_it], size)
+    size = made.size[is_live]
+    return Lifetimes(since, until[is_live], size), Lifetimes(since, until_first[is_live], size)

@@ -1,4 +1,4 @@
-"""From a placement in stages to what each stage of a pipeline costs."""
+"""Derive the costs of pipeline stages from a placement."""
 
 from typing import NamedTuple
 
@@ -18,18 +18,18 @@ from fxpart.schedule.stage_storages import peak_of_intervals, stage_bytes
 __all__ = ["stage_costs", "stages_of", "tied_parts", "update_bytes"]
 
 
-# Memory that the updates of one stage's weights allocate at the end of a step.
+# Memory allocated by the weight updates of a stage at the end of a step.
 
 
 def update_bytes(graph: OpGraph, updates: IntArray) -> tuple[int, int]:
-    """Return the most bytes at once that the updates of a stage make, and those that stay.
+    """Return the peak of temporaries of a stage's updates, and the part that stays live.
 
-    What stays is kept until all updates of the device are done. Weights, their gradients and the
-    optimizer's state are not counted.
+    That part lives until all updates of the device are done. Weights, gradients and optimizer state
+    are not counted.
 
     Args:
         graph: a step of n operators.
-        updates: those of the stage.
+        updates: the updates of the stage.
 
     """
     if not len(updates):
@@ -39,28 +39,28 @@ def update_bytes(graph: OpGraph, updates: IntArray) -> tuple[int, int]:
     np.maximum.at(last, graph.reads, graph.readers)
     last[graph.value_is_output] = graph.n_ops - 1
     birth, last, size = graph.value_producer[values], last[values], graph.value_alloc_bytes[values]
-    stays = int(size[graph.value_is_output[values]].sum())
-    return peak_of_intervals(birth, last, size, graph.n_ops), stays
+    live_on_bytes = int(size[graph.value_is_output[values]].sum())
+    return peak_of_intervals(birth, last, size, graph.n_ops), live_on_bytes
 
 
-# Gradients of tied weights: which values are a stage's part of a sum.
+# Gradients of tied weights: values that are a stage's term of a sum.
 
 
 def tied_parts(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
-    """Return, for each value, whether it is one stage's part of a weight's gradient. Length V.
+    """Return whether each value is one stage's term of a tied weight's gradient. Length V.
 
-    In the graph of a training step a weight has one gradient: the parts of all stages that use it
-    are added up where the last one is made. A part is what a backward makes and another stage reads
-    there, with as many bytes as a weight that both of them use forward.
+    In the graph of a training step a weight has one gradient: the terms of all stages that use it
+    are summed where the last one is produced. A term is a value produced in the backward and read
+    there by another stage, with as many bytes as a weight that both stages use in the forward.
     """
     readers, maker = graph.readers, graph.value_producer[graph.reads]
-    # Where the maker belongs to the backward, so does the reader.
-    away = (maker >= graph.first_backward) & (stage_of[maker] != stage_of[readers])
+    # If the producer belongs to the backward, so does the reader.
+    changes_stage = (maker >= graph.first_backward) & (stage_of[maker] != stage_of[readers])
     is_part = np.zeros(graph.n_values, dtype=np.bool_)
-    if not away.any():
+    if not changes_stage.any():
         return is_part
     weights = _weights_of_stages(graph, stage_of)
-    for edge in np.flatnonzero(away).tolist():
+    for edge in np.flatnonzero(changes_stage).tolist():
         value = int(graph.reads[edge])
         both = weights[stage_of[maker[edge]]] & weights[stage_of[readers[edge]]]
         is_part[value] |= bool((graph.weight_bytes[both] == graph.value_bytes[value]).any())
@@ -68,7 +68,7 @@ def tied_parts(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def _weights_of_stages(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
-    """Return which weights each stage uses forward, by stage and weight."""
+    """Return which weights each stage uses in the forward, by stage and weight."""
     users = graph.users
     forward = users < graph.first_backward
     shape = (int(stage_of.max()) + 1, len(graph.weight_bytes))
@@ -83,23 +83,24 @@ _REMEDY = "place the model with mode=pipeline"
 def stage_costs(
     problem: Problem, assignment: Assignment, shards: WeightShards | None = None
 ) -> PipelineCosts:
-    """Return what a micro-batch costs each stage of a chain-like placement, and what they send.
+    """Return the costs of a microbatch in each stage of a chain-like placement.
 
-    The graph is that of one micro-batch. Stages are the partitions in order, such as follow each
-    other on one device as one; of a training step, what a device has of the forward without a break
-    in graph order. A backward operator is of the stage of its forward operator.
+    The graph is that of one microbatch. Stages are the partitions in order, with consecutive ones
+    on the same device merged; for a training step, they are the uninterrupted runs of a device's
+    forward operators in graph order. A backward operator belongs to the stage of its forward
+    operator.
 
-    A value goes to each device once, straight to the first stage there that reads it. Parts of the
-    gradient of a weight that two stages use are not timed: they can be added up once, after the
-    last micro-batch. A value that two stages of one device hold counts for each. Updates of weights
-    are no part of a micro-batch's backward: they are run once, at the end of the step.
+    A value is sent to each device once, directly to the first stage there that reads it. Terms of
+    the gradient of a weight used by two stages are not timed, as they can be summed once after the
+    last microbatch. A value live in two stages of one device counts twice. Weight updates are not
+    part of a microbatch's backward: they run once, at the end of the step.
 
-    With `shards` replicas share weights: of those, what an optimizer keeps for them has the shards
-    too, and updates are of shards.
+    With `shards`, replicas share weights: their optimizer state and updates are sharded too.
 
     Raises:
-        SpecError: for a placement with replicas, or whose stages do not go over the devices in
-            turn, equally many on each; for a graph whose backward does not come last.
+        NotApplicableError: if the placement has replicas, a backward operator is on another device
+            than its forward, or stages do not go round the devices in order, equally many on each.
+        SpecError: if the backward of the graph does not come last.
 
     """
     graph = problem.graph
@@ -115,7 +116,7 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
     """Return the stage of each operator, and the device of each stage.
 
     Raises:
-        SpecError: as `stage_costs`.
+        FxpartError: as `stage_costs`.
 
     """
     if assignment.replicas > 1:
@@ -124,25 +125,25 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
             f" devices.saturate_host, or {_REMEDY}"
         )
     device_of, forward_of = assignment.device_of, graph.forward_of
-    torn = np.flatnonzero(device_of != device_of[forward_of])
-    if len(torn):
-        op = int(torn[0])
+    split_pairs = np.flatnonzero(device_of != device_of[forward_of])
+    if len(split_pairs):
+        op = int(split_pairs[0])
         raise NotApplicableError(
             f"a schedule needs the backward on the device of its forward: {graph.names[op]} is on"
             f" device {device_of[op]}, {graph.names[int(forward_of[op])]} is not; {_REMEDY}"
         )
-    # Partitions are in an order in which they can run. With a backward they may join what a
-    # device runs forward in two turns: there it is the graph's own order.
+    # Partitions are in a valid execution order. In a training step a partition may merge two
+    # forward turns of a device, so the graph order is used instead.
     first_backward = graph.first_backward
     training = first_backward < graph.n_ops
     place = np.arange(graph.n_ops) if training else assignment.partition_of
     forward = np.arange(first_backward)
     order = forward[np.argsort(place[forward], kind="stable")]
-    on = device_of[order]
-    begins = np.concatenate([[True], on[1:] != on[:-1]])
+    device_in_order = device_of[order]
+    begins = np.concatenate([[True], device_in_order[1:] != device_in_order[:-1]])
     stage_of = np.empty(graph.n_ops, dtype=np.int64)
     stage_of[order] = np.cumsum(begins) - 1
-    devices = on[begins].tolist()
+    devices = device_in_order[begins].tolist()
     _refuse_other_than_turns(devices)
     return stage_of[forward_of], devices
 
@@ -167,7 +168,7 @@ def _stages(
         np.bincount(stage_of, weights=np.where(those, times, 0.0), minlength=len(devices))
         for those in (is_forward, ~is_forward & ~is_update, is_update)
     )
-    # The host of each stage's process starts its operators while its device computes.
+    # The host of each stage's process launches its operators while its device computes.
     launches_s = launch_s(graph, problem.topology)
     forward_s, backward_s = (
         np.maximum(device_s, np.bincount(stage_of, launches_s * those, minlength=len(devices)))
@@ -182,11 +183,11 @@ def _stages(
 
 
 class _Cut(NamedTuple):
-    """Which stage each operator is of."""
+    """The stage of each operator."""
 
     stage_of: IntArray
     devices: list[int]
-    """Of each stage."""
+    """Device of each stage."""
     before_updates: IntArray
     """As `stage_of`, and -1 for updates. Length n."""
     first_backward: int
@@ -199,12 +200,12 @@ def _stage(
     seconds: tuple[float, float, float],
     sharding: WeightShards | None,
 ) -> StageCost:
-    """Return the costs of a stage that takes `seconds` forward, backward and for updates."""
+    """Return the costs of a stage; `seconds` are its times of forward, backward and updates."""
     graph, (stage_of, devices, before_updates, first_backward) = problem.graph, cut
     same = [s for s in range(stage + 1) if devices[s] == devices[stage]]
     weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
-    before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
-    held = stage_bytes(problem.memory, before_updates, stage, first_backward)
+    earlier_weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
+    storages = stage_bytes(problem.memory, before_updates, stage, first_backward)
     updates = np.flatnonzero((stage_of == stage) & (before_updates < 0))
     update_peak_bytes, update_kept_bytes = update_bytes(graph, updates)
     shards = None
@@ -217,20 +218,20 @@ def _stage(
             shards=sharding,
             device=devices[stage],
             copy_bytes_per_s=problem.topology.devices[devices[stage]].memory_bandwidth_bytes_per_s,
-            lifetimes=(held.forward, held.backward, held.first_backward),
+            lifetimes=(storages.forward, storages.backward, storages.first_backward),
         )
     return StageCost(
         device=devices[stage],
         forward_s=seconds[0],
         backward_s=seconds[1],
-        weight_bytes=weights - before - (shards.whole_bytes if shards else 0),
-        gradient_bytes=held.gradient,
-        input_bytes=held.inputs,
-        output_bytes=held.output,
-        saved_bytes=held.saved,
-        forward_peak_bytes=held.forward.peak(graph.n_ops),
-        backward_peak_bytes=held.backward.peak(graph.n_ops),
-        first_backward_peak_bytes=held.first_backward.peak(graph.n_ops),
+        weight_bytes=weights - earlier_weights - (shards.whole_bytes if shards else 0),
+        gradient_bytes=storages.gradient,
+        input_bytes=storages.inputs,
+        output_bytes=storages.output,
+        saved_bytes=storages.saved,
+        forward_peak_bytes=storages.forward.peak(graph.n_ops),
+        backward_peak_bytes=storages.backward.peak(graph.n_ops),
+        first_backward_peak_bytes=storages.first_backward.peak(graph.n_ops),
         update_s=seconds[2],
         update_peak_bytes=update_peak_bytes,
         update_kept_bytes=update_kept_bytes,
@@ -240,19 +241,19 @@ def _stage(
 
 
 def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageLink]:
-    """Return what is sent, a link for each kind, source and target."""
+    """Return the transfers, a link for each kind, source and target."""
     graph, topology = problem.graph, problem.topology
     home = np.array(devices, dtype=np.int64)
     reader, value = graph.readers, graph.reads
-    made = graph.value_producer[value] >= 0
-    reader, value = reader[made], value[made]
+    is_produced = graph.value_producer[value] >= 0
+    reader, value = reader[is_produced], value[is_produced]
     maker = graph.value_producer[value]
     source, target = stage_of[maker], stage_of[reader]
-    away = home[source] != home[target]
+    changes_device = home[source] != home[target]
     forward = (maker < graph.first_backward) & (source < target)
-    sent = away & (forward | (source > target)) & ~tied_parts(graph, stage_of)[value]
+    sent = changes_device & (forward | (source > target)) & ~tied_parts(graph, stage_of)[value]
     order = np.flatnonzero(sent)
-    # The first that needs it: forwards before backwards, the nearest stage before farther ones.
+    # The first reader: forwards before backwards, nearer stages before farther ones.
     distance = np.abs(source - target)
     order = order[np.lexsort((distance[order], ~forward[order]))]
     pairs = np.stack([value[order], home[target[order]]], axis=1)
@@ -260,12 +261,12 @@ def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[Sta
     seconds: dict[tuple[str, int, int], tuple[int, float]] = {}
     for i in order[np.sort(first)].tolist():
         a, b, size = int(source[i]), int(target[i]), int(graph.value_bytes[value[i]])
-        taken_s = size / topology.bytes_per_s[devices[a], devices[b]]
-        taken_s += topology.latency_s[devices[a], devices[b]]
+        transfer_s = size / topology.bytes_per_s[devices[a], devices[b]]
+        transfer_s += topology.latency_s[devices[a], devices[b]]
         key = ("F" if forward[i] else "B", a, b)
         before = seconds.get(key, (0, 0.0))
-        seconds[key] = (before[0] + size, before[1] + float(taken_s))
+        seconds[key] = (before[0] + size, before[1] + float(transfer_s))
     return [
-        StageLink(kind, a, b, size, taken_s)
-        for (kind, a, b), (size, taken_s) in sorted(seconds.items(), key=lambda item: item[0])
+        StageLink(kind, a, b, size, transfer_s)
+        for (kind, a, b), (size, transfer_s) in sorted(seconds.items(), key=lambda item: item[0])
     ]

@@ -1,6 +1,6 @@
-"""In which order each device of a pipeline runs the forwards and backwards of a step.
+"""Pipeline schedules: the order in which each device runs the forwards and backwards of a step.
 
-With p devices, stage s is on device s modulo p. As in torch.distributed.pipelining.
+With p devices, stage s is on device s modulo p, as in torch.distributed.pipelining.
 """
 
 from collections.abc import Callable
@@ -11,27 +11,27 @@ from fxpart.errors import NotApplicableError, SpecError, nearest_names
 __all__ = ["MOST_ACTIONS", "SCHEDULES", "Action", "Order", "ordered_actions"]
 
 MOST_ACTIONS = 2**20
-"""Most forwards of one step that are simulated: each is an object in memory."""
+"""Most forwards of a simulated step, since each is an object in memory."""
 
 
 class Action(NamedTuple):
-    """One stage's work on one micro-batch."""
+    """A forward or backward of one stage for one microbatch."""
 
     kind: str
-    """``F``, forward, or ``B``, backward."""
+    """``F`` for forward or ``B`` for backward."""
     microbatch: int
     stage: int
 
 
 Order = Callable[[int, int, int, int], list[Action]]
-"""From a device, the number of devices, stages on each, and micro-batches, to what it runs."""
+"""Maps (device, devices, stages per device, microbatches) to the actions of the device."""
 
 
 def _gpipe(device: int, devices: int, chunks: int, microbatches: int) -> list[Action]:
     """All forwards, then all backwards.
 
     Huang et al.: GPipe: efficient training of giant neural networks using pipeline parallelism.
-    NeurIPS 2019, arXiv:1811.06965. For 2 devices and 3 micro-batches::
+    NeurIPS 2019, arXiv:1811.06965. For 2 devices and 3 microbatches::
 
         0: F0 F1 F2          B0 B1 B2
         1:    F0 F1 F2 B0 B1 B2
@@ -43,11 +43,11 @@ def _gpipe(device: int, devices: int, chunks: int, microbatches: int) -> list[Ac
 def _one_forward_one_backward(
     device: int, devices: int, chunks: int, microbatches: int
 ) -> list[Action]:
-    """As few forwards first as keep all devices busy, then a forward and a backward in turn.
+    """Alternate forwards and backwards after as few forwards as keep all devices busy.
 
     Narayanan et al.: PipeDream: generalized pipeline parallelism for DNN training. SOSP 2019,
-    doi:10.1145/3341301.3359646; without its versions of the weights. For 2 devices and 3
-    micro-batches, of which at most 2 - d wait for their backward on device d::
+    doi:10.1145/3341301.3359646; without its weight versions. For 2 devices and 3 microbatches, of
+    which at most 2 - d are in flight on device d::
 
         0: F0 F1    B0 F2    B1    B2
         1:    F0 B0 F1 B1 F2 B2
@@ -60,15 +60,15 @@ def _one_forward_one_backward(
 
 
 def _interleaved(device: int, devices: int, chunks: int, microbatches: int) -> list[Action]:
-    """As ``1f1b``, with several stages on each device, which shortens the idle ends of a step.
+    """``1f1b`` with several stages per device, which shrinks the bubble.
 
     Narayanan et al.: Efficient large-scale language model training on GPU clusters using
-    Megatron-LM. SC 2021, doi:10.1145/3458817.3476209. A device runs a round of micro-batches, as
-    many as there are devices, through one of its stages, then through the next. Where the number of
-    micro-batches is no multiple of the devices, rounds are longer, as in torch.
+    Megatron-LM. SC 2021, doi:10.1145/3458817.3476209. A device runs a round of microbatches, as
+    many as there are devices, through one of its stages, then through the next. If the number of
+    microbatches is not a multiple of the devices, rounds are longer, as in torch.
 
     Raises:
-        SpecError: when the micro-batches cannot be divided into equal rounds.
+        NotApplicableError: if the microbatches cannot be divided into equal rounds.
 
     """
     rounds = max(1, microbatches // devices)
@@ -78,21 +78,21 @@ def _interleaved(device: int, devices: int, chunks: int, microbatches: int) -> l
             f"schedule=interleaved over {devices} devices takes micro-batches in {rounds} equal"
             f" rounds, which {microbatches} are not; take {nearest} or {nearest + devices}"
         )
-    each, total = microbatches // rounds, microbatches * chunks
+    round_size, total = microbatches // rounds, microbatches * chunks
 
     def action(kind: str, step: int) -> Action:
-        turn, place = divmod(step, each)
+        turn, place = divmod(step, round_size)
         rounds_done, chunk = divmod(turn, chunks)
         chunk = chunk if kind == "F" else chunks - 1 - chunk
-        return Action(kind, rounds_done * each + place, chunk * devices + device)
+        return Action(kind, rounds_done * round_size + place, chunk * devices + device)
 
-    ahead = min(total, (chunks - 1) * each + 2 * (devices - 1 - device))
+    ahead = min(total, (chunks - 1) * round_size + 2 * (devices - 1 - device))
     forwards = [action("F", step) for step in range(total)]
     return _in_turn(forwards, [action("B", step) for step in range(total)], ahead)
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> list[Action]:
-    """Return the first `ahead` forwards, then forward and backward in turn, then the backwards."""
+    """Return the first `ahead` forwards, alternating forwards and backwards, then the backwards."""
     pairs = zip(forwards[ahead:], backwards[: len(forwards) - ahead], strict=True)
     middle = [action for pair in pairs for action in pair]
     return [*forwards[:ahead], *middle, *backwards[len(forwards) - ahead :]]
@@ -112,19 +112,20 @@ SCHEDULES: dict[str, Order] = {
     "1f1b": _one_forward_one_backward,
     "interleaved": _interleaved,
 }
-"""Name to the order that one device keeps; `ordered_actions` gives that of all devices."""
+"""Order of one device by name of the schedule; `ordered_actions` covers all devices."""
 
 
 def ordered_actions(
     name: str, devices: int, chunks: int, microbatches: int, *, training: bool
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return what each of `devices` devices, with `chunks` stages each, runs in a step, in order.
+    """Return the actions of each of `devices` devices, with `chunks` stages each, in order.
 
-    For inference only the forwards.
+    Inference has only the forwards.
 
     Raises:
-        SpecError: for a schedule that does not exist, a number below 1, several stages on a device
-            in a schedule for one, or micro-batches that ``interleaved`` cannot divide.
+        SpecError: if the schedule does not exist, or there is no microbatch or too many actions.
+        NotApplicableError: if a schedule for one stage per device gets several, or ``interleaved``
+            cannot divide the microbatches.
 
     """
     if name not in SCHEDULES:

@@ -1,4 +1,4 @@
-"""`ScheduleResult`: what one step of a pipeline is predicted to be."""
+"""`ScheduleResult`: the prediction for one step of a pipeline."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +9,7 @@ __all__ = ["ReplicaSum", "ScheduleResult", "StageEvent", "StageTransfer", "Stage
 
 
 class StageEvent(NamedTuple):
-    """A forward or backward of one stage for one micro-batch."""
+    """A forward or backward of one stage for one microbatch."""
 
     device: int
     """Logical id."""
@@ -22,14 +22,14 @@ class StageEvent(NamedTuple):
 
 
 class StageTransfer(NamedTuple):
-    """What one stage sends another for one micro-batch."""
+    """A transfer between two stages for one microbatch."""
 
     source: int
-    """Stage that sends."""
+    """Sending stage."""
     target: int
-    """Stage that receives."""
+    """Receiving stage."""
     kind: str
-    """``F`` or ``B``: what it is sent after."""
+    """``F`` or ``B``: the kind of action that sends it."""
     microbatch: int
     sent_bytes: int
     start_s: float
@@ -37,7 +37,7 @@ class StageTransfer(NamedTuple):
 
 
 class ReplicaSum(NamedTuple):
-    """The sums over replicas of what a device has a part of, at the end of a step."""
+    """The all-reduces of a device over replicas, at the end of a step."""
 
     device: int
     """Logical id."""
@@ -46,7 +46,7 @@ class ReplicaSum(NamedTuple):
 
 
 class StageUpdate(NamedTuple):
-    """The updates of the weights of one stage."""
+    """The weight updates of one stage."""
 
     device: int
     """Logical id."""
@@ -57,31 +57,31 @@ class StageUpdate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """One step: all micro-batches through all stages, and back in training, then sums, updates."""
+    """One step: forwards (and backwards) of all microbatches, then all-reduces and updates."""
 
     name: str
-    """Of the schedule."""
+    """Name of the schedule."""
     microbatches: int
     training: bool
     step_s: float
     """From the first start to the last finish."""
     bubble_fraction: float
-    """Share of the devices' time in which they wait: ``1 - sum(busy_s) / (devices * step_s)``."""
+    """Share of the devices' time that is idle: ``1 - sum(busy_s) / (devices * step_s)``."""
     throughput_per_s: float
-    """Micro-batches per second, one step after the other; infinite where nothing takes time."""
+    """Microbatches per second over consecutive steps; infinite if nothing takes time."""
     devices: tuple[int, ...]
     """Logical ids of the devices in use, in the order of their first stages."""
     busy_s: tuple[float, ...]
-    """Time that each of `devices` computes in a step."""
+    """Compute time of each of `devices` in a step."""
     peak_bytes: tuple[int, ...]
-    """The most that each of `devices` holds at any time of the step."""
+    """Peak memory of each of `devices` over the step."""
     events: tuple[StageEvent, ...]
-    """By start, of equal ones by device and finish."""
+    """Sorted by start, then device and finish."""
     transfers: tuple[StageTransfer, ...]
-    """By start, of equal ones by stages."""
+    """Sorted by start, then stages."""
     updates: tuple[StageUpdate, ...] = ()
-    """Of stages whose updates take time, by device in the order of `devices`, then by stage."""
+    """Updates that take time, in the order of `devices`, then by stage."""
     sums: tuple[ReplicaSum, ...] = ()
-    """Of devices whose sums over replicas take time, in the order of `devices`."""
+    """All-reduces that take time, in the order of `devices`."""
     shards: ShardedStep | None = None
-    """The collectives of weights that replicas share."""
+    """Collectives of weights sharded over replicas, if any."""

@@ -1,7 +1,7 @@
-"""A step of a pipeline whose stages share the cores of one machine.
+"""Simulate a pipeline step whose stages share the CPU cores of one machine.
 
-On a laptop there may be more stages than cores: then the system gives each running stage an equal
-share of them. `fxpart.schedule.simulate_schedule` is for stages that each have a device.
+With more stages than cores, as on a laptop, the system gives each running stage an equal share.
+`fxpart.schedule.simulate_schedule` is for stages that each have a device.
 """
 
 import math
@@ -18,15 +18,14 @@ __all__ = ["step_on_cores"]
 
 
 def step_on_cores(name: str, costs: PipelineCosts, microbatches: int, cores: int) -> float:
-    """Return the time of a step in seconds when all devices together have `cores` cores.
+    """Return the time of a step in seconds if all devices share `cores` cores.
 
-    While k of the stages compute, each runs at ``min(1, cores / k)`` of its speed: `costs` are
-    those of a core of its own. Transfers need none. With a core for each device, the step is that
-    of `simulate_schedule` without updates of weights, which are left out: torch's engine, whose
-    runs this is for, makes none. O(actions x devices).
+    While k stages compute, each runs at ``min(1, cores / k)`` of its speed: `costs` assume a whole
+    core. Transfers need no core. With a core per device, the result is that of `simulate_schedule`
+    without weight updates, which torch's engine does not run. O(actions x devices).
 
     Raises:
-        SpecError: for less than one core, and what `simulate_schedule` refuses.
+        SpecError: if there is less than one core, or `simulate_schedule` would refuse.
 
     """
     if cores < 1:
@@ -37,22 +36,22 @@ def step_on_cores(name: str, costs: PipelineCosts, microbatches: int, cores: int
 
 @dataclass(eq=False)
 class _Sharing:
-    """The step while it is simulated."""
+    """State of the simulation of a step."""
 
     stages: Sequence[StageCost]
     rows: Sequence[Sequence[Action]]
     progress: Progress
     now_s: float = 0.0
     left_s: dict[int, float] = field(default_factory=dict)
-    """Work left of what each device that computes is running."""
+    """Remaining work of the action running on each busy device, in s."""
     arrivals: list[tuple[float, int, int]] = field(default_factory=list)
-    """When something arrives, at which forward or backward, of which microbatch."""
+    """Heap of (time of arrival, number of the forward or backward, microbatch)."""
 
     def __post_init__(self) -> None:
         self.place = [0] * len(self.rows)
 
     def run(self, cores: int) -> float:
-        """Return when the last action is done.
+        """Run the simulation and return the end of the last action.
 
         Raises:
             RuntimeError: as `refuse_stuck`.
@@ -87,7 +86,7 @@ class _Sharing:
             self.progress.arrived(number, microbatch)
 
     def _start(self) -> None:
-        """Let every idle device begin its next action, if that waits for nothing."""
+        """Start the next action of every idle device if it is ready."""
         for device, row in enumerate(self.rows):
             if device in self.left_s or self.place[device] == len(row):
                 continue
@@ -96,7 +95,7 @@ class _Sharing:
                 self.left_s[device] = self.stages[action.stage].seconds(action.kind)
 
     def _finish(self, device: int) -> None:
-        """Send what the device has just made."""
+        """Complete the action of a device and send its results."""
         action = self.rows[device][self.place[device]]
         self.place[device] += 1
         for follower, link in self.progress.followers(self.progress.number(action)):

@@ -1,10 +1,10 @@
-"""A step of a pipeline, simulated: each device runs its actions in order, as soon as it can.
+"""Simulate a pipeline step: each device runs its actions in order, as early as possible.
 
-An action waits for the device, for the stage before (a backward: behind) it to have done the same
-micro-batch, and for what it is sent. Transfers overlap computation; each ordered pair of devices
-carries one at a time, first come first served. When a device has run its last action, it adds up
-over replicas what it has a part of, in which it does not compute, and then updates the weights of
-its stages; both wait for no other device.
+An action waits for the device, for the previous stage (for a backward, the next one) to finish the
+same microbatch, and for its transfers. Transfers overlap with computation; each ordered pair of
+devices carries one at a time, first come first served. After its last action a device all-reduces
+over replicas, without computing meanwhile, and then updates the weights of its stages; neither
+waits for another device.
 """
 
 from collections import deque
@@ -35,25 +35,25 @@ __all__ = [
 
 
 def least_step_s(work_s: float, stages: int, microbatches: int) -> float:
-    """Return the time that no step with at most so many stages beats, one on each device.
+    """Return a lower bound of a step with at most `stages` stages, one per device.
 
-    With p stages that take w[1], ..., w[p] for a microbatch, forward and backward, stage s waits
-    for those before it at both ends of a step of m microbatches: the step takes
-    ``w[1] + ... + w[s-1] + m w[s]`` or more, for each s. With w[1] + ... + w[p] = W, the
-    `work_s`, that is ``W / (1 - (1 - 1/m) ** p)`` or more, whatever the cuts.
+    Let p stages take w[1], ..., w[p] per microbatch, forward and backward. Stage s waits for the
+    earlier ones at both ends of a step of m microbatches, so the step takes at least ``w[1] + ... +
+    w[s-1] + m w[s]`` for each s. With w[1] + ... + w[p] = W, the `work_s`, this is at least ``W /
+    (1 - (1 - 1/m) ** p)`` for any cuts.
     """
     return work_s / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
 
 
-# Progress of a simulated step: what each action still waits for, and when links are free.
+# Progress of a simulated step: pending dependencies of actions, and when links become free.
 
 Followers = list[list[tuple[int, StageLink | None]]]
 
 
 class Progress:
-    """What of a step has arrived where, and been sent; of use to any way of counting time.
+    """Dependencies and transfers of a step, independent of how time advances.
 
-    The forward of stage s is number s, its backward number s + the number of stages.
+    The forward of stage s has number s, its backward number s + the number of stages.
     """
 
     def __init__(self, costs: PipelineCosts, devices: int, microbatches: int) -> None:
@@ -70,19 +70,19 @@ class Progress:
         return action.stage + (0 if action.kind == "F" else len(self._costs.stages))
 
     def followers(self, number: int) -> list[tuple[int, StageLink | None]]:
-        """Return the numbers of what waits for a forward or backward, and by which link if any."""
+        """Return the numbers of the dependents of a forward or backward, with their link if any."""
         return self._followers[number]
 
     def can_start(self, action: Action) -> bool:
-        """Return whether all has arrived that an action waits for."""
+        """Return whether all dependencies of an action have arrived."""
         return not self._missing[self.number(action)][action.microbatch]
 
     def arrived(self, number: int, microbatch: int) -> None:
-        """Note that one of the things has arrived that a forward or backward waits for."""
+        """Record the arrival of one dependency of a forward or backward."""
         self._missing[number][microbatch] -= 1
 
     def sent(self, link: StageLink, made_s: float) -> tuple[float, float]:
-        """Return when what is made at `made_s` seconds begins to travel, and when it has arrived.
+        """Schedule the transfer of a result available at `made_s`; return its start and end.
 
         An ordered pair of devices carries one transfer at a time, first come first served.
         """
@@ -93,23 +93,22 @@ class Progress:
 
 
 def refuse_stuck(rows: Sequence[Sequence[Action]], place: Sequence[int]) -> None:
-    """Refuse a step that has come to an end before all devices have run their rows.
+    """Refuse a step that is deadlocked, with only the first `place[d]` of `rows[d]` run.
 
     Raises:
-        RuntimeError: when device d has run only the first `place[d]` of `rows[d]`: they wait for
-            each other in a circle, which no order of `fxpart.schedule.SCHEDULES` lets happen.
+        RuntimeError: if actions remain, which no order in `fxpart.schedule.SCHEDULES` causes.
 
     """
-    left = sum(len(row) - done for row, done in zip(rows, place, strict=True))
-    if left:
-        raise RuntimeError(f"the order of a schedule is wrong: {left} actions never start")
+    remaining = sum(len(row) - done for row, done in zip(rows, place, strict=True))
+    if remaining:
+        raise RuntimeError(f"the order of a schedule is wrong: {remaining} actions never start")
 
 
 def _followers(costs: PipelineCosts) -> Followers:
     count = len(costs.stages)
     followers: Followers = [[] for _ in range(2 * count)]
     for stage in range(count):
-        # The backward of a stage needs what its forward saved.
+        # The backward of a stage needs the activations saved by its forward.
         followers[stage].append((count + stage, None))
         if stage + 1 < count:
             followers[stage].append((stage + 1, None))
@@ -126,10 +125,10 @@ def _followers(costs: PipelineCosts) -> Followers:
 def device_rows(
     name: str, costs: PipelineCosts, microbatches: int
 ) -> tuple[tuple[int, ...], tuple[tuple[Action, ...], ...]]:
-    """Return the devices in the order of their first stages, and what each runs, in order.
+    """Return the devices in the order of their first stages, and the actions of each in order.
 
     Raises:
-        SpecError: for a schedule, stages, links or micro-batches that do not go together.
+        SpecError: if the schedule, stages, links or microbatches are invalid.
 
     """
     homes = [stage.device for stage in costs.stages]
@@ -145,8 +144,8 @@ def device_rows(
 def _refuse_other_than_turns(homes: Sequence[int], devices: Sequence[int]) -> None:
     if not homes:
         raise SpecError("a schedule needs stages, got none; place the model with mode=pipeline")
-    taken = [devices[stage % len(devices)] for stage in range(len(homes))]
-    if homes != taken or len(homes) % len(devices):
+    expected = [devices[stage % len(devices)] for stage in range(len(homes))]
+    if homes != expected or len(homes) % len(devices):
         shown = ", ".join(map(str, homes[:12])) + (", ..." if homes[12:] else "")
         raise SpecError(
             f"a schedule needs stages that go over the {len(devices)} devices in turn, equally many"
@@ -169,9 +168,9 @@ def _refuse_astray(link: StageLink, stages: int) -> None:
 
 
 def _row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:
-    """Return the most that a device holds while it runs the actions of `row`, then its updates.
+    """Return the peak memory of a device while it runs the actions of `row`, then its updates.
 
-    `costs` are of all stages of the pipeline.
+    `costs` has all stages of the pipeline.
     """
     stages = dict.fromkeys(action.stage for action in row)
     resident_bytes = sum(
@@ -183,7 +182,7 @@ def _row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatc
         cost = costs[stage]
         needs = stage_needs(cost, gathered[stage])
         gathered[stage] = gathered_after(cost, kind)
-        # What the micro-batch saved is part of the backward's peak, and so is what is gathered.
+        # The peaks of actions include saved activations and gathered weights.
         resident_bytes -= needs.gathered_bytes + (cost.saved_bytes if kind == "B" else 0)
         if kind == "F":
             peak = max(peak, resident_bytes + needs.forward_peak_bytes)
@@ -206,20 +205,21 @@ def _row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatc
 
 
 def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> ScheduleResult:
-    """Return the predicted step of a pipeline.
+    """Simulate a step of a pipeline.
 
-    Memory is weights, inputs of all micro-batches, results and gradients so far, what waits for its
-    backward, what the running action needs, and what updates make at the end. What has arrived but
-    not been looked at yet, and what waits to be sent, is not counted. O(actions + transfers).
+    Memory counts weights, inputs of all microbatches, results and gradients so far, activations in
+    flight, the tensors of the running action, and temporaries of updates at the end. Received
+    tensors that are not in use yet, and tensors waiting to be sent, are not counted. O(actions +
+    transfers).
 
     Args:
         name: one of `SCHEDULES`.
-        costs: stage s on the device of stage s modulo the number of devices; neighbours wait for
-            each other also without a link.
-        microbatches: how many of them a step has.
+        costs: the stages, with stage s on the device of stage s modulo the number of devices;
+            neighbouring stages wait for each other even without a link.
+        microbatches: number of microbatches per step.
 
     Raises:
-        SpecError: for a schedule, stages, links or micro-batches that do not go together.
+        SpecError: if the schedule, stages, links or microbatches are invalid.
 
     """
     devices, rows = device_rows(name, costs, microbatches)
@@ -250,7 +250,7 @@ def _run(
     rows: Sequence[Sequence[Action]],
     microbatches: int,
 ) -> tuple["_Step", tuple[ReplicaSum, ...], tuple[StageUpdate, ...], float]:
-    """Return the step that was run, its sums and updates, and when all has ended."""
+    """Return the simulated step, its all-reduces and updates, and the end of all."""
     step = _Step(costs, len(devices), microbatches)
     step.run(rows)
     sums, summed_s = _sums(costs.stages, devices, step.free_s)
@@ -265,11 +265,11 @@ def _sharded(
     microbatches: int,
     step_s: float,
 ) -> ShardedStep | None:
-    """Return what collectives of weights and gradients cost; those of the device with most."""
+    """Return the cost of collectives of weights and gradients on the device with the most."""
     if not any(stage.shards for stage in costs.stages):
         return None
-    bare = replace(costs, stages=tuple(s.without_collectives() for s in costs.stages))
-    alone_s = _run(bare, devices, rows, microbatches)[-1]
+    free_collectives = replace(costs, stages=tuple(s.without_collectives() for s in costs.stages))
+    alone_s = _run(free_collectives, devices, rows, microbatches)[-1]
     by_device = []
     for row in rows:
         collectives = [
@@ -285,7 +285,7 @@ def _sharded(
 
 
 class _Step:
-    """A step while it is simulated."""
+    """State of the simulation of a step."""
 
     def __init__(self, costs: PipelineCosts, devices: int, microbatches: int) -> None:
         self._stages, self._devices = costs.stages, devices
@@ -293,16 +293,16 @@ class _Step:
         self._ready_s = [[0.0] * microbatches for _ in range(2 * len(costs.stages))]
         self._gathered = [Gathered.NOTHING] * len(costs.stages)
         self.free_s = [0.0] * devices
-        """When each device has run its last action so far."""
+        """End of the last action so far on each device."""
         self.events: list[StageEvent] = []
         self.transfers: list[StageTransfer] = []
 
     def run(self, rows: Sequence[Sequence[Action]]) -> None:
         """Run every device's actions in order.
 
-        When an action starts is decided by what is before it on its device and in the model alone,
-        and a link carries what one device sends in the order in which that device makes it: so any
-        order of looking at the devices gives the same times.
+        The start of an action depends only on earlier actions of its device and its dependencies,
+        and a link carries a device's results in the order in which they are produced. So the times
+        do not depend on the order in which devices are visited.
         """
         place, free_s = [0] * self._devices, self.free_s
         waiting = deque(range(self._devices))
@@ -322,7 +322,7 @@ class _Step:
         refuse_stuck(rows, place)
 
     def _finish(self, action: Action, number: int, start_s: float) -> float:
-        """Run an action, send what it makes, and return when it is done."""
+        """Run an action, send its results, and return its end."""
         kind, microbatch, stage = action
         device = self._stages[stage].device
         finish_s = start_s + self._stages[stage].seconds(kind, self._gathered[stage])
@@ -335,7 +335,7 @@ class _Step:
         return finish_s
 
     def _send(self, link: StageLink, microbatch: int, made_s: float) -> float:
-        """Send over a link, when it is free, and return when it has arrived."""
+        """Send over a link when it is free; return the arrival."""
         begin_s, end_s = self._progress.sent(link, made_s)
         source, target, kind = link.source, link.target, link.kind
         self.transfers.append(
@@ -347,7 +347,7 @@ class _Step:
 def _sums(
     stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
 ) -> tuple[tuple[ReplicaSum, ...], list[float]]:
-    """Return the sums of each device, which begin when it is free, and when each has them."""
+    """Return the all-reduces of each device, which begin when it is free, and their ends."""
     sums, done_s = [], list(free_s)
     for place, device in enumerate(devices):
         done_s[place] += sum(stage.reduce_s for stage in stages[place :: len(devices)])
@@ -359,15 +359,15 @@ def _sums(
 def _updates(
     stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
 ) -> tuple[StageUpdate, ...]:
-    """Return the updates of each device, which begin when it is free, stage after stage."""
+    """Return the updates of each device, which begin when it is free, one stage at a time."""
     updates = []
     for place, device in enumerate(devices):
         now_s = free_s[place]
         for stage in range(place, len(stages), len(devices)):
-            taken_s = stages[stage].update_s
-            if taken_s > 0:
-                updates.append(StageUpdate(device, stage, now_s, now_s + taken_s))
-                now_s += taken_s
+            update_s = stages[stage].update_s
+            if update_s > 0:
+                updates.append(StageUpdate(device, stage, now_s, now_s + update_s))
+                now_s += update_s
     return tuple(updates)
 
 

@@ -1,10 +1,11 @@
-"""What FSDP2 adds to a stage of a pipeline: gathered weights, and the collectives that make them.
+"""Costs of FSDP2 in a pipeline stage: gathered weights and their collectives.
 
-As torch.distributed.pipelining (2.13) runs stages that `fully_shard` was called on, each block and
-the stage as a whole. A forward gathers what is not whole; where forwards reshard, they free each
-block after it, though not the root, what is in no block. A backward gathers what is not whole too,
-and frees nothing: the next forward finds it whole. Gradients are added up whole over the
-microbatches, and scattered once, at the end, when the weights are freed.
+This models torch.distributed.pipelining (2.13) on stages with `fully_shard` applied to each block
+and to the stage as a whole. A forward gathers all weights that are sharded; if forwards reshard,
+each block is freed after use, but not the root, which has the weights outside of blocks. A backward
+also gathers sharded weights, and frees nothing, so the next forward finds them whole. Whole
+gradients are accumulated over microbatches, and scattered once at the end, when the weights are
+freed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,13 +34,13 @@ __all__ = [
 ]
 
 _SLOTS = 8
-"""Places in time for each operator: collectives and copies come before it, the root's first."""
+"""Points in time per operator, for collectives and copies before it (the root's come first)."""
 _FORWARD_AHEAD, _BACKWARD_AHEAD = 2, 1
-"""Gathers run so many blocks ahead, as FSDP2 records its events."""
+"""Number of blocks that gathers may run ahead, as in FSDP2's events."""
 
 
 class Gathered(IntEnum):
-    """What is gathered of a stage."""
+    """Which weights of a stage are gathered."""
 
     NOTHING = 0
     ROOT = 1
@@ -48,17 +49,17 @@ class Gathered(IntEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WeightShards:
-    """Which weights replicas share, and what they share them over."""
+    """The weights that are sharded over replicas, and the links between those."""
 
     replicas: int
     gradients: tuple[int, ...]
-    """Numbers of the gradients, among those of the graph, whose weights are sharded."""
+    """Indices of the graph's gradients whose weights are sharded."""
     reshards: bool
-    """Whether a forward frees what it has gathered."""
+    """Whether a forward frees gathered weights."""
     links: Sequence[Link]
-    """The slowest between replicas, by device."""
+    """The slowest link between replicas, by device."""
     curves: CollectiveCurves | None = None
-    """What a library makes of them, as of `collective_time_s`."""
+    """Measured curves of these links, as for `collective_time_s`."""
 
 
 class Collective(NamedTuple):
@@ -66,23 +67,23 @@ class Collective(NamedTuple):
 
     kind: str
     size_bytes: int
-    """Of the whole."""
+    """Size of the whole tensor."""
     seconds: float
 
 
 class StageNeeds(NamedTuple):
-    """What a forward or a backward needs, by what is gathered when it begins."""
+    """Memory and stalls of a forward and a backward, given what is gathered when they begin."""
 
     gathered_bytes: int = 0
-    """Of the weights that are whole then; the peaks count them too."""
+    """Weights that are gathered at the beginning; included in the peaks."""
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     first_backward_peak_bytes: int = 0
     forward_wait_s: float = 0.0
-    """By how much collectives and their copies lengthen a forward."""
+    """Time that collectives and their copies add to a forward."""
     backward_wait_s: float = 0.0
     forward_copy_s: float = 0.0
-    """The part of it that is copies."""
+    """The part of `forward_wait_s` for copies."""
     backward_copy_s: float = 0.0
 
 
@@ -91,30 +92,31 @@ class StageShards:
     """A stage with sharded weights."""
 
     needs: tuple[StageNeeds, StageNeeds, StageNeeds]
-    """By what is `Gathered`."""
+    """Indexed by `Gathered`."""
     reshards: bool
     gathers: tuple[Collective, ...]
-    """Of its blocks, the root first."""
+    """All-gathers of its blocks, the root first."""
     roots: int
-    """1 where there is a root, else 0."""
+    """1 if there is a root, else 0."""
     scatters: tuple[Collective, ...]
     whole_bytes: int
-    """Of all weights that are gathered."""
+    """Size of all sharded weights when gathered."""
     shard_bytes: int
-    """Of this replica's part of them."""
+    """Size of this replica's shards of them."""
     reduce_s: float
-    """Of the scatters and their copies, one after the other."""
+    """Total time of the scatters and their copies, which are sequential."""
     reduce_peak_bytes: int
-    """The most while they run, beside what there is but gathered weights and their gradients."""
+    """Peak of gathered weights, gradients, buffers and shards during the scatters, on top of
+    everything else."""
     gradient_bytes: int
-    """Of the whole gradients that are scattered."""
+    """Size of the whole gradients that are scattered."""
 
     def after(self, kind: str) -> Gathered:
-        """Return what is gathered after a forward, ``F``, or a backward, ``B``."""
+        """Return what is gathered after a forward (``F``) or a backward (``B``)."""
         return Gathered.ROOT if kind == "F" and self.reshards else Gathered.ALL
 
     def without_collectives(self) -> "StageShards":
-        """Return the same where collectives take no time, and their copies do."""
+        """Return the same costs with free collectives, but not free copies."""
         needs = [
             n._replace(forward_wait_s=n.forward_copy_s, backward_wait_s=n.backward_copy_s)
             for n in self.needs
@@ -123,7 +125,7 @@ class StageShards:
         return replace(self, needs=(needs[0], needs[1], needs[2]), reduce_s=reduce_s)
 
     def collectives(self, kinds: Iterable[str]) -> Iterator[Collective]:
-        """Yield what a step runs whose forwards and backwards come in the order of `kinds`."""
+        """Yield the collectives of a step with forwards and backwards in the order of `kinds`."""
         gathered = Gathered.NOTHING
         for kind in kinds:
             if gathered != Gathered.ALL:
@@ -133,7 +135,7 @@ class StageShards:
 
 
 class Stage(Protocol):
-    """What a forward and a backward of a stage hold, whoever runs them."""
+    """Peaks of a stage's forward and backward, in any runtime."""
 
     @property
     def forward_peak_bytes(self) -> int: ...
@@ -146,7 +148,7 @@ class Stage(Protocol):
 
 
 def stage_needs(stage: Stage, gathered: Gathered) -> StageNeeds:
-    """Return what a forward or backward of `stage` needs that finds so much `gathered`."""
+    """Return the needs of a forward or backward of `stage` that begins with `gathered` weights."""
     if stage.shards is not None:
         return stage.shards.needs[gathered]
     return StageNeeds(
@@ -155,7 +157,7 @@ def stage_needs(stage: Stage, gathered: Gathered) -> StageNeeds:
 
 
 def gathered_after(stage: Stage, kind: str) -> Gathered:
-    """Return what is gathered of `stage` after a forward, ``F``, or backward, ``B``."""
+    """Return what is gathered of `stage` after a forward (``F``) or backward (``B``)."""
     return stage.shards.after(kind) if stage.shards is not None else Gathered.NOTHING
 
 
@@ -169,16 +171,16 @@ def stage_shards(
     copy_bytes_per_s: float,
     lifetimes: tuple[Lifetimes, Lifetimes, Lifetimes],
 ) -> StageShards | None:
-    """Return what shards add to a stage; None where none of its weights is sharded.
+    """Return the costs of sharded weights in a stage, or None if it has none.
 
     Args:
         graph: a training step of one microbatch.
         ops: the stage's operators in order, without updates.
-        op_s: the time of each of them.
-        shards: what is sharded.
-        device: the one that the stage is on.
-        copy_bytes_per_s: rate of copies into and out of buffers, read and written.
-        lifetimes: of what its forward holds, its backward, and the first backward.
+        op_s: time of each of these operators.
+        shards: the sharded weights.
+        device: device of the stage.
+        copy_bytes_per_s: rate of copies into and out of buffers, reads plus writes.
+        lifetimes: storages of its forward, its backward, and the first backward.
 
     """
     blocks = _blocks(graph, ops, shards)
@@ -192,10 +194,10 @@ def stage_shards(
     )
     plan = _Stage(graph, blocks, sizes, buffers, shards.reshards)
     copies_s = [2 * size / copy_bytes_per_s for size in buffers]
-    taken_s = [(c.seconds, copy_s) for c, copy_s in zip(gathers, copies_s, strict=True)]
+    block_times_s = [(c.seconds, copy_s) for c, copy_s in zip(gathers, copies_s, strict=True)]
     forward = np.asarray(ops) < graph.first_backward
     works = ((ops[forward], op_s[forward]), (ops[~forward], op_s[~forward]))
-    nothing, root, whole = (_needs(plan, has, lifetimes, works, taken_s) for has in Gathered)
+    nothing, root, whole = (_needs(plan, has, lifetimes, works, block_times_s) for has in Gathered)
     reduce_peak_bytes, gradient_bytes = _reduced(graph, blocks, ops, plan, shards.replicas)
     return StageShards(
         needs=(nothing, root, whole),
@@ -213,16 +215,18 @@ def stage_shards(
 
 @lru_cache(maxsize=2)
 def _weights_read(graph: OpGraph, gradients: tuple[int, ...]) -> list[list[int]]:
-    """Return what `weights_read` does of the weights of `gradients`: the same for all stages."""
+    """Return `weights_read` for the weights of `gradients`, cached for all stages."""
     return weights_read(graph, graph.gradient_weights[np.array(gradients, dtype=np.int64)])
 
 
 def _blocks(graph: OpGraph, ops: IntArray, shards: WeightShards) -> list[Block]:
-    """Return the blocks of the weights that the forward of `ops` reads."""
+    """Return the blocks of the sharded weights read by the forward of `ops`."""
     read, first = _weights_read(graph, shards.gradients), graph.first_backward
-    here = {w for op in ops[ops < first].tolist() for w in read[op]}
-    there = [g for g in shards.gradients if int(graph.gradient_weights[g]) in here]
-    return blocks_of(graph, read, there, ops.tolist()) if there else []
+    stage_weights = {w for op in ops[ops < first].tolist() for w in read[op]}
+    stage_gradients = [
+        g for g in shards.gradients if int(graph.gradient_weights[g]) in stage_weights
+    ]
+    return blocks_of(graph, read, stage_gradients, ops.tolist()) if stage_gradients else []
 
 
 def _padded(graph: OpGraph, block: Block, replicas: int) -> int:
@@ -237,7 +241,7 @@ def _collective(kind: str, size: int, shards: WeightShards, device: int) -> Coll
 
 
 class _Stage:
-    """Lifetimes of gathered weights and of buffers, in places of `_SLOTS` for each operator."""
+    """Lifetimes of gathered weights and buffers, with `_SLOTS` points in time per operator."""
 
     def __init__(
         self,
@@ -254,28 +258,28 @@ class _Stage:
         self.end = _SLOTS * graph.n_ops
 
     def _whole(self, gathered: Gathered) -> int:
-        """Return the number of blocks that are whole, which come first."""
+        """Return the number of gathered blocks, which come first."""
         return (0, self.roots, len(self.blocks))[gathered]
 
     def held_bytes(self, gathered: Gathered) -> int:
-        """Return the bytes of the weights that are whole."""
+        """Return the bytes of the gathered weights."""
         return sum(self.sizes[: self._whole(gathered)])
 
     def gathered_forward(self, gathered: Gathered) -> list[int]:
-        """Return the blocks that a forward gathers, in order."""
+        """Return the blocks gathered by a forward, in order."""
         return list(range(self._whole(gathered), len(self.blocks)))
 
     def gathered_backward(self, gathered: Gathered) -> list[int]:
-        """Return the blocks that a backward gathers, in order."""
+        """Return the blocks gathered by a backward, in order."""
         numbers = self.gathered_forward(gathered)
         return sorted(numbers, key=lambda i: self.blocks[i].first_backward)
 
     def place(self, block: int, op: int) -> int:
-        """Return when the gather before an operator begins; its copy comes next."""
+        """Return the point in time of the gather before an operator; its copy comes next."""
         return _SLOTS * (op + 1) - (2 if self.blocks[block].name else 4)
 
     def forward(self, gathered: Gathered) -> Lifetimes:
-        """Return what is alive in a forward."""
+        """Return the lifetimes in a forward."""
         order, lives = self.gathered_forward(gathered), []
         for index, block in enumerate(order):
             begin = self.place(block, self.blocks[block].first)
@@ -294,7 +298,7 @@ class _Stage:
         return Lifetimes.of(lives)
 
     def backward(self, gathered: Gathered) -> Lifetimes:
-        """Return what is alive in a backward, each block gathered while the one before runs."""
+        """Return the lifetimes in a backward, which prefetches the next block."""
         order, lives = self.gathered_backward(gathered), []
         begin = self.backward_start
         for block in order:
@@ -314,7 +318,7 @@ def _needs(
     works: Sequence[tuple[IntArray, FloatArray]],
     taken_s: Sequence[tuple[float, float]],
 ) -> StageNeeds:
-    """Return what `works`, a forward and a backward, need that find so much `gathered`."""
+    """Return the needs of `works`, a forward and a backward, that begin with `gathered` weights."""
     backward = plan.backward(gathered)
     peaks = [
         both.over(_SLOTS).beside(lives).peak(plan.end + 2 * _SLOTS)
@@ -336,45 +340,47 @@ def _wait_s(
     taken_s: Sequence[tuple[float, float]],
     ahead: int,
 ) -> float:
-    """Return by how much gathers, one after the other on a stream, and copies lengthen `work`.
+    """Return the time added to `work` by gathers, sequential on one stream, and copies.
 
-    `taken_s` are the times of both, by block.
+    `taken_s` has the times of both, by block.
     """
     ops, op_s = work
     before_s = np.concatenate([[0.0], np.cumsum(op_s)])
-    now_s = gathered_s = done_s = 0.0
+    end_s = gathered_s = work_done_s = 0.0
     copied_s: list[float] = []
     for block in order:
         span = plan.blocks[block]
         first = span.first if ahead == _FORWARD_AHEAD else span.first_backward
-        until_s = max(done_s, float(before_s[np.searchsorted(ops, first)]))
+        until_s = max(work_done_s, float(before_s[np.searchsorted(ops, first)]))
         begin_s = max(gathered_s, copied_s[-ahead] if len(copied_s) >= ahead else 0.0)
         gathered_s = begin_s + taken_s[block][0]
-        now_s = max(now_s + until_s - done_s, gathered_s) + taken_s[block][1]
-        done_s = until_s
-        copied_s.append(now_s)
-    return now_s - done_s
+        end_s = max(end_s + until_s - work_done_s, gathered_s) + taken_s[block][1]
+        work_done_s = until_s
+        copied_s.append(end_s)
+    return end_s - work_done_s
 
 
 def _reduced(
     graph: OpGraph, blocks: Sequence[Block], ops: IntArray, plan: _Stage, replicas: int
 ) -> tuple[int, int]:
-    """Return the most bytes while gradients are scattered block by block, and those of them all.
+    """Return the peak while gradients are scattered block by block, and the bytes of all gradients.
 
-    The weights of a block are freed, its gradients copied into a buffer, which is kept until that
-    of the next one is made, and freed.
+    For each block, the weights are freed, and the gradients are copied into a buffer and freed. The
+    buffer is kept until the next one is allocated.
     """
     stage = set(ops.tolist())
-    made = [[g for g in block.gradients if int(_maker(graph, g)) in stage] for block in blocks]
-    gradients = [int(graph.weight_bytes[graph.gradient_weights[m]].sum()) for m in made]
-    most = left = sum(plan.sizes) + sum(gradients)
+    stage_gradients = [
+        [g for g in block.gradients if int(_maker(graph, g)) in stage] for block in blocks
+    ]
+    gradients = [int(graph.weight_bytes[graph.gradient_weights[m]].sum()) for m in stage_gradients]
+    peak = live_bytes = sum(plan.sizes) + sum(gradients)
     shards = 0
     for size, whole, buffer in zip(plan.sizes, gradients, plan.buffers, strict=True):
-        left -= size
-        most = max(most, left + buffer + shards)
-        left, shards = left - whole, shards + buffer // replicas
-        most = max(most, left + buffer + shards)
-    return most, sum(gradients)
+        live_bytes -= size
+        peak = max(peak, live_bytes + buffer + shards)
+        live_bytes, shards = live_bytes - whole, shards + buffer // replicas
+        peak = max(peak, live_bytes + buffer + shards)
+    return peak, sum(gradients)
 
 
 def _maker(graph: OpGraph, gradient: int) -> int:

@@ -1,4 +1,4 @@
-"""The storages that one stage of a pipeline holds for a micro-batch, and when."""
+"""The storages of one pipeline stage for a microbatch, with their lifetimes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of one stage, as `fxpart.schedule.costs.StageCost` explains them."""
+    """Bytes of one stage; `fxpart.schedule.costs.StageCost` documents the fields."""
 
     gradient: int
     inputs: int
     output: int
     saved: int
     forward: "Lifetimes"
-    """Of what is alive in a forward."""
+    """Lifetimes during a forward."""
     backward: "Lifetimes"
     first_backward: "Lifetimes"
-    """The same of the first microbatch, whose gradients stay."""
+    """Lifetimes during the backward of the first microbatch, whose gradients stay live."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lifetimes:
-    """Storages that live from `birth` through `last`, with their bytes; of equal lengths."""
+    """Storages that live from `birth` through `last`, with their bytes; equal lengths."""
 
     birth: IntArray
     last: IntArray
@@ -41,21 +41,21 @@ class Lifetimes:
 
     @classmethod
     def of(cls, lives: Sequence[tuple[int, int, int]]) -> "Lifetimes":
-        """Return those of triples of birth, last and size."""
+        """Build from triples of birth, last and size."""
         columns = np.array(lives, dtype=np.int64).reshape(-1, 3).T
         return cls(columns[0], columns[1], columns[2])
 
     def over(self, slots: int) -> "Lifetimes":
-        """Return the same where each operator has `slots` places in time, one before the first."""
+        """Rescale time to `slots` points per operator, leaving one operator's before the first."""
         return Lifetimes(slots * (self.birth + 1), slots * (self.last + 1), self.size)
 
     def beside(self, others: "Lifetimes") -> "Lifetimes":
-        """Return these and `others`."""
+        """Return the union with `others`."""
         both = ((self.birth, others.birth), (self.last, others.last), (self.size, others.size))
         return Lifetimes(*(np.concatenate(pair) for pair in both))
 
     def peak(self, n: int) -> int:
-        """Return the most bytes at once, in `n` places in time."""
+        """Return the peak in bytes over `n` points in time."""
         return peak_of_intervals(self.birth, self.last, self.size, n)
 
 
@@ -65,8 +65,8 @@ def stage_storages(
 ) -> tuple[IntArray, IntArray, BoolArray, int]:
     """Return (owner of each value's storage, its last use, whether it is a result, input bytes).
 
-    The second and third are by owner. As `fxpart.cost.kernels.device_memory`, for a device that has
-    this stage alone; results of the model are not taken to live longer.
+    The second and third are indexed by owner. This is `fxpart.cost.kernels.device_memory` for a
+    device with only this stage, except that results of the model do not live longer.
     """
     count = m.producer.shape[0]
     root = np.full(count, -1, dtype=np.int64)
@@ -90,7 +90,7 @@ def stage_storages(
             root[value] = root[base] if base >= 0 else value
             if root[value] >= 0:
                 last[root[value]] = max(last[root[value]], op)
-                # Variables hold what was made, not the copy that was received.
+                # Variables reference the original, not a received copy.
                 if stage_of[m.producer[root[value]]] == stage:
                     last[root[value]] = max(last[root[value]], m.held[value])
                 is_result[root[value]] |= m.is_output[value]
@@ -100,13 +100,13 @@ def stage_storages(
 def stage_bytes(
     memory: MemoryTables, stage_of: IntArray, stage: int, first_backward: int
 ) -> StageBytes:
-    """Return what a stage holds of one micro-batch.
+    """Return the bytes of a stage for one microbatch.
 
     Args:
         memory: tables of a graph with n operators.
         stage_of: stage of each operator. Length n.
-        stage: the one that is asked about.
-        first_backward: the operators from this one on are the backward; n when there is none.
+        stage: index of the stage.
+        first_backward: the first operator of the backward; n if there is none.
 
     """
     root, last, is_result, inputs = stage_storages(memory, stage_of, stage)
@@ -117,9 +117,9 @@ def stage_bytes(
     early = birth < first_backward
     saved = early & (last >= first_backward) & ~is_result
     n = len(stage_of)
-    # A result of the forward stays, and what is saved to its end.
-    stays = early & (is_result | saved)
-    until = np.where(stays, first_backward - 1, last)[early]
+    # Results and saved activations live to the end of the forward.
+    lives_on = early & (is_result | saved)
+    until = np.where(lives_on, first_backward - 1, last)[early]
     late, since = saved | ~early, np.maximum(birth, first_backward)
     is_gradient = is_result & ~early
     first_last = np.where(is_gradient, n - 1, last)[late]
@@ -135,7 +135,7 @@ def stage_bytes(
 
 
 def peak_of_intervals(birth: IntArray, last: IntArray, size: IntArray, n: int) -> int:
-    """Return the most bytes at once of storages that live from `birth` through `last`."""
+    """Return the peak in bytes of storages that live from `birth` through `last`."""
     change = np.zeros(n + 2, dtype=np.int64)
     np.add.at(change, birth, size)
     np.subtract.at(change, last + 1, size)

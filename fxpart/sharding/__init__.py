@@ -1,1 +1,1 @@
-"""Values split over a group of devices: the local part of a model, and what the group exchanges."""
+"""Sharding over a group of devices: the local part of a model, and the group's collectives."""

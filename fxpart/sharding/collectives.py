@@ -1,7 +1,7 @@
-"""Collectives of a tensor-parallel group as operators: captured by shape, run by torch.distributed.
+"""Collectives of a tensor-parallel group as operators, captured by shape.
 
-A capture needs no process group: each operator knows the size of its group. Run with data, it goes
-over so many neighbours among the processes of `torch.distributed`.
+A capture needs no process group, since each operator has the size of its group as an argument. When
+run with data, it communicates with that many neighbours in `torch.distributed`.
 """
 
 from collections.abc import Callable
@@ -37,19 +37,19 @@ _SCATTER_CONTEXT = "fxpart::reduce_scatter.context"
 _SCHEMA = "(Tensor x, int group) -> Tensor"
 _Step = Callable[[Tensor, int], Tensor]
 _SEQUENCE = 1
-"""The dimension of the positions, after the batch."""
+"""The sequence dimension, after the batch."""
 
 
 def all_reduce(x: Tensor, group: int) -> Tensor:
-    """Return the sum of `x` over the group, in new memory; its gradient is that of the sum."""
+    """Return the sum of `x` over the group, in new memory; its gradient is the identity."""
     result: Tensor = torch.ops.fxpart.all_reduce(x, group)
     return result
 
 
 def all_gather(x: Tensor, group: int) -> Tensor:
-    """Return the parts of all devices along the last dimension; its gradient is that of the part.
+    """Gather along the last dimension; the gradient is sliced.
 
-    Collectives lay parts one after the other, so that they are copied once more.
+    Collectives concatenate along the first dimension, so this needs another copy.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.joined_parts(x, group)
@@ -58,9 +58,9 @@ def all_gather(x: Tensor, group: int) -> Tensor:
 
 
 def gather_sequence(x: Tensor, group: int, *, again: bool = False) -> Tensor:
-    """Return the positions of all devices; its gradient, a part on each, is reduce-scattered.
+    """Gather positions over the group; the gradient is reduce-scattered.
 
-    With `again` a captured step gathers once more for the backward, and keeps the piece alone.
+    With `again`, a captured step gathers again in the backward instead of saving the result.
     """
     if again:
         whole: Tensor = torch.ops.fxpart.gathered_again(x, group)
@@ -72,9 +72,9 @@ def gather_sequence(x: Tensor, group: int, *, again: bool = False) -> Tensor:
 
 
 def gather_context(x: Tensor, group: int) -> Tensor:
-    """Return the positions of all devices that share a sequence, one device's after another's.
+    """Gather the positions of all devices that share a sequence, in rank order.
 
-    A captured step gathers once more for the backward. The gradient is reduce-scattered.
+    A captured step gathers again in the backward. The gradient is reduce-scattered.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.gathered_context(x, group)
@@ -83,9 +83,9 @@ def gather_context(x: Tensor, group: int) -> Tensor:
 
 
 def scatter_sequence(x: Tensor, group: int, *, in_place: bool = False) -> Tensor:
-    """Return this device's positions of the sum of `x`; its gradient is gathered.
+    """Reduce-scatter `x` along the sequence; the gradient is gathered.
 
-    With `in_place` nothing is copied, as where positions come before the batch.
+    With `in_place` nothing is copied, as if positions came before the batch.
     """
     if in_place:
         piece: Tensor = torch.ops.fxpart.scattered_in_place(x, group)
@@ -97,7 +97,7 @@ def scatter_sequence(x: Tensor, group: int, *, in_place: bool = False) -> Tensor
 
 
 def sum_gradient(x: Tensor, group: int) -> Tensor:
-    """Return `x` as it is; its gradient is summed over the group."""
+    """Return `x` unchanged; its gradient is summed over the group."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return x
     result: Tensor = torch.ops.fxpart.sum_gradient(x, group)
@@ -107,10 +107,10 @@ def sum_gradient(x: Tensor, group: int) -> Tensor:
 def embedded_rows(
     ids: Tensor, weight: Tensor, group: int, rank: int, *, whole_gradient: bool = True
 ) -> Tensor:
-    """Return the rows of `weight`, this device's part of a table, and zeros for `ids` elsewhere.
+    """Look up `ids` in `weight`, this device's part of a table, with zeros for ids of other parts.
 
-    Its gradient is computed for the whole table, of which the part is a view, as DTensors do; or
-    else for the part.
+    The gradient is computed for the whole table, of which the part is a view, as with DTensors; or
+    just for the part without `whole_gradient`.
     """
     if whole_gradient and torch.is_grad_enabled() and weight.requires_grad:
         result: Tensor = torch.ops.fxpart.embedded_rows(ids, weight, group, rank)
@@ -119,21 +119,21 @@ def embedded_rows(
 
 
 def place_in(group: int) -> int:
-    """Return which of its group of so many neighbours this process is, 0 without processes."""
+    """Return the rank of this process in its group of `group` neighbours, 0 without processes."""
     return dist.get_rank() % group if dist.is_initialized() else 0
 
 
 def process_group(size: int) -> dist.ProcessGroup | None:
-    """Return this process's group of `size` neighbours; None for that of all processes.
+    """Return this process's group of `size` neighbours; None for the group of all processes.
 
-    The first time, all processes must ask for it: they make their groups together.
+    The first call is collective, as all processes create their groups together.
     """
     return None if size == dist.get_world_size() else _neighbours(size, dist.group.WORLD)
 
 
 @cache
 def _neighbours(size: int, world: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return the group made in `world`, which later processes of a run may not share."""
+    """Return the group within `world`, which is part of the cache key as it may change."""
     group: dist.ProcessGroup = dist.new_subgroups(size)[0]  # type: ignore[no-untyped-call]
     return group
 
@@ -188,7 +188,7 @@ def _gathered_positions(x: Tensor, group: int) -> Tensor:
 
 
 def _gathered_positions_shape(x: Tensor, group: int) -> Tensor:
-    # Megatron has positions before the batch, where parts lie one after the other as they are.
+    # In Megatron positions come before the batch, so gathered parts are contiguous.
     return x.new_empty((x.shape[0], group * x.shape[_SEQUENCE], *x.shape[2:]))
 
 
@@ -224,7 +224,7 @@ torch.library.register_autograd(_REDUCE, _same)
 
 def _joined(x: Tensor, group: int, dim: int) -> Tensor:
     parts = torch.ops.fxpart.all_gather(x, group)
-    if dim == _SEQUENCE and x.shape[0] == 1:  # they lie one after the other as they are
+    if dim == _SEQUENCE and x.shape[0] == 1:  # the parts are already contiguous
         whole: Tensor = parts.reshape(1, group * x.shape[1], *x.shape[2:])
         return whole
     return torch.cat(torch.unbind(parts), dim=dim)
@@ -250,7 +250,7 @@ _context_scattered: _Step = torch.ops.fxpart.reduce_scatter.context
 
 
 def _define(name: str, forward: _Step, backward: _Step, schema: str = _SCHEMA) -> None:
-    """Define the operator `name`, which is `forward`, and whose gradient is `backward`'s."""
+    """Define an operator from `forward`, with `backward` as its gradient."""
 
     class Collective(Function):
         @staticmethod
@@ -270,13 +270,13 @@ def _define(name: str, forward: _Step, backward: _Step, schema: str = _SCHEMA) -
     torch.library.impl(name, "CompositeImplicitAutograd", apply)
 
 
-# Megatron's `f` (Shoeybi et al., arXiv:1909.08053) is the identity whose gradient is summed.
+# Megatron's `f` (Shoeybi et al., arXiv:1909.08053): the identity, with an all-reduced gradient.
 _define(_SUM, lambda x, _: x.view_as(x), all_reduce, "(Tensor(a) x, int group) -> Tensor(a)")
 _define(_JOIN, lambda x, group: _joined(x, group, -1), _own_part)
 # `g` of its sequence parallelism (Korthikanti et al., arXiv:2205.05198), and the conjugate.
 _define(_ENTER, lambda x, group: _joined(x, group, _SEQUENCE), _scattered_positions)
 _define(_LEAVE, _scattered_positions, lambda x, group: _joined(x, group, _SEQUENCE))
-# The same two by operators of which a captured step repeats the first in its backward.
+# The same two, by operators of which a captured step repeats the gather in its backward.
 _define(_AGAIN, _gathered_once_more, _scattered_as_it_lies)
 _define(_CONTEXT, _context_gathered, _context_scattered)
 _define(_IN_PLACE, _scattered_as_it_lies, _gathered_once_more)

@@ -1,10 +1,10 @@
-"""`split_context`: each device of a group has a piece of every sequence, and all weights.
+"""`split_context`: context parallelism, with a piece of every sequence and all weights per device.
 
-Attention gathers the keys and values of the whole sequence, once more for its backward, and
-scatters their gradients: Llama 3 (arXiv:2407.21783, section 3.3.2), Megatron-LM's
+Attention gathers the keys and values of the whole sequence, again in its backward, and
+reduce-scatters their gradients: Llama 3 (arXiv:2407.21783, section 3.3.2), Megatron-LM's
 ``--cp-comm-type all_gather``, and torchtitan's default, ``context_parallel_rotate_method =
-"allgather"``. Sequences are cut into 2 N chunks, of which a device has the i-th and the i-th last,
-so that under a causal mask all have the same work.
+"allgather"``. Sequences are cut into 2 N chunks, of which device i has the i-th and the i-th last,
+which balances the work under a causal mask.
 """
 
 import inspect
@@ -36,19 +36,19 @@ _ATTEND, _ATTEND_BACK = (
 
 
 def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
-    """Let `module`, a decoder of transformers, run on the piece of device `rank`, and return it.
+    """Make `module`, a transformers decoder, run on the piece of device `rank`; return it.
 
-    Its ids are those of that device, in the order of `positions_of`.
+    Its input ids are those of the device, in the order of `positions_of`.
 
     Raises:
-        NotApplicableError: for a model whose attention is not causal, by heads, over all that came
-            before; such as windows.
+        NotApplicableError: if the model's attention is not plain causal attention over all earlier
+            positions, but windowed for example.
 
     """
     if group == 1:
         return module
     config: Any = getattr(module, "config", None)
-    # The layers' own: what is around them is asked for its inputs.
+    # The layers' own module, since the captured inputs are those of the outer one.
     layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
     names = list(inspect.signature(type(layers).forward).parameters)[1:]
     attentions = _attentions(module)
@@ -66,7 +66,7 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
 
 
 def attend_fused(module: nn.Module, group: int = 1, rank: int = 0) -> None:
-    """Let the causal attention of `module` be one kernel, whatever the sizes of its heads."""
+    """Run the causal attention of `module` as one kernel, for any head dimensions."""
     register_attention(_NAME, _attend)
     config: Any = module.config
     config._attn_implementation = _NAME
@@ -75,7 +75,7 @@ def attend_fused(module: nn.Module, group: int = 1, rank: int = 0) -> None:
 
 
 def register_attention(name: str, attend: Callable[..., Any]) -> None:
-    """Let configurations of transformers name `attend`, which needs no mask."""
+    """Register `attend`, which needs no mask, as an attention implementation of transformers."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -84,7 +84,7 @@ def register_attention(name: str, attend: Callable[..., Any]) -> None:
 
 
 def is_causal_alone(module: nn.Module) -> bool:
-    """Return whether each layer of `module` has a causal attention that configurations name."""
+    """Return whether each layer of `module` has a replaceable, plain causal attention."""
     config: Any = getattr(module, "config", None)
     layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
     return (
@@ -95,7 +95,7 @@ def is_causal_alone(module: nn.Module) -> bool:
 
 
 def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401
-    """Return why `_attend` would not be all that mixes positions of `layers`; empty if it is."""
+    """Return why `_attend` cannot replace all attention in `layers`; empty if it can."""
     attentions = _attentions(layers)
     if not all(_looks_up_attention(part) for part in attentions):
         return "has attention code of its own, which nothing can be put in place of"
@@ -109,7 +109,7 @@ def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401
 
 
 def _looks_up_attention(attention: nn.Module) -> bool:
-    """Return whether `attention` calls what its configuration names, as transformers' new ones."""
+    """Return whether `attention` calls the implementation named by its configuration."""
     forward = inspect.unwrap(type(attention).forward)
     return "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
 
@@ -119,10 +119,10 @@ def _attentions(module: nn.Module) -> list[Any]:
 
 
 def check_context(seq_len: int | None, group: int) -> int | None:
-    """Return the positions of a piece of a sequence.
+    """Return the number of positions per device.
 
     Raises:
-        NotApplicableError: for a length that does not come to equal pieces.
+        NotApplicableError: if the length does not divide into equal pieces.
 
     """
     if group == 1:
@@ -143,7 +143,7 @@ def check_context(seq_len: int | None, group: int) -> int | None:
 
 
 def positions_of(count: int, group: int, rank: int, device: torch.device | None = None) -> Tensor:
-    """Return which positions of a sequence the `count` of device `rank` are, in order."""
+    """Return the `count` positions of a sequence on device `rank`, in order."""
     half = torch.arange(count // 2, device=device)
     chunk = count // 2
     return torch.cat([half + rank * chunk, half + (2 * group - 1 - rank) * chunk])
@@ -157,7 +157,7 @@ def _refused(module: nn.Module, group: int, reason: str) -> NotApplicableError:
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as transformers calls it
-    """Return that a mask is not needed: the attention knows positions."""
+    """Make no mask, since the attention derives it from positions."""
 
 
 def with_positions(
@@ -167,9 +167,9 @@ def with_positions(
     *args: Any,  # noqa: ANN401
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Call `forward`, whose parameters have `names`, and tell it positions that it is not given.
+    """Call `forward`, whose parameters have `names`, adding positions if they are missing.
 
-    `positions` returns those of so many ids of this device, on a device.
+    `positions` returns the positions for a number of ids, on a device.
     """
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     ids = arguments["input_ids"]
@@ -179,14 +179,14 @@ def with_positions(
 
 
 _OTHER_ATTENTION = ("softcap", "s_aux", "sliding_window", "position_bias")
-"""What transformers calls an attention with that no kernel here computes."""
+"""Arguments of transformers attention that no kernel here supports."""
 
 
 def refuse_other_attention(settings: Mapping[str, object]) -> None:
-    """Refuse an attention that is called with more than masks of later positions.
+    """Refuse attention with more than a causal mask.
 
     Raises:
-        NotApplicableError: naming what it is called with.
+        NotApplicableError: if an unsupported argument is set.
 
     """
     others = [name for name in _OTHER_ATTENTION if settings.get(name) is not None]
@@ -207,13 +207,13 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
     scaling: float | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
-    """Return what each query of this device makes of the whole sequence, (B, S / N, H, D)."""
+    """Attend from this device's queries to the whole sequence; shape (B, S / N, H, D)."""
     refuse_other_attention(settings)
     group, rank = module.context_group
-    # Of a cache with room for more, what the prompt has filled.
+    # Only the part of the cache that the prompt has filled.
     keys, values = (tensor[:, :, : query.shape[2]] for tensor in (key, value))
     if group > 1:
-        # Positions come before heads where they lie, so that pieces are gathered as they are.
+        # Positions come before heads in memory, so pieces are gathered without a copy.
         keys, values = (
             gather_context(part.transpose(1, 2), group).transpose(1, 2) for part in (keys, values)
         )
@@ -235,7 +235,7 @@ torch.library.define(
 
 
 def _scores(query: Tensor, key: Tensor, scale: float, group: int, rank: int) -> Tensor:
-    """Return the scaled products in float32, minus infinity where a key comes after the query."""
+    """Return the scaled scores in float32, minus infinity for keys after the query."""
     count = query.shape[2]
     keys = torch.cat([positions_of(count, group, r) for r in range(group)])
     is_later = keys > positions_of(count, group, rank).unsqueeze(1)
@@ -265,7 +265,7 @@ def _attended(  # noqa: PLR0917
 
 
 def _like_query(query: Tensor, value: Tensor) -> Tensor:
-    """Return room for the result, whose positions come before heads, as flash attention's."""
+    """Allocate the result with positions before heads in memory, as flash attention does."""
     batch, heads, count, _ = query.shape
     return query.new_empty((batch, count, heads, value.shape[-1])).transpose(1, 2)
 
@@ -290,11 +290,13 @@ def _gradients(  # noqa: PLR0917
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = _per_query_head(key, query).float(), _per_query_head(value, query).float()
     weights = (_scores(query, keys, scale, group, rank) - log_sums.unsqueeze(-1)).exp()
-    wide = gradient.float()
-    slopes = weights * (wide @ values.transpose(-2, -1) - (wide * result).sum(-1, keepdim=True))
-    to_query = slopes @ keys * scale
-    to_key = slopes.transpose(-2, -1) @ query.float() * scale
-    to_value = weights.transpose(-2, -1) @ wide
+    gradient_f32 = gradient.float()
+    score_gradients = weights * (
+        gradient_f32 @ values.transpose(-2, -1) - (gradient_f32 * result).sum(-1, keepdim=True)
+    )
+    to_query = score_gradients @ keys * scale
+    to_key = score_gradients.transpose(-2, -1) @ query.float() * scale
+    to_value = weights.transpose(-2, -1) @ gradient_f32
     gradients = _gradient_shapes(gradient, query, key, value)
     shared = (len(key), key.shape[1], -1, key.shape[2])
     for room, of in zip(gradients[1:], (to_key, to_value), strict=True):

@@ -1,14 +1,15 @@
-"""`spread_experts`: each device of a group has whole experts, and tokens travel to them and back.
+"""`spread_experts`: expert parallelism, with whole experts per device and tokens sent to them.
 
-What transformers does with an ``ep_plan`` and Megatron-LM with its all-to-all dispatcher: a device
-sends each of its tokens to the devices of the experts that the router chose, runs its experts on
-what it gets, and sends the results back, where they are weighted and summed (Lepikhin et al.:
-GShard, ICLR 2021, arXiv:2006.16668). The rest of the model is replicated, on tokens of each
-device's own, or split over tensor-parallel groups.
+As in transformers with an ``ep_plan`` and in Megatron-LM's all-to-all dispatcher, a device sends
+each of its tokens to the devices of the experts chosen by the router, runs its own experts on the
+tokens that it receives, and sends the results back to be weighted and summed (Lepikhin et al.:
+GShard, ICLR 2021, arXiv:2006.16668). The rest of the model is replicated with separate tokens per
+device, or split over tensor-parallel groups.
 
-Devices of such a group see the same tokens. They share them out before they send (``AllToAllEP``);
-or, where the group has all experts and nothing is trained, each runs its own on all of them and the
-results are summed (``AllReduceEP``; vLLM's ``--enable-expert-parallel`` without data parallelism).
+Devices of a tensor-parallel group see the same tokens. They divide them before sending
+(``AllToAllEP``); or, if the group has all experts and nothing is trained, each device runs its own
+experts on all tokens and the results are summed (``AllReduceEP``; vLLM's
+``--enable-expert-parallel`` without data parallelism).
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _WHOLE_EXPERTS, _DISPATCH = "grouped_gemm", "ep_dispatch_experts"
 
 
 def expert_paths(module: nn.Module) -> list[str]:
-    """Return the modules of `module` that are experts, by what its class states (``ep_plan``)."""
+    """Return the expert modules of `module` according to its ``ep_plan``."""
     styles = styles_of(module, getattr(module, "ep_plan", None) or {})
     return [path for path, style in styles.items() if style == _DISPATCH]
 
@@ -46,22 +47,22 @@ def spread_experts(
     trains: bool = True,
     megatron: bool = False,
 ) -> nn.Module:
-    """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
+    """Reduce `module` in place to the part on device `rank` of a group of `group`; return it.
 
     Args:
-        module: a model of transformers, on any device, the meta device too; it is changed.
-        group: devices of the group.
-        rank: which of them.
-        imbalance: by how much more than its share of the tokens the device gets for its experts,
-            where there are no values to tell; 1 where routers balance the load.
-        same_tokens: neighbours in the group that have them: those of a tensor-parallel group, 1
-            where each has a piece of them.
-        trains: whether it is for a training step.
-        megatron: whether no rows are masked, which transformers does for those of other devices.
+        module: a transformers model on any device, including meta; it is modified.
+        group: number of devices in the group.
+        rank: rank of the device.
+        imbalance: ratio of the tokens that this device receives to its even share, if there are no
+            values to route by; 1 for balanced routers.
+        same_tokens: number of neighbours in the group with the same tokens: those of a
+            tensor-parallel group, or 1 if each device has a piece of the tokens.
+        trains: whether the module is used for training.
+        megatron: whether rows of other devices' experts are not masked, unlike in transformers.
 
     Raises:
-        NotApplicableError: for a model without experts that are told what is routed to them, or
-            whose number the group does not divide.
+        NotApplicableError: if the model has no experts in an ``ep_plan``, or the group does not
+            divide their number.
 
     """
     if group == 1:
@@ -94,7 +95,7 @@ def spread_experts(
 
 
 def _keep_part(experts: nn.Module, names: Sequence[str], group: int, rank: int) -> None:
-    """Leave of these parameters, which have all experts one after the other, those of a device."""
+    """Reduce parameters that stack all experts to the experts of one device."""
     for name in names:
         whole = experts._parameters[name]
         if whole is not None:
@@ -104,14 +105,14 @@ def _keep_part(experts: nn.Module, names: Sequence[str], group: int, rank: int) 
 
 
 class _Masked:
-    """The forward of one layer's experts on all tokens, as transformers' ``AllReduceEP``."""
+    """The forward of one layer's experts on all tokens, like transformers' ``AllReduceEP``."""
 
     def __init__(self, experts: Any, group: int, rank: int) -> None:  # noqa: ANN401
         self.forward, self.count = experts.forward, int(experts.num_experts)
         self.group, self.rank = group, rank
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return what `_Dispatch` does; all devices have the same tokens."""
+        """Return the result of `_Dispatch`, where all devices have the same tokens."""
         elsewhere = (chosen // self.count) != self.rank
         local = torch.where(elsewhere, self.count, chosen % self.count)
         part = self.forward(hidden, local, weights.masked_fill(elsewhere, 0.0))
@@ -119,23 +120,23 @@ class _Masked:
 
 
 class _Dispatch:
-    """The forward of one layer's experts, step by step as transformers' ``AllToAllEP``."""
+    """The forward of one layer's experts, following transformers' ``AllToAllEP``."""
 
     def __init__(self, experts: Any, group: int, imbalance: float, same_tokens: int) -> None:  # noqa: ANN401
         self.forward, self.count = experts.forward, int(experts.num_experts)
         self.group, self.imbalance, self.same_tokens = group, imbalance, same_tokens
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of what each token's experts make of it, shape (T, H).
+        """Return the weighted sum of the outputs of each token's experts, shape (T, H).
 
         Args:
             hidden: tokens of this device. Shape (T, H).
-            chosen: numbers of the experts of each, of all that there are. Shape (T, K).
-            weights: of these. Shape (T, K).
+            chosen: global indices of the experts of each token. Shape (T, K).
+            weights: router weights of these experts. Shape (T, K).
 
         """
         received_rows, local, counts, order = self._sent(hidden, chosen)
-        # The weights of the routers are applied where the tokens come from.
+        # Router weights are applied on the sending device.
         results = self.forward(
             received_rows, local, torch.ones_like(local, dtype=received_rows.dtype)
         )
@@ -145,16 +146,16 @@ class _Dispatch:
         return result.to(hidden.dtype)
 
     def _own(self, x: Tensor) -> Tensor:
-        """Return the rows of `x` that none of those with the same tokens sends, but this device."""
+        """Return the rows of `x` that this device sends, among those with the same tokens."""
         return x if self.same_tokens == 1 else own_rows(x, self.same_tokens)
 
     def _sent(
         self, hidden: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
-        """Return the rows for this device's experts, which expert each is for, and the way back.
+        """Return the rows for this device's experts, the expert of each, and how to return them.
 
-        That is the counts of rows sent and received, by device and expert, and the order of pairs
-        of a token and an expert in which they were sent.
+        The latter are the counts of rows sent and received, by device and expert, and the order in
+        which (token, expert) pairs were sent.
         """
         pairs = chosen.numel()
         ids = self._own(chosen).reshape(-1)
@@ -173,18 +174,20 @@ class _Dispatch:
         self, results: Tensor, weights: Tensor, counts: tuple[Tensor, Tensor], order: Tensor
     ) -> Tensor:
         sent, received = counts
-        back = torch.ops.fxpart.all_to_all.rows(results, received, sent, len(order), self.group)
-        outputs = torch.empty_like(back)
-        outputs[order] = back
-        outputs = outputs.view(*weights.shape, back.size(-1))
+        returned_rows = torch.ops.fxpart.all_to_all.rows(
+            results, received, sent, len(order), self.group
+        )
+        outputs = torch.empty_like(returned_rows)
+        outputs[order] = returned_rows
+        outputs = outputs.view(*weights.shape, returned_rows.size(-1))
         return (outputs * weights.unsqueeze(-1)).sum(dim=1)
 
     def _received(self, received: Tensor, pairs: int) -> int:
-        """Return how many rows come in: what `received` says where it has values."""
+        """Return the number of received rows, from the values of `received` if it has any."""
         if type(received) is Tensor and not received.is_meta:
             return int(received.sum())
-        everything = pairs * self.group // self.same_tokens
-        return min(ceil(pairs * self.imbalance / self.same_tokens), everything)
+        all_pairs = pairs * self.group // self.same_tokens
+        return min(ceil(pairs * self.imbalance / self.same_tokens), all_pairs)
 
 
 torch.library.define(_COUNTS, "(Tensor sent, int group) -> Tensor")
@@ -206,7 +209,7 @@ def _counts_shape(sent: Tensor, group: int) -> Tensor:
 
 @torch.library.impl(_ROWS, "CPU")
 def _exchanged_rows(x: Tensor, sent: Tensor, received: Tensor, total: int, group: int) -> Tensor:
-    """Return the rows that other devices have for this one, in the order of their ranks."""
+    """Return the rows sent to this device, in the order of the senders' ranks."""
     outputs = x.new_empty((total, *x.shape[1:]))
     counts = received.sum(dim=1).tolist(), sent.sum(dim=1).tolist()
     dist.all_to_all_single(outputs, x.contiguous(), *counts, group=process_group(group))

@@ -1,8 +1,8 @@
-"""Kernels that Megatron-LM fuses, as operators: captured by shape, computed on a CPU.
+"""Fused kernels of Megatron-LM as operators, captured by shape and computed on a CPU.
 
-Each keeps for its backward what NVIDIA's does: Transformer Engine's RMSNorm its input and a number
-a row, the gated activation its two inputs, the softmax of attention under a causal mask its result
-in the dtype of the scores, the loss of a split vocabulary its probabilities in float32
+Each saves the same tensors for its backward as NVIDIA's: Transformer Engine's RMSNorm its input and
+one number per row, the gated activation its two inputs, the causal softmax of attention its result
+in the dtype of the scores, the loss over a split vocabulary its probabilities in float32
 (NVIDIA/Megatron-LM, megatron/core/fusions).
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["causal_softmax", "gated", "rms_norm", "vocabulary_losses"]
 
-# Names that start with an underscore are those of torch's own, whose rules hold for them.
+# Names with a leading underscore are those of torch's operators, whose rules apply to them.
 _NORM, _NORM_BACK = "fxpart::_fused_rms_norm", "fxpart::_fused_rms_norm_backward"
 _GATED, _GATE_BACK = "fxpart::swiglu", "fxpart::swiglu_gate_backward"
 _UP_BACK = "fxpart::swiglu_up_backward"
@@ -23,7 +23,7 @@ _LOSS, _LOSS_BACK = "fxpart::vocab_losses", "fxpart::vocab_losses_backward"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return `x` over the root of its mean square along the last dimension, times `weight`."""
+    """Return `x` divided by its root mean square along the last dimension, times `weight`."""
     result: Tensor = torch.ops.fxpart._fused_rms_norm(x, weight, eps)[0]
     return result
 
@@ -35,22 +35,23 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def causal_softmax(scores: Tensor, scale: float) -> Tensor:
-    """Return the softmax of `scores` times `scale` over those that are not masked.
+    """Return the softmax of `scores` times `scale` under a causal mask.
 
-    A score of a later position is: those above the diagonal of the last two dimensions.
+    The mask excludes later positions, above the diagonal of the last two dimensions.
     """
     result: Tensor = torch.ops.fxpart.causal_softmax(scores, scale)
     return result
 
 
 def vocabulary_losses(logits: Tensor, targets: Tensor, group: int, rank: int) -> Tensor:
-    """Return the cross entropy of each position in float32; 0 where the target is negative.
+    """Return the cross entropy of each position in float32; 0 for negative targets.
 
     Args:
-        logits: of this device's part of the vocabulary. Shape (batch, positions, vocabulary / N).
-        targets: numbers of the whole vocabulary. Shape (batch, positions).
-        group: N, the devices that share the vocabulary.
-        rank: which of them this is.
+        logits: logits of this device's part of the vocabulary. Shape (batch, positions, vocabulary
+            / N).
+        targets: indices into the whole vocabulary. Shape (batch, positions).
+        group: N, the number of devices that share the vocabulary.
+        rank: rank of this device.
 
     """
     result: Tensor = torch.ops.fxpart.vocab_losses(logits, targets, group, rank)[0]
@@ -91,9 +92,9 @@ def _normed_shape(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor
 def _norm_gradients(
     gradient: Tensor, x: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    unit, scaled = x.float() * rstd, gradient.float() * weight
-    to_x = rstd * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))
-    to_weight = (gradient.float() * unit).flatten(0, -2).sum(0)
+    normalized, scaled = x.float() * rstd, gradient.float() * weight
+    to_x = rstd * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
+    to_weight = (gradient.float() * normalized).flatten(0, -2).sum(0)
     return to_x.to(x.dtype), to_weight.to(weight.dtype)
 
 
@@ -133,8 +134,8 @@ def _up_gradient_shape(gradient: Tensor, gate: Tensor) -> Tensor:
 
 @torch.library.impl(_SOFTMAX, "CPU")
 def _softmax(scores: Tensor, scale: float) -> Tensor:
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    masked = (scores.float() * scale).masked_fill(later, -torch.inf)
+    is_later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    masked = (scores.float() * scale).masked_fill(is_later, -torch.inf)
     return masked.softmax(-1).to(scores.dtype)
 
 
@@ -155,21 +156,21 @@ def _score_gradient_shape(gradient: Tensor, softmax: Tensor, scale: float) -> Te
 
 @torch.library.impl(_LOSS, "CPU")
 def _losses(logits: Tensor, targets: Tensor, group: int, rank: int) -> tuple[Tensor, Tensor]:
-    whole = logits.float()
-    most = whole.amax(-1, keepdim=True)
+    shifted = logits.float()
+    maximum = shifted.amax(-1, keepdim=True)
     local = targets - rank * logits.shape[-1]
     is_here = (local >= 0) & (local < logits.shape[-1])
     if group > 1:
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-    whole = whole - most
-    chosen = whole.gather(-1, local.where(is_here, 0).unsqueeze(-1)).squeeze(-1) * is_here
-    whole = whole.exp()
-    total = whole.sum(-1, keepdim=True)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    shifted = shifted - maximum
+    target_logits = shifted.gather(-1, local.where(is_here, 0).unsqueeze(-1)).squeeze(-1) * is_here
+    shifted = shifted.exp()
+    total = shifted.sum(-1, keepdim=True)
     if group > 1:
-        dist.all_reduce(chosen)
+        dist.all_reduce(target_logits)
         dist.all_reduce(total)
-    losses = (total.log().squeeze(-1) - chosen) * (targets >= 0)
-    return losses, whole / total
+    losses = (total.log().squeeze(-1) - target_logits) * (targets >= 0)
+    return losses, shifted / total
 
 
 def _loss_shapes(logits: Tensor, targets: Tensor, group: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -183,9 +184,9 @@ def _logit_gradient(
 ) -> Tensor:
     local = targets - rank * softmax.shape[-1]
     is_here = (local >= 0) & (local < softmax.shape[-1])
-    ones = torch.zeros_like(softmax)
-    ones.scatter_(-1, local.where(is_here, 0).unsqueeze(-1), is_here.unsqueeze(-1).float())
-    return ((softmax - ones) * (gradient * (targets >= 0)).unsqueeze(-1)).to(dtype)
+    one_hot = torch.zeros_like(softmax)
+    one_hot.scatter_(-1, local.where(is_here, 0).unsqueeze(-1), is_here.unsqueeze(-1).float())
+    return ((softmax - one_hot) * (gradient * (targets >= 0)).unsqueeze(-1)).to(dtype)
 
 
 def _logit_gradient_shape(

@@ -1,9 +1,8 @@
-"""`shard_module`: a model becomes the part of it that one device of a tensor-parallel group runs.
+"""`shard_module`: reduce a model to the part run by one device of a tensor-parallel group.
 
-Parameters are replaced by their shards, and the modules that exchange something do so before or
-after their forward: column and row parallel layers as in Shoeybi et al., Megatron-LM,
-arXiv:1909.08053, and torch's `ColwiseParallel` and `RowwiseParallel`. What the plan does not name
-is replicated.
+Parameters are replaced by their shards, and collectives run before or after the forward of modules:
+column- and row-parallel layers as in Shoeybi et al., Megatron-LM, arXiv:1909.08053, and torch's
+`ColwiseParallel` and `RowwiseParallel`. Modules that the plan does not name are replicated.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,33 +32,33 @@ _Forward = Callable[..., Any]
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """The group, and what has been sharded for it."""
+    """The group, and the parameters sharded so far."""
 
     size: int
     rank: int
     shards: dict[int, tuple[nn.Parameter, int | None]] = field(default_factory=dict)
-    """By the id of the whole parameter, which tied modules share: its shard and the dimension."""
+    """Shard and split dimension by the id of the whole parameter, which tied modules share."""
     wholes: list[nn.Parameter] = field(default_factory=list)
-    """Keeps these, and so their ids."""
+    """References that keep the ids valid."""
     is_megatron: bool = False
-    """Whether the head's outputs stay where they are, for a loss that is split as they are, and
-    positions come before the batch, so that pieces of a sequence are not copied together."""
+    """Whether the head's outputs stay split, for a loss over a split vocabulary, and positions come
+    before the batch, so that gathered pieces of a sequence need no copy."""
     regions: Regions | None = None
-    """With sequence parallelism: where activations are whole. Elsewhere they are parts."""
+    """The regions with whole activations under sequence parallelism; None without it."""
 
     def entered(self, x: Tensor, path: str) -> Tensor:
-        """Return the input of a layer split by columns, whose gradient is summed."""
+        """Return the input of a column-parallel layer, whose gradient is summed."""
         if self.regions is None:
             return sum_gradient(x, self.size)
-        # That of a region is gathered once for all its layers.
+        # The input of a region is gathered once for all its layers.
         return x if path in self.regions.inner else self.gathered(x)
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return the whole of a sequence of which each device has a piece."""
+        """Gather a sequence of which each device has a piece."""
         return gather_sequence(x, self.size, again=self.is_megatron)
 
     def left(self, x: Tensor) -> Tensor:
-        """Return the sum of what each device has a part of; of a sequence this device's piece."""
+        """All-reduce a partial sum, or reduce-scatter it under sequence parallelism."""
         if self.regions is None:
             return all_reduce(x, self.size)
         return scatter_sequence(x, self.size, in_place=self.is_megatron)
@@ -75,22 +74,23 @@ def shard_module(
     megatron: bool = False,
     whole: Sequence[str] = (),
 ) -> nn.Module:
-    """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
+    """Reduce `module` in place to the part on device `rank` of a group of `group`; return it.
 
     Args:
-        module: on any device, the meta device too; it is changed.
-        group: devices of the group.
-        rank: which of them.
+        module: a model on any device, including meta; it is modified.
+        group: number of devices in the group.
+        rank: rank of the device.
         plan: the style of modules and parameters by path; None for `tensor_plan`.
-        sequence: whether what lies between split layers is split along the sequence (Korthikanti
+        sequence: whether activations between split layers are split along the sequence (Korthikanti
             et al., arXiv:2205.05198), as by torch's `SequenceParallel`.
-        megatron: whether pieces of a sequence are gathered once more in the backward, in place of
-            keeping the whole, and the loss is computed on parts of the vocabulary.
-        whole: modules that are shared out in another way, whatever the plan has for them: experts.
+        megatron: whether pieces of a sequence are gathered again in the backward instead of saving
+            the whole, and the loss is computed on parts of the vocabulary.
+        whole: modules to leave alone whatever the plan says, such as experts that are distributed
+            otherwise.
 
     Raises:
-        NotApplicableError: for a model without a plan, a style that is not known, or sizes that
-            the group does not divide.
+        NotApplicableError: if the model has no plan, a style is unknown, or the group does not
+            divide a size.
 
     """
     if group == 1:
@@ -120,7 +120,7 @@ def shard_module(
 
 
 def _split_sequence(module: nn.Module, group: _Group, regions: Regions) -> None:
-    """Gather positions where a region begins; weights outside meet those of this device alone."""
+    """Gather positions at the start of regions, and sum the gradients of weights outside."""
     for path in regions.paths:
         _wrap(module.get_submodule(path), partial(_gathered_input, group))
     for path in regions.outside:
@@ -141,22 +141,22 @@ def _shard(module: nn.Module, name: str, group: _Group, style: str, path: str) -
     if whole is None:
         return
     dim = _dimension(style, whole)
-    known = group.shards.get(id(whole))
-    if known is None:
+    shard = group.shards.get(id(whole))
+    if shard is None:
         halves = 2 if style.startswith("packed") else 1
         local = whole if dim is None else _part(whole, dim, halves, group, path)
-        known = local, dim
-        group.shards[id(whole)] = known
+        shard = local, dim
+        group.shards[id(whole)] = shard
         group.wholes.append(whole)
-    elif known[1] != dim:
+    elif shard[1] != dim:
         raise NotApplicableError(
             f"{path} is tied to a weight that is split along another dimension"
         )
-    module._parameters[name] = known[0]
+    module._parameters[name] = shard[0]
 
 
 def _dimension(style: str, whole: Tensor) -> int | None:
-    """Return the dimension that a parameter is split along, None for a replicated one."""
+    """Return the dimension along which a parameter is split, None if it is replicated."""
     if style in ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise"):
         return max(whole.ndim - 2, 0)
     if style == "embedding_rowwise":
@@ -167,7 +167,7 @@ def _dimension(style: str, whole: Tensor) -> int | None:
 
 
 def _part(whole: nn.Parameter, dim: int, halves: int, group: _Group, path: str) -> nn.Parameter:
-    """Return this device's shard; `halves` parts lie one after the other, and each is split."""
+    """Return this device's shard; each of the `halves` concatenated parts is split separately."""
     size = whole.shape[dim]
     if size % (group.size * halves):
         raise NotApplicableError(
@@ -184,7 +184,7 @@ def _part(whole: nn.Parameter, dim: int, halves: int, group: _Group, path: str) 
 
 
 def _wrap(module: nn.Module, wrapper: Callable[..., Any]) -> None:
-    """Make `wrapper`, called with the original forward first, the forward of `module`."""
+    """Replace the forward of `module` by `wrapper`, which gets the original as first argument."""
     module.forward = partial(wrapper, module.forward)
 
 
@@ -206,7 +206,7 @@ def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
     _shard_all(module, group, "colwise", path)
 
     def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        # Held until the outputs are gathered, as by the hooks of torch's `ColwiseParallel`.
+        # The input lives until the outputs are gathered, as with torch's `ColwiseParallel` hooks.
         x = group.entered(x, path)
         part = forward(x, *args, **kwargs)
         return part if group.is_megatron else all_gather(part, group.size)
@@ -221,7 +221,7 @@ def _rowwise(module: nn.Module, group: _Group, path: str, style: str = "rowwise"
         bias = module._parameters.get("bias")
         if bias is None:
             return group.left(forward(*args, **kwargs))
-        # Added once, to the sum.
+        # The bias is added once, to the sum.
         module._parameters["bias"] = None
         try:
             total = group.left(forward(*args, **kwargs))
@@ -243,7 +243,7 @@ def _rowwise_split_input(module: nn.Module, group: _Group, path: str) -> None:
 
 
 def _embedding_rowwise(module: nn.Module, group: _Group, path: str) -> None:
-    """Each device looks up the rows that it has, and zeros for the others."""
+    """Look up rows of this device's part of the table, with zeros for others."""
     _shard_all(module, group, "embedding_rowwise", path)
 
     def run(forward: _Forward, ids: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def _embedding_rowwise(module: nn.Module, group: _Group, path: str) -> None:
 
 
 def _experts(module: nn.Module, group: _Group, path: str) -> None:
-    """Each device runs its part of every expert; the parts of the output are summed."""
+    """Run this device's part of every expert, and sum the partial outputs."""
 
     def run(forward: _Forward, x: Tensor, *routing: Any) -> Tensor:  # noqa: ANN401
         if len(routing) >= 2:
@@ -269,7 +269,7 @@ def _experts(module: nn.Module, group: _Group, path: str) -> None:
 
 
 def _sum_weight_gradients(module: nn.Module, group: _Group, path: str) -> None:
-    """Its weights are replicated, and meet the heads of this device alone."""
+    """Sum the gradients of replicated weights that see only this device's heads or positions."""
 
     def run(forward: _Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         wholes = {name: p for name, p in module._parameters.items() if p is not None}
@@ -310,4 +310,4 @@ _STYLES: Mapping[str, Callable[[nn.Module, _Group, str], None]] = {
     "replicate": _nothing,
     "local_params": _nothing,
 }
-"""The styles that a plan may name, in the words of transformers."""
+"""The styles that a plan may name, in the terms of transformers."""

@@ -1,8 +1,8 @@
-"""Gradients that are added up in float32 as they are made, as Megatron-LM does.
+"""Fused accumulation of gradients in float32, as in Megatron-LM.
 
-The product that makes the gradient of a weight adds it to a buffer (``main_grad``), so that it is
-never there by itself; of the embedding and the head, which other kernels make, it is for a moment.
-Transformer Engine still returns a tensor for each shape of a weight, which it keeps.
+The product that computes a weight's gradient adds it to a buffer (``main_grad``), so the gradient
+itself is never materialized, except briefly for the embedding and the head, which use other
+kernels. Transformer Engine still returns a tensor for each shape of a weight, which it keeps.
 """
 
 from dataclasses import replace
@@ -21,16 +21,17 @@ _ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
-    """Return the step `graph`, without updates yet, that adds gradients up beside its weights.
+    """Accumulate the gradients of a step without updates into buffers of its weights.
 
-    And what each of its values is now, shape (V,).
+    Returns:
+        The step, and the new index of each of its former values, shape (V,).
 
     Raises:
-        SpecError: for a gradient that no operator makes, or of another dtype.
+        SpecError: if no operator produces a gradient, or its dtype is not a real one.
 
     """
-    made = graph.gradient_values
-    makers = graph.value_producer[made]
+    gradients = graph.gradient_values
+    makers = graph.value_producer[gradients]
     if (makers < 0).any():
         raise SpecError("a gradient is an input of the graph; engine=megatron needs a's")
     dtypes = [graph.dtypes[op] for op in makers.tolist()]
@@ -38,20 +39,20 @@ def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
     if odd is not None:
         raise SpecError(f"engine=megatron adds up gradients of real numbers, one is {odd}")
     itemsize = np.array([_ITEMSIZE[dtype] for dtype in dtypes], dtype=np.int64)
-    main_bytes = graph.value_bytes[made] // itemsize * _MAIN_ITEMSIZE
+    main_bytes = graph.value_bytes[gradients] // itemsize * _MAIN_ITEMSIZE
     graph = with_state(graph, graph.gradient_weights, [main_bytes])
-    roots = _roots(graph, made)
+    roots = _roots(graph, gradients)
     names = [graph.weight_names[weight] for weight in graph.gradient_weights.tolist()]
-    alone = np.array([not block_of(name) for name in names], dtype=np.bool_)
+    is_outside_blocks = np.array([not block_of(name) for name in names], dtype=np.bool_)
     sizes = graph.value_alloc_bytes.copy()
-    for_a_moment = sizes[roots[alone]]
+    temporary_bytes = sizes[roots[is_outside_blocks]]
     sizes[roots] = 0
     whole = replace(graph, value_alloc_bytes=sizes)
-    return _with_moments(whole, graph.value_producer[roots[alone]], for_a_moment)
+    return _with_moments(whole, graph.value_producer[roots[is_outside_blocks]], temporary_bytes)
 
 
 def _roots(graph: OpGraph, values: IntArray) -> IntArray:
-    """Return the value that allocated the storage of each."""
+    """Return the value that owns the storage of each of `values`."""
     roots = values.copy()
     while (graph.value_base[roots] >= 0).any():
         roots = np.where(graph.value_base[roots] >= 0, graph.value_base[roots], roots)
@@ -59,9 +60,9 @@ def _roots(graph: OpGraph, values: IntArray) -> IntArray:
 
 
 def _with_moments(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[OpGraph, IntArray]:
-    """Return `graph` with values that are there while the operators `makers` run."""
+    """Return `graph` with temporaries that live while the operators `makers` run."""
     count, n = len(makers), graph.n_values
-    # A value stands among those of its maker.
+    # Values are ordered by their producer.
     order = np.argsort(np.concatenate([graph.value_producer, makers]), kind="stable")
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
@@ -88,28 +89,28 @@ def _with_moments(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[Op
 
 
 def kept_gradient_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:
-    """Return what Transformer Engine keeps: a gradient of each shape of a weight on `device`.
+    """Return the bytes of gradients kept by Transformer Engine: one per weight shape on `device`.
 
-    The weights of a block differ in shape, and blocks are alike: that is a block's, the largest.
-    Of experts, whose weights lie one after the other here, it is one of each shape.
+    Weights within a block differ in shape and blocks are alike, so this is the total of the largest
+    block. Stacked experts count as a single one.
     """
-    alike = _experts(graph)
+    expert_counts = _experts(graph)
     makers = graph.value_producer[graph.gradient_values]
     blocks: dict[str, int] = {}
     for weight, maker in zip(graph.gradient_weights.tolist(), makers.tolist(), strict=True):
         block = block_of(graph.weight_names[weight])
         if block and device_of[maker] == device:
-            count = alike.get(graph.weight_names[weight].rpartition(".")[0], 1)
+            count = expert_counts.get(graph.weight_names[weight].rpartition(".")[0], 1)
             blocks[block] = blocks.get(block, 0) + int(graph.weight_bytes[weight]) // count
     return max(blocks.values(), default=0)
 
 
 def _experts(graph: OpGraph) -> dict[str, int]:
-    """Return how many experts each module has that multiplies groups of rows, one for each."""
+    """Return the number of experts of each module with grouped products."""
     counts = {}
     for op, target in enumerate(graph.targets):
         if "grouped_mm" in target and not graph.is_backward[op]:
-            # The ends of the groups, an int32 each, are the smallest that it reads.
+            # The group ends, an int32 each, are its smallest operand.
             ends_bytes = int(graph.value_bytes[graph.reads_of(op)].min())
             counts[graph.modules[op]] = max(1, ends_bytes // 4)
     return counts

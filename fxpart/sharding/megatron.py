@@ -1,4 +1,4 @@
-"""`as_megatron`: a model of transformers with the kernels that Megatron-LM runs it with."""
+"""`as_megatron`: replace a transformers model's kernels with those of Megatron-LM."""
 
 import inspect
 from functools import partial
@@ -23,15 +23,14 @@ _PRODUCTS = "fxpart_products"
 
 
 def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
-    """Let `module`, a causal language model, run fused norms, gates and loss, and return it.
+    """Replace the norms, gates and loss of a causal language model with fused ones, in place.
 
-    Attention that is computed as products has one kernel between them.
-
-    Its logits are those of this device's part of the vocabulary. The loss is the mean over all
-    positions that have a next one: labels leave none out.
+    Attention computed as separate products gets one fused kernel between them. The logits cover
+    this device's part of the vocabulary. The loss is the mean over all positions except the last;
+    labels must not mask any.
 
     Raises:
-        NotApplicableError: for a model without a head and a loss of its own.
+        NotApplicableError: if the model has no head and loss of its own.
 
     """
     head: Any = getattr(module, "lm_head", None)
@@ -51,7 +50,7 @@ def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
             part._apply_gate = _gated_halves  # type: ignore[assignment]
     config: Any = module.config
     if getattr(config, "v_head_dim", None) is not None:
-        # Of latents values are narrower than keys, which torch's kernels do not take.
+        # In latent attention values are narrower than keys, which torch's kernels do not support.
         attend_fused(module)
     elif config._attn_implementation == "eager" and is_causal_alone(module):
         register_attention(_PRODUCTS, _attend)
@@ -70,7 +69,7 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
     dropout: float = 0.0,
     **settings: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
-    """Return what a causal attention makes of all heads, as transformers calls for it."""
+    """Compute causal attention, with the signature that transformers expects."""
     refuse_other_attention(settings)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -81,9 +80,9 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
 
 
 def _is_rms_norm(part: nn.Module, eps: float) -> bool:
-    """Return whether the fused norm computes what a norm of a model does, of any weight.
+    """Return whether a norm computes the same as the fused one for any weight.
 
-    That of Gemma multiplies by 1 + weight, others read a gate too: they run as they are.
+    Gemma's multiplies by 1 + weight, and others also take a gate: these are not replaced.
     """
     weight = getattr(part, "weight", None)
     if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor):
@@ -110,7 +109,7 @@ def _gated(mlp: Any, x: Tensor) -> Tensor:  # noqa: ANN401
 
 
 def _gated_halves(both: Tensor) -> Tensor:
-    """Return what experts make of gates and what they let by, which lie side by side."""
+    """Apply the gates of experts, which are concatenated with the gated values."""
     return gated(*both.chunk(2, dim=-1))
 
 

@@ -1,9 +1,9 @@
-"""`regions_of`: where a sequence-parallel model has whole activations, and where pieces of them.
+"""`regions_of`: the tensor-parallel regions of a sequence-parallel model.
 
-Between two regions of tensor parallelism each device has its piece of the sequence, of the residual
-stream, norms and dropout: Korthikanti et al., Reducing activation recomputation in large
-transformer models, MLSys 2023, arXiv:2205.05198. A region is a module that begins with layers split
-by columns and ends with one split by rows, as attention and MLP do.
+Between regions, each device has its piece of the sequence in the residual stream, norms and
+dropout: Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys
+2023, arXiv:2205.05198. A region is a module that begins with column-parallel layers and ends with a
+row-parallel one, as attention and MLP do.
 """
 
 import inspect
@@ -28,25 +28,25 @@ _INSIDE = ("replicated_with_grad_allreduce", "replicate")
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """The modules of a model by what they see of a sequence."""
+    """The modules of a model, by the part of the sequence that they see."""
 
     paths: tuple[str, ...]
-    """Whose input is gathered for all layers inside, and whose output is scattered."""
+    """Regions: their input is gathered for all layers inside, their output is scattered."""
     inner: frozenset[str]
-    """Layers split by columns inside of them."""
+    """Column-parallel layers inside regions."""
     outside: tuple[str, ...]
-    """Modules with weights that see this device's positions alone."""
+    """Modules with weights that see only this device's positions."""
     embedding_owner: str
-    """The module whose embedding is the first to be scattered."""
+    """The module that owns the embedding, whose output is scattered first."""
 
 
 def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str] = ()) -> Regions:
     """Return the regions of a model with a tensor-parallel plan.
 
-    Modules `aside`, experts that are spread, see pieces and have weights of this device alone.
+    Modules in `aside` (distributed experts) see pieces, and their weights are on this device only.
 
     Raises:
-        NotApplicableError: for a plan with other layers than these.
+        NotApplicableError: if the plan has other kinds of layers.
 
     """
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -62,9 +62,9 @@ def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str
             embeddings.append(path)
         elif style not in _HEADS and style not in _INSIDE:
             raise _refused(module, f"{path} is {style}")
-    odd = next((path for path, kinds in by_parent.items() if len(kinds) < 2), None)
-    if odd is not None:
-        raise _refused(module, f"{odd} does not both begin by columns and end by rows")
+    incomplete = next((path for path, kinds in by_parent.items() if len(kinds) < 2), None)
+    if incomplete is not None:
+        raise _refused(module, f"{incomplete} does not both begin by columns and end by rows")
     if len(embeddings) != 1:
         raise _refused(module, f"{len(embeddings)} embeddings are split, one is to be")
     paths = tuple(by_parent)
@@ -96,17 +96,17 @@ def check_positions(count: int, degree: int) -> None:
 
 
 def count_positions(module: nn.Module) -> None:
-    """Let the model count positions by its ids: of the embeddings each device has a piece.
+    """Derive positions from the ids, since each device has only a piece of the embeddings.
 
     Raises:
-        NotApplicableError: for a model that takes no positions, or whose masks are no causal ones.
+        NotApplicableError: if the model takes no positions, or its masks are not causal.
 
     """
     names = list(inspect.signature(module.forward).parameters)
     if "position_ids" not in names:
         raise _refused(module, "positions are not among its inputs")
     config: Any = getattr(module, "config", None)
-    # Other kernels are told that they are causal, and get no mask.
+    # Other kernels take a causal flag instead of a mask.
     forward = module.forward
     if getattr(config, "_attn_implementation", None) == "eager":
         if not is_causal_alone(module):
@@ -116,10 +116,10 @@ def count_positions(module: nn.Module) -> None:
 
 
 def _with_mask(forward: Any, dtype: torch.dtype, **arguments: Any) -> Any:  # noqa: ANN401
-    """Call `forward` with a causal mask over the whole sequence, unless it is given one."""
+    """Call `forward` with a causal mask over the whole sequence, unless it has a mask."""
     if arguments.get("attention_mask") is None:
         ids = arguments["input_ids"]
-        least = torch.finfo(dtype).min
-        later = torch.full((ids.shape[1],) * 2, least, dtype=dtype, device=ids.device).triu(1)
-        arguments["attention_mask"] = later[None, None]
+        lowest = torch.finfo(dtype).min
+        mask = torch.full((ids.shape[1],) * 2, lowest, dtype=dtype, device=ids.device).triu(1)
+        arguments["attention_mask"] = mask[None, None]
     return forward(**arguments)

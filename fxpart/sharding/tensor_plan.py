@@ -1,7 +1,7 @@
-"""Which module of a model is split in which way: the tensor-parallel plan that its class states.
+"""The tensor-parallel plan of a model: how each of its modules is split.
 
-Models of transformers state theirs (``model.tp_plan``), in the words of that library: ``colwise``,
-``rowwise`` and so on, by the paths of modules, layers as ``*``.
+Transformers models define one (``model.tp_plan``) in the terms of that library: styles such as
+``colwise`` and ``rowwise`` by module path, with ``*`` for layer numbers.
 """
 
 import re
@@ -18,10 +18,10 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 def tensor_plan(module: nn.Module) -> dict[str, str]:
-    """Return the style of each module and parameter of `module` that its plan names, by path.
+    """Return the style of each module and parameter in the plan of `module`, by path.
 
     Raises:
-        NotApplicableError: for a model that states no plan.
+        NotApplicableError: if the model has no plan.
 
     """
     stated = getattr(module, "tp_plan", None)
@@ -35,7 +35,7 @@ def tensor_plan(module: nn.Module) -> dict[str, str]:
 
 
 def styles_of(module: nn.Module, stated: Mapping[str, str]) -> dict[str, str]:
-    """Return what a plan, with ``*`` for the number of a layer, has for each path of `module`."""
+    """Expand a plan with ``*`` for layer numbers to the paths of `module`."""
     paths = [*(name for name, _ in module.named_modules())]
     paths += [name for name, _ in module.named_parameters(remove_duplicate=False)]
     wild = {path: _LAYER.sub("*", path) for path in paths if path}
@@ -43,9 +43,9 @@ def styles_of(module: nn.Module, stated: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_heads(module: nn.Module, degree: int) -> None:
-    """Raise `NotApplicableError` if `degree` does not divide the heads of the attention.
+    """Raise `NotApplicableError` if `degree` does not divide the number of attention heads.
 
-    A model without such fields in its configuration passes: its layers are checked one by one.
+    A model whose configuration lacks these fields passes; its layers are checked one by one.
     """
     config: Any = getattr(module, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

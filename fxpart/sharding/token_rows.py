@@ -1,8 +1,8 @@
-"""Rows of tokens that devices with the same batch share out, and put together again.
+"""Slice token rows over devices with the same batch, and gather them again.
 
-A device of a tensor-parallel group sees every token of its replica. To send each to its experts
-once, it keeps a slice of them: torch's ``redistribute`` from ``Replicate()`` to ``Shard(0)``, and
-back.
+A device of a tensor-parallel group sees every token of its replica. To send each token to its
+experts only once, devices take a slice each: torch's ``redistribute`` from ``Replicate()`` to
+``Shard(0)``, and back.
 """
 
 from typing import Any
@@ -20,10 +20,7 @@ _OWN, _GATHERED, _GATHER = "fxpart::own_rows", "fxpart::gathered_rows", "fxpart:
 
 
 def own_rows(x: Tensor, group: int) -> Tensor:
-    """Return the slice of the rows of `x` that this device of its group has.
-
-    The gradient is put together from those of all devices.
-    """
+    """Return this device's slice of the rows of `x`; the gradient is gathered over the group."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _slice(x, group)
     result: Tensor = torch.ops.fxpart.own_rows(x, group)
@@ -31,7 +28,7 @@ def own_rows(x: Tensor, group: int) -> Tensor:
 
 
 def gather_rows(x: Tensor, count: int, group: int) -> Tensor:
-    """Return the `count` rows of which `x` is this device's slice; its gradient is its slice."""
+    """Gather the `count` rows of which `x` is this device's slice; the gradient is sliced."""
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.gathered_rows(x, count, group)
         return result
@@ -39,7 +36,7 @@ def gather_rows(x: Tensor, count: int, group: int) -> Tensor:
 
 
 def _rows_of_one(count: int, group: int) -> int:
-    """Return the rows of a slice, of which the last ones may be shorter."""
+    """Return the rows per slice; the last slices may be shorter."""
     return (count + group - 1) // group
 
 

@@ -1,11 +1,11 @@
-"""`with_zero`: a training step whose weights, gradients and updates are sharded over replicas.
+"""`with_zero`: shard the weights, gradients and updates of a training step over replicas.
 
-As torch's FSDP2 (`fully_shard` on every block and on the whole model) does it; Rajbhandari et al.:
+This models torch's FSDP2 (`fully_shard` on every block and on the whole model); Rajbhandari et al.:
 ZeRO: memory optimizations toward training trillion parameter models. SC 2020, arXiv:1910.02054.
-Weights lie on a device as shards. Before a block is run its weights are gathered into a buffer and
-copied out of it; after its backward its gradients are copied into a buffer and scattered. Buffers
-live as long as FSDP2 keeps them. What is not in a numbered block belongs to the root, which stays
-gathered from the begin of the forward to the end of the backward.
+Weights are stored as shards. Before a block runs, its weights are all-gathered into a buffer and
+copied out; after its backward, its gradients are copied into a buffer and reduce-scattered. Buffers
+have the lifetimes of FSDP2. Weights outside of numbered blocks belong to the root, which stays
+gathered from the start of the forward to the end of the backward.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from fxpart.errors import SpecError
 __all__ = ["GATHER", "SCATTER", "STAGES", "WAIT", "Sharded", "with_zero"]
 
 STAGES = (0, 1, 2, 3)
-"""0: replicas; 1: updates are sharded; 2: gradients and weights too, the weights stay gathered from
-the forward to the backward; 3: they are gathered again for the backward."""
+"""0: replicas; 1: updates are sharded; 2: gradients and weights too, with weights gathered from the
+forward to the backward; 3: weights are gathered again for the backward."""
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
-"""Targets of the collectives: the first makes the whole tensor, the second reads it."""
+"""Targets of the collectives: the first produces the whole tensor, the second reads it."""
 _GRADIENTS = 2
 WAIT = "fsdp.wait"
-"""Target of what waits until the buffer of a scatter is free."""
+"""Target of operators that wait until a scatter's buffer is free."""
 _COPY = "fsdp.copy"
 
 
@@ -37,23 +37,24 @@ class Sharded:
 
     graph: OpGraph
     value_of: IntArray
-    """What each value of the step without shards is now. Shape (V,)."""
+    """New index of each value of the unsharded step. Shape (V,)."""
 
 
 def with_zero(
     graph: OpGraph, stage: int, replicas: int, weight_replicas: IntArray | None = None
 ) -> Sharded:
-    """Return the training step `graph`, without updates yet, as one of `replicas` runs it.
+    """Shard a training step without updates; the result is what one of `replicas` runs.
 
     Args:
         graph: the step.
         stage: one of `STAGES`.
-        replicas: how many there are.
-        weight_replicas: how many of them have each weight; all by default. From stage 2 what fewer
-            have, such as experts, must be on one of each. Shape (W,).
+        replicas: number of replicas.
+        weight_replicas: number of replicas that have each weight; all by default. From stage 2 on,
+            weights that not all have, such as experts, must be on a single one. Shape (W,).
 
     Raises:
-        SpecError: for another stage, or a graph without gradients.
+        SpecError: if the stage does not exist, the graph has no gradients (or for stage 1 a
+            gradient is an input), or a weight is on several but not all replicas from stage 2 on.
 
     """
     if stage not in STAGES:
@@ -75,20 +76,22 @@ def with_zero(
 
 
 def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
-    """Return `graph` whose gradients, summed in whole, are updated with in parts: views of them."""
-    made = graph.gradient_values
-    count, makers = len(made), graph.value_producer[made]
+    """Return `graph` with updates that read shards, as views of the all-reduced gradients."""
+    gradients = graph.gradient_values
+    count, makers = len(gradients), graph.value_producer[gradients]
     if (makers < 0).any():
         raise SpecError("a gradient is an input of the graph; zero=1 needs those of its weights")
-    # A value stands among those of its maker.
+    # Values are ordered by their producer.
     order = np.argsort(np.concatenate([graph.value_producer, makers]), kind="stable")
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
     old, new = number[: graph.n_values], number[graph.n_values :]
-    base = np.concatenate([np.where(graph.value_base >= 0, old[graph.value_base], -1), old[made]])
-    sizes = graph.value_bytes[made].tolist()
+    base = np.concatenate(
+        [np.where(graph.value_base >= 0, old[graph.value_base], -1), old[gradients]]
+    )
+    sizes = graph.value_bytes[gradients].tolist()
     parts = np.array([share(size, n) for size, n in zip(sizes, sharing.tolist(), strict=True)])
-    names = (*graph.value_names, *(f"{graph.value_names[v]}.part" for v in made.tolist()))
+    names = (*graph.value_names, *(f"{graph.value_names[v]}.part" for v in gradients.tolist()))
     held = graph.value_held
     if len(held):
         held = np.concatenate([held, np.full(count, -1)])[order]
@@ -111,7 +114,7 @@ def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
 
 @dataclass(eq=False, slots=True)
 class _Made:
-    """A value of an inserted operator."""
+    """A result of an inserted operator."""
 
     name: str
     size_bytes: int
@@ -122,7 +125,7 @@ class _Made:
 
 @dataclass(eq=False, slots=True)
 class _Op:
-    """An inserted operator. It reads values of the graph by number, and those of others."""
+    """An inserted operator; it reads values of the graph (indices) and of inserted operators."""
 
     name: str
     target: str
@@ -134,23 +137,23 @@ class _Op:
 
 
 class _Sharding:
-    """What FSDP2 does beside the operators of a graph."""
+    """The operators that FSDP2 adds to a graph."""
 
     def __init__(self, graph: OpGraph, stage: int, replicas: int, sharded: IntArray) -> None:
         self.graph, self.stage, self.replicas = graph, stage, replicas
         self.sharded: list[int] = sharded.tolist()
-        """Numbers of the gradients that are sharded; others are of one replica."""
+        """Indices of sharded gradients; others are on a single replica."""
         self.before: dict[int, list[_Op]] = {}
-        """Operators that are inserted before one of the graph."""
+        """Operators inserted before each operator of the graph."""
         self.more_reads: dict[int, list[_Made]] = {}
         self.weights_read = weights_read(graph, graph.gradient_weights[sharded])
         self.shards: dict[int, _Made] = {}
-        """By the number of a gradient."""
+        """Shards by index of the gradient."""
         self.blocks = blocks_of(graph, self.weights_read, self.sharded, range(graph.n_ops))
         self.whole_forward: dict[str, dict[int, _Made]] = {}
         """Whole weights in the forward, by block."""
         self.whole_backward: dict[str, dict[int, _Made]] = {}
-        """The same in the backward."""
+        """Whole weights in the backward, by block."""
         self.block_of_weight = {w: block for block in self.blocks for w in block.weights}
         self._forward()
         self._backward()
@@ -175,7 +178,7 @@ class _Sharding:
         return op
 
     def _copy_out(self, position: int, gather: _Op) -> dict[int, _Made]:
-        """Insert the copies of a block's weights out of the buffer."""
+        """Insert the copy of a block's weights out of the buffer."""
         block, graph = gather.block, self.graph
         name = gather.name.replace("all_gather", "copy_out")
         sizes = {w: int(graph.weight_bytes[w]) for w in block.weights}
@@ -191,7 +194,7 @@ class _Sharding:
     def _forward(self) -> None:
         """Gather each block for its forward.
 
-        Its buffer is kept until the next is gathered, the last to the end of the forward.
+        A buffer lives until the next gather, the last one to the end of the forward.
         """
         previous: _Op | None = None
         for block in self.blocks:
@@ -207,24 +210,24 @@ class _Sharding:
             self._keep_until(self.graph.first_backward - 1, {0: previous.makes[0]})
 
     def _backward(self) -> None:
-        """Gather again what was freed, each block while the one before it is run."""
+        """Gather freed blocks again, each while the previous one runs."""
         if self.stage == _GRADIENTS:
             return
-        again = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
-        position = self.graph.first_backward  # of the root, which is whole
-        gather = self._gather(again[0], position, again=True) if again else None
-        for index, block in enumerate(again):
+        gathered_again = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
+        position = self.graph.first_backward  # the root is still gathered
+        gather = self._gather(gathered_again[0], position, again=True) if gathered_again else None
+        for index, block in enumerate(gathered_again):
             assert gather is not None
             position = block.first_backward
             whole = self.whole_backward[block.name] = self._copy_out(position, gather)
             self._keep_until(block.last_backward, whole)
-            if index + 1 < len(again):
-                gather = self._gather(again[index + 1], position, again=True)
+            if index + 1 < len(gathered_again):
+                gather = self._gather(gathered_again[index + 1], position, again=True)
 
     def _scatter(self) -> None:
-        """Scatter the gradients of each block after its backward, of the root last.
+        """Scatter the gradients of each block after its backward, the root's last.
 
-        The buffer is kept until the next one is needed.
+        A buffer lives until the next one is needed.
         """
         graph, buffer = self.graph, None
         for block in sorted(self.blocks, key=lambda b: (b.last_backward, not b.name)):
@@ -232,14 +235,14 @@ class _Sharding:
             if buffer is not None:
                 self._insert(position, _Op(f"wait.{name}", WAIT, block, [buffer], [], 0, True))
             whole = self._whole_bytes(block)
-            made = [int(graph.gradient_values[g]) for g in block.gradients]
+            gradient_values = [int(graph.gradient_values[g]) for g in block.gradients]
             buffer = _Made(f"copy_in.{name}", whole, whole)
-            copy = _Op(buffer.name, _COPY, block, list(made), [buffer], 2 * whole, True)
+            copy = _Op(buffer.name, _COPY, block, list(gradient_values), [buffer], 2 * whole, True)
             self._insert(position, copy)
             part = self.share(whole)
             result = _Made(f"reduce_scatter.{name}", part, part, stays=True)
             scatter = _Op(result.name, SCATTER, block, [buffer], [result], 0, True)
-            for g, value in zip(block.gradients, made, strict=True):
+            for g, value in zip(block.gradients, gradient_values, strict=True):
                 size = self.share(int(graph.value_bytes[value]))
                 shard = _Made(f"{graph.value_names[value]}.part", size, 0, result, True)
                 self.shards[g] = shard
@@ -248,7 +251,7 @@ class _Sharding:
 
 
 class _Columns:
-    """The columns of a graph that is written anew, operator by operator."""
+    """Columns of the rebuilt graph, operator by operator."""
 
     def __init__(self, sharding: _Sharding) -> None:
         self.sharding, self.graph = sharding, sharding.graph
@@ -304,12 +307,12 @@ class _Columns:
 
 
 def _rebuilt(sharding: _Sharding) -> Sharded:
-    """Return the graph with everything inserted."""
+    """Return the graph with all operators inserted."""
     graph, columns = sharding.graph, _Columns(sharding)
     ops, values = columns.ops, columns.values
     scattered = {int(v) for v in graph.gradient_values[sharding.sharded].tolist()}
-    like = {block.name: block.first for block in sharding.blocks}
-    # The first operator of a block may compute numbers of positions.
+    first_op_of_block = {block.name: block.first for block in sharding.blocks}
+    # The first operator of a block may be integer arithmetic, so use that of a gradient.
     makers = graph.value_producer[graph.gradient_values]
     dtype_of = {block.name: graph.dtypes[makers[block.gradients[0]]] for block in sharding.blocks}
 
@@ -319,7 +322,9 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
     def of_values(made: Callable[[_Made], Any], present: Sequence[Any]) -> list[Any]:
         return [made(v) if isinstance(v, _Made) else present[v] for v in values]
 
-    groups = of_ops(lambda op: int(graph.group[like[op.block.name]]), graph.group.tolist())
+    groups = of_ops(
+        lambda op: int(graph.group[first_op_of_block[op.block.name]]), graph.group.tolist()
+    )
     first: dict[int, int] = {}
     read_start, reads = csr([columns.reads(op) for op in ops])
     use_start, uses = csr([columns.uses(op) for op in ops])

@@ -1,1 +1,1 @@
-"""What is under everything: compiled loops, whole files, digests, the host. Without torch."""
+"""Base utilities without torch: compiled loops, atomic file writes, digests, host properties."""

@@ -1,8 +1,8 @@
-"""The one place that knows how inner loops are compiled: numba, cached on disk after the first use.
+"""Compile inner loops with numba, cached on disk after the first use.
 
-Numba takes cached code for fresh while the file that a loop stands in is unchanged, although the
-loops that it calls, inlined in that code, may have changed in another file. So here the freshness
-of a loop covers every file of the package that its own file imports, at any remove.
+Numba considers cached code valid as long as the file of a loop is unchanged, although loops inlined
+from other files may have changed. So the cache key here covers every file of the package that the
+loop's file imports, directly or indirectly.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _IMPORTED = re.compile(rf"^[ \t]*from ({_PACKAGE.name}\b[\w.]*) import", re.MULT
 
 @cache
 def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """Return what a file says, and which files of the package it imports, wherever in it."""
+    """Return the content of a file, and the files of the package that it imports anywhere."""
     text = path.read_text(encoding="utf-8")
     bases = [_PACKAGE.parent / name.replace(".", "/") for name in _IMPORTED.findall(text)]
     files = [base / "__init__.py" if base.is_dir() else base.with_suffix(".py") for base in bases]
@@ -33,12 +33,12 @@ def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
 
 @cache
 def _loops_digest(path: Path) -> str:
-    """Return a hash of `path` and of every file that it imports, directly or not."""
+    """Return a hash of `path` and all files that it imports, directly or indirectly."""
     seen, queue = {path}, [path]
     while queue:
-        fresh = [file for file in _source(queue.pop())[1] if file not in seen]
-        seen.update(fresh)
-        queue.extend(fresh)
+        new_files = [file for file in _source(queue.pop())[1] if file not in seen]
+        seen.update(new_files)
+        queue.extend(new_files)
     digest = hashlib.sha256()
     for file in sorted(seen):
         digest.update(_source(file)[0])
@@ -51,21 +51,22 @@ def compiled(function: _F) -> _F:
 
 
 def inlined(function: _F) -> _F:
-    """Return `function` made a part of each compiled loop that calls it: of one, or in few lines.
+    """Return `function` marked for inlining into its compiled callers.
 
-    Compiled on its own it would take about twice as long: numba passes every array of a table one
-    by one, and makes machine code of what is called again for each caller.
+    For functions with a single caller or of few lines. Compiling it separately would take about
+    twice as long, since numba passes every array of a table individually and compiles callees again
+    for each caller.
     """
     return _njit(function, inline="always")
 
 
 def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
-    # Nobody calls the loops from C; numba's types leave that option out.
+    # The loops are never called from C; numba's type stubs lack that option.
     options: dict[str, Any] = {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
     dispatcher = numba.njit(inline=inline, **options)(function)
-    # Numba has no public way to add to what decides freshness; without this attribute its own
-    # rule, file by file, remains. The version is compared before the rest is read, which names
-    # classes by module: one that has moved since must not be looked for.
+    # Numba has no public way to extend the cache key; without this attribute its own rule per file
+    # applies. The version is compared before the rest of the index is unpickled, which refers to
+    # classes by module and would fail for moved ones.
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if cache_file is not None and hasattr(cache_file, "_version"):
         digest = _loops_digest(Path(function.__code__.co_filename).resolve())
@@ -74,9 +75,9 @@ def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
-    """Return whether machine code of a `compiled` function is on disk, of whatever source.
+    """Return whether machine code of a `compiled` function is on disk, for any version of it.
 
-    True where numba does not say where it would be.
+    True if numba does not reveal its cache folder.
     """
     folder = getattr(getattr(function, "_cache", None), "cache_path", None)
     stem = Path(function.__code__.co_filename).stem

@@ -1,4 +1,4 @@
-"""Digests by which configurations, models, files and source code are told apart."""
+"""Digests that identify configurations, models, files and source code."""
 
 import ast
 import hashlib
@@ -25,15 +25,15 @@ __all__ = [
 ]
 
 LARGE_BYTES = 64 * 2**20
-"""From here on a file, weights most likely, is known by its size and time: reading it takes long.
-"""
+"""Files from this size on, most likely weights, are identified by size and time, as reading them is
+slow."""
 
 
 def stable_digest(parts: Mapping[str, object]) -> str:
     """Return the SHA-256 of `parts` as JSON with sorted keys, as 64 hex digits.
 
-    What JSON has no type for counts as its `str`. Keys count as text: YAML knows numbers too, and
-    the two cannot be sorted.
+    Objects without a JSON type count as their `str`. Keys are converted to text, since YAML allows
+    numbers and mixed keys cannot be sorted.
     """
     text = json.dumps(_text_keys(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -46,19 +46,24 @@ def _text_keys(item: object) -> object:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return what changes whenever somebody writes to the file.
+    """Return a stamp that changes whenever the file is written to.
 
-    Raises `OSError`, also for what is no regular file.
+    Raises:
+        OSError: also if it is not a regular file.
+
     """
     status = regular_status(path)
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hex; it is read again only after a change.
+    """Return the SHA-256 of a file's content, in hex, cached until the file changes.
 
-    Of a file of `LARGE_BYTES` or more it is that of its size and the time of its last change.
-    Raises `OSError`.
+    For files of `LARGE_BYTES` or more it is the hash of the size and modification time.
+
+    Raises:
+        OSError: if the file cannot be read or is not a regular file.
+
     """
     return _file_digest(path, file_stamp(path))
 
@@ -71,14 +76,14 @@ def _file_digest(path: Path, stamp: tuple[int, ...]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# Source code by what it does. Parsing the library takes some 0.3 s, reading it 4 ms: so digests of
-# folders are kept on disk, by the digest of the bytes that they were made of.
+# Digests of source code by syntax tree. Parsing the library takes about 0.3 s and reading it 4 ms,
+# so digests of folders are cached on disk under the digest of their bytes.
 
 
 def parsed_source(content: bytes) -> ast.Module | None:
-    """Return the syntax tree of Python source, None of what does not parse."""
+    """Return the syntax tree of Python source, or None if it does not parse."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's, of invalid escapes and the like
+        warnings.simplefilter("ignore")  # compiler warnings, such as invalid escapes
         try:
             return ast.parse(content)
         except (SyntaxError, ValueError, RecursionError):
@@ -88,8 +93,8 @@ def parsed_source(content: bytes) -> ast.Module | None:
 def source_digest(content: bytes, tree: ast.Module | None) -> str:
     """Return the SHA-256, in hex, of Python source without comments, docstrings and formatting.
 
-    `tree` is the `parsed_source` of `content`, which is known by its bytes where there is none. Any
-    string that stands alone as a statement counts as a docstring.
+    `tree` is the `parsed_source` of `content`; if it is None, the bytes are hashed. Any string that
+    is a statement of its own counts as a docstring.
     """
     if tree is not None:
         with suppress(RecursionError):
@@ -98,7 +103,7 @@ def source_digest(content: bytes, tree: ast.Module | None) -> str:
 
 
 def _tree_text(item: object) -> str:
-    """Return a syntax tree as text. Empty fields are left out: later Pythons have more of them."""
+    """Return a syntax tree as text, without empty fields, which later Pythons may add."""
     if isinstance(item, ast.AST):
         fields = [(name, getattr(item, name, None)) for name in item._fields]
         texts = [f"{name}={_tree_text(value)}" for name, value in fields if value not in (None, [])]
@@ -120,31 +125,33 @@ def _is_docstring(item: object) -> bool:
 def code_digest(place: Path) -> str:
     """Return the `source_digest` of a file, or of all modules in a folder with their names.
 
-    It is worked out once a process: what is imported already does not change with its file.
+    It is computed once per process, since imported code does not change with its file.
     """
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
     contents = {file.relative_to(place).as_posix(): file.read_bytes() for file in files}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    kept = _cache_dir() / f"code-{stable_digest({**digests, 'digest.py': _own_digest()})[:32]}"
+    cache_file = (
+        _cache_dir() / f"code-{stable_digest({**digests, 'digest.py': _own_digest()})[:32]}"
+    )
     with suppress(OSError, UnicodeDecodeError):
-        known = kept.read_text(encoding="ascii")
-        if len(known) == len(_own_digest()):  # after a power cut it may be empty
-            return known
+        cached_digest = cache_file.read_text(encoding="ascii")
+        if len(cached_digest) == len(_own_digest()):  # it may be empty after a power cut
+            return cached_digest
     digest = stable_digest(
         {name: source_digest(text, parsed_source(text)) for name, text in contents.items()}
     )
-    with suppress(CacheError):  # then it is worked out again
-        write_whole(kept, digest, str(kept), "make the folder writable")
+    with suppress(CacheError):  # it is recomputed next time
+        write_whole(cache_file, digest, str(cache_file), "make the folder writable")
     return digest
 
 
 @cache
 def _own_digest() -> str:
-    """Return the digest of this file, since digests that it made otherwise are of no use."""
+    """Return the digest of this file, as digests of other versions of it are not comparable."""
     return file_digest(Path(__file__))
 
 
 def _cache_dir() -> Path:
-    """Return where captured graphs are kept too, unless the configuration says otherwise."""
+    """Return the folder that by default also caches captured graphs."""
     home = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '.')}/.cache"
     return Path(home) / "fxpart"

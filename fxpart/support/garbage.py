@@ -1,4 +1,4 @@
-"""`collect_rarely`: a process of our own leaves the modules that it imports in peace."""
+"""`collect_rarely`: reduce the cost of garbage collection in our own processes."""
 
 import atexit
 import gc
@@ -9,11 +9,11 @@ _THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Look for garbage less often in this process, and not at all at its end.
+    """Collect garbage less often in this process, and not at all at exit.
 
-    The modules of torch and MLflow are a million objects that stay. Python goes over them again and
-    again while they are imported, and once more at exit: a third of a short run's time. Memory
-    that only cycles keep alive is returned later.
+    The modules of torch and MLflow are a million long-lived objects. Python traverses them
+    repeatedly during imports and once more at exit, which is a third of a short run's time. Memory
+    in reference cycles is freed later.
     """
     gc.set_threshold(*_THRESHOLDS)
     atexit.unregister(gc.freeze)

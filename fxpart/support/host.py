@@ -1,6 +1,6 @@
 """Identify this machine and the installed packages, without torch.
 
-Measured times of one machine are of no use on another.
+Times measured on one machine are not valid on another.
 """
 
 import os
@@ -21,7 +21,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def cpu_name() -> str:
-    """Return what the processor calls itself, such as ``AMD EPYC 9654``."""
+    """Return the processor's model name, such as ``AMD EPYC 9654``."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -31,13 +31,13 @@ def cpu_name() -> str:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     available = getattr(os, "sched_getaffinity", None)
     return len(available(0)) if available else os.cpu_count() or 1
 
 
 def host_memory_bytes() -> int:
-    """Return the memory of this machine, or of the container that this process is in if less."""
+    """Return the memory of this machine, or the limit of its container if that is less."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _CONTAINER_LIMITS:
         try:
@@ -49,10 +49,10 @@ def host_memory_bytes() -> int:
 
 
 def machine_key(device: str) -> dict[str, object]:
-    """Return what tells this machine's `device` (``cpu``, ``cuda``, ``cuda:1``) from others.
+    """Return a JSON-serializable key of this machine's `device` (``cpu``, ``cuda``, ``cuda:1``).
 
-    JSON types only. For a CPU that is its name and all that sets how many threads torch starts
-    with; a program that sets that number itself should name it in what it keys its files by.
+    For a CPU it has the model and everything that decides torch's initial number of threads. A
+    program that sets this number itself should add it to its own keys.
     """
     if device.partition(":")[0] == "cpu":
         cores = available_cores()
@@ -63,7 +63,7 @@ def machine_key(device: str) -> dict[str, object]:
 
 
 def _gpu_models() -> list[str]:
-    """Return the models that the driver lists, or nothing where it does not say."""
+    """Return the GPU models listed by the driver, empty if it lists none."""
     models = []
     for path in sorted(_NVIDIA.glob("*/information")):
         try:
@@ -78,7 +78,7 @@ def _gpu_models() -> list[str]:
 def installed_version(package: str) -> str | None:
     """Return the version of a package without importing it, None if it is not installed.
 
-    Found out once in a process, since the file that says it takes a millisecond to read.
+    Cached, since reading the metadata takes a millisecond.
     """
     try:
         return version(package)

@@ -1,4 +1,4 @@
-"""JSON files that say which schema and version they follow, read with every doubt named."""
+"""Read JSON files that name their schema and version, with an error for every problem."""
 
 import json
 import re
@@ -12,27 +12,29 @@ __all__ = ["read_document", "what_is_wrong"]
 
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON writes one half of a character beyond the first 65,536."""
+"""A JSON escape of a UTF-16 surrogate."""
 
 
 def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
-    """Return what a JSON file of `schema` says, once it is known to be one that we can read.
+    """Read a JSON file of `schema` and check its version.
 
-    `version` is the latest of the schema; a writer raises it when a reader of the version before
-    would misunderstand the file.
+    `version` is the latest of the schema, which is incremented whenever a reader of the previous
+    one would misunderstand the file.
 
-    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    Raises:
+        SpecError: if the file is missing, damaged, of another kind, or newer than this code.
+
     """
     try:
         text = read_regular(path).decode()
         document = json.loads(text)
         if _HALF.search(text):
-            json.dumps(document, ensure_ascii=False).encode()  # half a character cannot be written
+            json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     except FileNotFoundError:
         raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
+    except (ValueError, RecursionError) as error:  # bad JSON or UTF-8, or too deeply nested
         raise SpecError(
             f"{path} is not a {schema} file, or it is damaged ({what_is_wrong(error)});"
             " write it again, or name another"
@@ -41,7 +43,7 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
     if schema_found != schema:
         raise SpecError(f"{path} is not a {schema} file, its schema is {schema_found!r}")
     number = document.get("version")
-    # True is an int to Python.
+    # bool is a subclass of int.
     if type(number) is not int or not 1 <= number <= version:
         raise SpecError(
             f"{path} has version {number!r}, this fxpart reads up to {version}; upgrade fxpart"
@@ -50,5 +52,5 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
 
 
 def what_is_wrong(error: Exception) -> str:
-    """Return in a few words what an error says about the file that is read."""
+    """Summarize an error from reading a file in a few words."""
     return f"no {error.args[0]}" if isinstance(error, KeyError) else str(error).splitlines()[0]

@@ -1,7 +1,7 @@
-"""A package's public names, each imported when it is first used.
+"""Import a package's public names on first use.
 
-Where a name lives is read from the package's stub, ``__init__.pyi``, which type checkers read too:
-so no name stands twice. The way of `lazy_loader.attach_stub`, in SPEC 1 of Scientific Python.
+The module of each name is read from the package's stub, ``__init__.pyi``, which type checkers read
+too, so names are listed only once. This is `lazy_loader.attach_stub` of Scientific Python's SPEC 1.
 """
 
 import ast

@@ -1,8 +1,8 @@
-"""Random numbers for compiled loops, from a seed: the same in any process and on any machine.
+"""Seeded random numbers for compiled loops, identical in every process and on every machine.
 
 A linear congruential generator of 64 bits with the multiplier of Knuth, The Art of Computer
-Programming, vol. 2, section 3.3.4; its lower bits have short periods and are left out. Numba's
-``np.random`` has one state for all loops of a thread; here the state is an argument.
+Programming, vol. 2, section 3.3.4; the lower bits have short periods and are dropped. Numba's
+``np.random`` has one state per thread; here the state is an argument.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ _DROPPED_BITS, _MASK, _NUMBERS = 33, 0x7FFFFFFF, 2147483648.0
 
 @compiled
 def chance(seed: int) -> NDArray[np.int64]:
-    """Return the state of a generator, an array of one number. Shape (1,)."""
+    """Return the state of a new generator. Shape (1,)."""
     return np.array([seed], dtype=np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Reading files that a user names: never a device, a pipe or a socket, which may have no end."""
+"""Read files named by users, refusing devices, pipes and sockets, which may never end."""
 
 import errno
 import stat
@@ -9,9 +9,11 @@ __all__ = ["read_regular", "regular_status"]
 
 
 def regular_status(path: Path) -> stat_result:
-    """Return the status of the regular file at `path`; it is not opened.
+    """Return the status of the regular file at `path`, without opening it.
 
-    Raises `OSError`: also for what is no regular file, and for a name that no file can have.
+    Raises:
+        OSError: also if it is not a regular file, or the name is invalid.
+
     """
     try:
         status = path.stat()

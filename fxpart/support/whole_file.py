@@ -1,7 +1,7 @@
-"""Files that are whole or absent: written under another name, then renamed.
+"""Atomic file writes: files are written under a temporary name, then renamed.
 
-A reader, or a run that was killed half-way, never sees the first half of a file. Nothing is forced
-to the disk before the rename: after a power cut a file may be the old one or empty.
+No reader ever sees a partial file, even if the writer is killed. Nothing is synced to disk before
+the rename, so after a power cut a file may be the old one or empty.
 """
 
 import os
@@ -27,32 +27,32 @@ __all__ = [
 ]
 
 
-# Temporary names, and removing the files of writers that were killed.
+# Temporary names, and removal of files left by killed writers.
 
 _NAME = re.compile(r"\.([0-9a-f]{8})_(\d+)_[0-9a-f]{8}\.tmp(?:-wal|-shm|-journal)?")
-"""The ends are those of files that sqlite keeps beside a database."""
+"""The suffixes are those of sqlite's files beside a database."""
 _UNKNOWN = "0" * 8
-"""Where nothing tells this machine from others: then nothing is removed."""
+"""Placeholder for an unidentified machine, on which nothing is removed."""
 
 
 def temporary_name() -> str:
-    """Return a unique name, made of the machine, the process and a random number.
+    """Return a unique name made of the machine, the process and a random number.
 
-    It is short, whatever the file is to be called: a name that is as long as names may be can still
-    be written.
+    Its length does not depend on that of the file, so files with names of the maximal length can be
+    written.
     """
     return f".{_machine()}_{os.getpid()}_{secrets.token_hex(4)}.tmp"
 
 
 def remove_abandoned(folder: Path, *, below: bool = False) -> None:
-    """Remove what processes of this machine that are dead were writing in `folder`.
+    """Remove temporary files in `folder` left by dead processes of this machine.
 
-    What a live process writes stays, and what another machine does, of whose processes nothing is
-    known here. What cannot be removed, or read, is left alone.
+    Files of live processes are kept, as are those of other machines, whose processes are unknown
+    here. Entries that cannot be read or removed are skipped.
 
     Args:
-        folder: it may be missing.
-        below: whether to look into the folders in it too.
+        folder: the folder, which may be missing.
+        below: whether to recurse into subfolders.
 
     """
     for entry in _entries(folder):
@@ -74,9 +74,9 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
 
 @cache
 def _machine() -> str:
-    """Return a hash of the host, or the container, in which process ids are unique.
+    """Return a hash of the host or container within which process ids are unique.
 
-    It changes with each boot: files from before are kept.
+    It changes with each boot, so files from before are kept.
     """
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -87,29 +87,30 @@ def _machine() -> str:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process of this machine, of whichever user, has not ended."""
+    """Return whether a process of this machine, of any user, is alive."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # of another program
+    except (OSError, OverflowError):  # owned by another user
         return True
     return True
 
 
 @contextmanager
 def whole_file(path: Path, what: str, advice: str) -> Iterator[Path]:
-    """Yield a name to write to, beside `path`; the file with that name becomes `path` at the end.
+    """Yield a temporary path to write to, which is renamed to `path` at the end.
 
-    Folders above it are made. When the block fails, `path` stays as it was, and nothing else stays.
+    Parent folders are created. If the block fails, `path` is unchanged and the temporary file is
+    removed.
 
     Args:
         path: the file.
-        what: the file as an error calls it, such as ``the profile to <folder>``.
-        advice: what to change when it cannot be written.
+        what: description for error messages, such as ``the profile to <folder>``.
+        advice: remedy for error messages.
 
     Raises:
-        CacheError: for any OSError: ``cannot write <what>: <why>; <advice>``.
+        CacheError: for any OSError, as ``cannot write <what>: <why>; <advice>``.
 
     """
     temporary = path.with_name(temporary_name())
@@ -125,7 +126,7 @@ def whole_file(path: Path, what: str, advice: str) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes, what: str, advice: str) -> None:
-    """Write `content` to `path`, text as UTF-8 with its line ends as they are.
+    """Write `content` to `path` atomically; text is written as UTF-8 with unchanged line ends.
 
     Arguments and errors are those of `whole_file`.
     """
@@ -134,24 +135,24 @@ def write_whole(path: Path, content: str | bytes, what: str, advice: str) -> Non
         temporary.write_bytes(data)
 
 
-# Folders that are whole or absent.
+# Atomic writes of folders.
 
 
 @contextmanager
 def new_folder(folder: Path, mark: str) -> Iterator[Path]:
-    """Yield a folder to write into; it takes the place of `folder` when all is written.
+    """Yield a temporary folder to write to, which replaces `folder` at the end.
 
-    An existing folder with a file called `mark` is of the same kind and is replaced.
+    An existing folder is replaced if it is empty or contains a file named `mark`.
 
     Raises:
-        SpecError: when `folder` exists and is of another kind.
-        CacheError: when it cannot be written.
+        SpecError: if `folder` exists with other content.
+        CacheError: if it cannot be written.
 
     """
     if folder.exists() and not (folder / mark).is_file() and _holds_something(folder):
         raise SpecError(f"{folder} holds something else; give a folder that is new, or empty")
     fresh = folder.with_name(temporary_name())
-    # After a kill here the old content is left under this name.
+    # If the process is killed during the swap, the old content remains under this name.
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     try:
         fresh.mkdir(parents=True)

@@ -1,9 +1,10 @@
 """The simulated latency of a placement as a formula in the symbols of a captured model.
 
-What waits for what is fixed: operators of a device run in graph order, transfers of a link in the
-order of their producers, and a value goes where it is read. So the latency is the longest of the
-paths through that order, and the time of a path is a sum of operators and transfers. There are too
-many paths to list; the few that are ever the longest are found by looking where it matters.
+The event order is fixed: operators of a device run in graph order, transfers of a link in the order
+of their producers, and a value is sent to its readers. So the latency is the longest path through
+that partial order, and the time of a path is a sum over its operators and transfers. There are too
+many paths to enumerate; the few that can be critical are found by simulating at the sizes of
+interest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +28,13 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = ["LatencyFormula", "latency_formula", "latency_formulas"]
 
 
-# The operators and transfers that decide a simulated latency.
+# The critical path of a simulated schedule.
 
 
 @inlined
 def _transfer_of(log: ScheduleLog, count: int, value: int, device: int) -> int:
     """Return which of the `count` transfers brings `value` to `device`."""
-    # Values are sent as they are made, so in the order of their numbers.
+    # Values are sent as they are produced, so in ascending order.
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -48,9 +49,9 @@ def _transfer_of(log: ScheduleLog, count: int, value: int, device: int) -> int:
 
 @inlined
 def _came_before(log: ScheduleLog, count: int, device_of: IntArray, devices: int) -> IntArray:
-    """Return for each operator, then each transfer, the one before it on its device or link.
+    """Return the predecessor of each operator and transfer on its device or link, -1 for none.
 
-    -1 for the first. Transfers are numbered after the operators.
+    Transfers are numbered after the operators.
     """
     n = device_of.shape[0]
     before = np.full(n + count, -1, dtype=np.int64)
@@ -68,9 +69,9 @@ def _came_before(log: ScheduleLog, count: int, device_of: IntArray, devices: int
 
 @inlined
 def _waited_for(t: CostTables, device_of: IntArray, log: ScheduleLog, count: int, op: int) -> int:
-    """Return the operator or transfer whose result `op` waited for; -1 if for none.
+    """Return the operator or transfer whose result `op` waited for, -1 for none.
 
-    Times are compared exactly: a start is a copy of the finish that it waited for.
+    Times are compared exactly, since a start is a copy of the finish that it waited for.
     """
     here = device_of[op]
     for i in range(t.read_start[op], t.read_start[op + 1]):
@@ -90,54 +91,54 @@ def _waited_for(t: CostTables, device_of: IntArray, log: ScheduleLog, count: int
 def _critical_path(
     t: CostTables, device_of: IntArray, log: ScheduleLog, count: int
 ) -> npt.NDArray[np.bool_]:
-    """Return which operators and which of the `count` transfers are on a longest path.
+    """Return a mask of the operators and the `count` transfers on a longest path.
 
-    Length n + count, the transfers last; `log` is what `fxpart.cost.kernels.schedule` has filled.
-    From the operator that ends last back: what began as soon as another ended, waited for that
-    one. What waits for what does not depend on times, so the sum of this path is a lower bound of
-    the latency for any other times, and is the latency for these. O(n + reads).
+    Length n + count, the transfers last; `log` was filled by `fxpart.cost.kernels.schedule`. The
+    path is traced back from the operator that ends last: an event that starts when another ends
+    waited for that one. The order of events does not depend on times, so the sum along this path is
+    a lower bound of the latency for any other times, and equal to it for these. O(n + reads).
     """
     n = device_of.shape[0]
-    taken = np.zeros(n + count, dtype=np.bool_)
+    on_path = np.zeros(n + count, dtype=np.bool_)
     before = _came_before(log, count, device_of, t.op_time_s.shape[1])
-    here = int(np.argmax(log.finish_s))
-    while here >= 0:
-        taken[here] = True
-        if here < n:
-            if log.start_s[here] <= t.issue_s[here]:  # it waited for nothing but the host
+    event = int(np.argmax(log.finish_s))
+    while event >= 0:
+        on_path[event] = True
+        if event < n:
+            if log.start_s[event] <= t.issue_s[event]:  # it waited only for the host
                 break
-            if before[here] >= 0 and log.finish_s[before[here]] == log.start_s[here]:
-                here = before[here]
+            if before[event] >= 0 and log.finish_s[before[event]] == log.start_s[event]:
+                event = before[event]
             else:
-                here = _waited_for(t, device_of, log, count, here)
+                event = _waited_for(t, device_of, log, count, event)
         else:
-            maker = t.producer[log.sent[here - n, 0]]
-            begin = log.sent_s[here - n, 0]
-            here = maker if log.finish_s[maker] == begin else before[here]
-    return taken
+            maker = t.producer[log.sent[event - n, 0]]
+            begin = log.sent_s[event - n, 0]
+            event = maker if log.finish_s[maker] == begin else before[event]
+    return on_path
 
 
 EXACT = 1e-9
-"""Share of the latency by which sums of floats in another order may differ."""
+"""Relative difference allowed for sums of floats in another order."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LatencyFormula:
-    """A latency in seconds as a formula, and where it is known to be right.
+    """A latency in seconds as a formula, with the sizes at which it was verified.
 
-    At any other size of the kind that it holds for, it is a lower bound.
+    At any other size of the same regime, it is a lower bound.
     """
 
     formula: MaxFormula
     checked_at: IntArray
     """Sizes at which it was compared with the simulation, shape (K, k)."""
     largest_error: float
-    """The most by which it is below or above the simulation there, as a share of that."""
+    """Largest relative difference from the simulation at those sizes."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Placed:
-    """What does not change with the size."""
+    """The inputs that do not depend on the size."""
 
     symbolic: SymbolicGraph
     topology: Topology
@@ -155,16 +156,16 @@ def latency_formula(
     *,
     tolerance: float = EXACT,
 ) -> LatencyFormula:
-    """Return the latency as one formula, found and checked at the sizes `at`.
+    """Return the latency as one formula, derived and verified at the sizes `at`.
 
-    At each of them it is at most `tolerance` (a share) below what `evaluate` simulates, and never
-    above it but for the rounding of floats. A larger tolerance makes a shorter formula. Replicas:
-    the latency is that of the first input. O((n + reads) M) for each size.
+    At each of these sizes it is below the latency simulated by `evaluate` by a relative difference
+    of at most `tolerance`, and never above except for rounding. A larger tolerance gives a shorter
+    formula. With replicas it is the latency of the first input. O((n + reads) M) per size.
 
     Raises:
-        SpecError: for no sizes or impossible ones, an assignment of another graph or to devices
-            that are not there, measured times, and sizes over which no single formula can hold;
-            `latency_formulas` gives one for each range of those.
+        SpecError: if there are no sizes or invalid ones, the assignment is for another graph or
+            uses devices that do not exist, times are measured, or the sizes span several regimes,
+            for which `latency_formulas` gives a formula each.
 
     """
     formulas = latency_formulas(symbolic, topology, latency, assignment, at, tolerance=tolerance)
@@ -187,14 +188,14 @@ def latency_formulas(
     *,
     tolerance: float = EXACT,
 ) -> tuple[LatencyFormula, ...]:
-    """Return a formula for each kind of sizes in `at`, in order of the first size of each.
+    """Return a formula as of `latency_formula` for each regime of the sizes `at`, in their order.
 
-    As `latency_formula`. Mostly there is one kind. There are more where the time of an operator
-    jumps: one that does nothing at some sizes and something at others, and, by a calibration,
-    results that become so large that a CPU's memory for them is made anew.
+    Usually there is one regime. There are several if the time of an operator is discontinuous: if
+    it does nothing at some sizes, or, with a calibration, if a result becomes so large that a CPU
+    has to map fresh memory for it.
 
     Raises:
-        SpecError: as `latency_formula`, but for kinds of sizes.
+        SpecError: as `latency_formula`, except for several regimes.
 
     """
     if not at:
@@ -202,23 +203,25 @@ def latency_formulas(
     if not 0 <= tolerance < 1:
         raise SpecError(f"tolerance={tolerance} must be at least 0 and below 1")
     check_assignment(symbolic, assignment, topology.n_devices)
-    # Fixed times need a constant, which this adds where there is none.
+    # This adds the constant monomial, needed for fixed times, if it is missing.
     symbolic, device_of = on_graph(symbolic, symbolic.graph), assignment.device_of
     times = op_times(symbolic, topology, latency, device_of)
     placed = _Placed(symbolic, topology, latency, device_of, times)
-    kinds: dict[bytes, list[Mapping[str, int]]] = {}
+    sizes_by_regime: dict[bytes, list[Mapping[str, int]]] = {}
     for sizes in at:
-        kinds.setdefault(times.regime(symbolic.at(**sizes)), []).append(sizes)
-    return tuple(_collected(placed, sizes, max(tolerance, EXACT)) for sizes in kinds.values())
+        sizes_by_regime.setdefault(times.regime(symbolic.at(**sizes)), []).append(sizes)
+    return tuple(
+        _collected(placed, sizes, max(tolerance, EXACT)) for sizes in sizes_by_regime.values()
+    )
 
 
 def _collected(
     placed: _Placed, at: Sequence[Mapping[str, int]], tolerance: float
 ) -> LatencyFormula:
-    """Return the formula for sizes of one kind.
+    """Return the formula for sizes of one regime.
 
-    A path is added where those so far fall short. Each is a lower bound everywhere, so that a
-    size that was met stays met.
+    A path is added wherever the ones so far fall short. Each path is a lower bound everywhere, so
+    sizes that are matched stay matched.
     """
     symbolic = placed.symbolic
     exponents = symbolic.exponents
@@ -231,15 +234,15 @@ def _collected(
         log = schedule_log(costs)
         simulated_s[index], count = schedule(costs, placed.device_of, log)
         if (rows @ powers[index]).max() < simulated_s[index] * (1 - tolerance):
-            taken = _critical_path(costs, placed.device_of, log, count)
-            row = _path_row(placed, graph, powers[index], taken, log)
-            # The path begins when the host has started its first operator.
+            on_path = _critical_path(costs, placed.device_of, log, count)
+            row = _path_row(placed, graph, powers[index], on_path, log)
+            # The path begins when the host has launched its first operator.
             constant = int(np.flatnonzero(~exponents.any(axis=1))[0])
-            row[constant] += costs.issue_s[np.flatnonzero(taken)[0]]
+            row[constant] += costs.issue_s[np.flatnonzero(on_path)[0]]
             rows = np.vstack([rows, row])
     formula = max_formula(symbolic.symbols, exponents, rows, "s", symbolic.ranges)
-    found_s = formula.at(**dict(zip(symbolic.symbols, checked_at.T, strict=True)))
-    error = np.abs(found_s - simulated_s) / np.where(simulated_s > 0, simulated_s, 1.0)
+    formula_s = formula.at(**dict(zip(symbolic.symbols, checked_at.T, strict=True)))
+    error = np.abs(formula_s - simulated_s) / np.where(simulated_s > 0, simulated_s, 1.0)
     return LatencyFormula(formula, checked_at, float(error.max()))
 
 
@@ -250,7 +253,7 @@ def _path_row(
     taken: npt.NDArray[np.bool_],
     log: ScheduleLog,
 ) -> FloatArray:
-    """Return the polynomial of the time of a path, at sizes of the kind of `graph`; shape (M,)."""
+    """Return the time of a path as a polynomial, valid in the regime of `graph`; shape (M,)."""
     exponents, topology = placed.symbolic.exponents, placed.topology
     constant = int(np.flatnonzero(~exponents.any(axis=1))[0])
     on_path, sent_on_path = np.split(taken, [graph.n_ops])

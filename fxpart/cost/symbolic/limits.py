@@ -80,14 +80,12 @@ def _check(formulas: Sequence[MaxFormula], memory_bytes: int | Sequence[int] = 0
     other_units = [formula.unit for formula in formulas if formula.unit != "bytes"]
     if other_units:
         raise SpecError(f"memory needs formulas in bytes, got one in {other_units[0]}")
-    memories = (
-        [memory_bytes] * len(formulas) if isinstance(memory_bytes, int) else list(memory_bytes)
-    )
-    if len(memories) != len(formulas):
+    limits = [memory_bytes] * len(formulas) if isinstance(memory_bytes, int) else list(memory_bytes)
+    if len(limits) != len(formulas):
         raise SpecError(
-            f"{len(formulas)} devices have formulas and {len(memories)} have memory; give one of each"
+            f"{len(formulas)} devices have formulas and {len(limits)} have memory; give one of each"
         )
-    return [int(limit) for limit in memories]
+    return [int(limit) for limit in limits]
 
 
 def _largest(rows: list[tuple[_Polynomial, int]], least: int, most: int) -> int:

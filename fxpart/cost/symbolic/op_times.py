@@ -1,7 +1,7 @@
-"""Times of operators as polynomials in the symbols: the roofline, piece by piece.
+"""Operator times as polynomials in the symbols: a piecewise roofline.
 
-An operator takes a fixed time and the larger of two polynomials, that of its FLOPs and that of its
-bytes. On a CPU, results too large to be kept for reuse cost something more.
+An operator takes a fixed time plus the maximum of two polynomials, of its FLOPs and of its bytes.
+On a CPU, results too large for allocator reuse have an additional cost.
 """
 
 from dataclasses import dataclass, replace
@@ -20,37 +20,39 @@ from fxpart.errors import SpecError
 __all__ = ["OpTimes", "of_one_size", "op_times"]
 
 _PROBE_FLOPS = 2**61
-"""Of all operators together, with which rates are asked for: a graph counts twice as many."""
+"""Total FLOPs of the probe graph that measures rates; a graph may have twice as many."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OpTimes:
-    """What makes up the time of each operator on the device where it is placed."""
+    """The components of the time of each operator on the device where it is placed."""
 
     compute_s: FloatArray
     """Coefficients of the time of its FLOPs, shape (n, M)."""
     move_s: FloatArray
     """Coefficients of the time of its bytes, shape (n, M)."""
     idle_s: FloatArray
-    """Fixed time while it neither computes nor moves anything. Length n."""
+    """Fixed time at sizes where it neither computes nor moves anything. Length n."""
     busy_s: FloatArray
-    """Fixed time while it does. Length n."""
+    """Fixed time at other sizes. Length n."""
     fresh_s: FloatArray
-    """Coefficients of the time of each value while it is large, shape (V, M)."""
+    """Coefficients of the additional time of each value at sizes where it is large, shape (V,
+    M)."""
 
     def regime(self, graph: OpGraph) -> bytes:
-        """Return what tells sizes apart at which the fixed parts differ; `graph` is at a size.
+        """Return a key of the regime of `graph`, which is at some size.
 
-        Where it is the same, the time of a path is a convex function of the monomials.
+        Within a regime all fixed times are the same, and the time of a path is a convex function of
+        the monomials.
         """
         moves = (self.idle_s != self.busy_s) & is_view(graph)
         return np.packbits(moves).tobytes() + np.packbits(self._fresh(graph)).tobytes()
 
     def rows(self, graph: OpGraph, powers: FloatArray, constant: int) -> FloatArray:
-        """Return the polynomial that each operator's time follows at a size, shape (n, M).
+        """Return the active polynomial of each operator's time at a size, shape (n, M).
 
-        `graph` is at that size, `powers` is the value of each monomial there, and `constant` the
-        one that is 1. At other sizes of the same regime no operator takes less.
+        `graph` is at that size, `powers` are the values of the monomials there, and `constant` is
+        the index of the constant monomial. At other sizes of the regime these are lower bounds.
         """
         computes = self.compute_s @ powers >= self.move_s @ powers
         rows: FloatArray = np.where(computes[:, None], self.compute_s, self.move_s)
@@ -60,7 +62,7 @@ class OpTimes:
         return rows
 
     def _fresh(self, graph: OpGraph) -> npt.NDArray[np.bool_]:
-        """Return which values are large and cost something then. Length V."""
+        """Return which values are large enough for the additional cost. Length V."""
         large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
         large &= self.fresh_s.any(axis=1)
         fresh: npt.NDArray[np.bool_] = large & ~is_view(graph)[graph.value_producer]
@@ -68,7 +70,7 @@ class OpTimes:
 
 
 def of_one_size(latency: LatencySource) -> SpecError:
-    """Return the refusal of measured times, which hold for one size only."""
+    """Return the error for measured times, which are valid for one size only."""
     return SpecError(
         f"times of an {type(latency).__name__} hold for the size that was measured, not for others;"
         " use a roofline (LatencyModel) or a calibration"
@@ -78,10 +80,10 @@ def of_one_size(latency: LatencySource) -> SpecError:
 def op_times(
     symbolic: SymbolicGraph, topology: Topology, latency: LatencySource, device_of: IntArray
 ) -> OpTimes:
-    """Return the parts of the times that `latency` gives operators on the devices `device_of`.
+    """Return the components of the times of operators on the devices `device_of`.
 
     Raises:
-        SpecError: for measured times, which hold for one size only.
+        SpecError: if times are measured, which are valid for one size only.
 
     """
     graph, sizes = symbolic.graph, symbolic.coefficients
@@ -110,7 +112,7 @@ def op_times(
 def _of_model(
     graph: OpGraph, topology: Topology, model: LatencyModel, device_of: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return seconds a FLOP and seconds a byte of each operator, by a roofline."""
+    """Return seconds per FLOP and per byte of each operator by a roofline."""
     rates: dict[tuple[int, str], float] = {}
     for device, dtype in zip(device_of.tolist(), graph.dtypes, strict=True):
         if (device, dtype) not in rates:
@@ -124,10 +126,10 @@ def _of_model(
 def _of_calibration(
     symbolic: SymbolicGraph, calibration: Calibration
 ) -> tuple[FloatArray, FloatArray]:
-    """Return seconds a FLOP and seconds a byte of each operator, as they were fitted.
+    """Return seconds per FLOP and per byte of each operator by a calibration.
 
-    The rate of an operator depends on its class, so it is queried with FLOPs alone; what a second
-    time as many take has no fixed time in it.
+    The rate of an operator depends on its class, so the calibration is probed with FLOPs only; the
+    difference between one and two times as many cancels fixed times.
     """
     graph = symbolic.graph
     computes = symbolic.coefficients["flops"].any(axis=1)

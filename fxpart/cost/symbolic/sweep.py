@@ -31,8 +31,7 @@ BATCH = "batch"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sums:
-    """All-reduces among replicas that share a batch, see
-    `fxpart.cost.all_reduce.all_reduce_cost`."""
+    """All-reduces among replicas that share a batch; see `fxpart.cost.all_reduce`."""
 
     partial: IntArray
     """The values to all-reduce, from `fxpart.cost.all_reduce.partial_values`."""

@@ -1,1 +1,1 @@
-"""Tensors that lie in tiers beside the devices: what is offloaded, and how it then runs."""
+"""Offloading of tensors to tiers outside the devices: what to offload, and how it then runs."""

@@ -1,8 +1,8 @@
-"""Saved activations in the host's memory, as torchtune and FairScale's checkpoints offload them.
+"""Offloading of saved activations to host memory, as in torchtune and FairScale.
 
-What blocks save in the forward goes to the host and comes back for the backward. A device has room
-for what two blocks save: the last two of each device stay, and of the others each is there while
-the next one comes or goes.
+Activations saved by blocks in the forward are copied to the host and prefetched for the backward. A
+device can buffer those of two blocks: the last two blocks of each device stay, and each of the
+others is live while the next one is copied.
 """
 
 from collections import defaultdict
@@ -18,30 +18,30 @@ from fxpart.cost.streams import Copy, Push, Source, buffer_bytes
 __all__ = ["Saved", "moved", "room_bytes", "saved_values"]
 
 _BUFFERS = 2
-"""Blocks whose saved tensors a device has room for."""
+"""Number of blocks whose saved activations a device can buffer."""
 
 
 class Saved(NamedTuple):
-    """What a block saves for the backward on one device."""
+    """The activations saved by a block on one device."""
 
     path: str
     device: int
     values: IntArray
-    """Those with storage of their own."""
+    """The saved values that own their storage."""
     size_bytes: int
     first_op: int
-    """That makes some of it."""
+    """The first operator that produces any of it."""
     last_op: int
-    """The last that does."""
+    """The last operator that produces any of it."""
     first_reader: int
-    """Of the backward."""
+    """The first reader in the backward."""
     last_reader: int
 
 
 def saved_values(graph: OpGraph, device_of: IntArray) -> list[Saved]:
-    """Return what blocks save on the devices that also read it, in the order of the forward.
+    """Return the activations saved and read on the same device by block, in forward order.
 
-    What is saved outside blocks, and what the caller gets, stays.
+    Activations outside of blocks, and results of the graph, are not included.
     """
     root = storage_roots(graph)
     backward = graph.is_backward
@@ -62,34 +62,39 @@ def saved_values(graph: OpGraph, device_of: IntArray) -> list[Saved]:
     blocks = []
     for (path, device), numbers in of_block.items():
         values = np.array(numbers, dtype=np.int64)
-        made, size = maker[values], int(graph.value_alloc_bytes[values].sum())
-        ends = int(made.min()), int(made.max()), int(first[values].min()), int(last[values].max())
+        makers, size = maker[values], int(graph.value_alloc_bytes[values].sum())
+        ends = (
+            int(makers.min()),
+            int(makers.max()),
+            int(first[values].min()),
+            int(last[values].max()),
+        )
         blocks.append(Saved(path, device, values, size, *ends))
     return sorted(blocks, key=lambda block: block.first_op)
 
 
 def room_bytes(blocks: Sequence[Saved], devices: int) -> int:
-    """Return the room for saved tensors that any of so many devices needs."""
+    """Return the largest buffer for saved activations on any of `devices` devices."""
     copies, _ = moved(blocks, Source())
     return int(buffer_bytes(copies, devices, overlap=True).max(initial=0))
 
 
 def moved(blocks: Sequence[Saved], source: Source) -> tuple[list[Copy], list[Push]]:
-    """Return what comes back for the backward, and what goes to the host in the forward.
+    """Return the copies back for the backward, and the pushes to the host in the forward.
 
-    What stays of a device's last blocks takes room and no time.
+    Activations of a device's last blocks stay, and take memory but no time.
     """
     copies, pushes = [], []
     for device in sorted({block.device for block in blocks}):
-        here = [number for number, block in enumerate(blocks) if block.device == device]
-        for index, number in enumerate(here):
+        on_device = [number for number, block in enumerate(blocks) if block.device == device]
+        for index, number in enumerate(on_device):
             block = blocks[number]
-            goes = index < len(here) - _BUFFERS
-            size, stays = (block.size_bytes, 0) if goes else (0, block.size_bytes)
+            is_moved = index < len(on_device) - _BUFFERS
+            size, stays = (block.size_bytes, 0) if is_moved else (0, block.size_bytes)
             ends = block.first_reader, block.last_reader
-            copies.append(Copy(number, device, size, *ends, source, stays, not goes))
-            if goes:
-                later = (blocks[here[index + _BUFFERS]].first_op,)
+            copies.append(Copy(number, device, size, *ends, source, stays, not is_moved))
+            if is_moved:
+                later = (blocks[on_device[index + _BUFFERS]].first_op,)
                 pushes.append(Push(device, size, block.last_op, later, source=source))
     copies.sort(key=lambda copy: copy.first_op)
     pushes.sort(key=lambda push: push.after_op)

@@ -1,4 +1,4 @@
-"""A latency, and a largest load, that no plan for these devices and tiers beats."""
+"""Lower bounds of latency and largest load over all plans for given devices and tiers."""
 
 from dataclasses import replace
 
@@ -15,25 +15,25 @@ __all__ = ["bound_s", "least_load_s"]
 
 
 def bound_s(machine: Machine) -> float:
-    """Return a latency that no plan for these devices and tiers beats.
+    """Return a lower bound of the latency of plans for these devices and tiers.
 
-    The bound of the devices with room for all; and what does not fit must be copied over all
-    links at once, or be used on the host in the order that costs it least (a fractional
+    It is the maximum of the bound with unlimited device memory, and the least time for the excess:
+    this is copied over all links at once, or used on the host in the cheapest order (a fractional
     knapsack), while the devices compute.
     """
     return max(lower_bound_s(_roomy(machine)), _offloaded_s(machine))
 
 
 def least_load_s(machine: Machine) -> float:
-    """Return a largest load of a device or link that no plan for these devices and tiers beats.
+    """Return a lower bound of the largest load of plans for these devices and tiers.
 
-    As `bound_s`: each input's copies keep links and the disk busy, too.
+    As `bound_s`, since each input's copies also occupy links and the disk.
     """
     return max(load_bound_s(_roomy(machine)), _offloaded_s(machine))
 
 
 def _roomy(machine: Machine) -> Problem:
-    """Return the devices, and the host where it computes, with room for all."""
+    """Return the problem with unlimited memory, and with the host if it computes."""
     base = machine.with_host if machine.computes else machine.problem
     total = machine.problem.graph.total_weight_bytes + int(
         machine.problem.graph.value_alloc_bytes.sum()
@@ -46,7 +46,7 @@ def _roomy(machine: Machine) -> Problem:
 
 
 def _offloaded_s(machine: Machine) -> float:
-    """Return the least time for the weights and caches that do not fit the devices."""
+    """Return the least time to handle the weights and caches that do not fit the devices."""
     first, graph = machine.first or machine.problem, machine.problem.graph
     caches = cache_writes(first.graph).copied_bytes
     if machine.begins:
@@ -67,9 +67,9 @@ def _offloaded_s(machine: Machine) -> float:
 
 
 def _used_s(machine: Machine, sizes: IntArray) -> FloatArray:
-    """Return the time on the host of what uses each weight, then each value, shape (W + V,).
+    """Return the host time attributed to each weight, then each value, shape (W + V,).
 
-    The time of an operator is shared by the weights and caches that it uses, by their bytes.
+    The time of an operator is divided over its weights and caches in proportion to their bytes.
     """
     graph = machine.problem.graph
     if not machine.computes:
@@ -89,17 +89,18 @@ def _least_s(excess: int, rate: float, sizes: IntArray, host_s: FloatArray) -> f
     """Return the least time in which `excess` bytes are copied at `rate` or used on the host."""
     if excess <= 0:
         return 0.0
-    most = excess / rate if rate > 0 else np.inf
+    copy_all_s = excess / rate if rate > 0 else np.inf
     usable = np.isfinite(host_s) & (sizes > 0)
     order = np.argsort(host_s[usable] / np.maximum(sizes[usable], 1), kind="stable")
     spent_s = np.concatenate([[0.0], np.cumsum(host_s[usable][order])])
-    done = np.concatenate([[0.0], np.cumsum(sizes[usable][order], dtype=np.float64)])
-    # What both do by a time grows in straight pieces: the first piece that reaches it decides.
-    for index in range(1, len(done)):
-        if spent_s[index] * rate + done[index] >= excess:
-            before = spent_s[index - 1] * rate + done[index - 1]
+    done_bytes = np.concatenate([[0.0], np.cumsum(sizes[usable][order], dtype=np.float64)])
+    # The bytes handled by a time are piecewise linear: find the first piece that reaches the
+    # excess.
+    for index in range(1, len(done_bytes)):
+        if spent_s[index] * rate + done_bytes[index] >= excess:
+            before = spent_s[index - 1] * rate + done_bytes[index - 1]
             step_s = spent_s[index] - spent_s[index - 1]
-            step = rate * step_s + done[index] - done[index - 1]
+            step = rate * step_s + done_bytes[index] - done_bytes[index - 1]
             return float(spent_s[index - 1] + step_s * max(0.0, excess - before) / step)
-    rest = excess - done[-1]
-    return float(min(most, rest / rate)) if rate > 0 else float(spent_s[-1])
+    rest = excess - done_bytes[-1]
+    return float(min(copy_all_s, rest / rate)) if rate > 0 else float(spent_s[-1])

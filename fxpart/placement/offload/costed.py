@@ -1,4 +1,4 @@
-"""What is copied for a plan, and how: its weights and caches that lie in tiers, part by part."""
+"""The copies of a plan's offloaded weights and caches."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ __all__ = ["Costed", "costed", "sources_of", "streams_of"]
 
 
 class Costed(NamedTuple):
-    """A plan whose times are still to be simulated."""
+    """A plan before its times are simulated."""
 
     problem: Problem
     copies: list[Copy]
     streams: Streams
     parts: list[str]
-    """The modules that `Copy.unit` numbers."""
+    """The modules indexed by `Copy.unit`."""
     pushes: list[Push]
 
 
 def costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntArray) -> Costed:
-    """Return the devices, and the host if anything runs there; and what is copied, and how."""
+    """Return the problem (with the host if anything runs there), the copies and their links."""
     hosted = bool((ways == HOSTED).any())
     base = machine.with_host if hosted else machine.problem
     graph, caches = base.graph, machine.tier_caches(ways)
     parts, part_of, sources = _parts(machine, ways, on_disk)
-    away = part_of[: len(graph.weight_bytes)] >= 0
+    is_offloaded = part_of[: len(graph.weight_bytes)] >= 0
     alloc_bytes = graph.value_alloc_bytes.copy()
     alloc_bytes[caches] = 0
     bare = replace(
         graph,
-        weight_bytes=np.where(away, 0, graph.weight_bytes),
+        weight_bytes=np.where(is_offloaded, 0, graph.weight_bytes),
         value_alloc_bytes=alloc_bytes,
     )
     writes = cache_writes(graph)
@@ -65,7 +65,7 @@ def costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntA
 def _weight_uses_where_copied(graph: OpGraph, device_of: IntArray) -> tuple[IntArray, IntArray]:
     """Return the operators that use weights, and those weights.
 
-    Who reads a view on another device than that which made it is sent the view, not the weight.
+    A reader of a view made on another device is sent the view, not the weight.
     """
     users, weights = weight_uses(graph)
     devices = int(device_of.max()) + 1
@@ -75,7 +75,7 @@ def _weight_uses_where_copied(graph: OpGraph, device_of: IntArray) -> tuple[IntA
 
 
 def streams_of(machine: Machine, devices: int) -> Streams:
-    """Return the links to the host of so many devices, and its disk."""
+    """Return the links of the devices to the host and its disk."""
     options, disk = machine.options, machine.tiers.disk
     return Streams(
         np.full(devices, machine.link[0]),
@@ -93,9 +93,9 @@ def _pushed(
     copies: Sequence[Copy],
     sources: Sequence[Source],
 ) -> list[Push]:
-    """Return what is written to caches in tiers, each part at once.
+    """Return the pushes of new entries of offloaded caches, one per part.
 
-    Its room on the device is that of the copy after the next one.
+    A push's buffer on the device is reused by the second copy after it.
     """
     size: dict[tuple[int, int], int] = defaultdict(int)
     last: dict[tuple[int, int], int] = {}
@@ -107,18 +107,21 @@ def _pushed(
     pushes = []
     for key, op in sorted(last.items(), key=lambda item: item[1]):
         later = [c.first_op for c in copies if c.device == key[1] and c.first_op > op]
-        waiting = tuple(later[1:2])
-        pushes.append(Push(key[1], size[key], op, waiting, to_host=True, source=sources[key[0]]))
+        waiting_ops = tuple(later[1:2])
+        pushes.append(
+            Push(key[1], size[key], op, waiting_ops, to_host=True, source=sources[key[0]])
+        )
     return pushes
 
 
 def _parts(
     machine: Machine, ways: IntArray, on_disk: BoolArray
 ) -> tuple[list[str], IntArray, list[Source]]:
-    """Return the modules that are copied at once, that of each storage, and where they lie.
+    """Return the modules that are copied as a whole, that of each storage, and their locations.
 
-    With overlap whole units; else each module that holds weights or a cache itself, when it is
-    called. Storages are the weights, then the values, of which caches are copied. Shape (W + V,).
+    With overlap they are whole units; otherwise each module that directly holds weights or a cache,
+    copied when it is called. Storages are the weights, then the values, of which caches are copied.
+    Shape (W + V,).
     """
     graph = machine.problem.graph
     names = graph.weight_names
@@ -142,12 +145,12 @@ def _parts(
 
 
 def _sources(machine: Machine, ways: IntArray, on_disk: BoolArray) -> list[Source]:
-    """Return where what of each unit is streamed lies."""
+    """Return the location of the streamed tensors of each unit."""
     return sources_of(machine, machine.tier_sizes(ways), on_disk)
 
 
 def sources_of(machine: Machine, sizes: IntArray, on_disk: BoolArray) -> list[Source]:
-    """Return where units of so many bytes lie: in pinned memory as far as that goes."""
+    """Return the locations of units of the given sizes, in pinned memory as far as it suffices."""
     options = machine.options
     pinned = machine.tiers.host.memory_bytes if options.overlap else 0
     if options.pinned_bytes is not None:

@@ -1,7 +1,7 @@
-"""Weights of a training step that lie in the host's memory, as in DeepSpeed's ZeRO-Infinity.
+"""Weights of a training step in host memory, as in DeepSpeed's ZeRO-Infinity.
 
-A block's weights are copied to a device when the forward comes to it, and again for the backward;
-the next block's are copied meanwhile. What updates them on the host leaves them there.
+A block's weights are prefetched to a device for its forward, and again for its backward, while the
+previous block runs. They are updated on the host and stay there.
 """
 
 from collections.abc import Sequence
@@ -17,32 +17,32 @@ from fxpart.placement.offload.units import weight_uses
 __all__ = ["WEIGHT_POOL", "Gathered", "gathered_copies", "gathered_of"]
 
 WEIGHT_POOL = 1
-"""Beside that of saved activations."""
+"""Copy pool of weights, separate from that of saved activations."""
 
 
 class Gathered(NamedTuple):
-    """Which weights are copied to devices."""
+    """The weights that are copied to devices."""
 
     unit_of: IntArray
-    """The unit of each weight that is; -1 of others. Shape (W,)."""
+    """The unit of each copied weight; -1 for others. Shape (W,)."""
     sizes: IntArray
     """Bytes of each weight. Shape (W,)."""
 
 
 def gathered_of(graph: OpGraph, paths: Sequence[str]) -> Gathered:
-    """Return the weights that only one of the units with these paths computes with.
+    """Return the weights used by exactly one of the units with these paths.
 
-    What two units share, such as tied embeddings, stays on the devices.
+    Weights shared by several units, such as tied embeddings, stay on the devices.
     """
     number = {path: index for index, path in enumerate(paths)}
     users, used = weight_uses(graph)
     of_op = np.array([number.get(block_of(m) or m, -1) for m in graph.modules], dtype=np.int64)
     units = of_op[users]
-    least = np.full(len(graph.weight_names), len(paths), dtype=np.int64)
-    most = np.full(len(graph.weight_names), -1, dtype=np.int64)
-    np.minimum.at(least, used, units)
-    np.maximum.at(most, used, units)
-    return Gathered(np.where(least == most, most, -1), graph.weight_bytes)
+    lowest = np.full(len(graph.weight_names), len(paths), dtype=np.int64)
+    highest = np.full(len(graph.weight_names), -1, dtype=np.int64)
+    np.minimum.at(lowest, used, units)
+    np.maximum.at(highest, used, units)
+    return Gathered(np.where(lowest == highest, highest, -1), graph.weight_bytes)
 
 
 def gathered_copies(
@@ -50,8 +50,8 @@ def gathered_copies(
 ) -> list[Copy]:
     """Return the copies of units in the order in which they are needed.
 
-    One lasts for as long as a device computes with no other unit, so that a block whose backward
-    follows its forward is copied once. `sources` says where each unit lies.
+    A copy is live until the device uses another unit, so a block whose backward directly follows
+    its forward is copied once. `sources` has the location of each unit.
     """
     users, weights = weight_uses(graph)
     is_gathered = gathered.unit_of[weights] >= 0
@@ -66,13 +66,13 @@ def gathered_copies(
     for op, unit, device in sorted(
         zip(users.tolist(), units.tolist(), devices.tolist(), strict=True)
     ):
-        here = visits.setdefault(device, [])
-        if not here or here[-1][0] != unit:
-            here.append([unit, op, op])
-        here[-1][2] = op
+        device_visits = visits.setdefault(device, [])
+        if not device_visits or device_visits[-1][0] != unit:
+            device_visits.append([unit, op, op])
+        device_visits[-1][2] = op
     copies = [
         Copy(unit, device, size[unit, device], first, last, sources[unit], pool=WEIGHT_POOL)
-        for device, here in visits.items()
-        for unit, first, last in here
+        for device, device_visits in visits.items()
+        for unit, first, last in device_visits
     ]
     return sorted(copies, key=lambda copy: copy.first_op)

@@ -18,24 +18,25 @@ from fxpart.placement.offload.units import Unit
 __all__ = ["BUFFERS", "HostedStep", "searched_step", "without_saved"]
 
 BUFFERS = 2
-"""Blocks whose gradients a device has room for."""
+"""Number of blocks whose gradients a device can buffer."""
 
 
 @dataclass(frozen=True, eq=False)
 class HostedStep:
-    """A training step, the first `count` of whose units are updated on the host."""
+    """A training step with the first `count` units updated on the host."""
 
     graph: OpGraph
     units: tuple[Unit, ...]
     count: int
     saves: bool
-    """Whether saved activations go there too."""
+    """Whether saved activations are offloaded too."""
     gathers: bool = False
-    """Whether weights lie there and are copied to the devices; all units are updated there."""
+    """Whether weights are kept on the host and copied to the devices; then all units are updated
+    there."""
 
     @cached_property
     def gathered(self) -> Gathered:
-        """The weights that are copied to the devices."""
+        """The weights that are copied to devices."""
         if self.gathers:
             return gathered_of(self.graph, [unit.path for unit in self.units])
         none = np.full(len(self.graph.weight_names), -1, dtype=np.int64)
@@ -43,7 +44,7 @@ class HostedStep:
 
     @cached_property
     def frozen_bytes(self) -> IntArray:
-        """What of each unit lies on the host and is not updated."""
+        """Bytes of each unit's weights on the host that are not updated."""
         sizes = np.zeros(len(self.units), dtype=np.int64)
         frozen = self.gathered.unit_of >= 0
         frozen[self.weights] = False
@@ -52,36 +53,36 @@ class HostedStep:
 
     @property
     def hosted(self) -> tuple[Unit, ...]:
-        """Those that are updated on the host."""
+        """The units that are updated on the host."""
         return self.units[: self.count]
 
     @property
     def ops(self) -> IntArray:
-        """Updates on the host, and casts of gradients."""
+        """Operators of updates on the host, including casts of gradients."""
         none = np.zeros(0, dtype=np.int64)
         return np.concatenate([none, *(unit.ops for unit in self.hosted)])
 
     @property
     def weights(self) -> IntArray:
-        """What they update."""
+        """Weights that are updated on the host."""
         none = np.zeros(0, dtype=np.int64)
         return np.unique(np.concatenate([none, *(unit.weights for unit in self.hosted)]))
 
     def gradients(self, unit: Unit) -> IntArray:
-        """Return the values that are gradients of a unit's weights."""
+        """Return the gradients of a unit's weights."""
         return self.graph.gradient_values[np.isin(self.graph.gradient_weights, unit.weights)]
 
     def first_op(self, index: int) -> int | None:
-        """Return the first operator that makes a gradient of a unit; None where there is none."""
+        """Return the first operator that produces a gradient of a unit, if any."""
         if index >= self.count:
             return None
         makers = self.graph.value_producer[self.gradients(self.units[index])]
         return int(makers.min()) if makers.min() >= 0 else None
 
     def split(self) -> OpGraph:
-        """Return the graph whose updates on the host use weights of their own.
+        """Return the graph with separate weights for updates on the host.
 
-        Such a weight has room for the weight, its gradient and its state.
+        Such a weight's size covers the weight, its gradient and its state.
         """
         graph, ops, weights = self.graph, self.ops, self.weights
         copy_of = np.full(len(graph.weight_names), -1, dtype=np.int64)
@@ -89,13 +90,13 @@ class HostedStep:
         on_host = np.isin(graph.users, ops)
         gradient_bytes = np.zeros(len(graph.weight_names), dtype=np.int64)
         np.add.at(gradient_bytes, graph.gradient_weights, graph.value_bytes[graph.gradient_values])
-        stays = graph.weight_state_bytes.copy()
-        stays[weights] = 0
+        state_bytes = graph.weight_state_bytes.copy()
+        state_bytes[weights] = 0
         tensors = graph.state_tensor_bytes
         if len(tensors):
-            left = tensors.copy()
-            left[:, weights] = 0
-            tensors = np.concatenate([left, tensors[:, weights]], axis=1)
+            device_tensors = tensors.copy()
+            device_tensors[:, weights] = 0
+            tensors = np.concatenate([device_tensors, tensors[:, weights]], axis=1)
         return replace(
             _without_gradients(self),
             weight_names=graph.weight_names
@@ -106,16 +107,16 @@ class HostedStep:
                     (graph.weight_bytes + gradient_bytes)[weights],
                 ]
             ),
-            weight_state_bytes=np.concatenate([stays, graph.weight_state_bytes[weights]]),
+            weight_state_bytes=np.concatenate([state_bytes, graph.weight_state_bytes[weights]]),
             state_tensor_bytes=tensors,
             uses=np.where(on_host, copy_of[graph.uses], graph.uses),
         )
 
 
 def _without_gradients(step: HostedStep) -> OpGraph:
-    """Return the step whose updates on the host read no gradients, which are freed when pushed.
+    """Return the step with gradients freed when pushed, and so not read by updates on the host.
 
-    The gradients of a unit are there until those of the next but one are made.
+    The gradients of a unit live until those of the second next unit are produced.
     """
     graph = step.graph
     held, is_output = np.full(graph.n_values, -1, dtype=np.int64), graph.value_is_output.copy()
@@ -137,31 +138,31 @@ def _without_gradients(step: HostedStep) -> OpGraph:
 
 
 def searched_step(machine: Machine, step: HostedStep) -> Problem:
-    """Return what a mode places: updates on the host take no time and no room on a device."""
+    """Return the problem for the mode, in which updates on the host take no time or memory."""
     problem, graph = machine.problem, step.split()
-    made = np.isin(graph.value_producer, step.ops)
+    is_hosted = np.isin(graph.value_producer, step.ops)
     weights = np.arange(len(graph.weight_names)) >= len(problem.graph.weight_names)
     tensors = graph.state_tensor_bytes
     if len(tensors):
         tensors = np.where(weights, 0, tensors)
-    room, topology = 0, problem.topology
+    buffer, topology = 0, problem.topology
     if step.saves:
         blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
-        graph, room = without_saved(graph, blocks), room_bytes(blocks, 1)
+        graph, buffer = without_saved(graph, blocks), room_bytes(blocks, 1)
     if step.gathers:
-        everywhere = np.zeros(graph.n_ops, dtype=np.int64)
+        one_device = np.zeros(graph.n_ops, dtype=np.int64)
         sources = [Source()] * len(step.units)
-        copies = gathered_copies(step.graph, step.gathered, everywhere, sources)
-        room += int(buffer_bytes(copies, 1, overlap=True)[0])
-    if room:
-        topology = with_less(topology, room)
+        copies = gathered_copies(step.graph, step.gathered, one_device, sources)
+        buffer += int(buffer_bytes(copies, 1, overlap=True)[0])
+    if buffer:
+        topology = with_less(topology, buffer)
     bare = replace(
         graph,
         weight_bytes=np.where(weights, 0, graph.weight_bytes),
         weight_state_bytes=np.where(weights, 0, graph.weight_state_bytes),
         state_tensor_bytes=tensors,
-        value_bytes=np.where(made, 0, graph.value_bytes),
-        value_alloc_bytes=np.where(made, 0, graph.value_alloc_bytes),
+        value_bytes=np.where(is_hosted, 0, graph.value_bytes),
+        value_alloc_bytes=np.where(is_hosted, 0, graph.value_alloc_bytes),
     )
     times = problem.costs.op_time_s.copy()
     times[step.ops] = 0.0
@@ -169,7 +170,7 @@ def searched_step(machine: Machine, step: HostedStep) -> Problem:
 
 
 def without_saved(graph: OpGraph, blocks: Sequence[Saved]) -> OpGraph:
-    """Return the graph in which what blocks save takes no room."""
+    """Return the graph with saved activations of blocks taking no memory."""
     alloc_bytes = graph.value_alloc_bytes.copy()
     for block in blocks:
         alloc_bytes[block.values] = 0

@@ -1,4 +1,4 @@
-"""`Machine`: a model, the devices and the tiers beside them, before anything is chosen."""
+"""`Machine`: a model, its devices and the tiers outside them, before any decision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from fxpart.placement.offload.units import HOSTED, STREAMED, Unit, units_of
 __all__ = ["BoolArray", "HostTimes", "Machine", "with_less"]
 
 _PART = 6
-"""Units are divided that take more than so large a part of a device."""
+"""Units larger than this fraction (1 / n) of a device are divided."""
 _SMALL = 1e-3
-"""Share of all that may be offloaded below which a unit is offloaded last."""
+"""Units below this share of all units' weights are offloaded last."""
 
 BoolArray = npt.NDArray[np.bool_]
 HostTimes = Callable[[OpGraph, Topology], FloatArray]
@@ -29,25 +29,24 @@ HostTimes = Callable[[OpGraph, Topology], FloatArray]
 # Without slots, for the cached properties.
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """What offloaded modules may be copied from, run on, and take there."""
+    """The environment of offloading: where modules may be stored, copied and run."""
 
     problem: Problem
-    """The model on the devices alone."""
+    """The model on the devices only."""
     tiers: Tiers
     options: OffloadOptions
     link: tuple[float, float]
     """Bytes per second and latency in seconds of the link between the host and each device."""
     host_times: HostTimes | None
-    """None where the host does not compute."""
+    """None if the host does not compute."""
     first: Problem | None = None
-    """`problem` before devices were taken to have less memory, which a bound must not be; None
-    where it is the same."""
+    """`problem` before its device memory was reduced, for use by bounds; None if it is the same."""
     cached: BoolArray | None = None
-    """Of which units the cache lies in a tier; None for none."""
+    """Units with an offloaded cache; None for none."""
     begins: bool = False
-    """Whether there is nothing yet in the caches, so that none of them is copied to a device."""
+    """Whether the caches are still empty, so that they are not copied to a device."""
     known_units: tuple[Unit, ...] | None = None
-    """Those of the model, where they are known; None to find them."""
+    """The units of the model if known; None to compute them."""
 
     @property
     def computes(self) -> bool:
@@ -57,7 +56,7 @@ class Machine:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """What may be offloaded, in graph order."""
+        """The units that may be offloaded, in graph order."""
         if self.known_units is not None:
             return self.known_units
         least = int(self.problem.topology.memory_bytes.min())
@@ -90,7 +89,7 @@ class Machine:
 
     @cached_property
     def cache_sizes(self) -> IntArray:
-        """Bytes of each unit's cache that lie in a tier, where the unit runs on a device."""
+        """Bytes of each unit's offloaded cache, if the unit runs on a device."""
         if self.cached is None:
             return np.zeros(len(self.units), dtype=np.int64)
         sizes = np.array([unit.cache_bytes for unit in self.units], dtype=np.int64)
@@ -102,13 +101,13 @@ class Machine:
         return weights + np.where(ways == HOSTED, 0, self.cache_sizes)
 
     def tier_caches(self, ways: IntArray) -> IntArray:
-        """Return the values that are caches in a tier, copied to the devices."""
+        """Return the offloaded caches, which are copied to devices."""
         units = np.flatnonzero((ways != HOSTED) & (self.cache_sizes > 0)).tolist()
         return np.array([v for unit in units for v in self.units[unit].caches], dtype=np.int64)
 
     @property
     def is_small(self) -> BoolArray:
-        """Whether a unit makes so little room that it is offloaded last, such as a norm."""
+        """Whether a unit frees so little that it is offloaded last, such as a norm."""
         small: BoolArray = self.sizes < _SMALL * self.sizes.sum()
         return small
 
@@ -120,7 +119,7 @@ class Machine:
 
     @cached_property
     def host_s(self) -> FloatArray:
-        """Time of each unit on the host; infinite where that does not compute."""
+        """Time of each unit on the host; infinite if the host does not compute."""
         if not self.computes:
             return np.full(len(self.units), np.inf)
         times = self.with_host.costs.op_time_s[:, -1]
@@ -128,19 +127,19 @@ class Machine:
 
     @property
     def copied_bytes_per_s(self) -> float:
-        """Rate of a copy from the host, of its own."""
+        """Rate of an uncontended copy from the host."""
         share = self.options.pinned_share if self.options.overlap else self.options.pageable_share
         return self.link[0] * share
 
     @cached_property
     def copy_s(self) -> FloatArray:
-        """Time of the copy of each unit's weights from the host."""
+        """Time to copy each unit's weights from the host."""
         return self.sizes / self.copied_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """A function as a `LatencySource`."""
+    """Adapter from a function to a `LatencySource`."""
 
     function: Callable[[OpGraph, Topology], FloatArray]
 
@@ -150,7 +149,7 @@ class _Times:
 
 
 def with_less(topology: Topology, room: int) -> Topology:
-    """Return the devices, each with so many bytes less for tensors."""
+    """Return the topology with `room` fewer bytes for tensors on each device."""
     less = tuple(
         replace(
             spec,

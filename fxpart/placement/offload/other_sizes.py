@@ -1,7 +1,7 @@
-"""A plan for devices and tiers at other sizes, and for another step of the same model.
+"""Apply an offloading plan at other sizes, and to other steps of the same model.
 
-What lies in a tier stays there; of prompts, a module that the host computes for single tokens may
-be copied to a device, which is the faster way to use its weights for many.
+Offloaded tensors stay in their tier. For prompts, a module that runs on the host for single tokens
+may be streamed to a device instead, which is faster for many tokens.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,35 +32,35 @@ __all__ = ["PlacedStep", "TieredPlan", "most_offloaded"]
 # Without slots, for the cached properties.
 @dataclass(frozen=True, eq=False)
 class PlacedStep:
-    """One step of serving on a placement."""
+    """One serving step on a placement."""
 
     problem: Problem
-    """What lies in tiers counts nothing in it."""
+    """The problem, in which offloaded tensors take no memory."""
     assignment: Assignment
     copies: Costed | None = None
-    """What is copied meanwhile; None where nothing is."""
+    """The copies during the step, if any."""
     tiers_hold: bool = True
-    """Whether the tiers have room for what lies in them."""
+    """Whether offloaded tensors fit in the tiers."""
 
     @cached_property
     def held_bytes(self) -> IntArray:
-        """Bytes on each device at its peak, with room for copies, shape (D,)."""
+        """Peak bytes on each device, including copy buffers, shape (D,)."""
         devices = self.problem.topology.n_devices
-        held = holding(self.problem.memory, self.assignment, devices).peak_bytes
+        peaks = holding(self.problem.memory, self.assignment, devices).peak_bytes
         if self.copies is None:
-            return held
+            return peaks
         overlap = self.copies.streams.overlap
-        return held + buffer_bytes(self.copies.copies, devices, overlap=overlap)
+        return peaks + buffer_bytes(self.copies.copies, devices, overlap=overlap)
 
     @property
     def has_room(self) -> bool:
-        """Whether tensors fit beside the reserve, and what lies in tiers fits these."""
+        """Whether tensors fit on the devices, and offloaded ones in the tiers."""
         room = self.problem.topology.memory_bytes
         return self.tiers_hold and bool((self.held_bytes <= room).all())
 
     @cached_property
     def latency_s(self) -> float:
-        """Time of the step."""
+        """Latency of the step."""
         device_of = self.assignment.device_of
         if self.copies is None:
             return latency_of(self.problem, device_of)
@@ -73,7 +73,7 @@ class PlacedStep:
 
 
 class _Ways(NamedTuple):
-    """What becomes of the units of one graph."""
+    """The state of each unit of one graph."""
 
     units: tuple[Unit, ...]
     ways: IntArray
@@ -83,36 +83,36 @@ class _Ways(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TieredPlan:
-    """What of a model lies in tiers, for graphs of all its steps and sizes."""
+    """The offloaded parts of a model, for graphs of all its steps and sizes."""
 
     machine: Machine
-    """That of the plan."""
+    """The machine of the plan."""
     ways: IntArray
     on_disk: BoolArray
     _known: dict[tuple[str, ...], _Ways] = field(default_factory=dict)
-    """By the names of a graph's operators."""
+    """Cached states by the names of a graph's operators."""
 
     @classmethod
     def of(cls, offloaded: Offloaded) -> "TieredPlan":
-        """Return the tiers of a plan."""
+        """Return the tiered plan of `offloaded`."""
         assert offloaded.machine is not None
         return cls(offloaded.machine, offloaded.ways, offloaded.on_disk)
 
     def placed(self, problem: Problem, assignment: Assignment) -> PlacedStep:
-        """Return a step on the devices of `problem`; `assignment` puts it on them and the host."""
+        """Return a step of `problem`, placed by `assignment` on its devices and the host."""
         return self._step(problem, assignment.device_of, self._ways(problem))
 
     def prompts(self, problem: Problem, assignment: Assignment) -> tuple[PlacedStep, ...]:
-        """Return the ways to run a pass over prompts, as `placed` does.
+        """Return the alternatives for a prefill, as of `placed`.
 
-        The last has the modules of the host there. In the first those are copied to a device that
-        take longer on the host than their copy, where modules may be streamed.
+        The last alternative keeps hosted modules on the host. If streaming is allowed, the first
+        one streams those that take longer on the host than to copy.
         """
         ways = self._ways(problem)
         steps = []
         machine = self._machine(problem, ways, begins=True)
-        slow = machine.host_s - machine.device_s > machine.copy_s
-        moved = (ways.ways == HOSTED) & slow
+        is_slow = machine.host_s - machine.device_s > machine.copy_s
+        moved = (ways.ways == HOSTED) & is_slow
         if machine.options.stream and moved.any():
             copied = ways._replace(
                 ways=np.where(moved, STREAMED, ways.ways), cached=ways.cached | moved
@@ -130,12 +130,12 @@ class TieredPlan:
         what = costed(machine, ways.ways, ways.on_disk, device_of)
         sizes = machine.tier_sizes(ways.ways)
         passing = most_buffer(machine, ways.ways) if ways.on_disk.any() else 0
-        beside = int(sizes[~ways.on_disk].sum()) + passing
+        host_bytes = int(sizes[~ways.on_disk].sum()) + passing
         assignment = partition_by_device(what.problem.graph, device_of)
         step = PlacedStep(what.problem, assignment, what)
-        here = int(step.held_bytes[machine.problem.topology.n_devices :].sum())
-        holds = _hold(machine.tiers, here + beside, int(sizes[ways.on_disk].sum()))
-        return replace(step, tiers_hold=holds)
+        hosted_bytes = int(step.held_bytes[machine.problem.topology.n_devices :].sum())
+        fits_tiers = _hold(machine.tiers, hosted_bytes + host_bytes, int(sizes[ways.on_disk].sum()))
+        return replace(step, tiers_hold=fits_tiers)
 
     def _machine(self, problem: Problem, ways: _Ways, *, begins: bool) -> Machine:
         alloc_bytes = problem.graph.value_alloc_bytes
@@ -152,7 +152,7 @@ class TieredPlan:
         )
 
     def _ways(self, problem: Problem) -> _Ways:
-        """Return what becomes of the units of a graph, by the names of their weights."""
+        """Return the state of the units of a graph, matched by the names of their weights."""
         names = problem.graph.names
         if names not in self._known:
             own = self.machine
@@ -161,7 +161,7 @@ class TieredPlan:
                 for number, unit in enumerate(own.units)
                 for weight in unit.weights.tolist()
             }
-            # The devices are those that the units of the plan were divided for.
+            # Use the devices for which the units of the plan were divided.
             divided = replace(problem, topology=own.problem.topology)
             machine = replace(own, problem=divided, known_units=None)
             weight_names = problem.graph.weight_names
@@ -183,7 +183,7 @@ def _hold(tiers: Tiers, host_bytes: int, disk_bytes: int) -> bool:
 
 
 def _nearest_devices(device_of: IntArray, moved: BoolArray) -> IntArray:
-    """Return the placement with operators `moved` to the device of the one before them on any."""
+    """Return the placement with `moved` operators on the device of the last one on a device."""
     host = int(device_of[moved].max())
     homes, before = device_of.copy(), 0
     on_devices = device_of[device_of < host]
@@ -198,7 +198,7 @@ def _nearest_devices(device_of: IntArray, moved: BoolArray) -> IntArray:
 
 
 def most_offloaded(machine: Machine) -> tuple[TieredPlan, PlacedStep] | None:
-    """Return the plan with all in tiers that can lie there, None where that does not fit either."""
+    """Return the plan with everything offloaded that can be, or None if it does not fit either."""
     try:
         least = least_on_devices(machine)
     except InfeasibleError:

@@ -1,10 +1,10 @@
-"""Which modules of a model that the devices do not hold run with tensors in a tier, and how.
+"""Choose the modules to offload when a model does not fit the devices, and plan their execution.
 
-A module is *streamed*, its weights copied to a device for as long as it runs, or runs on the host;
-so is its cache, where that lies in a tier. A tier is no device to a mode: what is offloaded is
-chosen first, least time a byte first and no more than must be (what still fits comes back), caches
-where weights do not make room, then the mode places all on the devices, and what runs on the host
-goes there.
+A module is either *streamed*, with its weights copied to a device while it runs, or run on the
+host; an offloaded cache is streamed too. Modes do not see tiers as devices. First the units to
+offload are chosen by least time per byte, and no more than necessary (units that still fit are put
+back); caches follow if weights are not enough. Then the mode places everything on the devices, and
+modules that run on the host are moved there.
 """
 
 from bisect import bisect_left
@@ -45,11 +45,11 @@ __all__ = [
 ]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
-"""Of what is offloaded, the shares that are tried to be streamed."""
+"""Shares of the offloaded bytes to try streaming."""
 _STEPS = 9
-"""Amounts that are tried to be offloaded where a mode needs more than filling devices does."""
+"""Number of amounts tried if a mode needs more offloading than plain filling."""
 _TRIES = 12
-"""Halvings of what is offloaded until no less of it fits."""
+"""Most bisection steps for the least amount to offload."""
 
 Place = Callable[[Problem], Assignment]
 
@@ -59,69 +59,69 @@ class Offloaded:
     """A plan for devices and tiers."""
 
     problem: Problem
-    """Of the devices, and after them the host if any module runs there. Streamed weights count
-    nothing in it."""
+    """The problem on the devices, followed by the host if any module runs there. Streamed weights
+    take no memory in it."""
     assignment: Assignment
     evaluation: Evaluation
     units: tuple[Unit, ...]
     ways: IntArray
     """`RESIDENT`, `STREAMED` or `HOSTED` for each unit."""
     on_disk: BoolArray
-    """Whether what of each unit is streamed lies on the disk."""
+    """Whether the streamed tensors of each unit are on the disk."""
     copies: tuple[Copy, ...]
     copied: tuple[str, ...]
-    """The modules that the copies number as units."""
+    """The modules indexed by `Copy.unit`."""
     waited_s: float
-    """By how much copies make the latency longer."""
+    """Latency added by copies."""
     hosted_bytes: int
-    """What the host needs for the modules that run there."""
+    """Host memory needed by the modules that run there."""
     devices: tuple[DeviceSpec, ...]
-    """Those beside the tiers."""
+    """The devices, without the host."""
     tier_bytes: IntArray
-    """Of each unit, what lies in a tier beside what the host needs for modules that run there."""
+    """Bytes of each unit in a tier, apart from `hosted_bytes`."""
     cache_bytes: IntArray
-    """The part of that which is a cache."""
+    """The part of `tier_bytes` for caches."""
     pushes: tuple[Push, ...] = ()
     passing_bytes: int = 0
-    """Room in the host's memory through which passes what is read from the disk."""
+    """Host buffer for data read from the disk."""
     machine: Machine | None = None
-    """What was planned on; None of a training step."""
+    """The machine of the plan; None for a training step."""
     frozen_bytes: int = 0
-    """Of a training step's weights that lie in the host's memory, those that nothing updates."""
+    """Weights of a training step in host memory that are not updated."""
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training step, whose units are weights with their states."""
+        """Whether this is a training step, whose units are weights with their optimizer state."""
         return bool(self.problem.graph.is_update.any())
 
     def stored_bytes(self, *, disk: bool = False) -> int:
-        """Return the bytes of what is streamed in the host's memory, or on the disk."""
+        """Return the bytes of streamed tensors in host memory, or on the disk."""
         return int(self.tier_bytes[self.on_disk == disk].sum())
 
     @property
     def gathered_bytes(self) -> int:
-        """Return the bytes of weights that are copied to devices for a training step."""
+        """Bytes of weights copied to devices for a training step."""
         return sum(copy.size_bytes for copy in self.copies if copy.pool == WEIGHT_POOL)
 
     @property
     def beside_bytes(self) -> int:
-        """Bytes of the host's memory that are taken beside what its own modules need."""
+        """Host memory in use apart from `hosted_bytes`."""
         return self.stored_bytes() + self.passing_bytes
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes that are copied to devices for one input."""
+        """Bytes copied to devices for one input."""
         to_devices = sum(push.size_bytes for push in self.pushes if not push.to_host)
         return to_devices + sum(copy.size_bytes for copy in self.copies)
 
 
 def offload(machine: Machine, place: Place, *, everything: bool = False) -> Offloaded:
-    """Return a plan for a model that the devices of a machine do not hold; `place` is the mode.
+    """Return a plan for a model that does not fit the devices; `place` is the mode.
 
-    With `everything` all lies in tiers that can, else no more than must.
+    As little as necessary is offloaded, or with `everything` as much as possible.
 
     Raises:
-        InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
+        InfeasibleError: if the tiers are full, or the devices cannot hold the remainder.
 
     """
     options = machine.options
@@ -145,7 +145,7 @@ def offload(machine: Machine, place: Place, *, everything: bool = False) -> Offl
 
 
 def _cache_order(machine: Machine) -> list[int]:
-    """Return the units that have a cache, in the order in which those go to a tier."""
+    """Return the units with a cache, in the order in which caches are offloaded."""
     return [unit for unit in stream_order(machine) if machine.units[unit].cache_bytes]
 
 
@@ -156,7 +156,7 @@ def _with_caches(machine: Machine, units: Sequence[int]) -> Machine:
 
 
 def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
-    """Return of how few units the cache must go, all weights streamed; None if all do not help."""
+    """Return the fewest caches to offload with all weights streamed; None if all are not enough."""
 
     def fits(count: int) -> bool:
         most = _with_caches(machine, caches[:count])
@@ -168,29 +168,29 @@ def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
 
 
 def _offloaded(machine: Machine, place: Place) -> Offloaded:
-    """Return a plan with the caches that lie in tiers given.
+    """Return a plan for given offloaded caches.
 
     Raises:
-        InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
+        InfeasibleError: if the tiers are full, or the devices cannot hold the remainder.
 
     """
     options = machine.options
     shares = _SHARES if machine.computes and options.stream else (float(options.stream),)
-    found: list[_Least] = []
+    candidates: list[_Least] = []
     refused: InfeasibleError | None = None
     for share in shares:
         try:
-            found.append(_least_offloaded(machine, share))
+            candidates.append(_least_offloaded(machine, share))
         except InfeasibleError as error:
             refused = refused or error
-    if not found:
+    if not candidates:
         assert refused is not None
         raise refused
-    return _placed(machine, min(found, key=lambda least: least[:3]), place)
+    return _placed(machine, min(candidates, key=lambda least: least[:3]), place)
 
 
 class LeastOnDevices(NamedTuple):
-    """A plain placement with all in tiers that can lie there."""
+    """A plain placement with everything offloaded that can be."""
 
     machine: Machine
     ways: IntArray
@@ -199,10 +199,10 @@ class LeastOnDevices(NamedTuple):
 
 
 def least_on_devices(machine: Machine) -> LeastOnDevices:
-    """Return a plain placement with all in tiers that can lie there.
+    """Return a plain placement with everything offloaded that can be.
 
     Raises:
-        InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
+        InfeasibleError: if the tiers are full, or the devices cannot hold the remainder.
 
     """
     options = machine.options
@@ -217,27 +217,27 @@ def least_on_devices(machine: Machine) -> LeastOnDevices:
 
 
 class _Least(NamedTuple):
-    """The least that is offloaded at one share of streamed weights."""
+    """The least amount to offload at one share of streamed weights."""
 
     latency_s: float
-    """Of a plain placement."""
+    """Latency of a plain placement."""
     target_bytes: int
-    """What was asked of `ways_of`."""
+    """The target passed to `ways_of`."""
     share: float
     ways: IntArray
-    """Those of `ways_of`, less what still fitted a device."""
+    """The result of `ways_of`, with units put back that still fit a device."""
 
 
 def _placed(machine: Machine, least: _Least, place: Place) -> Offloaded:
-    """Return the plan of the mode, which may need more to be offloaded than `least`.
+    """Return the plan of the mode, which may need more offloading than `least`.
 
-    Such as `single`, or stages that are cut at modules.
+    Examples are `single`, or stages that are cut at modules.
     """
     total = int(machine.sizes.sum())
-    spread = np.linspace(least.target_bytes, total, _STEPS).astype(np.int64)
-    more = (ways_of(machine, target, least.share) for target in np.unique(spread).tolist())
+    targets = np.linspace(least.target_bytes, total, _STEPS).astype(np.int64)
+    larger_ways = (ways_of(machine, target, least.share) for target in np.unique(targets).tolist())
     refused: InfeasibleError | None = None
-    for ways in (least.ways, *more):
+    for ways in (least.ways, *larger_ways):
         try:
             return finished(machine, ways, place)
         except InfeasibleError as error:
@@ -247,10 +247,10 @@ def _placed(machine: Machine, least: _Least, place: Place) -> Offloaded:
 
 
 def _least_offloaded(machine: Machine, share: float) -> _Least:
-    """Return the least to offload with a share of it streamed, by a plain placement.
+    """Return the least amount to offload by a plain placement, with a given share streamed.
 
     Raises:
-        InfeasibleError: where even with all of it offloaded nothing fits.
+        InfeasibleError: if the model does not fit even with everything offloaded.
 
     """
     total = int(machine.sizes.sum())
@@ -258,7 +258,7 @@ def _least_offloaded(machine: Machine, share: float) -> _Least:
     low, high = max(0, used_weight_bytes(machine.problem) - room), total
     resident = np.full(len(machine.units), RESIDENT, dtype=np.int64)
     device_of = place_all(*searched_problem(machine, resident)) if not low else None
-    if device_of is not None:  # caches made room enough
+    if device_of is not None:  # offloading caches was enough
         return _timed(machine, 0, share, resident, device_of)
     fitting: tuple[IntArray, IntArray, int] | None = None
     target, smallest = high, int(machine.sizes.min(initial=total))
@@ -294,9 +294,9 @@ def _timed(
 
 
 def _refilled(machine: Machine, ways: IntArray, device_of: IntArray) -> tuple[IntArray, IntArray]:
-    """Return `ways` and a plain placement with all that still fits put back on devices.
+    """Return `ways` and a plain placement after putting units back that still fit.
 
-    The last unit that is offloaded may be far larger than what was lacking.
+    The last offloaded unit may be far larger than the shortage.
     """
     too_large = {STREAMED: np.inf, HOSTED: np.inf}
     for unit in put_back_order(machine, ways):
@@ -318,42 +318,42 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
     problem, _ = searched_problem(machine, ways)
     device_of = _on_host(machine, ways, place(problem).device_of)
     on_disk = _stored(machine, ways, device_of)
-    what = costed(machine, ways, on_disk, device_of)
-    final = what.problem
+    plan_costs = costed(machine, ways, on_disk, device_of)
+    final = plan_costs.problem
     assignment = partition_by_device(final.graph, device_of)
     evaluation = with_streams(
         final,
         assignment,
-        what.copies,
-        what.streams,
-        pushes=what.pushes,
+        plan_costs.copies,
+        plan_costs.streams,
+        pushes=plan_costs.pushes,
         bound_s=bound_s(machine),
         least_load_s=least_load_s(machine),
     )
-    without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
-    found = Offloaded(
+    latency_without_copies_s, _ = schedule(final.costs, device_of, schedule_log(final.costs))
+    offloaded = Offloaded(
         final,
         assignment,
         evaluation,
         machine.units,
         ways,
         on_disk,
-        tuple(what.copies),
-        tuple(what.parts),
-        evaluation.latency_s - float(without),
+        tuple(plan_costs.copies),
+        tuple(plan_costs.parts),
+        evaluation.latency_s - float(latency_without_copies_s),
         _host_bytes(machine, device_of),
         machine.problem.topology.devices,
         machine.tier_sizes(ways),
         np.where(ways == HOSTED, 0, machine.cache_sizes),
-        tuple(what.pushes),
+        tuple(plan_costs.pushes),
         most_buffer(machine, ways) if on_disk.any() else 0,
         machine,
     )
-    return replace(found, evaluation=less_stored(evaluation, found))
+    return replace(offloaded, evaluation=less_stored(evaluation, offloaded))
 
 
 def less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
-    """Return the costs in which the host, where it computes, has no room that is taken."""
+    """Return the evaluation with offloading buffers reserved on the host, if it computes."""
     stored = found.beside_bytes
     rows = list(evaluation.devices)
     for use in rows[len(found.devices) :]:
@@ -371,44 +371,44 @@ def _on_host(machine: Machine, ways: IntArray, device_of: IntArray) -> IntArray:
 
 
 def _host_bytes(machine: Machine, device_of: IntArray) -> int:
-    """Return what the host holds for modules that run there."""
+    """Return the host memory needed by the modules that run there."""
     host = machine.problem.topology.n_devices
     change = np.empty(len(device_of) + 1, dtype=np.int64)
     return int(peak_on_device(machine.problem.memory, device_of, host, change))
 
 
 def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
-    """Return of which units what is streamed lies on the disk: the last, where the host is full.
+    """Return the units whose streamed tensors are on the disk: the last ones, if the host is full.
 
     Raises:
-        InfeasibleError: where the disk is full too, or there is none.
+        InfeasibleError: if the disk is full too, or there is none.
 
     """
     host, disk = machine.tiers.host, machine.tiers.disk
     on_disk = np.zeros(len(machine.units), dtype=np.bool_)
-    left = host.memory_bytes - _host_bytes(machine, device_of)
-    kept = disk.memory_bytes if disk else 0
+    spare = host.memory_bytes - _host_bytes(machine, device_of)
+    disk_left = disk.memory_bytes if disk else 0
     sizes = machine.tier_sizes(ways)
     needed = int(sizes.sum() + machine.sizes[ways == HOSTED].sum())
-    if disk and int(sizes.sum()) > left >= 0:
-        passing = most_buffer(machine, ways)  # what is read from the disk passes through
-        if passing > left:
+    if disk and int(sizes.sum()) > spare >= 0:
+        passing = most_buffer(machine, ways)  # buffer for data read from the disk
+        if passing > spare:
             raise InfeasibleError(
                 f"blocks that come from {disk.name} pass through {show_bytes(passing)} of"
-                f" {host.name}, which has {show_bytes(host.memory_bytes)}, {show_bytes(left)} of"
+                f" {host.name}, which has {show_bytes(host.memory_bytes)}, {show_bytes(spare)} of"
                 " it free; give more host memory",
-                needed_bytes=host.memory_bytes - left + passing,
+                needed_bytes=host.memory_bytes - spare + passing,
                 available_bytes=host.memory_bytes,
             )
-        left -= passing
+        spare -= passing
     for unit in np.flatnonzero(sizes).tolist():
         size = int(sizes[unit])
-        if size <= left:
-            left -= size
+        if size <= spare:
+            spare -= size
             continue
         on_disk[unit] = True
-        kept -= size
-    if left < 0 or kept < 0:
+        disk_left -= size
+    if spare < 0 or disk_left < 0:
         names = [f"{tier.name} {show_bytes(tier.memory_bytes)}" for tier in (host, disk) if tier]
         raise InfeasibleError(
             f"{'caches' if (ways == RESIDENT).all() else 'weights'} of {show_bytes(needed)} must"
@@ -422,20 +422,20 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
 
 
 def _does_not_fit(machine: Machine) -> InfeasibleError:
-    """Return the error where not even weights that lie elsewhere make room."""
+    """Return the error if offloading all weights is not enough."""
     n = machine.problem.graph.n_ops
     bare, capacity = searched_problem(
         machine, np.full(len(machine.units), STREAMED, dtype=np.int64)
     )
-    everywhere = np.zeros(n, dtype=np.int64)
-    held = peak_on_device(bare.memory, everywhere, 0, np.empty(n + 1, dtype=np.int64))
+    one_device = np.zeros(n, dtype=np.int64)
+    needed_bytes = peak_on_device(bare.memory, one_device, 0, np.empty(n + 1, dtype=np.int64))
     return InfeasibleError(
         "with all weights that can be in tiers, "
         + ("caches too, " if machine.cached is not None else "")
-        + f"tensors of {show_bytes(int(held))} and room"
+        + f"tensors of {show_bytes(int(needed_bytes))} and room"
         f" for copies of {show_bytes(most_buffer(machine, np.full(len(machine.units), STREAMED)))}"
         f" do not fit the devices' {show_bytes(sum(capacity))}; take larger devices, a smaller"
         " batch or a shorter context",
-        needed_bytes=int(held),
+        needed_bytes=int(needed_bytes),
         available_bytes=sum(capacity),
     )

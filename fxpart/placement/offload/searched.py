@@ -1,4 +1,4 @@
-"""What a mode is given to place, where some of a model lies in tiers."""
+"""The problem given to a mode when part of a model is offloaded."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,32 +15,32 @@ __all__ = ["hosted_ops", "most_buffer", "searched_problem"]
 
 
 def searched_problem(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
-    """Return what a mode places, and what each device has for it.
+    """Return the problem for the mode, and the memory of each device.
 
-    Offloaded weights count nothing, nor does the cache of modules on the host.
+    Offloaded weights, and the caches of modules on the host, take no memory in it.
     """
     graph, base = machine.problem.graph, machine.problem
-    gone, hosted = _in_tiers(machine, ways), hosted_ops(machine, ways)
+    is_offloaded, hosted = _in_tiers(machine, ways), hosted_ops(machine, ways)
     read_elsewhere = np.zeros(graph.n_values, dtype=np.bool_)
     read_elsewhere[graph.reads[~hosted[graph.readers]]] = True
     inputs = (graph.value_producer < 0) & ~read_elsewhere
     inputs[machine.tier_caches(ways)] = True
     bare = replace(
         graph,
-        weight_bytes=np.where(gone, 0, graph.weight_bytes),
+        weight_bytes=np.where(is_offloaded, 0, graph.weight_bytes),
         value_alloc_bytes=np.where(inputs, 0, graph.value_alloc_bytes),
     )
-    room = most_buffer(machine, ways)
-    topology = with_less(base.topology, room)
+    buffer = most_buffer(machine, ways)
+    topology = with_less(base.topology, buffer)
     costs = base.costs._replace(op_time_s=_times_with_waits(machine, ways, hosted))
     problem = replace(base, graph=bare, topology=topology, costs=costs, memory=memory_tables(bare))
     return problem, topology.memory_bytes.tolist()
 
 
 def _times_with_waits(machine: Machine, ways: IntArray, hosted: BoolArray) -> FloatArray:
-    """Return the times of operators on the devices, shape (n, D); of `hosted` ones on the host.
+    """Return the times of operators on the devices, or on the host for `hosted` ones. Shape (n, D).
 
-    The time that a copy is waited for is in that of the first operator which needs it.
+    Stalls for a copy are added to the first operator that needs it.
     """
     times = machine.problem.costs.op_time_s.copy()
     if hosted.any():
@@ -59,7 +59,7 @@ def _times_with_waits(machine: Machine, ways: IntArray, hosted: BoolArray) -> Fl
 
 
 def most_buffer(machine: Machine, ways: IntArray) -> int:
-    """Return the room for copies that any device may need."""
+    """Return the largest copy buffer that a device may need."""
     sizes = machine.tier_sizes(ways)
     if not machine.options.overlap:
         largest = [
@@ -71,15 +71,15 @@ def most_buffer(machine: Machine, ways: IntArray) -> int:
 
 
 def _in_tiers(machine: Machine, ways: IntArray) -> BoolArray:
-    """Return which weights lie in a tier, shape (W,)."""
-    gone = np.zeros(len(machine.problem.graph.weight_names), dtype=np.bool_)
+    """Return which weights are offloaded, shape (W,)."""
+    is_offloaded = np.zeros(len(machine.problem.graph.weight_names), dtype=np.bool_)
     for unit in np.flatnonzero(ways != RESIDENT).tolist():
-        gone[machine.units[unit].weights] = True
-    return gone
+        is_offloaded[machine.units[unit].weights] = True
+    return is_offloaded
 
 
 def hosted_ops(machine: Machine, ways: IntArray) -> BoolArray:
-    """Return which operators run on the host: those of hosted units."""
+    """Return which operators run on the host."""
     hosted = np.zeros(machine.problem.graph.n_ops, dtype=np.bool_)
     for unit in np.flatnonzero(ways == HOSTED).tolist():
         hosted[machine.units[unit].ops] = True

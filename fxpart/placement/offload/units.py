@@ -1,4 +1,4 @@
-"""`Unit`: what of a model is offloaded at once, and what of its caches is copied."""
+"""`Unit`: the part of a model that is offloaded as a whole, and its cache traffic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 RESIDENT, STREAMED, HOSTED = 0, 1, 2
-"""What becomes of a unit: its weights stay on a device, are copied there, or used on the host."""
+"""State of a unit: weights resident on a device, streamed to it, or used on the host."""
 
 _DEPTHS = 3
-"""Times that a unit is divided into the modules in it, at most."""
+"""Most times that a unit is divided into its submodules."""
 
 
 def _none() -> IntArray:
@@ -33,29 +33,28 @@ def _none() -> IntArray:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Unit:
-    """What is offloaded at once: a block of the model, or a module beside the blocks.
+    """A part of the model that is offloaded as a whole: a block, or a module outside of blocks.
 
-    An operator that must stay with another is of that one's unit.
+    Operators that must stay together are in one unit.
     """
 
     path: str
     weights: IntArray
-    """Storages that no operator outside uses."""
+    """Weight storages used by no operator outside."""
     ops: IntArray
-    """All operators of the module, whole groups of them."""
+    """All operators of the module, in whole groups."""
     weight_bytes: int
     largest_bytes: int
-    """Weights of the largest module in it that holds some itself."""
+    """Largest total of weights directly held by a module inside."""
     caches: IntArray = field(default_factory=_none)
-    """Inputs that are kept from one token to the next, which no operator outside reads."""
+    """Inputs cached from one token to the next, read by no operator outside."""
     cache_bytes: int = 0
 
 
 def weight_uses(graph: OpGraph) -> tuple[IntArray, IntArray]:
-    """Return the operators that compute with weights, and those weights, by way of views too.
+    """Return the operators that compute with weights, directly or through views, and those weights.
 
-    A product reads the transposed view of a weight, which may be made by an operator before it; so
-    does its backward.
+    A product and its backward may read a transposed view of a weight made by an earlier operator.
     """
     computes = ~graph.is_update[graph.users]
     users, weights = graph.users[computes], graph.uses[computes]
@@ -76,9 +75,9 @@ def weight_uses(graph: OpGraph) -> tuple[IntArray, IntArray]:
 
 
 def units_of(graph: OpGraph, most_bytes: int) -> tuple[Unit, ...]:
-    """Return what may be offloaded, in graph order.
+    """Return the units of a graph, in graph order.
 
-    Blocks of more than `most_bytes` are divided. Weights that several units share stay resident.
+    Blocks larger than `most_bytes` are divided. Weights shared by several units are in none.
     """
     path_of = [block_of(module) or module for module in graph.modules]
     for _ in range(_DEPTHS):
@@ -108,43 +107,45 @@ def _units(graph: OpGraph, path_of: Sequence[str]) -> tuple[Unit, ...]:
     for path, index in number.items():
         weights = np.flatnonzero(unit_of == index).astype(np.int64)
         if len(weights):
-            of_module: dict[str, int] = {}
+            module_bytes: dict[str, int] = {}
             for weight in weights.tolist():
                 module = owner(graph.weight_names[weight])
-                of_module[module] = of_module.get(module, 0) + int(graph.weight_bytes[weight])
-            size, ops = sum(of_module.values()), np.flatnonzero(unit_of_op == index)
+                module_bytes[module] = module_bytes.get(module, 0) + int(graph.weight_bytes[weight])
+            size, ops = sum(module_bytes.values()), np.flatnonzero(unit_of_op == index)
             caches = np.flatnonzero(cache_of == index).astype(np.int64)
-            cached = int(graph.value_alloc_bytes[caches].sum())
-            units.append(Unit(path, weights, ops, size, max(of_module.values()), caches, cached))
+            cached_bytes = int(graph.value_alloc_bytes[caches].sum())
+            units.append(
+                Unit(path, weights, ops, size, max(module_bytes.values()), caches, cached_bytes)
+            )
     return tuple(sorted(units, key=lambda unit: int(unit.ops[0])))
 
 
 def _only_user(storages: int, uses: IntArray, units: IntArray) -> IntArray:
-    """Return the one unit that uses each storage, -1 for those of none or several."""
-    least = np.full(storages, np.iinfo(np.int64).max)
-    most = np.full(storages, -1, dtype=np.int64)
-    np.minimum.at(least, uses, units)
-    np.maximum.at(most, uses, units)
-    only: IntArray = np.where(least == most, most, -1)
+    """Return the only unit that uses each storage, -1 for none or several."""
+    lowest = np.full(storages, np.iinfo(np.int64).max)
+    highest = np.full(storages, -1, dtype=np.int64)
+    np.minimum.at(lowest, uses, units)
+    np.maximum.at(highest, uses, units)
+    only: IntArray = np.where(lowest == highest, highest, -1)
     return only
 
 
 class CacheWrites(NamedTuple):
-    """What an input writes to its caches, by value; 0 and -1 for what is no cache. Shape (V,)."""
+    """Writes of an input to its caches, by value; 0 and -1 for other values. Shape (V,)."""
 
     written_bytes: IntArray
-    """What lies in a tier must be copied back there."""
+    """Bytes written, which must be copied back to a tier."""
     copied_bytes: IntArray
-    """What is read of what was there before."""
+    """Bytes read of the previous content."""
     last_op: IntArray
-    """The last operator that writes to it."""
+    """The last operator that writes to the cache."""
 
 
 def cache_writes(graph: OpGraph) -> CacheWrites:
-    """Return what is written to each cache by operators that update it in place.
+    """Return the writes to each cache by operators that update it in place.
 
-    A cache that is written before anything reads it, as attention's is, is copied without the
-    places that are written.
+    A cache that is written before it is read, like that of attention, is copied without the
+    overwritten part.
     """
     root = storage_roots(graph)
     is_cache = graph.value_is_cache

@@ -1,9 +1,9 @@
-"""Optimizer states in the host's memory, where weights are then updated, as ZeRO-Offload does.
+"""Offloading of optimizer state and weight updates to the host, as in ZeRO-Offload.
 
-The gradients of a block are pushed to the host while the backward goes on, and a device has room
-for those of two blocks. The host then updates its own copy of the weights, in the order of the
-step's updates, and each block's is pushed back when it is done. What blocks save may go to the host
-too, and so may the weights themselves, which are then copied to a device block by block.
+The gradients of a block are pushed to the host while the backward continues; a device can buffer
+those of two blocks. The host updates its own copy of the weights, in the order of the step's
+updates, and each block is pushed back when done. Saved activations may be offloaded too, and so may
+the weights themselves, which are then copied to a device block by block.
 """
 
 from bisect import bisect_left
@@ -37,14 +37,14 @@ __all__ = ["offload_updates"]
 
 
 def offload_updates(machine: Machine, place: Place) -> Offloaded:
-    """Return a plan of a training step whose states lie in the host's memory: as few as must.
+    """Return a plan of a training step with as little optimizer state on the host as possible.
 
-    Those of the last blocks go first: their gradients are there first. Saved activations follow
-    where states do not make room.
+    The state of the last blocks is offloaded first, as their gradients are available first. Saved
+    activations follow if state is not enough.
 
     Raises:
-        InfeasibleError: when the host has no room for them, or the devices none for the rest.
-        SpecError: when states may go to a host of which no times are known.
+        InfeasibleError: if the host has too little memory for them, or the devices for the rest.
+        SpecError: if state may be offloaded to a host without known operator times.
 
     """
     graph, options = machine.problem.graph, machine.options
@@ -56,35 +56,35 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
             f" has no {missing}; add that, or use offload.optimizer=none"
         )
     units = _with_frozen(graph, _update_units(graph))
-    # Weights that lie on the host are updated there.
+    # Weights on the host are updated there.
     weights = "none" if options.optimizer == "none" else options.weights
     refused: list[InfeasibleError] = []
     for gathers, saves in product(_tried(weights), _tried(options.activations)):
-        # A mode may need more than filling devices does.
+        # A mode may need more offloading than plain filling of devices.
         least, most = _least_count(machine, units, saves=saves, gathers=gathers)
         for count in sorted({least, (least + most) // 2, most}):
             try:
                 return _finished(machine, HostedStep(graph, units, count, saves, gathers), place)
             except InfeasibleError as error:
                 refused.append(error)
-    # With least on the host, and not with all of it: so much more it must have.
+    # Report the host's smallest shortage, which is with the least on the host.
     of_host = [error for error in refused if isinstance(error, _FullHostError)]
     raise min(of_host, key=lambda error: error.needed_bytes or 0) if of_host else refused[-1]
 
 
 class _FullHostError(InfeasibleError):
-    """The host has no room for what the devices have none for."""
+    """The host has too little memory for what the devices cannot hold."""
 
 
 def _tried(amount: str) -> tuple[bool, ...]:
-    """Return whether something is put on the host, in the order in which that is tried."""
+    """Return whether to offload, as the values to try in order."""
     return {"none": (False,), "all": (True,)}.get(amount, (False, True))
 
 
 def _least_count(
     machine: Machine, units: tuple[Unit, ...], *, saves: bool, gathers: bool
 ) -> tuple[int, int]:
-    """Return how few units must be updated on the host, and how many may be."""
+    """Return the smallest and largest number of units that may be updated on the host."""
 
     def fits(count: int) -> bool:
         searched = searched_step(machine, HostedStep(machine.problem.graph, units, count, saves))
@@ -99,7 +99,7 @@ def _least_count(
 
 
 def _update_units(graph: OpGraph) -> tuple[Unit, ...]:
-    """Return the blocks whose weights are updated, that of the first gradient first."""
+    """Return the blocks with updated weights, in the order of their first gradient."""
     ops: dict[str, list[int]] = defaultdict(list)
     for op in np.flatnonzero(graph.is_update).tolist():
         ops[block_of(graph.modules[op]) or graph.modules[op]].append(op)
@@ -110,18 +110,18 @@ def _update_units(graph: OpGraph) -> tuple[Unit, ...]:
     first: dict[int, int] = {}
     for weight, op in zip(graph.gradient_weights.tolist(), maker.tolist(), strict=True):
         first[weight] = min(op, first.get(weight, op))
-    made, units = {}, []
+    first_gradient, units = {}, []
     for path, updates in ops.items():
         weights = np.unique(np.concatenate([graph.uses_of(op) for op in updates]))
         largest = int(sizes[weights].max())
         unit = Unit(path, weights, np.array(updates), int(sizes[weights].sum()), largest)
-        made[path] = min(first[weight] for weight in weights.tolist())
+        first_gradient[path] = min(first[weight] for weight in weights.tolist())
         units.append(unit)
-    return tuple(sorted(units, key=lambda unit: made[unit.path]))
+    return tuple(sorted(units, key=lambda unit: first_gradient[unit.path]))
 
 
 def _with_frozen(graph: OpGraph, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """Return the units, and after them what has no updates: blocks that save, frozen weights."""
+    """Return the units, followed by those without updates: saving blocks and frozen weights."""
     known, none = {unit.path for unit in units}, np.zeros(0, dtype=np.int64)
     blocks = saved_values(graph, np.zeros(graph.n_ops, dtype=np.int64))
     users, _ = weight_uses(graph)
@@ -134,7 +134,7 @@ def _with_frozen(graph: OpGraph, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 def _placed(
     machine: Machine, step: HostedStep, place: Place
 ) -> tuple[Problem, IntArray, Sequence[Saved]]:
-    """Return the devices and the host, the mode's placement, and what its blocks save there."""
+    """Return the problem with the host, the mode's placement, and its saved activations."""
     searched = searched_step(machine, step)
     if place_all(searched, searched.topology.memory_bytes.tolist()) is None:
         raise _does_not_fit(searched, step)
@@ -158,9 +158,9 @@ def _finished(machine: Machine, step: HostedStep, place: Place) -> Offloaded:
     final, device_of, blocks = _placed(machine, step, place)
     graph = final.graph
     change = np.empty(graph.n_ops + 1, dtype=np.int64)
-    held = int(peak_on_device(final.memory, device_of, n_devices, change))
+    hosted_bytes = int(peak_on_device(final.memory, device_of, n_devices, change))
     saved = _saved_bytes(step.units, blocks)
-    _check_host(machine.tiers, held + int(step.frozen_bytes.sum()), int(saved.sum()))
+    _check_host(machine.tiers, hosted_bytes + int(step.frozen_bytes.sum()), int(saved.sum()))
     sources = _sources(machine, step, int(saved.sum()))
     pushes = _pushes(step, device_of, sources)
     copies, saves = moved(blocks, sources[-1])
@@ -181,7 +181,7 @@ def _finished(machine: Machine, step: HostedStep, place: Place) -> Offloaded:
         bound_s=lower_bound_s(final),
         least_load_s=load_bound_s(final),
     )
-    without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
+    latency_without_copies_s, _ = schedule(final.costs, device_of, schedule_log(final.costs))
     ways = np.full(len(step.units), RESIDENT, dtype=np.int64)
     ways[: step.count] = HOSTED
     offloaded = Offloaded(
@@ -193,8 +193,8 @@ def _finished(machine: Machine, step: HostedStep, place: Place) -> Offloaded:
         np.zeros(len(step.units), dtype=np.bool_),
         tuple(copies),
         copied,
-        evaluation.latency_s - float(without),
-        held,
+        evaluation.latency_s - float(latency_without_copies_s),
+        hosted_bytes,
         machine.problem.topology.devices,
         saved + step.frozen_bytes,
         np.zeros_like(saved),
@@ -205,39 +205,39 @@ def _finished(machine: Machine, step: HostedStep, place: Place) -> Offloaded:
 
 
 def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
-    """Refuse states and saved activations that the host has no room for."""
+    """Refuse states and saved activations that exceed the host's memory."""
     host, disk = tiers.host, tiers.disk
-    stored = held_bytes + saved_bytes
-    if stored > host.memory_bytes:
+    total = held_bytes + saved_bytes
+    if total > host.memory_bytes:
         raise _FullHostError(
             f"optimizer states, with their weights and gradients {show_bytes(held_bytes)}, and"
             f" activations of {show_bytes(saved_bytes)} do not fit {host.name}, which has"
             f" {show_bytes(host.memory_bytes)}"
             + (f", and nothing of a training step goes to {disk.name}" if disk else "")
             + "; give more host memory or more devices",
-            needed_bytes=stored,
+            needed_bytes=total,
             available_bytes=host.memory_bytes,
         )
 
 
 def _does_not_fit(searched: Problem, step: HostedStep) -> InfeasibleError:
     n, available = searched.graph.n_ops, int(searched.topology.memory_bytes.sum())
-    everywhere, change = np.zeros(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
-    held = int(peak_on_device(searched.memory, everywhere, 0, change))
-    gone = f"states of {step.count} modules" + (" and saved activations" if step.saves else "")
-    gone += " and weights" if step.gathers else ""
+    one_device, change = np.zeros(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
+    used = int(peak_on_device(searched.memory, one_device, 0, change))
+    offloaded = f"states of {step.count} modules" + (" and saved activations" if step.saves else "")
+    offloaded += " and weights" if step.gathers else ""
     return InfeasibleError(
-        f"with {gone} on the host, tensors of {show_bytes(held)} do not fit the devices'"
+        f"with {offloaded} on the host, tensors of {show_bytes(used)} do not fit the devices'"
         f" {show_bytes(available)}"
         + (" beside room for what two blocks save" if step.saves else "")
         + "; take larger devices, a smaller batch, or checkpointing=block",
-        needed_bytes=held,
+        needed_bytes=used,
         available_bytes=available,
     )
 
 
 def _saved_bytes(units: Sequence[Unit], blocks: Sequence[Saved]) -> IntArray:
-    """Return what each unit's block has on the host of what it saves."""
+    """Return the bytes of each unit's saved activations on the host."""
     place = {unit.path: index for index, unit in enumerate(units)}
     sizes = np.zeros(len(units), dtype=np.int64)
     copies, _ = moved(blocks, Source())
@@ -247,14 +247,16 @@ def _saved_bytes(units: Sequence[Unit], blocks: Sequence[Saved]) -> IntArray:
 
 
 def _sources(machine: Machine, step: HostedStep, saved_bytes: int) -> list[Source]:
-    """Return where the tensors of each unit on the host lie, and at last what blocks save."""
-    held = [unit.weight_bytes if index < step.count else 0 for index, unit in enumerate(step.units)]
-    sizes = np.array([*(step.frozen_bytes + held), saved_bytes], dtype=np.int64)
+    """Return the locations of each unit's tensors on the host, then of saved activations."""
+    weight_bytes = [
+        unit.weight_bytes if index < step.count else 0 for index, unit in enumerate(step.units)
+    ]
+    sizes = np.array([*(step.frozen_bytes + weight_bytes), saved_bytes], dtype=np.int64)
     return sources_of(machine, sizes, np.zeros(len(sizes), dtype=np.bool_))
 
 
 def _pushes(step: HostedStep, device_of: IntArray, sources: Sequence[Source]) -> list[Push]:
-    """Return the gradients of each unit as they go to the host, then its weights as they return."""
+    """Return the pushes of gradients to the host, then those of updated weights back."""
     graph = step.graph
     up, down = [], []
     for index, unit in enumerate(step.hosted):
@@ -262,9 +264,9 @@ def _pushes(step: HostedStep, device_of: IntArray, sources: Sequence[Source]) ->
         waiting = (*unit.ops.tolist(), *(() if later is None else (later,)))
         makers = np.maximum(graph.value_producer[gradients], 0)
         for device in np.unique(device_of[makers]).tolist():
-            here: BoolArray = device_of[makers] == device
-            size = int(graph.value_bytes[gradients[here]].sum())
-            last = int(makers[here].max())
+            on_device: BoolArray = device_of[makers] == device
+            size = int(graph.value_bytes[gradients[on_device]].sum())
+            last = int(makers[on_device].max())
             up.append(Push(device, size, last, waiting, to_host=True, source=sources[index]))
         for device, size in _used_bytes(step, unit, step.ops, device_of).items():
             last = int(unit.ops.max())
@@ -279,10 +281,10 @@ def _by_op(pushes: Sequence[Push]) -> list[Push]:
 def _used_bytes(
     step: HostedStep, unit: Unit, hosted: IntArray, device_of: IntArray
 ) -> dict[int, int]:
-    """Return the bytes of a unit's weights that stay on each device that computes with them."""
+    """Return the bytes of a unit's weights resident on each device that computes with them."""
     graph, gathered = step.graph, step.gathered
-    stays = np.isin(graph.uses, unit.weights) & (gathered.unit_of[graph.uses] < 0)
-    users = stays & ~np.isin(graph.users, hosted)
+    is_resident = np.isin(graph.uses, unit.weights) & (gathered.unit_of[graph.uses] < 0)
+    users = is_resident & ~np.isin(graph.users, hosted)
     pairs = zip(device_of[graph.users[users]].tolist(), graph.uses[users].tolist(), strict=True)
     sizes: dict[int, int] = defaultdict(int)
     for device, weight in sorted(set(pairs)):

@@ -1,4 +1,4 @@
-"""What becomes of each unit where so many bytes must be offloaded: least time a byte first."""
+"""Choose the units to offload for a number of bytes, by least time per byte."""
 
 import numpy as np
 
@@ -10,35 +10,37 @@ from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
 __all__ = ["put_back_order", "stream_order", "ways_of"]
 
 _HOST_SHARE = 0.9
-"""Of the host's memory, the most for weights that are used there; the rest is for what is passed
-through it, for caches and for tensors."""
+"""Largest share of host memory for weights used there; the rest is for buffers, caches and
+tensors."""
 _FREE = 0.1
-"""Share of the time of a copy below which a unit goes to the host first, such as an embedding."""
+"""Units whose extra time on the host is below this share of their copy time are hosted first, such
+as embeddings."""
 
 
 def ways_of(machine: Machine, target_bytes: int, share: float) -> IntArray:
-    """Return what becomes of each unit where so many bytes are offloaded, so far as there are.
+    """Return the state of each unit if at least `target_bytes` are offloaded, as far as possible.
 
-    Of what does not go to the host for nothing, `share` is streamed, or more where the host has no
-    room for the rest: some of each stretch, so that copies run while the host computes.
+    Units that are nearly free on the host go there. Of the others, `share` is streamed, or more if
+    the host lacks memory; streamed units are interleaved with hosted ones, so that copies run while
+    the host computes.
     """
     ways = np.full(len(machine.units), RESIDENT, dtype=np.int64)
-    left = target_bytes
+    remaining_bytes = target_bytes
     room = _HOST_SHARE * machine.tiers.host.memory_bytes if machine.options.stream else np.inf
     if machine.computes:
-        cheap = machine.host_s - machine.device_s < _FREE * machine.copy_s
-        for unit in (i for i in _host_order(machine) if cheap[i] and not machine.is_small[i]):
+        is_cheap = machine.host_s - machine.device_s < _FREE * machine.copy_s
+        for unit in (i for i in _host_order(machine) if is_cheap[i] and not machine.is_small[i]):
             size = int(machine.sizes[unit])
-            if left > 0 and size <= room:
+            if remaining_bytes > 0 and size <= room:
                 ways[unit] = HOSTED
-                left -= size
+                remaining_bytes -= size
                 room -= size
-    share = max(share, 1.0 - room / left) if left > 0 else share
+    share = max(share, 1.0 - room / remaining_bytes) if remaining_bytes > 0 else share
     order = stream_order(machine) if share >= 1 else _host_order(machine)
     streamed, total = 0, 0
     for unit in order:
         size = int(machine.sizes[unit])
-        if ways[unit] != RESIDENT or total >= left:
+        if ways[unit] != RESIDENT or total >= remaining_bytes:
             continue
         total += size
         ways[unit] = HOSTED
@@ -49,9 +51,9 @@ def ways_of(machine: Machine, target_bytes: int, share: float) -> IntArray:
 
 
 def put_back_order(machine: Machine, ways: IntArray) -> list[int]:
-    """Return the offloaded units in the order in which they return: the most time saved first.
+    """Return the offloaded units in the order of putting them back, most time saved first.
 
-    Of those that save as much, the last that was offloaded, so that streamed ones stay spread.
+    Ties go to the last offloaded unit, which keeps streamed ones evenly spread.
     """
     hosted = ways == HOSTED
     saved_s = np.where(hosted, machine.host_s - machine.device_s, machine.copy_s).tolist()
@@ -61,7 +63,7 @@ def put_back_order(machine: Machine, ways: IntArray) -> list[int]:
 
 
 def stream_order(machine: Machine) -> list[int]:
-    """Units in the order in which they are streamed: blocks far apart, others last.
+    """Return the units in streaming order: blocks far apart first, others last.
 
     Without overlap the last blocks come first, as accelerate fills devices in order.
     """
@@ -74,14 +76,14 @@ def stream_order(machine: Machine) -> list[int]:
     others.sort(key=lambda i: bool(machine.is_small[i]))
     if not machine.options.overlap:
         return [*reversed(blocks), *reversed(others)]
-    # Van der Corput's sequence: any beginning of it is spread evenly.
+    # Van der Corput's sequence, of which any prefix is evenly spread.
     bits = max(1, (len(blocks) - 1).bit_length())
     spread = sorted(range(len(blocks)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
     return [*(blocks[i] for i in spread), *others]
 
 
 def _host_order(machine: Machine) -> list[int]:
-    """Units in the order in which they go to the host: least time a byte first."""
+    """Return the units in the order of moving them to the host, least time per byte first."""
     more_s = np.maximum(machine.host_s - machine.device_s, 0.0) / np.maximum(machine.sizes, 1)
     rounded = [float(f"{ratio:.1e}") for ratio in more_s.tolist()]
     return sorted(

@@ -1,1 +1,1 @@
-"""Searches of published placement problems, under their own cost model."""
+"""Searches for published placement problems, under their own cost model."""

@@ -1,4 +1,4 @@
-"""Annealing of the largest load, with the counts of pins kept up to date move by move."""
+"""Simulated annealing of the largest load, with incrementally updated pin counts."""
 
 import numpy as np
 
@@ -14,22 +14,22 @@ __all__ = ["anneal_loads"]
 def _change(  # noqa: PLR0917 - compiled: one loop, all by position
     t: LoadTables, pins: IntArray, unit: int, old: int, new: int, changed: FloatArray
 ) -> None:
-    """Set `changed` (2,) to by how much the loads of the two devices grow with a move."""
+    """Set `changed` (2,) to the change of the two devices' loads by a move."""
     changed[0], changed[1] = -t.time_s[unit, old], t.time_s[unit, new]
     for i in range(t.unit_start[unit], t.unit_start[unit + 1]):
         output = t.unit_outputs[i]
         joined = t.output_start[output + 1] - t.output_start[output]
-        before, there = pins[output, old], pins[output, new]
+        pins_old, pins_new = pins[output, old], pins[output, new]
         seconds = t.output_s[output]
         if t.pays[old]:
-            if before == joined:
+            if pins_old == joined:
                 changed[0] += seconds
-            elif before == 1:
+            elif pins_old == 1:
                 changed[0] -= seconds
         if t.pays[new]:
-            if there == 0:
+            if pins_new == 0:
                 changed[1] += seconds
-            elif there + 1 == joined:
+            elif pins_new + 1 == joined:
                 changed[1] -= seconds
 
 
@@ -64,7 +64,7 @@ def _pins(t: LoadTables, device_of: IntArray) -> IntArray:
 
 @inlined
 def _target(t: LoadTables, device_of: IntArray, unit: int, state: IntArray) -> int:
-    """Return a device to try: mostly that of a unit that an output joins with this one."""
+    """Return a device to try, usually that of a unit connected to this one."""
     devices = t.time_s.shape[1]
     degree = t.unit_start[unit + 1] - t.unit_start[unit]
     if degree == 0 or below(state, 16) == 0:
@@ -78,7 +78,7 @@ def _target(t: LoadTables, device_of: IntArray, unit: int, state: IntArray) -> i
 def _accepted(  # noqa: PLR0917 - compiled: one loop, all by position
     powers: FloatArray, old: int, new: int, at_old: float, at_new: float, most_ratio: float
 ) -> bool:
-    """Put the powers of two loads in place if the sum grows by at most `most_ratio`."""
+    """Update the powers of two loads if the sum grows by a factor of at most `most_ratio`."""
     was_old, was_new = powers[old], powers[new]
     before = powers.sum()
     powers[old], powers[new] = at_old, at_new
@@ -99,10 +99,10 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
     sharp0: float,
     sharp1: float,
 ) -> None:
-    """Change `device_of` to the best placement met.
+    """Anneal `device_of` in place to the best placement found.
 
-    The energy is the logarithm of the norm of the loads of a power that grows from `sharp0` to
-    `sharp1`, its temperature falls from `hot` to `cold`.
+    The energy is the logarithm of the p-norm of the loads, with p increasing from `sharp0` to
+    `sharp1`, and the temperature decreasing from `hot` to `cold`.
     """
     state = chance(seed)
     units, devices = t.time_s.shape
@@ -116,16 +116,16 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
     powers = np.zeros(devices)
     changed = np.zeros(2)
     changed2 = np.zeros(2)
-    # A load that rounds below 0 has no power: it counts as 0 wherever one is taken.
+    # Loads that round below 0 are clamped to 0 before taking powers.
     spans = max(1, steps // 256)
     cooled, sharper = (cold / hot) ** (1.0 / spans), (sharp1 / sharp0) ** (1.0 / spans)
-    temperature, sharp = hot / cooled, sharp0 / sharper
+    temperature, power = hot / cooled, sharp0 / sharper
     for step in range(steps):
         if step % 256 == 0:
             temperature *= cooled
-            sharp *= sharper
+            power *= sharper
             scale = loads.max()
-            powers[:] = (np.maximum(loads, 0.0) / scale) ** sharp
+            powers[:] = (np.maximum(loads, 0.0) / scale) ** power
         unit = below(state, units)
         old = device_of[unit]
         new = _target(t, device_of, unit, state)
@@ -133,10 +133,10 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
             continue
         swap = below(state, 4) == 0 or held[new] + t.size_bytes[unit] > t.room_bytes[new]
         _change(t, pins, unit, old, new, changed)
-        most_ratio = (share(state) + 1e-12) ** (-temperature * sharp)
+        most_ratio = (share(state) + 1e-12) ** (-temperature * power)
         if not swap:
-            at_old = (max(loads[old] + changed[0], 0.0) / scale) ** sharp
-            at_new = (max(loads[new] + changed[1], 0.0) / scale) ** sharp
+            at_old = (max(loads[old] + changed[0], 0.0) / scale) ** power
+            at_new = (max(loads[new] + changed[1], 0.0) / scale) ** power
             if not _accepted(powers, old, new, at_old, at_new, most_ratio):
                 continue
             _apply(t, pins, loads, held, unit, old, new, changed)
@@ -160,8 +160,8 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
             before_old, before_new = loads[old], loads[new]
             _apply(t, pins, loads, held, unit, old, new, changed)
             _change(t, pins, other, new, old, changed2)
-            at_old = (max(loads[old] + changed2[1], 0.0) / scale) ** sharp
-            at_new = (max(loads[new] + changed2[0], 0.0) / scale) ** sharp
+            at_old = (max(loads[old] + changed2[1], 0.0) / scale) ** power
+            at_new = (max(loads[new] + changed2[0], 0.0) / scale) ** power
             if not _accepted(powers, old, new, at_old, at_new, most_ratio):
                 changed[0], changed[1] = -changed[1], -changed[0]
                 _apply(t, pins, loads, held, unit, new, old, changed)

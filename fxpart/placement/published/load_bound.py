@@ -1,11 +1,12 @@
-"""A largest load that no placement beats: a configuration LP, by column generation and bisection.
+"""A lower bound of the largest load: a configuration LP by column generation and bisection.
 
-A *configuration* is what one device may hold with a load of T at most. T cannot be reached where no
-fractions of configurations, as many as there are devices of each kind, cover all units: by linear
-programming duality, where units have prices whose sum exceeds what the dearest configurations of
-all devices add to. Those are found by integer programming with HiGHS. As the cutting stock problem
-of Gilmore and Gomory, doi:10.1287/opre.9.6.849; that intermediate prices prove something too is
-Farley's bound, doi:10.1287/opre.38.5.922.
+A *configuration* is a set of units that one device can hold with a load of at most T. T is
+unreachable if no fractional combination of configurations, with as many as there are devices of
+each kind, covers all units. By linear programming duality, this is the case if there are prices of
+units whose sum exceeds the total price of the most expensive configurations of all devices. Those
+are found by integer programming with HiGHS. This resembles the cutting stock problem of Gilmore and
+Gomory, doi:10.1287/opre.9.6.849; that intermediate prices give bounds too is due to Farley,
+doi:10.1287/opre.38.5.922.
 """
 
 import time
@@ -24,38 +25,38 @@ if TYPE_CHECKING:
 __all__ = ["ConfigurationBound"]
 
 _MOST_UNITS = 400
-"""Units above which one integer program takes too long."""
+"""Number of units above which an integer program takes too long."""
 _MOST_NODES = 500
-"""Of branch and bound for one configuration; where it ends so, its bound counts."""
+"""Node limit for one configuration; if it is reached, the bound so far is used."""
 _NEAR = 1e-3
-"""Gap below which the load right below the best is tried in place of the middle."""
+"""Relative gap below which a load just below the best is tried instead of the midpoint."""
 _MET = 1e-5
-"""Gap that counts as none: the solver's tolerances add to what a configuration may take."""
+"""Relative gap that counts as closed, since solver tolerances relax configurations."""
 _ROUNDING = 1e-7
 
 
 @dataclass(eq=False, slots=True)
 class ConfigurationBound:
-    """A bound that rises step by step, the same in each process; devices as of a workload."""
+    """A deterministic bound that is improved step by step; devices are those of a workload."""
 
     search: LoadSearch
-    """The search of the same problem; what its best placements hold is known to begin with."""
+    """The search for the same problem; its best placements provide initial configurations."""
     bound_s: float
-    """Proven so far: to begin with, from work."""
+    """The bound proven so far, initially from work."""
     name: str = "work"
-    """What proves it."""
+    """Name of the proof."""
     tolerance: float = _MET
-    """Share that the best may be above it and count as proven."""
+    """Relative gap within which the best placement counts as proven."""
     _least_open_s: float = np.inf
-    """A load that fractions of known configurations reach: no higher bound can be proven."""
+    """A load reached by fractional configurations, so no higher bound can be proven."""
     _trial_s: float = 0.0
-    """The load that is being looked at; 0 between two."""
+    """The load under trial; 0 between trials."""
     _learned_s: float = np.inf
-    """The best load whose placement has been looked at."""
+    """The best load whose placement has provided configurations."""
     _patience_s: float = 0.0
-    """The least limit with which a step that was cut short is tried again."""
+    """Time limit from which a step that timed out is retried."""
     _columns: list[tuple[bool, float, FloatArray]] = field(default_factory=list)
-    """Configurations known: whether of an accelerator, load in s, units (U,) of 0 and 1."""
+    """Known configurations: (whether on an accelerator, load in s, 0/1 mask of units (U,))."""
 
     @property
     def tables(self) -> LoadTables:
@@ -64,13 +65,13 @@ class ConfigurationBound:
 
     @property
     def is_done(self) -> bool:
-        """Whether the bound is as good as it will be."""
+        """Whether the bound cannot be improved further."""
         if len(self.tables.size_bytes) > _MOST_UNITS or not self.search.elite:
             return True
         return self.bound_s >= min(self.search.best_s, self._least_open_s) * (1 - _MET)
 
     def step(self, limit_s: float) -> None:
-        """Look once for the dearest configurations, for `limit_s` each, at the load under trial."""
+        """Price configurations once, for up to `limit_s` each, at the load under trial."""
         if limit_s < self._patience_s:
             return
         best_s = self.search.best_s
@@ -102,22 +103,22 @@ class ConfigurationBound:
         elif not improved and cut_short:
             self._patience_s = 2 * limit_s
         elif not improved:
-            self._least_open_s = trial_s  # rounding, or too many nodes: nothing is proven here
+            self._least_open_s = trial_s  # rounding or the node limit prevents a proof here
 
     def _learn(self, device_of: IntArray) -> None:
-        """Take what each device holds in a placement as configurations."""
+        """Add the units of each device in a placement as configurations."""
         for device, load_s in enumerate(loads_of(self.tables, device_of).tolist()):
-            held = (device_of == device).astype(np.float64)
-            self._columns.append((bool(self.tables.pays[device]), load_s, held))
+            units = (device_of == device).astype(np.float64)
+            self._columns.append((bool(self.tables.pays[device]), load_s, units))
 
     def _prices(self, trial_s: float) -> tuple[FloatArray, float, dict[bool, float]]:
-        """Return prices of the units (U,), their sum, and the most known for a device of a kind."""
+        """Return unit prices (U,), their sum, and the highest known price per kind of device."""
         from scipy.optimize import linprog
 
         units = len(self.tables.size_bytes)
-        known = [column for column in self._columns if column[1] <= trial_s * (1 + _ROUNDING)]
-        rows = np.zeros((len(known) + 1, units + 2))
-        for row, (on_accelerator, _, held) in zip(rows, known, strict=False):
+        usable = [column for column in self._columns if column[1] <= trial_s * (1 + _ROUNDING)]
+        rows = np.zeros((len(usable) + 1, units + 2))
+        for row, (on_accelerator, _, held) in zip(rows, usable, strict=False):
             row[:units] = held
             row[units + (not on_accelerator)] = -1.0
         accelerators = int(self.tables.pays.sum())
@@ -125,14 +126,14 @@ class ConfigurationBound:
         right = np.zeros(len(rows))
         right[-1] = 1.0
         goal = np.concatenate([-np.ones(units), np.zeros(2)])
-        found = linprog(goal, A_ub=rows, b_ub=right, bounds=(0.0, 1.0), method="highs")
-        most = {True: float(found.x[units]), False: float(found.x[units + 1])}
-        return found.x[:units], float(found.x[:units].sum()), most
+        solution = linprog(goal, A_ub=rows, b_ub=right, bounds=(0.0, 1.0), method="highs")
+        most = {True: float(solution.x[units]), False: float(solution.x[units + 1])}
+        return solution.x[:units], float(solution.x[:units].sum()), most
 
     def _dearest(
         self, prices: FloatArray, trial_s: float, on_accelerator: bool, limit_s: float
     ) -> tuple[float, tuple[bool, float, FloatArray] | None]:
-        """Return an upper bound of what a device's units cost together, and the dearest found."""
+        """Return an upper bound of a configuration's price, and the most expensive one found."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         t, device = self.tables, int(np.argmax(self.tables.pays == on_accelerator))
@@ -141,7 +142,7 @@ class ConfigurationBound:
         outputs = len(t.output_s) if on_accelerator else 0
         moved = np.concatenate([t.output_s, -t.output_s])[: 2 * outputs]
         load = np.concatenate([np.where(possible, times, 0.0), moved])
-        # In units of the trial, since the solver's tolerances are absolute.
+        # Scaled by the trial load, since the solver's tolerances are absolute.
         constraints = [LinearConstraint(load[None, :] / trial_s, -np.inf, 1.0)]
         if on_accelerator:
             share = t.size_bytes / max(1, int(t.room_bytes[device]))
@@ -150,27 +151,28 @@ class ConfigurationBound:
                 LinearConstraint(share[None, :], -np.inf, 1.0),
                 LinearConstraint(_crossing(t), 0.0, np.inf),
             ]
-        most = np.ones(units + 2 * outputs)
-        most[:units] = possible
-        found = milp(
+        upper = np.ones(units + 2 * outputs)
+        upper[:units] = possible
+        solution = milp(
             -np.concatenate([prices, np.zeros(2 * outputs)]),
             constraints=constraints,
-            integrality=np.arange(len(most)) < units,
-            bounds=Bounds(0.0, most),
+            integrality=np.arange(len(upper)) < units,
+            bounds=Bounds(0.0, upper),
             options={"node_limit": _MOST_NODES, "time_limit": limit_s, "mip_rel_gap": 1e-6},
         )
-        bound = float(prices.sum()) if found.mip_dual_bound is None else -found.mip_dual_bound
-        if found.x is None:
+        bound = float(prices.sum()) if solution.mip_dual_bound is None else -solution.mip_dual_bound
+        if solution.x is None:
             return bound, None
-        held = np.round(found.x[:units])
-        return bound, (on_accelerator, float(load @ found.x), held)
+        chosen_units = np.round(solution.x[:units])
+        return bound, (on_accelerator, float(load @ solution.x), chosen_units)
 
 
 def _crossing(t: LoadTables) -> "csr_matrix":
-    """Return rows that are at least 0: an output's first end is above its units, its last below.
+    """Return constraint rows (>= 0) that bound two indicators of each output by its units.
 
-    After the units (U) come the outputs' first ends (E), 1 where any unit is held, then their last
-    ends (E), 0 where any is not. The difference is whether the output crosses the border.
+    The columns are the units (U), then indicators (E) that any unit of an output is in the
+    configuration, then indicators (E) that all are. Their difference is whether the output crosses
+    the boundary.
     """
     from scipy.sparse import coo_matrix
 

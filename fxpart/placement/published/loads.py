@@ -1,9 +1,9 @@
-"""The least largest load: stretches of a row, then annealing from coarse to fine, again and again.
+"""Minimize the largest load: stretches of a row, then repeated multilevel annealing.
 
-Each round contracts the graph at random and anneals it level by level, from coarse to fine. A
-round starts from nothing, from the best placement (only units of one device are contracted, so that
-it survives, as in the iterated multilevel scheme of Walshaw, doi:10.1007/s10732-005-5427-8), or
-from two good ones (units are contracted on whose device both agree, as in KaHyPar-E,
+Each round contracts the graph at random and anneals it level by level, from coarse to fine. A round
+starts from scratch, from the best placement (contracting only units of one device, so that it
+survives, as in the iterated multilevel scheme of Walshaw, doi:10.1007/s10732-005-5427-8), or from
+two good ones (contracting only units on whose device both agree, as in KaHyPar-E,
 doi:10.1145/3205455.3205475).
 """
 
@@ -22,19 +22,19 @@ from fxpart.placement.search.load_tables import LoadTables, loads_of
 __all__ = ["LoadSearch", "best_stretches", "fresh"]
 
 _ROW_UNITS = 4096
-"""Units up to which stretches are looked at: the time grows with their square."""
+"""Most units for which stretches are tried, since the time is quadratic."""
 _HEATS = (0.003, 0.01, 0.03)
 _COLD = 1e-4
 _BLUNT, _SHARP = 8.0, 200.0
 _COARSE = 12
-"""Clusters for each device at the coarsest."""
+"""Clusters per device at the coarsest level."""
 _STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 1000, 50_000, 400_000
 _SLOW = 3.0
-"""Times the time of the fastest device from which a start from nothing leaves one out."""
+"""Starts from scratch avoid devices slower than the fastest by more than this factor."""
 
 
 def best_stretches(tables: LoadTables, rows: Iterable[IntArray]) -> IntArray | None:
-    """Return the best placement of stretches of any of `rows`, None where there is none.
+    """Return the best placement of stretches of any of `rows`, or None.
 
     Devices are equal accelerators, which pay for transfers, then equal CPU cores.
     """
@@ -52,37 +52,37 @@ def best_stretches(tables: LoadTables, rows: Iterable[IntArray]) -> IntArray | N
 
 @dataclass(eq=False, slots=True)
 class LoadSearch:
-    """A search for the least largest load, a round at a time. The same for a seed."""
+    """A search for the smallest largest load, a round at a time. Deterministic for a seed."""
 
     tables: LoadTables
     seed: int = 0
     elite: Elite = field(default_factory=Elite)
-    """The best placements met, of different loads, the best first."""
+    """The best placements found, with distinct loads, best first."""
     _round: int = 0
 
     @property
     def best_s(self) -> float:
-        """The largest load of the best placement; infinite before there is one."""
+        """The largest load of the best placement; infinite if there is none yet."""
         return self.elite.best_s
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether some unit has room nowhere; else a start at random may fit."""
+        """Whether some unit fits nowhere; otherwise a random start may fit."""
         t = self.tables
         possible = np.isfinite(t.time_s) & (t.size_bytes[:, None] <= t.room_bytes)
         return not self.elite and not possible.any(axis=1).all()
 
     def take(self, device_of: IntArray) -> None:
-        """Start from a placement too, if it fits; `device_of` is of the units, (U,)."""
-        held = np.bincount(
+        """Add a starting placement if it fits; `device_of` has a device per unit (U,)."""
+        used_bytes = np.bincount(
             device_of, weights=self.tables.size_bytes, minlength=len(self.tables.room_bytes)
         )
         loads = loads_of(self.tables, device_of)
-        if (held <= self.tables.room_bytes).all() and np.isfinite(loads).all():
+        if (used_bytes <= self.tables.room_bytes).all() and np.isfinite(loads).all():
             self.elite.keep(float(loads.max()), device_of)
 
     def round(self) -> None:
-        """Try once more."""
+        """Run one round of the search."""
         number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
         self._round += 1
         if not self.elite or number % 4 == 1:
@@ -126,16 +126,16 @@ class LoadSearch:
 
 
 def fresh(t: LoadTables, random: np.random.Generator) -> IntArray | None:
-    """Return units on devices at random, the largest first, None where one finds no room."""
+    """Place units at random, the largest first; None if one does not fit."""
     device_of = np.full(len(t.size_bytes), -1, dtype=np.int64)
     free = t.room_bytes.copy()
-    # Of units that run everywhere: one that a device cannot run says nothing of its speed.
+    # Speed is judged by units that run everywhere.
     whole = t.time_s[np.isfinite(t.time_s).all(axis=1)].sum(axis=0)
-    quick = whole <= _SLOW * whole.min()
+    is_fast = whole <= _SLOW * whole.min()
     for unit in np.argsort(-t.size_bytes, kind="stable"):
         possible = np.isfinite(t.time_s[unit]) & (free >= t.size_bytes[unit])
-        wanted = np.flatnonzero(possible & quick)
-        choices = wanted if len(wanted) else np.flatnonzero(possible)
+        preferred = np.flatnonzero(possible & is_fast)
+        choices = preferred if len(preferred) else np.flatnonzero(possible)
         if not len(choices):
             return None
         device = int(choices[random.integers(len(choices))])

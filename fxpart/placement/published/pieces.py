@@ -1,4 +1,4 @@
-"""The least time of one sample where each accelerator runs what it holds as one piece."""
+"""Minimize the time of one sample, where each accelerator runs its operators as one piece."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,13 +23,13 @@ _CORE = -1
 
 
 class PieceTables(NamedTuple):
-    """What one sample's time depends on, for compiled code: n operators, m edges."""
+    """Tables for the time of one sample: n operators, m edges."""
 
     start: IntArray
-    """CSR by operator: those that read it."""
+    """CSR by operator: its readers."""
     after: IntArray
     before_start: IntArray
-    """CSR by operator: those that it reads."""
+    """CSR by operator: its producers."""
     before: IntArray
     accelerator_s: FloatArray
     core_s: FloatArray
@@ -62,19 +62,21 @@ def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords
     hot: float,
     cold: float,
 ) -> None:
-    """Change `pieces` (n,) to the fastest met.
+    """Anneal `pieces` (n,) in place to the fastest found.
 
-    A step moves one unit, mostly to the piece of an operator beside it or to the CPU. Temperatures
-    are shares of the time.
+    A step moves one unit, usually to the piece of a neighbouring operator or to the CPU.
+    Temperatures are relative to the time.
     """
     state = chance(seed)
     units = size_bytes.shape[0]
-    held = np.zeros(count, dtype=np.int64)
+    used_bytes = np.zeros(count, dtype=np.int64)
     for unit in range(units):
         if pieces[unit_ops[unit_start[unit]]] >= 0:
-            held[pieces[unit_ops[unit_start[unit]]]] += size_bytes[unit]
-    now = latency_of_pieces(t.start, t.after, t.accelerator_s, t.core_s, t.move_s, pieces, count)
-    best, best_of = now, pieces.copy()
+            used_bytes[pieces[unit_ops[unit_start[unit]]]] += size_bytes[unit]
+    latency = latency_of_pieces(
+        t.start, t.after, t.accelerator_s, t.core_s, t.move_s, pieces, count
+    )
+    best, best_of = latency, pieces.copy()
     cooled = (cold / hot) ** (1.0 / max(1, steps))
     temperature = hot
     for _ in range(steps):
@@ -95,31 +97,33 @@ def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords
                 new = pieces[t.after[t.start[op] + pick]]
             else:
                 new = pieces[t.before[t.before_start[op] + pick - near]]
-        if new == old or (new >= 0 and held[new] + size_bytes[unit] > room_bytes):
+        if new == old or (new >= 0 and used_bytes[new] + size_bytes[unit] > room_bytes):
             continue
         for i in range(first, last):
             pieces[unit_ops[i]] = new
-        then = latency_of_pieces(
+        new_latency = latency_of_pieces(
             t.start, t.after, t.accelerator_s, t.core_s, t.move_s, pieces, count
         )
-        if then > now and then - now > -temperature * best * np.log(share(state) + 1e-12):
+        if new_latency > latency and new_latency - latency > -temperature * best * np.log(
+            share(state) + 1e-12
+        ):
             for i in range(first, last):
                 pieces[unit_ops[i]] = old
             continue
-        now = then
+        latency = new_latency
         if old >= 0:
-            held[old] -= size_bytes[unit]
+            used_bytes[old] -= size_bytes[unit]
         if new >= 0:
-            held[new] += size_bytes[unit]
-        if now < best * (1 - 1e-12):
-            best = now
+            used_bytes[new] += size_bytes[unit]
+        if latency < best * (1 - 1e-12):
+            best = latency
             best_of[:] = pieces
     pieces[:] = best_of
 
 
 @compiled
 def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tuple[float, IntArray]:  # noqa: PLR0912 - compiled: one loop, all by position
-    """Return the least sum of times along a row, and the piece of each unit; -1 on the CPU."""
+    """Return the least sum of times along a row, and the piece of each unit (-1 on the CPU)."""
     units = row.shape[0]
     least = np.full((count + 1, units + 1), np.inf)
     begin = np.full((count + 1, units + 1), -1, dtype=np.int64)
@@ -127,15 +131,15 @@ def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tupl
     joined = np.zeros(t.output_s.shape[0], dtype=np.int64)
     for first in range(units):
         for a in range(count + 1):
-            alone = least[a, first] + core_s[row[first]]
-            if alone < least[a, first + 1]:
-                least[a, first + 1] = alone
+            on_core = least[a, first] + core_s[row[first]]
+            if on_core < least[a, first + 1]:
+                least[a, first + 1] = on_core
                 begin[a, first + 1] = -1
-        seconds, held, stop = 0.0, 0, units
+        seconds, used_bytes, stop = 0.0, 0, units
         for end in range(first, units):
             unit = row[end]
             seconds += t.time_s[unit, 0]
-            held += t.size_bytes[unit]
+            used_bytes += t.size_bytes[unit]
             for i in range(t.unit_start[unit], t.unit_start[unit + 1]):
                 output = t.unit_outputs[i]
                 joined[output] += 1
@@ -143,7 +147,7 @@ def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tupl
                     seconds += t.output_s[output]
                 if joined[output] == t.output_start[output + 1] - t.output_start[output]:
                     seconds -= t.output_s[output]
-            if held > t.room_bytes[0] or not np.isfinite(seconds):
+            if used_bytes > t.room_bytes[0] or not np.isfinite(seconds):
                 stop = end + 1
                 break
             for a in range(1, count + 1):
@@ -170,7 +174,7 @@ def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tupl
 def chain_pieces(
     workload: Workload, tables: LoadTables, unit_of: IntArray, seed: int = 0
 ) -> list[IntArray]:
-    """Return pieces that are best along orders of the units, run one after the other; each (n,)."""
+    """Return the optimal pieces along several orders of the units; shape (n,) each."""
     core_s = np.bincount(unit_of, weights=workload.core_s).astype(np.float64)
     order = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
     return [_chain(tables, row, core_s, workload.accelerators)[1][unit_of] for row in order]
@@ -178,21 +182,21 @@ def chain_pieces(
 
 @dataclass(eq=False, slots=True)
 class PieceSearch:
-    """A search for the least time of one sample, a round at a time."""
+    """A search for the shortest time of one sample, a round at a time."""
 
     workload: Workload
     seed: int = 0
     steps: int = 30_000
-    """At each level of a round."""
+    """Steps per level of a round."""
     elite: Elite = field(default_factory=Elite)
-    """The fastest met and the piece of each operator, of different times, the fastest first."""
+    """The fastest pieces found, with distinct times, fastest first."""
     _tables: PieceTables = field(init=False)
     _units: LoadTables = field(init=False)
     _unit_of: IntArray = field(init=False)
     _round: int = 0
 
     def __post_init__(self) -> None:
-        """Start from everything on the CPU, and from the best along a row."""
+        """Start with everything on the CPU, and with the best along rows."""
         self._tables = piece_tables(self.workload)
         self._units, self._unit_of = unit_tables(self.workload)
         self.take(np.full(self.workload.n_ops, _CORE, dtype=np.int64))
@@ -201,16 +205,16 @@ class PieceSearch:
 
     @property
     def best_s(self) -> float:
-        """The time of the fastest."""
+        """The shortest time found."""
         return self.elite.best_s
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there is no placement to go on from."""
+        """Whether there is no placement to continue from."""
         return not self.elite
 
     def take(self, pieces: IntArray) -> None:
-        """Start from these pieces too, if none waits for itself; `pieces` (n,), -1 on the CPU."""
+        """Add starting pieces if they are acyclic; `pieces` (n,) is -1 on the CPU."""
         t = self._tables
         seconds = latency_of_pieces(
             t.start,
@@ -225,7 +229,7 @@ class PieceSearch:
             self.elite.keep(float(seconds), pieces)
 
     def round(self) -> None:
-        """Try once more."""
+        """Run one round of the search."""
         number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
         self._round += 1
         rank = 0 if number % 2 == 0 else (number // 2) % len(self.elite)

@@ -1,4 +1,4 @@
-"""Orders of a model's units in which stretches of them are worth a look."""
+"""Orders of a model's units whose stretches are good candidates."""
 
 from collections.abc import Iterator
 
@@ -19,11 +19,11 @@ def rows(
     unit_of: IntArray,
     seed: int = 0,
 ) -> Iterator[IntArray]:
-    """Yield orders of the units, each with all of them: topological for the forward.
+    """Yield topological orders (for the forward) of all units.
 
-    In the order of the graph, and depth first from what nothing reads, so that what an operator
-    reads stands right before it. Edges go from `sources` to `targets`, operators in graph order;
-    units stand where their first operator does.
+    The orders are that of the graph, and depth-first post-orders from the sinks, in which operands
+    come right before their reader. Edges go from `sources` to `targets`, in graph order; a unit is
+    at the position of its first operator.
     """
     n = len(unit_of)
     forward = ~is_backward
@@ -44,7 +44,7 @@ def _units(order: IntArray, is_backward: npt.NDArray[np.bool_], unit_of: IntArra
 
 
 def _depth_first(sources: IntArray, targets: IntArray, rank: IntArray) -> IntArray:
-    """Return operators in post-order of what they read, what has the least `rank` first."""
+    """Return operators in depth-first post-order of their operands, lowest `rank` first."""
     n = len(rank)
     reads: list[list[int]] = [[] for _ in range(n)]
     is_read = np.zeros(n, dtype=np.bool_)

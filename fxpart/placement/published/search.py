@@ -1,4 +1,4 @@
-"""The search that a published problem's objective asks for, and a plan after a few of its steps."""
+"""Select the search for a published problem's objective, and run it for a few steps."""
 
 import math
 from collections.abc import Callable
@@ -28,54 +28,54 @@ __all__ = ["KnownBound", "Proof", "Search", "begun", "placed_in_steps"]
 
 
 class Search(Protocol):
-    """A search that goes on a step at a time, the same for a seed."""
+    """A search that runs a step at a time, deterministic for a seed."""
 
     @property
     def best_s(self) -> float:
-        """What is to be small, of the best placement so far; infinite before there is one."""
+        """The objective of the best placement so far; infinite if there is none yet."""
         ...
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there is no placement to go on from, and none will be found."""
+        """Whether there is no placement to continue from, and none will be found."""
         ...
 
     def round(self) -> None:
-        """Search on for a step."""
+        """Run one step."""
         ...
 
 
 class Proof(Protocol):
-    """A bound that may rise, a step at a time."""
+    """A lower bound that may be improved a step at a time."""
 
     @property
     def bound_s(self) -> float:
-        """What no placement beats."""
+        """The lower bound proven so far."""
         ...
 
     @property
     def name(self) -> str:
-        """What proves it."""
+        """Name of the proof."""
         ...
 
     @property
     def tolerance(self) -> float:
-        """Share that the best may be above it and count as proven."""
+        """Relative gap within which the best placement counts as proven."""
         ...
 
     @property
     def is_done(self) -> bool:
-        """Whether it will not rise any more."""
+        """Whether the bound cannot be improved further."""
         ...
 
     def step(self, limit_s: float) -> None:
-        """Try to raise it, for about so long."""
+        """Try to improve the bound for about `limit_s`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBound:
-    """A bound that stays as it is."""
+    """A fixed bound."""
 
     bound_s: float
     name: str
@@ -89,7 +89,7 @@ class KnownBound:
 def begun(
     problem: Problem, workload: Workload, seed: int
 ) -> tuple[Search, Callable[[], IntArray], Proof]:
-    """Return a search that has its starts, what returns its best placement (n,), and a bound."""
+    """Return an initialized search, a getter of its best placement (n,), and a bound."""
     if problem.objective == "latency":
         pieces = PieceSearch(workload, seed)
         longest = KnownBound(sample_bound_s(workload), "pieces of a path")
@@ -108,14 +108,14 @@ def begun(
 
 
 def placed_in_steps(problem: Problem, steps: int, options: SearchOptions | None) -> Assignment:
-    """Return the best placement of a published problem after so many steps. Deterministic.
+    """Return the best placement of a published problem after `steps` steps. Deterministic.
 
-    Where those find none, that of `size_based`. `options` are of a search of another kind, so that
-    only their defaults are taken.
+    If none is found, the placement of `size_based` is returned. `options` belong to another kind of
+    search, so only their defaults are accepted.
 
     Raises:
-        InfeasibleError: when `size_based` finds none either.
-        SpecError: for options that would change nothing.
+        InfeasibleError: if `size_based` finds none either.
+        SpecError: if an option differs from its default.
 
     """
     assert problem.workload is not None
@@ -136,5 +136,5 @@ def placed_in_steps(problem: Problem, steps: int, options: SearchOptions | None)
 
 
 def _devices(workload: Workload, pieces: IntArray) -> IntArray:
-    """Return the device of each operator; those on the CPU have a core each, so any number."""
+    """Return the device of each operator; the CPU is its first core, as cores are unlimited."""
     return np.where(pieces < 0, workload.accelerators, pieces)

@@ -1,4 +1,4 @@
-"""Stretches of a row of units, one for each device, whose largest load is least: exact."""
+"""Divide a row of units into stretches, one per device, with the smallest largest load (exact)."""
 
 import numpy as np
 
@@ -13,11 +13,11 @@ __all__ = ["least_stretches"]
 def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
     t: LoadTables, row: IntArray, kind_first: IntArray, kind_count: IntArray, most_s: float
 ) -> tuple[float, IntArray]:
-    """Return the largest load and the device of each unit (U,); infinite where there is none.
+    """Return the largest load and the device of each unit (U,); infinite if there is no division.
 
-    Units stand in a `row` (U,). Devices are of two kinds, numbered from ``kind_first[k]``,
-    ``kind_count[k]`` of each. Dynamic programming over ends and devices used, with what a stretch
-    pays for transfers in its load: O(U^2 x pins + U^2 x D). Loads above `most_s` are not looked at.
+    `row` (U,) is the order of units. Devices are of two kinds, ``kind_count[k]`` of each, numbered
+    from ``kind_first[k]``. Dynamic programming over ends and devices used; the load of a stretch
+    includes its transfers: O(U^2 x pins + U^2 x D). Loads above `most_s` are pruned.
     """
     units = row.shape[0]
     many, few = kind_count[0], kind_count[1]
@@ -34,12 +34,12 @@ def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
             if kind_count[kind] == 0:
                 continue
             device = kind_first[kind]
-            alone, moved, held = 0.0, 0.0, 0
+            alone, moved, used_bytes = 0.0, 0.0, 0
             stop = units
             for end in range(first, units):
                 unit = row[end]
                 alone += t.time_s[unit, device]
-                held += t.size_bytes[unit]
+                used_bytes += t.size_bytes[unit]
                 if t.pays[device]:
                     for i in range(t.unit_start[unit], t.unit_start[unit + 1]):
                         output = t.unit_outputs[i]
@@ -50,7 +50,7 @@ def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
                         if count[output] == joined:
                             moved -= t.output_s[output]
                 load = alone + moved
-                if alone > most_s or held > t.room_bytes[device]:
+                if alone > most_s or used_bytes > t.room_bytes[device]:
                     stop = end + 1
                     break
                 if load > most_s:

@@ -1,1 +1,1 @@
-"""Searches for a cut of a model into pipeline stages."""
+"""Searches for cuts of a model into pipeline stages."""

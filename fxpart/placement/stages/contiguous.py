@@ -1,15 +1,14 @@
-"""The cut of a row of units into stages, in order, whose largest load is least.
+"""Cut a row of units into consecutive stages with the smallest largest load.
 
-The load of a stage is the time that its device computes, or that a link carries what it sends to
-others, whichever is longer: transfers overlap computation, so that is how soon the next input can
-follow. Where links differ, or there are many units, a link is taken to carry all that passes the
-cut before it.
+The load of a stage is the longer of its compute time and the time of a link for its transfers to
+others: transfers overlap with computation, so this is the interval between inputs. If links differ,
+or there are many units, a link is assumed to carry everything that crosses the cut before it.
 
-Bisection on the load: for a bound, the cuts that the first k stages may end at are one set after
-the other, each found from the one before in O(U). Chains of tasks on processors in order are an old
-problem: Bokhari, Partitioning problems in parallel, pipelined, and distributed computing. IEEE
-Trans. Comput. 37(1), 1988, doi:10.1109/12.75137. Memory is asked for only where a stage may begin
-from the left and end to the right: seldom, until it binds.
+The load is bisected: for a bound, the sets of cuts at which the first k stages may end are computed
+one from the other in O(U). Assigning chains of tasks to processors in order is an old problem:
+Bokhari, Partitioning problems in parallel, pipelined, and distributed computing. IEEE Trans.
+Comput. 37(1), 1988, doi:10.1109/12.75137. Memory is evaluated only where a stage may begin from the
+left and end to the right, which is rare until it binds.
 """
 
 import itertools
@@ -38,22 +37,22 @@ from fxpart.support.compiled import compiled
 __all__ = ["EQUAL_LOADS", "Reach", "Slots", "StageSolver", "Stretch", "settle"]
 
 
-# How far a stage may reach before its device is full; evaluated only where memory can bind.
+# How far a stage can extend before its device is full; evaluated only where memory can bind.
 
 
 class Reach(NamedTuple):
-    """What is known of a device of one size: stretches from a unit that fit it, and that do not."""
+    """Stretches known to fit a device of one size, and known not to fit."""
 
     fits: IntArray
-    """Furthest cut at which a stage from each unit may end, as far as is known. Length U + 1."""
+    """Furthest end of a stage from each unit that is known to fit. Length U + 1."""
     fails: IntArray
-    """Nearest cut at which it may not, as far as is known; U + 1 for none. Length U + 1."""
+    """Nearest end that is known not to fit; U + 1 for none. Length U + 1."""
     memory_bytes: int
     flight: Flight
 
 
 def _reach_of(m: MemoryTables, line: StageLine, memory_bytes: int, flight: Flight) -> Reach:
-    """Return what is known of a device by the weights alone. O(U + uses)."""
+    """Return the initial `Reach` of a device, from weights only. O(U + uses)."""
     of_use = line.unit_of[np.repeat(np.arange(len(line.unit_of)), np.diff(m.use_start))]
     order = np.argsort(of_use, kind="stable")
     use_start = np.searchsorted(of_use[order], np.arange(line.n_units + 1))
@@ -65,13 +64,13 @@ def _reach_of(m: MemoryTables, line: StageLine, memory_bytes: int, flight: Fligh
 def _weights_fail(
     use_start: IntArray, uses: IntArray, weight_bytes: IntArray, memory_bytes: int
 ) -> IntArray:
-    """Return the nearest cut to which the weights from each unit on are too much; U + 1 for none.
+    """Return the nearest cut up to which the weights from each unit exceed memory; U + 1 for none.
 
     Args:
         use_start: CSR starts into `uses` by unit. Length U + 1.
         uses: weights that each unit uses.
         weight_bytes: bytes of each weight.
-        memory_bytes: of each device.
+        memory_bytes: memory of each device.
 
     """
     count = use_start.shape[0] - 1
@@ -104,13 +103,14 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
     wanted: IntArray,
     reach: Reach,
 ) -> None:
-    """Learn for each cut of `starts` whether a stage may reach to `wanted`, else how far it may.
+    """Determine for each cut of `starts` whether a stage may extend to `wanted`, or else how far.
 
     Cut k of the row is cut ``cuts[k]`` of `units`.
 
-    More units never need less memory when there is no backward: what a stretch reads from before it
-    stays received however long it is. So the furthest end is found by doubling and halving, from
-    that of the start before. It is not monotone in the start: a view may be larger than its base.
+    Without a backward, more units never need less memory, since values read from before the stretch
+    stay received regardless of its length. So the furthest end is found by doubling and bisection,
+    beginning with that of the previous start. It is not monotone in the start, as a view may be
+    larger than its base.
     """
     near = 0
     for start in starts:
@@ -133,12 +133,12 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
 
 
 EQUAL_LOADS = 1e-9
-"""Loads that differ by less than this share count as equal: sums of floats are no more exact."""
+"""Relative difference below which loads count as equal, due to rounding of sums."""
 
 MOST_PAIRED = 1024
-"""Units up to which it is looked at what each possible stage sends."""
+"""Most units for which the transfers of each possible stage are evaluated."""
 _MOST_HALVINGS = 200
-"""Enough for any float: a load can be smaller than the whole by any factor."""
+"""Enough for any float, since a load can be smaller than the total by any factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +152,16 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What stages may be put on, in order."""
+    """Devices available to stages, in order."""
 
     devices: Sequence[int]
     """Logical id of the device of each slot."""
     memory_bytes: Sequence[int]
-    """What a stage may need there."""
+    """Memory available to a stage on each slot."""
     may_skip: bool
-    """Whether a slot may stay empty; else each takes at least one unit."""
+    """Whether slots may stay empty; otherwise each gets at least one unit."""
     flights: Sequence[Flight] = ()
-    """How many micro-batches a stage on each slot has at once; none given: one."""
+    """Microbatches of a stage on each slot; empty for one each."""
 
 
 @compiled
@@ -180,7 +180,7 @@ def _load_limits(before_s: FloatArray, bound_s: float) -> IntArray:
 
 @compiled
 def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
-    """Return the cuts at which a stage may end that begins at one of `starts`."""
+    """Return the possible ends of a stage that begins at one of `starts`."""
     count = starts.shape[0]
     change = np.zeros(count + 1, dtype=np.int64)
     for start in range(count):
@@ -199,7 +199,7 @@ def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
 def _ahead_within(
     starts: BoolArray, limit: IntArray, busy_s: FloatArray, bound_s: float
 ) -> BoolArray:
-    """Return the same where a stage must not be busy for longer than the bound. O(U^2)."""
+    """Return the possible ends of a stage whose busy time is within the bound. O(U^2)."""
     reachable = np.zeros(starts.shape[0], dtype=np.bool_)
     for start in range(starts.shape[0]):
         if starts[start]:
@@ -211,7 +211,7 @@ def _ahead_within(
 
 @compiled
 def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
-    """Return the cuts at which a stage may begin that ends at one of `ends`."""
+    """Return the possible begins of a stage that ends at one of `ends`."""
     count = ends.shape[0]
     upto = np.zeros(count + 1, dtype=np.int64)
     for end in range(count):
@@ -223,9 +223,9 @@ def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
 
 
 def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
-    """Return a bound that `allows` is true of, hardly above one that it is not true of.
+    """Return (nearly) the smallest bound for which `allows` is true, by bisection.
 
-    It is true of `high_s`, and of all above any that it is true of.
+    `allows` must be monotone, and true for `high_s`.
     """
     for _ in range(_MOST_HALVINGS):
         middle_s = 0.5 * (low_s + high_s)
@@ -239,17 +239,17 @@ def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) 
 
 
 class StageSolver:
-    """What is known of one row of units on some slots, while bounds are tried."""
+    """Solver for one row of units on some slots, with state shared between bounds."""
 
     def __init__(self, line: StageLine, slots: Slots) -> None:
         self._line, self._slots = line, slots
         memory = line.stretches.memory
         flights = slots.flights or [ONE] * len(slots.memory_bytes)
         kinds = list(zip(slots.memory_bytes, flights, strict=True))
-        # Slots of one size that hold as many micro-batches share what is known of them.
+        # Slots of equal memory and microbatches share a `Reach`.
         reach = {kind: _reach_of(memory, line, *kind) for kind in dict.fromkeys(kinds)}
         self._slot_reach: list[Reach] = [reach[kind] for kind in kinds]
-        # Devices of one speed share what a bound allows them.
+        # Devices of equal speed share load limits.
         table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
         self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
         self._sources = self._links(line, slots)
@@ -257,9 +257,9 @@ class StageSolver:
 
     @staticmethod
     def _links(line: StageLine, slots: Slots) -> list[list[tuple[list[int], FloatArray]]]:
-        """Return for each slot which ones a stage there may receive from, and how long it takes.
+        """Return for each slot the slots from which a stage may receive, and the time by cut.
 
-        Slots with alike links are together; `StageLine.link_s` is the time, by cut.
+        Slots with equal links are grouped; the time is `StageLine.link_s`.
         """
         times: dict[tuple[float, ...], FloatArray] = {}
         links = []
@@ -277,7 +277,7 @@ class StageSolver:
         return links
 
     def _sends(self, line: StageLine, slots: Slots) -> FloatArray | None:
-        """Return how long each possible stage sends, if links are alike and units not too many."""
+        """Return the sending time of each possible stage, if links are equal and units few."""
         alike = all(len(groups) <= 1 for groups in self._sources)
         count, links = len(slots.devices), {id(link_s) for g in self._sources for _, link_s in g}
         few = line.n_units <= MOST_PAIRED and line.n_units * count <= MOST_PAIRED * 64
@@ -299,10 +299,10 @@ class StageSolver:
         return float(max(loads))
 
     def least_load(self) -> list[Stretch] | None:
-        """Return the stages with the least largest load, or None when memory allows no cut.
+        """Return the stages with the smallest largest load, or None if memory allows no cut.
 
-        Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the most
-        even ones (`fxpart.placement.stages.even`).
+        Ties (up to `EQUAL_LOADS`) go to more stages, then to the most even ones
+        (`fxpart.placement.stages.even`).
         """
         if self._sending_s is not None:
             carried_s = [float(self._sending_s.max())]
@@ -316,23 +316,23 @@ class StageSolver:
         return None if bound_s is None else self._choose(bound_s)
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
-        """Return what units `begin` to `end` - 1, which must be some, hold of one micro-batch."""
+        """Return the bytes of units `begin` to `end` - 1 (not empty) for one microbatch."""
         cuts = self._line.cuts
         return self._line.stretches.bytes_of(int(cuts[begin]), int(cuts[end]))
 
     def peak_bytes(self, begin: int, end: int, slot: int = 0) -> int:
-        """Return what a device needs for units `begin` to `end` - 1 on a slot."""
+        """Return the memory needed for units `begin` to `end` - 1 on a slot."""
         if begin == end:
             return 0
         return int(needed_bytes(self.stage_bytes(begin, end), self._slot_reach[slot].flight))
 
     def fits(self, stage: Stretch) -> bool:
-        """Return whether its device, which must have one slot, holds a stage."""
+        """Return whether a stage fits its device, which must have one slot."""
         slot = self._slots.devices.index(stage.device)
         return self.peak_bytes(stage.begin, stage.end, slot) <= self._slots.memory_bytes[slot]
 
     def forbid(self, stage: Stretch) -> None:
-        """Allow no stage from its begin to its end or further, on such a slot."""
+        """Forbid stages with the same begin and the same or a later end, on such a slot."""
         reach = self._slot_reach[self._slots.devices.index(stage.device)]
         reach.fits[stage.begin] = min(int(reach.fits[stage.begin]), stage.end - 1)
         reach.fails[stage.begin] = min(int(reach.fails[stage.begin]), stage.end)
@@ -353,7 +353,7 @@ class StageSolver:
             settle(of.memory, of.units, of.room, of.known, cuts, starts, wanted, reach)
 
     def _first_bound(self, least_s: float, most_s: float) -> float | None:
-        """Return the least bound for which memory allows a cut; `least_s` is the least without."""
+        """Return the smallest bound with a cut that fits; `least_s` is that without memory."""
         if self._cuts(least_s) is not None:
             return least_s
         low_s, high_s, step = least_s, least_s, 1e-3
@@ -367,14 +367,14 @@ class StageSolver:
         return None
 
     def _limits(self, bound_s: float) -> list[IntArray]:
-        """Return what the bound allows a stage on each slot."""
+        """Return the load limits of a stage on each slot under the bound."""
         by_kind = {int(k): _load_limits(self._table[k], bound_s) for k in np.unique(self._kind)}
         return [by_kind[int(kind)] for kind in self._kind]
 
     def _ends_of_rest(self, limits: list[IntArray], bound_s: float) -> list[BoolArray]:
-        """Return for each slot, and after the last, the cuts from which the rest may be possible.
+        """Return for each slot, and after the last, the cuts from which the rest may be feasible.
 
-        By the loads, and by the fastest link that each slot has to one before it.
+        Only loads, and the fastest link of each slot to an earlier one, are considered.
         """
         ends = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         ends[-1] = True
@@ -389,22 +389,22 @@ class StageSolver:
     def _begins(
         self, slot: int, ends: list[BoolArray], any_end: BoolArray, bound_s: float
     ) -> BoolArray:
-        """Return where a stage on `slot` may begin; `ends` are where those before it may end."""
+        """Return the possible begins of a stage on `slot`, given the `ends` of earlier stages."""
         begins = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         begins[0] = self._slots.may_skip or not slot
         if self._sending_s is not None and slot:
             return begins | (any_end if self._slots.may_skip else ends[-1])
         for group, link_s in self._sources[slot]:
-            # Mostly all links are alike.
+            # Usually all links are equal.
             of_all = len(group) == slot
             joined = any_end if of_all else np.logical_or.reduce([ends[k] for k in group])
             begins |= joined & (link_s <= bound_s)
         return begins
 
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
-        """Return how far a stage may reach on each slot from each cut, or None if none is enough.
+        """Return the furthest end of a stage on each slot from each cut, or None if infeasible.
 
-        Reach means anything only where a stage can begin in a cut of the whole row.
+        Values are meaningful only where a stage can begin in a cut of the whole row.
         """
         limits = self._limits(bound_s)
         rest = self._ends_of_rest(limits, bound_s)
@@ -413,7 +413,7 @@ class StageSolver:
         ends, any_end, furthest = list[BoolArray](), np.zeros(len(rest[0]), dtype=np.bool_), []
         for slot, limit in enumerate(limits):
             begins = self._begins(slot, ends, any_end, bound_s)
-            # Where only an empty slot leads on, memory does not matter.
+            # Memory does not matter where only an empty slot leads on.
             useful = begins & _behind(rest[slot + 1], limit)
             furthest_fit = limit
             if with_memory:
@@ -430,7 +430,7 @@ class StageSolver:
         return furthest if (any_end if self._slots.may_skip else ends[-1])[-1] else None
 
     def _choose(self, bound_s: float) -> list[Stretch]:
-        """Return the most even stages within the bound, for which there are some."""
+        """Return the most even stages within a feasible bound."""
         limits = self._cuts(bound_s)
         assert limits is not None, "the bound was found to allow a cut"
         devices, may_skip = self._slots.devices, self._slots.may_skip

@@ -1,8 +1,8 @@
-"""Of the cuts into stages that are allowed, the most even: the least sum of squares of times.
+"""Find the most even of the allowed cuts: the smallest sum of squares of stage times.
 
-The time of a stage is its load and the time to receive what crosses the cut before it. With the
-load of all units before a cut as x, what a stage adds to the sum is a parabola in the x of its end:
-so the best begin for each end is found without trying all (`fxpart.placement.stages.even`).
+The time of a stage is its load plus the time to receive everything that crosses the cut before it.
+With x as the load of all units before a cut, a stage's contribution to the sum is a parabola in the
+x of its end, so the best begin for each end is found without trying all.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ __all__ = ["BoolArray", "alike_links", "lowest_parabolas", "most_even"]
 BoolArray = npt.NDArray[np.bool_]
 
 
-# Lower envelope of parabolas, each defined on a range of places, by a Li Chao tree: two of the
-# parabolas differ by a straight line and so cross at most once; a node keeps the one that is lower
-# in its middle and hands the other to the side where it may be lower.
+# Lower envelope of parabolas, each defined on a range of places, by a Li Chao tree: two parabolas
+# differ by a linear function and so cross at most once; a node keeps the one that is lower at its
+# midpoint and passes the other to the side where it may be lower.
 
 
 @compiled
@@ -34,18 +34,18 @@ def lowest_parabolas(  # noqa: PLR0917 - compiled code takes no keywords
     base: FloatArray,
     apex: FloatArray,
 ) -> IntArray:
-    """Return which of L parabolas is lowest at each of P places; -1 where there is none.
+    """Return the lowest of L parabolas at each of P places; -1 for none.
 
-    Parabola i is ``base[i] + (x - apex[i]) ** 2``. One of higher rank counts as lower wherever both
-    are; of equals it is the first. O(L log^2 P + P log P).
+    Parabola i is ``base[i] + (x - apex[i]) ** 2``. A higher rank takes precedence wherever both are
+    defined; ties go to the first. O(L log^2 P + P log P).
 
     Args:
-        x: of each place, in order, not falling. Length P.
+        x: coordinates of the places, non-decreasing. Length P.
         first: the first place of each parabola. Length L.
-        last: the last one, not before `first`. Length L.
-        rank: of each parabola. Length L.
-        base: of each parabola. Length L.
-        apex: of each parabola. Length L.
+        last: the last place of each parabola, not before `first`. Length L.
+        rank: rank of each parabola. Length L.
+        base: minimum of each parabola. Length L.
+        apex: coordinate of the minimum of each parabola. Length L.
 
     """
     count = x.shape[0]
@@ -54,7 +54,7 @@ def lowest_parabolas(  # noqa: PLR0917 - compiled code takes no keywords
         size *= 2
     tree = np.full(2 * size, -1, dtype=np.int64)
     for i in range(first.shape[0]):
-        # The stretch as nodes of the tree, from the narrowest on.
+        # Decompose the range into nodes of the tree, from the narrowest on.
         left, right, width = first[i] + size, last[i] + size + 1, 1
         while left < right:
             if left & 1:
@@ -79,7 +79,7 @@ def lowest_parabolas(  # noqa: PLR0917 - compiled code takes no keywords
 def _lower(  # noqa: PLR0917 - compiled code takes no keywords
     first: int, other: int, x: float, rank: IntArray, base: FloatArray, apex: FloatArray
 ) -> bool:
-    """Return whether `first` goes before `other`, which is -1 for none, at `x`."""
+    """Return whether `first` is preferred to `other` (-1 for none) at `x`."""
     if other < 0:
         return True
     if rank[first] != rank[other]:
@@ -99,9 +99,9 @@ def lowest_allowed(  # noqa: PLR0917 - compiled code takes no keywords
     apex: FloatArray,
     allowed: BoolArray,
 ) -> IntArray:
-    """Return the same where parabola i holds at a place only if `allowed` says so. O(L P).
+    """Return `lowest_parabolas` with parabola i restricted to places that are allowed. O(L P).
 
-    `allowed` has a row for each ``first[i] - 1`` and a column for each place.
+    `allowed` is indexed by ``first[i] - 1`` and place.
     """
     chosen = np.full(x.shape[0], -1, dtype=np.int64)
     for place in range(x.shape[0]):
@@ -124,13 +124,13 @@ def _sink(  # noqa: PLR0917 - compiled code takes no keywords
     base: FloatArray,
     apex: FloatArray,
 ) -> None:
-    """Put `new` where it is lowest below `node`, whose places are `width` from `begin` on."""
+    """Insert `new` into the subtree of `node`, which covers `width` places from `begin` on."""
     while True:
         if _lower(new, tree[node], x[begin + width // 2], rank, base, apex):
             tree[node], new = new, tree[node]
         if new < 0 or width == 1:
             return
-        # What lost in the middle can win on one side only.
+        # The loser at the midpoint can win on one side only.
         width //= 2
         if _lower(new, tree[node], x[begin], rank, base, apex):
             node = 2 * node
@@ -141,20 +141,20 @@ def _sink(  # noqa: PLR0917 - compiled code takes no keywords
 
 
 class _Ways(NamedTuple):
-    """The best way to each cut by stages of which the last is on one slot. Length U + 1 each."""
+    """The best division up to each cut with the last stage on one slot. Length U + 1 each."""
 
     stages: IntArray
-    """How many there are; -1 where there is no way."""
+    """Number of stages; -1 if there is no division."""
     squares: FloatArray
-    """Sum of the squares of their times; infinite where there is no way."""
+    """Sum of the squares of their times; infinite if there is no division."""
     begin: IntArray
-    """Where the last of them begins."""
+    """Begin of the last stage."""
     before: IntArray
-    """Slot of the one before it; -1 for none."""
+    """Slot of the previous stage; -1 for none."""
 
 
 class _Begins(NamedTuple):
-    """Ways for a stage to begin. Length L each."""
+    """Possible begins of a stage. Length L each."""
 
     cut: IntArray
     stages: IntArray
@@ -163,7 +163,7 @@ class _Begins(NamedTuple):
     before: IntArray
 
     def at(self, rows: IntArray) -> "_Begins":
-        """Return some of them."""
+        """Return a subset."""
         cut, stages, squares, receive_s, before = self
         return _Begins(cut[rows], stages[rows], squares[rows], receive_s[rows], before[rows])
 
@@ -179,18 +179,19 @@ def most_even(
 ) -> list[tuple[int, int, int]]:
     """Return begin, end and slot of each stage.
 
-    Of all that are allowed: the most stages, then the least sum of squares; of sums that are one
-    and the same number, the earliest begins, from the last stage to the first. O(S U log^2 U) for
-    S slots; where they may stay empty, times the number of kinds of links.
+    The result has the most stages, then the smallest sum of squares; exact ties go to the earliest
+    begins, from the last stage to the first. O(S U log^2 U) for S slots; if these may stay empty,
+    times the number of kinds of links.
 
     Args:
         line: the row of U units.
         devices: device of each slot.
-        limits: for each slot, the furthest end of a stage from each cut, the cut itself where none
-            may begin. Length U + 1 each. There is a way through.
+        limits: for each slot, the furthest end of a stage from each cut, or the cut itself if none
+            may begin there. Length U + 1 each. They must be feasible.
         may_skip: whether a slot may stay empty.
-        link_bound_s: how long a link may carry what passes a cut.
-        allowed: which cut a stage from each cut may end at; None: any. Shape (U + 1, U + 1).
+        link_bound_s: largest load of a link at a cut.
+        allowed: allowed ends (columns) of a stage from each cut (rows); None for any. Shape (U + 1,
+            U + 1).
 
     """
     ways: list[_Ways] = []
@@ -215,12 +216,12 @@ def _begins_after(
     *,
     may_skip: bool,
 ) -> _Begins:
-    """Return how a stage may begin on the slot after those of `ways`, by cut."""
+    """Return the possible begins of a stage on the slot after those of `ways`, by cut."""
     slot, none = len(ways), np.zeros(1, dtype=np.int64)
     parts: list[_Begins] = []
     if may_skip or not slot:
         parts.append(_Begins(none, none, np.zeros(1), np.zeros(1), none - 1))
-    # Where links are alike it matters only which slot is best.
+    # With equal links only the best slot matters.
     for slots in alike_links(line, devices, slot, may_skip=may_skip):
         source = devices[slots[0]]
         may_begin = line.link_s(source, devices[slot]) <= link_bound_s
@@ -232,7 +233,7 @@ def _begins_after(
 def alike_links(
     line: StageLine, devices: Sequence[int], slot: int, *, may_skip: bool
 ) -> list[list[int]]:
-    """Return the slots before `slot` that a stage there may receive from, those of alike links."""
+    """Return the slots from which a stage on `slot` may receive, grouped by equal links."""
     first = 0 if may_skip else max(0, slot - 1)
     sources, target = list(devices[first:slot]), devices[slot]
     tables = (line.s_per_byte, line.link_latency_s)
@@ -249,7 +250,7 @@ def alike_links(
 def _best_of(
     ways: list[_Ways], slots: list[int], receive_s: FloatArray, may_begin: BoolArray
 ) -> _Begins:
-    """Return the best way to each cut that ends on one of `slots`; of equals the first slot."""
+    """Return the best division up to each cut ending on one of `slots`; ties go to the first."""
     stages, squares = ways[slots[0]].stages, ways[slots[0]].squares
     before = np.full(len(stages), slots[0], dtype=np.int64)
     for slot in slots[1:]:
@@ -266,7 +267,7 @@ def _best_of(
 def _ways(
     load_before_s: FloatArray, limit: IntArray, begins: _Begins, allowed: BoolArray | None
 ) -> _Ways:
-    """Return the best way to each cut by a stage more, no further than `limit`."""
+    """Return the best division up to each cut with one more stage, which ends within `limit`."""
     begins = begins.at(np.flatnonzero(limit[begins.cut] > begins.cut))
     parabolas = (
         load_before_s,

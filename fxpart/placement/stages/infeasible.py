@@ -1,4 +1,4 @@
-"""The error when no cut into stages fits: memory needed, memory available, what would fit."""
+"""The errors for stages that do not fit: memory needed and available, and what would suffice."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,13 @@ __all__ = ["no_cut_fits", "stage_does_not_fit"]
 def stage_does_not_fit(
     problem: Problem, needed: IntArray, homes: Sequence[int], cut_after: Sequence[str]
 ) -> InfeasibleError:
-    """Return the error for stages that were named: the device that lacks most, and by how much.
+    """Return the error for named stages, with the largest shortage of any device.
 
     Args:
-        problem: what is placed.
+        problem: the problem.
         needed: peak bytes of each device. Shape (D,).
         homes: device of each stage.
-        cut_after: what the stages were named by.
+        cut_after: modules after which the stages were cut.
 
     """
     sizes = problem.topology.memory_bytes
@@ -56,21 +56,21 @@ def no_cut_fits(
     interleave: int = 1,
     flight: Flight = ONE,
 ) -> InfeasibleError:
-    """Return the error for a number of stages; says how many of the largest device would do.
+    """Return the error for a number of stages, with the number of largest devices that suffices.
 
-    `flight` is of the stage that holds the most micro-batches.
+    `flight` is that of the stage with the most microbatches in flight.
     """
     devices = problem.topology.devices
     memory = [device.memory_bytes for device in devices[: (stages or len(devices)) // interleave]]
     needed, have = whole_model_bytes(problem), sum(memory)
     request = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
-    each = f", {interleave} on each device," if interleave > 1 else ""
+    on_each = f", {interleave} on each device," if interleave > 1 else ""
 
     def explanation() -> tuple[str, int | None]:
         enough, change = _what_would_do(problem, line, max(memory), flight)
         contents = f"{what_is_held(problem)}{_flight_text(problem, flight)}"
         return (
-            f"pipeline: no cut of the model {request}{each} was found to fit: the whole needs"
+            f"pipeline: no cut of the model {request}{on_each} was found to fit: the whole needs"
             f" {show_bytes(needed)} ({needed} bytes, {contents}), the devices of the stages have"
             f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
             enough,
@@ -80,7 +80,7 @@ def no_cut_fits(
 
 
 def _flight_text(problem: Problem, flight: Flight) -> str:
-    """Return how many micro-batches keep activations at once, where it is more than one."""
+    """Describe how many microbatches are in flight, if more than one."""
     if flight.in_flight < 2 or problem.graph.first_backward == problem.graph.n_ops:
         return ""
     return f" of one microbatch; the first stage holds activations of {flight.in_flight} in flight"
@@ -89,7 +89,7 @@ def _flight_text(problem: Problem, flight: Flight) -> str:
 def _what_would_do(
     problem: Problem, line: StageLine, largest: int, flight: Flight
 ) -> tuple[int | None, str]:
-    """Return how many stages of the largest size hold the model, filled one by one; in words."""
+    """Return the number of stages that suffice on largest devices, and a sentence on it."""
     solver = StageSolver(line, Slots((0,), (largest,), False, (flight,)))
     begin, used = 0, 0
     while begin < line.n_units and used < MAX_DEVICES:

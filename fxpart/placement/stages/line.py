@@ -1,4 +1,4 @@
-"""A model as a row of units, between any two of which it may be cut into pipeline stages."""
+"""A model as a row of units between which it may be cut into pipeline stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_byte
 __all__ = ["StageLine", "stage_line"]
 
 _MOST_KEPT = 12
-"""Graphs of which it is kept what their stretches hold: plans of one graph ask for the same."""
+"""Number of graphs whose stretch sizes are cached, since plans of one graph share them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StageLine:
-    """The U units of a model's forward, in graph order; no group is divided between two of them.
+    """The U units of a model's forward, in graph order; each group is within one unit.
 
-    A stage is a stretch of units. In a training step a backward operator belongs to the unit of
-    the forward operator whose gradient it computes. Cut e, for 0 < e < U, lies before unit e.
+    A stage is a stretch of units. In a training step a backward operator belongs to the unit of its
+    forward operator. Cut e, for 0 < e < U, is before unit e.
     """
 
     unit_of: IntArray
@@ -37,41 +37,39 @@ class StageLine:
     load_before_s: FloatArray
     """Time of all units before each cut, on each device, in seconds. Shape (D, U + 1)."""
     crossing_bytes: IntArray
-    """Bytes of the values that are made on one side of each cut and read on the other; 0 at both
-    ends. Length U + 1."""
+    """Bytes of the values that cross each cut; 0 at both ends. Length U + 1."""
     passing_bytes: IntArray
-    """The same of what passes each cut onwards, in the first row, and back. Shape (2, U + 1)."""
+    """Bytes that cross each cut forwards (first row) and backwards. Shape (2, U + 1)."""
     passing_values: IntArray
-    """How many values those are: each waits for the link once. Shape (2, U + 1)."""
+    """Number of these values, each of which pays the link's latency once. Shape (2, U + 1)."""
     spans: IntArray
-    """Of each value that is made: its unit, the first and the last unit that makes or reads it, and
+    """For each produced value: its unit, the first and the last unit that produces or reads it, and
     its bytes. Shape (4, values)."""
 
     first_backward: int
-    """The operators from this one on are the backward. n where there is none."""
+    """First operator of the backward, n if there is none."""
     first_update: int
-    """The operators from this one on update weights. n where there are none."""
+    """First operator of the weight updates, n if there are none."""
     s_per_byte: FloatArray
-    """What a byte takes from one device to another, in seconds. Shape (D, D)."""
+    """Transfer time per byte between devices. Shape (D, D)."""
     link_latency_s: FloatArray
-    """What a transfer takes before its first byte. Shape (D, D)."""
+    """Latency of a transfer between devices. Shape (D, D)."""
     stretches: Stretches
-    """What stretches hold of the finest row of units of this model."""
+    """Cached sizes of stretches of the finest row of units of this model."""
     cuts: IntArray
-    """Which cut of that row each cut is. Length U + 1."""
+    """The corresponding cut of the finest row. Length U + 1."""
 
     @property
     def n_units(self) -> int:
-        """Number of units: as many stages are possible."""
+        """Number of units, which is also the largest number of stages."""
         return len(self.first_op)
 
     def of_operators(self, cuts: IntArray, of_stage: Sequence[int]) -> IntArray:
-        """Return for each operator the number that `of_stage` has for its stage. Length n.
+        """Map each operator to the item of `of_stage` for its stage. Length n.
 
         Args:
-            cuts: where S stages begin, and at last where the last one ends: from 0 to U, rising.
-                Length S + 1.
-            of_stage: such as the device of each stage. Length S.
+            cuts: begins of S stages, then the end of the last: ascending from 0 to U. Length S + 1.
+            of_stage: an item per stage, such as its device. Length S.
 
         """
         of_unit = np.repeat(np.array(of_stage, dtype=np.int64), np.diff(cuts))
@@ -79,15 +77,15 @@ class StageLine:
         return of_op
 
     def receive_s(self, source: int, target: int) -> FloatArray:
-        """Return how long device `target` receives what crosses each cut. Length U + 1."""
+        """Return the time for `target` to receive what crosses each cut. Length U + 1."""
         latency_s = np.where(self.crossing_bytes > 0, self.link_latency_s[source, target], 0.0)
         seconds: FloatArray = latency_s + self.crossing_bytes * self.s_per_byte[source, target]
         return seconds
 
     def link_s(self, source: int, target: int) -> FloatArray:
-        """Return how long the busier link of two devices carries what passes each cut, at most.
+        """Return an upper bound of the busier link's load between two devices at each cut.
 
-        That is if all of it goes between these two. Length U + 1.
+        It assumes that everything crossing the cut goes between these two. Length U + 1.
         """
         both = ((source, target), (target, source))
         onwards, back = (
@@ -100,10 +98,10 @@ class StageLine:
         return busier
 
     def sending_s(self, source: int, target: int) -> FloatArray:
-        """Return how long a stage sends what others read, by its first cut and the one behind it.
+        """Return the sending time of the stage between each pair of cuts. Shape (U + 1, U + 1).
 
-        To later stages or to earlier ones, whichever takes longer, over links like the one from
-        `source` to `target`; as if all of it took one link. Shape (U + 1, U + 1).
+        It is the longer of sending to later and to earlier stages, over links like the one from
+        `source` to `target`, as if one link carried everything.
         """
         home, first, last, size = self.spans
         latency_s, s_per_byte = (
@@ -112,7 +110,7 @@ class StageLine:
         )
         value_s = latency_s + size * s_per_byte
         end = np.full_like(home, self.n_units)
-        # A stage of units b to e - 1 sends on what it makes and some unit from e on reads.
+        # A stage of units b to e - 1 sends values that it produces and that a unit from e on reads.
         onwards = (np.zeros_like(home), home, home + 1, last)
         back = (first + 1, home, home + 1, end)
         return np.maximum(*(self._summed(box, value_s) for box in (onwards, back)))
@@ -120,23 +118,23 @@ class StageLine:
     def _summed(
         self, box: tuple[IntArray, IntArray, IntArray, IntArray], of: FloatArray
     ) -> FloatArray:
-        """Return the sums of what holds for begins and ends from first to last, both included."""
+        """Return sums of `of` over boxes of begins and ends, all inclusive."""
         low, high, first, last = box
         table = np.zeros((self.n_units + 2, self.n_units + 2))
-        some = (low <= high) & (first <= last)
+        is_nonempty = (low <= high) & (first <= last)
         for row, column, sign in (
             (low, first, 1.0),
             (high + 1, first, -1.0),
             (low, last + 1, -1.0),
             (high + 1, last + 1, 1.0),
         ):
-            np.add.at(table, (row[some], column[some]), sign * of[some])
-        # Differences of sums: what should be nothing may be a rounding below it.
+            np.add.at(table, (row[is_nonempty], column[is_nonempty]), sign * of[is_nonempty])
+        # Differences of sums may round slightly below 0.
         sums = np.maximum(table.cumsum(axis=0).cumsum(axis=1), 0.0)
         return np.ascontiguousarray(sums[:-1, :-1])
 
     def merged(self, cuts: IntArray) -> "StageLine":
-        """Return the row whose units lie between `cuts`, which rise from 0 to U."""
+        """Return the row of coarser units between `cuts`, which ascend from 0 to U."""
         begins, size = cuts[:-1], self.spans[3]
         return replace(
             self,
@@ -155,10 +153,10 @@ class StageLine:
 def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     """Return the units of `problem`. O(n log n + reads + n D).
 
-    Loads are of one micro-batch: of an update of a weight, which is made once a step, its share.
+    Loads are per microbatch; weight updates, which run once per step, count proportionally.
 
     Raises:
-        SpecError: for a graph whose backward does not come last, or updates before it ends.
+        SpecError: if the backward of the graph does not come last, or updates come before its end.
 
     """
     graph = problem.graph
@@ -196,7 +194,7 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
     count = int(unit_of.max()) + 1
     first_op = np.full(count, graph.n_ops, dtype=np.int64)
     np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
-    # Without a backward, the units lie one after the other.
+    # Without a backward, units are consecutive runs of operators.
     last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
     if first_backward == graph.n_ops:
         last_op[:-1] = first_op - 1
@@ -205,7 +203,7 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _stretches(graph: OpGraph) -> Stretches:
-    """Return what is known of a graph's stretches, for all who cut it into stages."""
+    """Return the cache of a graph's stretches, shared by all cuts of it into stages."""
     memory, units = memory_tables(graph), _unit_tables(graph)
     room = stretch_room(graph.n_values, len(graph.weight_names), graph.n_ops)
     known = no_bytes(repeated=repeated_units(graph, memory, units))
@@ -237,9 +235,9 @@ def _spans(graph: OpGraph, unit_of: IntArray) -> IntArray:
 
 
 def _passing(spans: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return bytes and number of the values that pass each cut onwards, and back."""
+    """Return bytes and number of the values that cross each cut forwards, and backwards."""
     home, low, high, value_bytes = spans
-    # A value passes the cuts home + 1 to high onwards, low + 1 to home back.
+    # A value crosses cuts home + 1 to high forwards, and low + 1 to home backwards.
     size, values = np.zeros((2, 2, count + 2), dtype=np.int64)
     for row, (first, last) in enumerate(((home, high), (low, home))):
         for change, amount in ((size[row], value_bytes), (values[row], np.ones_like(home))):

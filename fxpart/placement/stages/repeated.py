@@ -1,4 +1,4 @@
-"""Blocks of a model that hold the same: a stretch of them holds what it does one block earlier."""
+"""Find identical blocks of a model, so that shifted stretches of them need equal memory."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from fxpart.placement.stages.stretch_bytes import UnitTables
 __all__ = ["Repeated", "repeated_units"]
 
 _FEWEST = 3
-"""Blocks from which it is looked whether they are alike."""
+"""Fewest blocks to look for repetition."""
 
 
 class Repeated(NamedTuple):
-    """Units `first` to `end` - 1, in blocks of `period` units that hold the same; 0 for none."""
+    """Units `first` to `end` - 1, in identical blocks of `period` units; 0 for none."""
 
     first: int = 0
     period: int = 0
@@ -27,11 +27,11 @@ class Repeated(NamedTuple):
 
 
 def repeated_units(graph: OpGraph, memory: MemoryTables, units: UnitTables) -> Repeated:
-    """Return blocks of units of which `stretch_bytes` says the same, shifted by any number of them.
+    """Return blocks of units for which `stretch_bytes` is invariant under shifts by whole blocks.
 
-    They are the blocks whose operators have the same tokens: all that a walk over a stretch reads,
-    with other operators, values and weights named by how many blocks away they are. And a shift by
-    a block keeps the order of all operators. O(n log n + reads).
+    These are blocks whose operators have equal tokens: everything that a pass over a stretch reads,
+    with other operators, values and weights identified by their distance in blocks. A shift by a
+    block must also preserve the order of all operators. O(n log n + reads).
     """
     rows = _rows(graph, units)
     if len(rows) < _FEWEST:
@@ -40,19 +40,19 @@ def repeated_units(graph: OpGraph, memory: MemoryTables, units: UnitTables) -> R
     if not blocks.keep_order():
         return Repeated()
     tokens = [list(blocks.tokens(number)) for number in range(len(rows))]
-    best, begin = (0, 0), 0
+    longest, begin = (0, 0), 0
     for number in range(1, len(rows) + 1):
         if number == len(rows) or tokens[number] != tokens[begin]:
-            best = max(best, (number - begin, -begin))
+            longest = max(longest, (number - begin, -begin))
             begin = number
-    count, first = best[0], -best[1]
+    count, first = longest[0], -longest[1]
     if count < _FEWEST:
         return Repeated()
     return Repeated(rows[first][0], rows[0][1] - rows[0][0], rows[first + count - 1][1])
 
 
 def _rows(graph: OpGraph, units: UnitTables) -> list[tuple[int, int]]:
-    """Return the longest row of blocks of equally many units: where each begins and ends."""
+    """Return begin and end of each block in the longest row of blocks of equal size."""
     begins, known = list[int](), {""}
     for unit, op in enumerate(units.first_op.tolist()):
         path = block_of(graph.modules[op])
@@ -71,7 +71,7 @@ def _rows(graph: OpGraph, units: UnitTables) -> list[tuple[int, int]]:
 
 
 class _Blocks:
-    """The operators of a row of blocks, and how others are named from each of them."""
+    """The operators of a row of blocks, with references relative to a block."""
 
     def __init__(
         self, memory: MemoryTables, units: UnitTables, rows: Sequence[tuple[int, int]]
@@ -93,7 +93,7 @@ class _Blocks:
         self._users = _users(memory)
 
     def keep_order(self) -> bool:
-        """Return whether each operator comes before another if it does a block further on, too."""
+        """Return whether a shift by one block preserves the order of all operators."""
         if len({len(row) for row in self._ops}) > 1:
             return False
         after = {
@@ -105,7 +105,7 @@ class _Blocks:
         return all(before < then for before, then in pairwise(shifted))
 
     def tokens(self, number: int) -> Iterator[tuple[object, ...]]:
-        """Yield for each operator of a block all that a walk over a stretch reads of it."""
+        """Yield for each operator of a block everything that a pass over a stretch reads of it."""
         m, first = self._m, self._rows[number][0]
         for op in self._ops[number]:
             weights = m.uses[m.use_start[op] : m.use_start[op + 1]].tolist()
@@ -132,7 +132,7 @@ class _Blocks:
         )
 
     def _value(self, value: int, number: int) -> tuple[object, ...]:
-        """Return what a value is, as seen from a block: the same value where no block makes it."""
+        """Return a value relative to a block; values made outside of blocks are absolute."""
         m, producer = self._m, int(self._m.producer[value])
         sizes = int(m.alloc_bytes[value]), int(m.value_bytes[value])
         if producer not in self._place:
@@ -146,10 +146,10 @@ class _Blocks:
         return (int(self._m.weight_bytes[weight]), *(self._op(op, number) for op in users))
 
     def _op(self, op: int, number: int) -> tuple[object, ...]:
-        """Return when an operator runs, as seen from a block.
+        """Return the position of an operator relative to a block.
 
-        Of one that is of no block that is whether it runs before or after each section of them. If
-        it runs in the midst of one, it is another thing from every block.
+        For an operator outside of blocks, it is whether it runs before or after each section of
+        blocks. If it runs inside a section, the position differs for every block.
         """
         place = self._place.get(op)
         if place is not None:

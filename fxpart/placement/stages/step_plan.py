@@ -1,4 +1,4 @@
-"""`StepPlan`: into how many micro-batches a step is divided, and how many of them wait at once."""
+"""`StepPlan`: the microbatches of a step, and how many are in flight."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ __all__ = ["StepMemory", "StepPlan"]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step as it will be run."""
+    """The schedule and microbatches of a step."""
 
     schedule: str = "none"
-    """One of `fxpart.schedule.SCHEDULES`; ``none`` for a step that is not divided."""
+    """One of `fxpart.schedule.SCHEDULES`; ``none`` for a step without microbatches."""
     microbatches: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a schedule that does not exist, and numbers that mean nothing."""
+        """Check the schedule and the number of microbatches."""
         if self.schedule != "none" and self.schedule not in SCHEDULES:
             near = nearest_names(self.schedule, ["none", *SCHEDULES])
             raise SpecError(f"mode.schedule={self.schedule} does not exist; {near}")
@@ -43,18 +43,18 @@ class StepPlan:
             )
 
     def flights(self, devices: int, chunks: int = 1, *, training: bool) -> list[Flight]:
-        """Return what each stage holds at most, with `chunks` of them on each device.
+        """Return the most microbatches in flight per stage, with `chunks` stages per device.
 
-        Of a pipeline of some of the devices, in order, with one stage on each, no stage holds more
-        than this says.
+        The result is also an upper bound for pipelines over a subset of the devices, in order, with
+        one stage on each.
 
         Raises:
-            SpecError: for several stages on a device in a schedule that does not go with them.
+            SpecError: if the schedule does not support several stages on a device.
 
         """
         if self.schedule == "none":
             return [ONE] * (devices * chunks)
-        # A schedule that needs a multiple of the devices is looked at with one.
+        # Some schedules need a multiple of the devices.
         whole = -(-self.microbatches // devices) * devices if chunks == 1 else self.microbatches
         rows = ordered_actions(self.schedule, devices, chunks, whole, training=training)
         return [
@@ -64,13 +64,13 @@ class StepPlan:
 
 
 def _most(row: Sequence[Action], stage: int) -> int:
-    """Return the most micro-batches that are ahead of their backward at once in a stage."""
+    """Return the most microbatches in flight at once in a stage."""
     steps = (1 if action.kind == "F" else -1 for action in row if action.stage == stage)
     return max(itertools.accumulate(steps))
 
 
 class StepMemory:
-    """What devices hold when stages are run by a schedule, for one cut after the other."""
+    """Memory of devices when stages are run by a schedule, evaluated for many cuts."""
 
     def __init__(
         self, problem: Problem, line: StageLine, homes: Sequence[int], plan: StepPlan
@@ -78,13 +78,13 @@ class StepMemory:
         """Prepare for stages of `line`, a row of U units.
 
         Args:
-            problem: what is placed.
+            problem: the problem.
             line: its row of units.
-            homes: device of each of S stages: 0 to D - 1, again and again.
-            plan: with a schedule.
+            homes: device of each of S stages: 0 to D - 1, repeated.
+            plan: a plan with a schedule.
 
         Raises:
-            SpecError: for a schedule that does not go with so many stages on a device.
+            SpecError: if the schedule does not support this many stages on a device.
 
         """
         self._problem = problem
@@ -102,16 +102,16 @@ class StepMemory:
         self._solver = StageSolver(line, Slots((0,), (0,), may_skip=False))
         self._held: dict[tuple[int, int], tuple[int, ...]] = {}
         memory = problem.memory
-        # Which weights the units use, each once a unit and weight.
+        # Distinct pairs of unit and weight.
         of_use = line.unit_of[np.repeat(np.arange(problem.graph.n_ops), np.diff(memory.use_start))]
         pairs = np.unique(np.stack([of_use, memory.uses]), axis=1)
         self._use_start = np.searchsorted(pairs[0], np.arange(line.n_units + 1))
         self._uses = np.ascontiguousarray(pairs[1])
 
     def peak_bytes(self, cuts: IntArray) -> IntArray:
-        """Return the most that each device holds, as `simulate_schedule` counts it. Shape (D,).
+        """Return the peak of each device, as counted by `simulate_schedule`. Shape (D,).
 
-        `cuts` say where each stage begins, and where the last one ends. Length S + 1.
+        `cuts` are the begins of the stages, then the end of the last. Length S + 1.
         """
         stages = [self._of(stretch) for stretch in itertools.pairwise(cuts.tolist())]
         held = _StageBytes(*np.array(stages, dtype=np.int64).T.copy())
@@ -149,7 +149,7 @@ class _StageBytes(NamedTuple):
 def _device_weights(
     use_start: IntArray, uses: IntArray, weight_bytes: IntArray, cuts: IntArray, devices: int
 ) -> IntArray:
-    """Return the bytes of the weights of all stages of each device, each once. Shape (D,)."""
+    """Return the bytes of the distinct weights of all stages of each device. Shape (D,)."""
     total = np.zeros(devices, dtype=np.int64)
     stamp = np.full(weight_bytes.shape[0], -1, dtype=np.int64)
     for device in range(devices):
@@ -165,7 +165,7 @@ def _device_weights(
 def _peak_bytes(
     actions: IntArray, starts: IntArray, held: _StageBytes, weights: IntArray, microbatches: int
 ) -> IntArray:
-    """Return what `simulate_schedule` says that each device holds, where none shares weights. (D,).
+    """Return the peak of each device as of `simulate_schedule`, without sharding. Shape (D,).
 
     Args:
         actions: whether each is a forward, and its stage, device after device.

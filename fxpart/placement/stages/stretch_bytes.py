@@ -1,7 +1,7 @@
-"""What one stretch of units of a model holds as a pipeline stage, by one walk over its operators.
+"""Memory of a stretch of units as a pipeline stage, by one pass over its operators.
 
-For one micro-batch the accounting is that of `fxpart.cost.kernels.peak_on_device`; for several,
-that of `fxpart.schedule.simulate_schedule`.
+For one microbatch the accounting is that of `fxpart.cost.kernels.peak_on_device`; for several, that
+of `fxpart.schedule.simulate_schedule`.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class UnitTables(NamedTuple):
-    """The part of a `StageLine` that compiled loops read."""
+    """The part of a `StageLine` used by compiled loops."""
 
     unit_of: IntArray
     first_op: IntArray
@@ -43,53 +43,53 @@ class UnitTables(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """How many micro-batches a stage has in a step."""
+    """Microbatches of a stage in a step."""
 
     microbatches: int
-    """All of them: their inputs and results are there together."""
+    """Total number; their inputs and results are all live together."""
     in_flight: int
-    """The most that wait for their backward at once, with what they saved."""
+    """Most microbatches in flight, with their saved activations."""
 
 
 ONE = Flight(1, 1)
-"""A step that is not divided into micro-batches."""
+"""A step with a single microbatch."""
 
 
 class StretchBytes(NamedTuple):
-    """Bytes of a stretch as one stage, of one micro-batch.
+    """Bytes of a stretch as one stage, for one microbatch.
 
-    ``live`` is the most alive at once, results and gradients counted, weights and inputs not.
+    ``live`` fields are peaks, including results and gradients but not weights and inputs.
     """
 
     weights: int
     inputs: int
     outputs: int
-    """Of the model's results that the forward makes."""
+    """Model results produced by the forward."""
     gradients: int
-    """Of the model's results that the backward makes."""
+    """Model results produced by the backward."""
     saved: int
-    """Made or received in the forward, and read in the backward."""
+    """Produced or received in the forward, and read in the backward."""
     forward_live: int
     first_backward_live: int
     backward_live: int
-    """For a micro-batch that is not the first: gradients are there, and are made once more."""
+    """For later microbatches, where accumulated gradients coexist with new ones."""
     update_live: int
     update_kept: int
-    """Of what updates make and keep: there until all of the device are done."""
+    """Temporaries of updates that live until all updates of the device are done."""
 
 
 class StretchRoom(NamedTuple):
-    """Scratch arrays of `stretch_bytes`; an entry with an old stamp counts as empty."""
+    """Scratch arrays of `stretch_bytes`; entries with an old stamp count as empty."""
 
     root: IntArray
-    """The value whose storage a value is in. Length V."""
+    """The value that owns the storage of each value. Length V."""
     root_stamp: IntArray
     last: IntArray
     """Last operator that needs the storage of a value. Length V."""
     used: IntArray
-    """The same, where results are not taken to live longer, and updates not to read. Length V."""
+    """The same, ignoring longer lifetimes of results and reads by updates. Length V."""
     is_result: IntArray
-    """1 for a storage in which a result lies. Length V."""
+    """1 for a storage that contains a result. Length V."""
     weight_stamp: IntArray
     """Length W."""
     kept: IntArray
@@ -97,16 +97,15 @@ class StretchRoom(NamedTuple):
     change: IntArray
     """Length n + 1."""
     shed: IntArray
-    """What `change` is more or less by, where gradients are added to what there is. Length n + 1.
-    """
+    """Correction of `change` if gradients are accumulated into existing ones. Length n + 1."""
     stamp: IntArray
-    """The stamp of now, of length 1."""
+    """The current stamp. Length 1."""
     owners: IntArray
-    """How many values there are in `kept`, of length 1."""
+    """Number of values in `kept`. Length 1."""
 
 
 def stretch_room(values: int, weights: int, operators: int) -> StretchRoom:
-    """Return room for a graph of so many values, weights and operators."""
+    """Return scratch arrays for a graph of the given size."""
     sizes = (*[values] * 5, weights, values, operators + 1, operators + 1, 1, 1)
     return StretchRoom(*(np.zeros(size, dtype=np.int64) for size in sizes))
 
@@ -115,7 +114,7 @@ def stretch_room(values: int, weights: int, operators: int) -> StretchRoom:
 def _read(
     m: MemoryTables, room: StretchRoom, op: int, begin: int, is_update: bool
 ) -> tuple[int, int]:
-    """Let `op` use its weights and read its values; return the bytes of new weights, and inputs."""
+    """Process the weights and reads of `op`; return the bytes of new weights, and of new inputs."""
     stamp, root, weights, inputs = room.stamp[0], room.root, 0, 0
     for i in range(m.use_start[op], m.use_start[op + 1]):
         if room.weight_stamp[m.uses[i]] != stamp:
@@ -140,7 +139,7 @@ def _read(
 
 @compiled
 def _own(room: StretchRoom, value: int, op: int) -> None:
-    """Let `value` have a storage of its own from `op` on."""
+    """Start a storage of `value` at `op`."""
     room.root[value], room.last[value] = value, op
     room.used[value], room.is_result[value] = op, 0
     room.kept[room.owners[0]] = value
@@ -151,7 +150,7 @@ def _own(room: StretchRoom, value: int, op: int) -> None:
 def _make(  # noqa: PLR0917 - compiled code takes no keywords
     m: MemoryTables, units: UnitTables, room: StretchRoom, op: int, low: int, high: int, end: int
 ) -> None:
-    """Let `op` make its values; results of the model live to `end`."""
+    """Process the results of `op`; results of the model live to `end`."""
     stamp, root = room.stamp[0], room.root
     for value in range(m.made_start[op], m.made_start[op + 1]):
         base = m.base[value]
@@ -164,7 +163,7 @@ def _make(  # noqa: PLR0917 - compiled code takes no keywords
             continue
         room.root_stamp[value] = stamp
         if root[value] >= 0:
-            # Variables hold what was made, not the copy that was received.
+            # Variables reference the original, not a received copy.
             maker = m.producer[root[value]]
             is_own = low <= units.unit_of[maker] < high
             held = max(op, min(m.held[value], end)) if is_own else op
@@ -178,7 +177,7 @@ def _make(  # noqa: PLR0917 - compiled code takes no keywords
 def _end(
     m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
 ) -> tuple[int, int, int, int]:
-    """Let storages end; return the bytes of results, gradients, saved and kept by updates."""
+    """Free all storages; return the bytes of results, gradients, saved and kept by updates."""
     outputs, gradients, saved, kept = 0, 0, 0, 0
     for k in range(room.owners[0]):
         value = room.kept[k]
@@ -203,10 +202,10 @@ def _end(
 def stretch_bytes(
     m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
 ) -> StretchBytes:
-    """Return what units `low` to `high` - 1 hold as one stage; there must be some.
+    """Return the bytes of units `low` to `high` - 1 (not empty) as one stage.
 
-    What is received is there from the first operator on: before that, less of it is. O(operators
-    between its first and its last, and their reads).
+    Received values count from the first operator of the stretch on. O(operators between its first
+    and last, and their reads).
     """
     room.stamp[0] += 1
     room.owners[0] = 0
@@ -239,17 +238,17 @@ def stretch_bytes(
 
 @inlined
 def needed_bytes(b: StretchBytes, flight: Flight) -> int:
-    """Return what a device needs for a stage, at any time of a step, or hardly more.
+    """Return a tight upper bound of the memory that a stage needs over a step.
 
-    The results of all micro-batches are taken to be there from the first one on.
+    The results of all microbatches are assumed to be live from the first one on.
     """
-    waiting = (flight.in_flight - 1) * b.saved
-    goes_on = flight.microbatches > flight.in_flight
-    live = b.forward_live + waiting + (b.gradients if goes_on else 0)
-    live = max(live, b.first_backward_live + waiting, b.update_live)
+    saved_in_flight = (flight.in_flight - 1) * b.saved
+    has_later_forwards = flight.microbatches > flight.in_flight
+    live = b.forward_live + saved_in_flight + (b.gradients if has_later_forwards else 0)
+    live = max(live, b.first_backward_live + saved_in_flight, b.update_live)
     if flight.microbatches > 1:
-        # By the second backward, one micro-batch less waits, or a forward has come between.
-        live = max(live, b.backward_live + waiting - (0 if goes_on else b.saved))
+        # By the second backward, one microbatch less is in flight, or another forward has run.
+        live = max(live, b.backward_live + saved_in_flight - (0 if has_later_forwards else b.saved))
     return b.weights + b.inputs + live + (flight.microbatches - 1) * (b.inputs + b.outputs)
 
 
@@ -257,38 +256,38 @@ def needed_bytes(b: StretchBytes, flight: Flight) -> int:
 def stretch_needs(  # noqa: PLR0917 - compiled code takes no keywords
     m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int, flight: Flight
 ) -> int:
-    """Return what a device needs for units `low` to `high` - 1; 0 for none."""
+    """Return the memory needed for units `low` to `high` - 1; 0 for none."""
     if low == high:
         return 0
     return needed_bytes(stretch_bytes(m, units, room, low, high), flight)
 
 
-# Stretches that were walked once: searches of several schedules, devices and cuts ask for the same.
+# Cache of stretches, shared by searches over schedules, devices and cuts.
 
 
 class KnownBytes(NamedTuple):
     """A hash table from stretches to their `StretchBytes`, by open addressing."""
 
     keys: IntArray
-    """Of the stretch in each place, -1 where there is none. Its length is a power of two."""
+    """Key of the stretch in each slot, -1 if empty. The length is a power of two."""
     rows: IntArray
-    """Its bytes, in the order of the fields. Shape (places, 10)."""
+    """Its `StretchBytes`, field by field. Shape (places, 10)."""
     entries: IntArray
-    """How many there are, of length 1."""
+    """Number of entries. Length 1."""
     first: int
-    """The first of units that repeat; a stretch of them stands for all that are shifted."""
+    """The first repeated unit; stretches of repeated units are shifted to a canonical one."""
     period: int
-    """After how many they do; 0 where none do."""
+    """Period of the repetition in units; 0 for none."""
     end: int
-    """The one behind them."""
+    """End of the repeated units."""
 
 
 _FIRST_PLACES, _MOST_PLACES = 1 << 12, 1 << 16
-"""6 MB at most; what does not fit in is walked each time."""
+"""At most 6 MB; further stretches are recomputed each time."""
 
 
 def no_bytes(places: int = _FIRST_PLACES, repeated: tuple[int, int, int] = (0, 0, 0)) -> KnownBytes:
-    """Return a table without entries; units `repeated` are as `KnownBytes` has them."""
+    """Return an empty table; `repeated` are the last three fields of `KnownBytes`."""
     fields = len(StretchBytes._fields)
     return KnownBytes(
         np.full(places, -1, dtype=np.int64),
@@ -300,7 +299,7 @@ def no_bytes(places: int = _FIRST_PLACES, repeated: tuple[int, int, int] = (0, 0
 
 @compiled
 def _place_of(keys: IntArray, key: int) -> int:
-    """Return where `key` is, or the free place where it would be."""
+    """Return the slot of `key`, or the free slot for it."""
     mask: int = keys.shape[0] - 1
     place: int = ((key ^ (key >> 17)) * 2654435761 >> 9) & mask
     while keys[place] not in (-1, key):
@@ -312,7 +311,7 @@ def _place_of(keys: IntArray, key: int) -> int:
 def _known_stretch(  # noqa: PLR0917 - compiled code takes no keywords
     m: MemoryTables, units: UnitTables, room: StretchRoom, known: KnownBytes, low: int, high: int
 ) -> StretchBytes:
-    """Return what `stretch_bytes` does, which is asked only for what is not known."""
+    """Return `stretch_bytes` through the cache."""
     if known.period > 0 and low >= known.first and high <= known.end:
         shift = (low - known.first) // known.period * known.period
         low, high = low - shift, high - shift
@@ -342,13 +341,13 @@ def known_needs(  # noqa: PLR0917 - compiled code takes no keywords
     high: int,
     flight: Flight,
 ) -> int:
-    """Return what `stretch_needs` does, from what is known where it is; of some units."""
+    """Return `stretch_needs` through the cache, for a stretch that is not empty."""
     return needed_bytes(_known_stretch(m, units, room, known, low, high), flight)
 
 
 @compiled
 def _moved(old: KnownBytes, new: KnownBytes) -> None:
-    """Put all that is in `old` into `new`, which is empty and has room for it."""
+    """Copy all entries of `old` to `new`, which is empty and large enough."""
     for place in range(old.keys.shape[0]):
         if old.keys[place] >= 0:
             there = _place_of(new.keys, old.keys[place])
@@ -359,9 +358,9 @@ def _moved(old: KnownBytes, new: KnownBytes) -> None:
 
 @dataclass(eq=False, slots=True)
 class Stretches:
-    """What stretches of the units of one graph hold, each found once.
+    """Cached bytes of the stretches of one graph.
 
-    `lock` is for the tables, which searches in several threads share.
+    `lock` protects the tables, which searches in several threads share.
     """
 
     memory: MemoryTables
@@ -371,14 +370,14 @@ class Stretches:
     lock: Lock = field(default_factory=Lock)
 
     def bytes_of(self, low: int, high: int) -> StretchBytes:
-        """Return what units `low` to `high` - 1, which must be some, hold of one micro-batch."""
+        """Return the bytes of units `low` to `high` - 1 (not empty) for one microbatch."""
         with self.lock:
             self.make_room()
             known = _known_stretch(self.memory, self.units, self.room, self.known, low, high)
         return StretchBytes(*map(int, known))
 
     def make_room(self) -> None:
-        """Make the table larger where it is half full; to be called under the lock."""
+        """Enlarge the table if it is half full; call with the lock held."""
         places = len(self.known.keys)
         if 2 * int(self.known.entries[0]) > places and places < _MOST_PLACES:
             larger = no_bytes(4 * places, self.known[3:])

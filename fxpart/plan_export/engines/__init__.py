@@ -1,6 +1,7 @@
-"""Plans as files that engines start from: degrees, stages, batches, checkpointing.
+"""Export plans as configuration files of engines: degrees, stages, batches, checkpointing.
 
-An engine is a function from `EnginePlan` to text, which refuses what the engine cannot carry out.
+Each engine has a function from `EnginePlan` to text, which refuses plans that the engine cannot
+run.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,16 +21,16 @@ __all__ = ["ENGINES", "Engine", "EngineFiles", "EnginePlan", "Stages", "engine_f
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs a plan from a file of its own."""
+    """A tool that runs a plan from its own configuration file."""
 
     name: str
     file: str
     trains: bool
-    """Whether it is for training, else for serving."""
+    """Whether it is for training rather than serving."""
     texts_only: bool
-    """Whether its models are causal language models alone."""
+    """Whether it supports only causal language models."""
     pipelines: bool
-    """Whether it runs any."""
+    """Whether it supports pipeline parallelism."""
     write: Callable[[EnginePlan], str]
     """Returns the file's text. Raises `SpecError` with a short reason."""
 
@@ -54,18 +55,18 @@ class EngineFiles:
 
     texts: Mapping[Engine, str]
     refusals: Mapping[Engine, str]
-    """Why others have none, in a few words."""
+    """Short reasons why other engines have none."""
 
 
 def engine_files(plan: EnginePlan) -> EngineFiles:
-    """Return what the engines for such a plan start from; one device trains without any."""
-    asked = [engine for engine in ENGINES if engine.trains == plan.training]
+    """Return the files of all suitable engines; training on one device needs none."""
+    candidates = [engine for engine in ENGINES if engine.trains == plan.training]
     if plan.megatron:
-        asked = [engine for engine in asked if engine.write is megatron_arguments]
+        candidates = [engine for engine in candidates if engine.write is megatron_arguments]
     name = plan.architecture or ""
     is_text = name.endswith("ForCausalLM") or (name in _SERVED and not plan.training)
     texts, refusals = dict[Engine, str](), dict[Engine, str]()
-    for engine in asked:
+    for engine in candidates:
         suits = engine.pipelines or plan.stages.count == 1
         if (engine.texts_only and not is_text) or not suits:
             continue

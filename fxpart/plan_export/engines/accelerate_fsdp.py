@@ -1,4 +1,4 @@
-"""A plan as the configuration of ``accelerate launch``: replicas, or FSDP2."""
+"""Export a plan as a configuration of ``accelerate launch``: replicas, or FSDP2."""
 
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.plan import EnginePlan
@@ -10,7 +10,7 @@ def accelerate_yaml(plan: EnginePlan) -> str:
     """Return the file for ``accelerate launch --config_file``.
 
     Raises:
-        SpecError: for what it cannot carry out.
+        SpecError: if accelerate cannot run the plan.
 
     """
     if plan.zero == 1:
@@ -30,7 +30,7 @@ def accelerate_yaml(plan: EnginePlan) -> str:
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if plan.zero else "MULTI_GPU",
-        "mixed_precision": "no",  # weights have the dtype that they are loaded in
+        "mixed_precision": "no",  # weights keep the dtype in which they are loaded
         "num_machines": plan.machines,
         "num_processes": plan.devices,
     }
@@ -38,7 +38,7 @@ def accelerate_yaml(plan: EnginePlan) -> str:
         values["gpu_ids"] = order
     lines = [f"{key}: {_yaml(value)}" for key, value in values.items()]
     if plan.zero:
-        # Without a class, accelerate wraps what the model's class says, `_no_split_modules`.
+        # Without a class, accelerate wraps the model's `_no_split_modules`.
         lines += _section(
             "fsdp_config",
             {
@@ -68,5 +68,5 @@ def _section(title: str, values: dict[str, object]) -> list[str]:
 def _yaml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    # A bare no is false, and other readers take 0,2 for a number.
+    # YAML reads a bare no as false, and some readers take 0,2 for a number.
     return f"'{value}'" if value == "no" or "," in str(value) else str(value)

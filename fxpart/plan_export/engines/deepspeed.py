@@ -1,4 +1,4 @@
-"""A plan as DeepSpeed's JSON."""
+"""Export a plan as a DeepSpeed JSON configuration."""
 
 import json
 
@@ -12,7 +12,7 @@ def deepspeed_json(plan: EnginePlan) -> str:
     """Return the file for ``deepspeed.initialize(config=...)``, or transformers' ``--deepspeed``.
 
     Raises:
-        SpecError: for what it cannot carry out.
+        SpecError: if DeepSpeed cannot run the plan.
 
     """
     if plan.tensor_parallel > 1:

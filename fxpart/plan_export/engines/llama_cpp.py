@@ -1,4 +1,4 @@
-"""A plan as a command of llama.cpp."""
+"""Export a plan as a llama.cpp command."""
 
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.plan import EnginePlan
@@ -9,13 +9,14 @@ _CACHE = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
 def llama_cpp_command(plan: EnginePlan) -> str:
-    """Return a shell script that serves the GGUF file that it is given.
+    """Return a shell script that serves the GGUF file in its argument.
 
-    With ``--split-mode layer`` the layers and then the output go to the devices in turn, in
-    proportion to ``--tensor-split``, so that whole numbers which add up to both are met exactly.
+    With ``--split-mode layer``, the layers and then the output are divided over the devices in
+    proportion to ``--tensor-split``, so integers that sum to the number of layers plus one are met
+    exactly.
 
     Raises:
-        SpecError: for what llama.cpp cannot carry out.
+        SpecError: if llama.cpp cannot run the plan.
 
     """
     if plan.replica_count > 1 or plan.sequence_parallel:
@@ -34,7 +35,7 @@ def llama_cpp_command(plan: EnginePlan) -> str:
         arguments |= {"split-mode": mode, "tensor-split": ",".join(map(str, split))}
     arguments |= {"cache-type-k": cache, "cache-type-v": cache, "parallel": plan.batch_size}
     if plan.tokens:
-        arguments["ctx-size"] = plan.tokens * plan.batch_size  # shared by all
+        arguments["ctx-size"] = plan.tokens * plan.batch_size  # shared by all sequences
     order = plan.visible_devices()
     environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     lines = ["#!/bin/sh", "# sh llama_cpp.sh MODEL.gguf"]

@@ -1,4 +1,4 @@
-"""A plan as arguments of Megatron-LM's ``pretrain_gpt.py``."""
+"""Export a plan as arguments of Megatron-LM's ``pretrain_gpt.py``."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _SIZES: Mapping[str, str] = {
     "max-position-embeddings": "max_position_embeddings",
     "vocab-size": "vocab_size",
 }
-"""By argument, the field of the configuration."""
+"""Configuration field of each argument."""
 _ARCHITECTURES = ("LlamaForCausalLM", "MixtralForCausalLM")
 _EXPERTS: Mapping[str, str] = {
     "num-experts": "num_local_experts",
@@ -52,20 +52,20 @@ _WITHOUT_EFFECT = frozenset(
         "experts_implementation",
     }
 )
-"""On the shapes and kernels of a step; the command's dtype is written, not the configuration's."""
+"""Fields that do not affect the shapes and kernels of a step; the dtype comes from the command."""
 _ROPE_SCALING: Mapping[str, float] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What Megatron-LM's ``--use-rope-scaling`` has beside the factor."""
+"""Parameters fixed by Megatron-LM's ``--use-rope-scaling`` besides the factor."""
 
 
 def megatron_arguments(plan: EnginePlan) -> str:
-    """Return the arguments, one a line, for ``pretrain_gpt.py $(cat megatron_args.txt)``.
+    """Return the arguments, one per line, for ``pretrain_gpt.py $(cat megatron_args.txt)``.
 
     Raises:
-        SpecError: for what it cannot carry out.
+        SpecError: if Megatron-LM cannot run the plan.
 
     """
     if plan.zero > 1:
@@ -101,7 +101,7 @@ def megatron_arguments(plan: EnginePlan) -> str:
         "use-distributed-optimizer": plan.zero == 1,
         "bf16": plan.dtype == "bfloat16",
         "fp16": plan.dtype == "float16",
-        # Planned so; with bf16 it is Megatron's own default.
+        # As planned; with bf16 this is Megatron's default.
         "accumulate-allreduce-grads-in-fp32": plan.dtype == "float16",
         "cross-entropy-loss-fusion": True,
     }
@@ -116,14 +116,14 @@ def megatron_arguments(plan: EnginePlan) -> str:
 
 
 def _mesh(plan: EnginePlan) -> list[tuple[str, object]]:
-    """Return the degrees of replicas that share experts or sequences."""
+    """Return the arguments of expert and context parallelism."""
     arguments: list[tuple[str, object]] = []
     if plan.context_parallel > 1:
         arguments.append(("context-parallel-size", plan.context_parallel))
         arguments.append(("cp-comm-type", "all_gather"))
     if plan.expert_parallel > 1:
         arguments.append(("expert-model-parallel-size", plan.expert_parallel))
-        if plan.tensor_parallel > 1:  # experts are whole, which is not its default
+        if plan.tensor_parallel > 1:  # experts are not split, which is not its default
             arguments.append(("expert-tensor-parallel-size", 1))
     if plan.architecture == "MixtralForCausalLM":
         arguments += [("moe-token-dispatcher-type", "alltoall"), ("moe-grouped-gemm", "")]
@@ -162,7 +162,7 @@ def _model_arguments(plan: EnginePlan) -> list[tuple[str, object]]:
 
 
 def _check_fields(model: Mapping[str, object]) -> None:
-    """Refuse fields of the configuration that would be another model's in the arguments."""
+    """Refuse configuration fields that the arguments cannot express."""
     for key in ("attention_bias", "mlp_bias"):
         if model.get(key):
             raise SpecError(f"{key}=true is not put into its arguments")
@@ -173,7 +173,7 @@ def _check_fields(model: Mapping[str, object]) -> None:
 
 
 def _rotary(model: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Return the base of rotary positions, and Llama 3's scaling where there is one."""
+    """Return the rotary base, and Llama 3's scaling if the model has one."""
     rope = dict(_section(model, "rope_scaling"))
     rope.update(_section(model, "rope_parameters"))
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"

@@ -1,4 +1,4 @@
-"""`EnginePlan`: what an engine has to be told of a plan, in numbers that all engines know."""
+"""`EnginePlan`: an engine-independent description of a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ __all__ = ["EnginePlan", "Stages", "stages_of"]
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The numbered layers of each stage of a pipeline, such as ``model.layers.0`` and so on."""
+    """The numbered layers (``model.layers.0`` and so on) of each stage of a pipeline."""
 
     layers: tuple[int, ...]
-    """How many each has, in the model's order. What comes before the first layer is in the first
-    stage, what comes after the last in the last."""
+    """Number of layers per stage, in model order. Everything before the first layer is in the first
+    stage, everything after the last in the last."""
     devices: tuple[int, ...]
-    """The device of each, or its tensor-parallel group."""
+    """The device, or tensor-parallel group, of each stage."""
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class Stages:
 
     @property
     def ranks(self) -> int:
-        """Devices, or groups, that they are on."""
+        """Number of devices, or groups, with stages."""
         return len(set(self.devices))
 
 
@@ -40,78 +40,78 @@ class EnginePlan:
     """A plan for an engine."""
 
     training: bool
-    """Whether a step of training is planned."""
+    """Whether this is a plan of a training step."""
     stages: Stages
     architecture: str | None = None
-    """The model's class in transformers, if it is one."""
+    """The model's transformers class, if any."""
     model: Mapping[str, object] = field(default_factory=dict)
-    """Fields of that class's configuration."""
+    """Fields of its transformers configuration."""
     dtype: str = "bfloat16"
     batch_size: int = 1
-    """Examples of one replica, in one microbatch."""
+    """Examples per replica and microbatch."""
     tokens: int | None = None
-    """Most tokens of an example: of a text in training, in the cache of a step of serving."""
+    """Tokens per example: sequence length in training, cache capacity in serving."""
     data_parallel: int = 1
     zero: int = 0
     """One of `fxpart.sharding.zero.STAGES`."""
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     expert_parallel: int = 1
-    """Replicas that share the experts."""
+    """Number of replicas that share the experts."""
     context_parallel: int = 1
-    """Further replicas, each with a piece of every sequence."""
+    """Number of further replicas, each with a piece of every sequence."""
     schedule: str = "none"
     microbatches: int = 1
     checkpointing: str = "none"
     recomputes_some: bool = False
-    """Whether that is of some of the layers only."""
+    """Whether only some layers are checkpointed."""
     optimizer: str = "adamw"
     implementation: str = "foreach"
-    """Of the optimizer: ``for_loop``, ``foreach`` or ``fused``."""
+    """Implementation of the optimizer: ``for_loop``, ``foreach`` or ``fused``."""
     same_dtype: bool = True
-    """Whether the optimizer keeps state and weights in the dtype of the model only."""
+    """Whether optimizer state and weights are only in the dtype of the model."""
     megatron: bool = False
-    """Whether the step is planned as Megatron-LM computes it."""
+    """Whether the plan is for Megatron-LM's kernels."""
     weights: str = "none"
-    """The layout of weights in few bits, as in ``conf/weights``."""
+    """The weight quantization, as in ``conf/weights``."""
     cache: str = "auto"
-    """The dtype of a cache."""
+    """The dtype of the KV cache."""
     machines: int = 1
     replicas: tuple[tuple[int, ...], ...] = ()
-    """For each replica, which of all devices, or groups, the devices of `stages` are; empty where
-    the replicas have as many as there are stages, one after another."""
+    """The global devices, or groups, that correspond to the devices of `stages` in each replica;
+    empty if replicas occupy consecutive devices."""
 
     @property
     def devices(self) -> int:
-        """Devices of the whole plan."""
+        """Total number of devices."""
         return self.replica_count * self.tensor_parallel * self.stages.ranks
 
     @property
     def replica_count(self) -> int:
-        """Replicas of the model."""
+        """Number of replicas of the model."""
         return self.data_parallel * self.context_parallel
 
     def device_order(self, *, stages_first: bool = False) -> tuple[int, ...] | None:
-        """Return the devices of an engine's ranks in turn; None where that is their own order.
+        """Return the device of each of an engine's ranks; None for the identity.
 
-        Ranks count the devices of a group first, then stages, then replicas; with `stages_first`
-        replicas before stages, so that the first ranks are those of the first stage.
+        Ranks enumerate the devices of a group first, then stages, then replicas; with
+        `stages_first`, replicas before stages, so that the first ranks have the first stage.
         """
         size, width = self.tensor_parallel, max(self.stages.devices) + 1
-        turns = dict.fromkeys(self.stages.devices)
+        stage_devices = dict.fromkeys(self.stages.devices)
         replicas = self.replicas or [
             range(width * replica, width * (replica + 1)) for replica in range(self.replica_count)
         ]
-        groups = [[replica[stage] for stage in turns] for replica in replicas]
+        groups = [[replica[stage] for stage in stage_devices] for replica in replicas]
         rows = zip(*groups, strict=True) if stages_first else groups
         order = tuple(group * size + i for row in rows for group in row for i in range(size))
         return None if order == tuple(range(len(order))) else order
 
     def visible_devices(self, *, stages_first: bool = False) -> str | None:
-        """Return the `device_order` as ``CUDA_VISIBLE_DEVICES`` has it.
+        """Return the `device_order` as a value of ``CUDA_VISIBLE_DEVICES``.
 
         Raises:
-            SpecError: for an order over several machines, which none of them can be told.
+            SpecError: if an order other than the identity spans several machines.
 
         """
         order = self.device_order(stages_first=stages_first)
@@ -121,10 +121,10 @@ class EnginePlan:
 
 
 def stages_of(graph: OpGraph, assignment: Assignment) -> Stages:
-    """Return the stages of a plan that cuts between numbered layers, or not at all.
+    """Return the stages of a plan that is cut between numbered layers, or not at all.
 
     Raises:
-        SpecError: for a plan that is no row of stages, or cuts elsewhere.
+        SpecError: if the plan is not a sequence of stages, or is cut elsewhere.
 
     """
     ops = forward_operators(graph)
@@ -145,7 +145,7 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> Stages:
 
 
 def _blocks(modules: list[str]) -> list[str]:
-    """Return the layer that each operator is in, of the longest numbered list; empty for none."""
+    """Return the layer of each operator within the longest numbered list; empty if outside."""
     blocks = [block_of(module) for module in modules]
     lists: dict[str, set[str]] = {}
     for block in blocks:

@@ -1,4 +1,4 @@
-"""A plan as torchtitan's TOML: ``torchtitan.config.job_config`` of its releases 0.2."""
+"""Export a plan as torchtitan's TOML: ``torchtitan.config.job_config`` of releases 0.2."""
 
 import json
 
@@ -31,7 +31,7 @@ _ALIKE = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
-"""What all flavors have, and transformers' classes of these sizes where nothing is stated."""
+"""Values of all flavors, and the defaults of transformers' classes at these sizes."""
 _CHECKPOINTING: dict[str, dict[str, object]] = {
     "none": {"mode": "none"},
     "block": {"mode": "full"},
@@ -48,7 +48,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
     """Return the file for ``-m torchtitan.train --job.config_file``.
 
     Raises:
-        SpecError: for what torchtitan cannot carry out.
+        SpecError: if torchtitan cannot run the plan.
 
     """
     name, flavor = _flavor(plan)
@@ -89,15 +89,15 @@ def torchtitan_toml(plan: EnginePlan) -> str:
 def _flavor(plan: EnginePlan) -> tuple[str, str]:
     sizes = (plan.architecture, *(plan.model.get(key) for key in _SIZES))
     stated = {key: plan.model.get(key) for key in _ALIKE}
-    alike = all(value in (None, _ALIKE[key]) for key, value in stated.items())
+    has_defaults = all(value in (None, _ALIKE[key]) for key, value in stated.items())
     for known, flavor in _FLAVORS.items():
-        if known == sizes and alike:
+        if known == sizes and has_defaults:
             return flavor
     raise SpecError("it has no flavor of these sizes")
 
 
 def _refuse(plan: EnginePlan) -> None:
-    """Refuse what its configuration has no word for."""
+    """Refuse plans that its configuration cannot express."""
     if plan.zero == 1:
         raise SpecError("it has no ZeRO-1")
     if plan.context_parallel > 1 and not plan.zero:
@@ -115,11 +115,11 @@ def _refuse(plan: EnginePlan) -> None:
 
 
 def _batch_sizes(plan: EnginePlan) -> dict[str, object]:
-    """Return what a pipeline cuts into microbatches; else gradients of the rest are added up."""
+    """Return batch sizes, which without a pipeline imply gradient accumulation."""
     if plan.stages.count > 1 or plan.microbatches == 1:
         return {"local_batch_size": plan.batch_size * plan.microbatches}
-    together = plan.batch_size * plan.data_parallel * plan.microbatches
-    return {"local_batch_size": plan.batch_size, "global_batch_size": together}
+    global_batch_size = plan.batch_size * plan.data_parallel * plan.microbatches
+    return {"local_batch_size": plan.batch_size, "global_batch_size": global_batch_size}
 
 
 def _pipeline(plan: EnginePlan) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A plan as a command of vLLM."""
+"""Export a plan as a vLLM command."""
 
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.plan import EnginePlan
@@ -6,14 +6,14 @@ from fxpart.plan_export.engines.plan import EnginePlan
 __all__ = ["vllm_command"]
 
 _ON_LOADING = {"fp8": "fp8", "nf4": "bitsandbytes"}
-"""Layouts that vLLM makes of 16-bit weights; others it finds in the checkpoint."""
+"""Quantizations that vLLM applies on loading; others must be in the checkpoint."""
 
 
 def vllm_command(plan: EnginePlan) -> str:
-    """Return a shell script that serves the model that it is given.
+    """Return a shell script that serves the model in its argument.
 
     Raises:
-        SpecError: for what vLLM cannot carry out.
+        SpecError: if vLLM cannot run the plan.
 
     """
     if plan.sequence_parallel:
@@ -21,9 +21,9 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.context_parallel > 1:
         raise SpecError("its context parallelism is of a cache, not of a pass")
     if plan.expert_parallel > 1:
-        everywhere = plan.tensor_parallel * plan.data_parallel
-        if plan.expert_parallel != everywhere:
-            raise SpecError(f"it spreads experts over all of its replicas, {everywhere} devices")
+        all_devices = plan.tensor_parallel * plan.data_parallel
+        if plan.expert_parallel != all_devices:
+            raise SpecError(f"it spreads experts over all of its replicas, {all_devices} devices")
     order, layers = plan.visible_devices(), plan.stages.layers
     environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     if plan.stages.count > 1:
