@@ -1,1 +1,1 @@
-"""The best placement within a time, and a bound that shows how good it is."""
+"""The best placement within a time limit, and a lower bound to judge it by."""

@@ -1,4 +1,4 @@
-"""`optimal`: the best placement found within a time, and a bound that says how good it is."""
+"""`optimal`: the best placement found within a time limit, with a lower bound."""
 
 import logging
 import math
@@ -28,54 +28,54 @@ from fxpart.placement.size_based import size_based
 __all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
 
 STARTS = (size_based, single, equal_layers, pipeline, cost_aware, kl_based)
-"""Modes that are asked first, the quick ones before the slow, for where time is short. After them,
-where it is installed, `mtkahypar`."""
+"""Modes run first, fast ones before slow ones in case time is short; then `mtkahypar` if
+installed."""
 UNITS = {"memory": "B", "energy": "J"}
 _ROUNDING = 1e-9
 _PROVING = 0.25
-"""Share of the time in which the bound is raised."""
+"""Share of the time spent on improving the bound."""
 _MOST_S, _MOST_STEPS = 1e7, 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search has come."""
+    """Progress of a search."""
 
     seconds: float
-    """Since it began."""
+    """Time since the start."""
     step: int
     best_s: float
-    """The latency, or the largest load, of the best placement so far; of other objectives what they
-    make small, in their unit."""
+    """Objective of the best placement so far: latency or largest load, or for other objectives the
+    value in their unit."""
     bound_s: float
-    """That of no placement is less."""
+    """Lower bound of the objective."""
     bound_by: str
-    """What proves the bound."""
+    """Name of the proof of the bound."""
     unit: str = "s"
-    """Of the two: ``s``, ``B`` of memory or ``J`` of energy."""
+    """Unit of both: ``s``, ``B`` for memory or ``J`` for energy."""
 
     @property
     def gap(self) -> float:
-        """The best over the bound, less one; infinite without a bound."""
+        """The best relative to the bound, minus one; infinite without a bound."""
         return max(0.0, self.best_s / self.bound_s - 1.0) if self.bound_s > 0 else math.inf
 
 
 WATCHER: ContextVar[Callable[[Progress], None] | None] = ContextVar("watcher", default=None)
-"""Called with each improvement, with the state at the start and at the end."""
+"""Called at the start, at each improvement and at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimalOptions:
-    """How long to search."""
+    """Limits of the search."""
 
     time_limit_s: float = 10.0
-    """Seconds of search after which the best so far is returned; a step that is under way ends."""
+    """Seconds after which the best placement so far is returned, once the current step is done."""
     steps: int | None = None
-    """Steps after which it is returned, in place of a time: then the same in any process."""
+    """Number of steps instead of a time limit, which makes the result deterministic."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a search that would not begin or never end."""
+        """Check the ranges of the options."""
         if not 0 < self.time_limit_s <= _MOST_S:
             raise SpecError(
                 f"mode.time_limit_s must be above 0 and at most {_MOST_S:.0e},"
@@ -89,13 +89,13 @@ class OptimalOptions:
 
 
 def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignment:
-    """Return the best placement found for the problem's objective until time or steps are up.
+    """Return the best placement found for the problem's objective within the limits.
 
-    It ends when the best meets the bound, and at Ctrl-C, with the best so far. The same for a seed
-    and a number of steps, with the same packages installed.
+    The search also ends when the best meets the bound, and on Ctrl-C with the best so far. It is
+    deterministic for a seed and a number of steps, with the same packages installed.
 
     Raises:
-        InfeasibleError: when no placement was found that fits.
+        InfeasibleError: if no placement was found that fits.
 
     """
     chosen = options or OptimalOptions()
@@ -124,7 +124,7 @@ def _run(
             watcher(Progress(seconds, step, search.best_s, proof.bound_s, proof.name, unit))
 
     def prove() -> float:
-        """Try to raise the bound, unless that has had its share of the time; return the time."""
+        """Try to improve the bound if its share of time is not used up; return the time spent."""
         since, bound_s, limit_s = time.monotonic(), proof.bound_s, math.inf
         if options.steps is None:
             limit_s = _PROVING * (since - begin) - proving_s
@@ -153,12 +153,12 @@ def _run(
 
 
 def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray], Proof]:
-    """Return the search for a problem, the devices of its best placement, and a bound."""
+    """Return an initialized search, a getter of its best placement (n,), and a bound."""
     workload = problem.workload
     if workload is None:
         starts = (*STARTS, mtkahypar) if is_installed() else STARTS
         search = ModelSearch(problem, starts, seed)
-        search.round()  # without a first placement there is nothing to return
+        search.round()  # ensures that there is a placement to return
         bounds = best_bounds(problem)
         if problem.objective in BY_WHOLE:
             known = KnownBound(*bound_of(problem, bounds.latency_s))

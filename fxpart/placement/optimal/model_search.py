@@ -1,4 +1,4 @@
-"""Searches of captured models: what every mode finds, then on from there, a step at a time."""
+"""Searches for captured models: run every mode, then improve the results step by step."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,42 +31,42 @@ Start = Callable[[Problem], Assignment]
 
 @dataclass(eq=False, slots=True)
 class ModelSearch:
-    """A search for the objective of a problem. The same for a seed."""
+    """A search for the objective of a problem. Deterministic for a seed."""
 
     problem: Problem
     starts: Sequence[Start]
-    """Modes that are asked in the first steps, one each."""
+    """Modes run in the first steps, one each."""
     seed: int = 0
     elite: Elite = field(default_factory=Elite)
-    """The best placements met and their costs, the best first."""
+    """The best placements found with their costs, best first."""
     _round: int = 0
     _annealer: Annealer | None = None
     _kicked: tuple[SearchTables, Units] | None = None
 
     @property
     def best_s(self) -> float:
-        """The cost of the best placement; infinite before there is one."""
+        """The cost of the best placement; infinite if there is none yet."""
         return self.elite.best_s
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no mode has found a placement: there is none to go on from."""
+        """Whether no mode has found a placement to continue from."""
         return self._round >= len(self.starts) and not self.elite
 
     def take(self, device_of: IntArray) -> None:
-        """Start from a placement too, if it fits."""
+        """Add a starting placement if it fits."""
         sizes = self.problem.topology.memory_bytes
         if (peak_bytes(self.problem.memory, device_of, len(sizes)) <= sizes).all():
             self.elite.keep(cost_of(self.problem, device_of), device_of)
 
     def round(self) -> None:
-        """Ask the next mode, or try once more from what is there."""
+        """Run the next mode, or one round of improvement."""
         number, self._round = self._round, self._round + 1
-        least = None
+        optimum = None
         if number == 0 and self.problem.objective in BY_TIME:
-            least = least_placement(self.problem, self.problem.objective)
-        if least is not None and least.is_proven and not least.fits_none:
-            self.take(least.device_of)
+            optimum = least_placement(self.problem, self.problem.objective)
+        if optimum is not None and optimum.is_proven and not optimum.fits_none:
+            self.take(optimum.device_of)
         elif number < len(self.starts):
             with suppress(InfeasibleError, NotApplicableError):
                 self.take(self.starts[number](self.problem).device_of)

@@ -1,1 +1,1 @@
-"""Searches for a placement of operators that may go anywhere."""
+"""Searches for unrestricted placements of operators."""

@@ -1,4 +1,4 @@
-"""Annealing of the largest load of any device or link, kept up to date move by move."""
+"""Simulated annealing of the largest load of any device or link, with incremental updates."""
 
 import numpy as np
 
@@ -12,14 +12,14 @@ from fxpart.support.random_numbers import below, chance, share
 __all__ = ["anneal_steady", "steady_load_s"]
 
 _AFRESH = 4096
-"""Steps after which loads are added up afresh, so that rounding does not grow."""
+"""Steps after which loads are recomputed, to bound the accumulation of rounding errors."""
 
 
 @compiled
 def _begin(
     t: SteadyTables, home: IntArray, here: IntArray, device_s: FloatArray, link_s: FloatArray
 ) -> None:
-    """Fill the loads of devices (D,) and links (D, D), and how many read each value where."""
+    """Compute the loads of devices (D,) and links (D, D), and the readers per value and device."""
     here[:], device_s[:], link_s[:] = 0, 0.0, 0.0
     for unit in range(home.shape[0]):
         device_s[home[unit]] += t.time_s[unit, home[unit]]
@@ -73,7 +73,7 @@ def _move(  # noqa: PLR0917 - compiled: all by position
 
 @compiled
 def _norm(device_s: FloatArray, link_s: FloatArray, scale: float, sharp: float) -> float:
-    """Return the logarithm of the norm of all loads, in units of `scale`."""
+    """Return the logarithm of the `sharp`-norm of all loads, in units of `scale`."""
     total = 0.0
     for source in range(device_s.shape[0]):
         total += (max(device_s[source], 0.0) / scale) ** sharp
@@ -107,10 +107,10 @@ def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all 
     blunt: float,
     keen: float,
 ) -> None:
-    """Change `home` (U,) to the best placement met.
+    """Anneal `home` (U,) in place to the best placement found.
 
-    The energy is the logarithm of the norm of all loads of a power that grows from `blunt` to
-    `keen`. With `watched`, memory is looked at before a move is made.
+    The energy is the logarithm of the p-norm of all loads, with p increasing from `blunt` to
+    `keen`. With `watched`, moves must fit in memory.
     """
     state = chance(seed)
     units, devices = t.time_s.shape
@@ -127,7 +127,7 @@ def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all 
     if best <= 0.0:
         return
     temperature, sharp, scale = hot, blunt, best
-    now = _norm(device_s, link_s, scale, sharp)
+    energy = _norm(device_s, link_s, scale, sharp)
     for step in range(steps):
         temperature *= cooled
         sharp *= sharper
@@ -135,35 +135,35 @@ def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all 
             if step % _AFRESH == 0:
                 _begin(t, home, here, device_s, link_s)
             scale = max(device_s.max(), link_s.max())
-            now = _norm(device_s, link_s, scale, sharp)
+            energy = _norm(device_s, link_s, scale, sharp)
         unit = below(state, units)
         old = home[unit]
         new = below(state, devices)
-        made = t.made_start[unit + 1] - t.made_start[unit]
-        nearby = made + t.read_start[unit + 1] - t.read_start[unit]
+        made_count = t.made_start[unit + 1] - t.made_start[unit]
+        nearby = made_count + t.read_start[unit + 1] - t.read_start[unit]
         if nearby > 0 and below(state, 8) > 0:
             pick = below(state, nearby)
-            if pick < made:
+            if pick < made_count:
                 value = t.made[t.made_start[unit] + pick]
                 first, last = t.reader_start[value], t.reader_start[value + 1]
                 new = home[t.readers[first + below(state, last - first)]]
             else:
-                new = home[t.maker[t.read[t.read_start[unit] + pick - made]]]
+                new = home[t.maker[t.read[t.read_start[unit] + pick - made_count]]]
         if new == old:
             continue
         _move(t, home, here, device_s, link_s, unit, new)
-        then = _norm(device_s, link_s, scale, sharp)
-        kept = then - now <= -temperature * np.log(share(state) + 1e-12)
-        if kept and watched:
+        new_energy = _norm(device_s, link_s, scale, sharp)
+        is_accepted = new_energy - energy <= -temperature * np.log(share(state) + 1e-12)
+        if is_accepted and watched:
             placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = new
-            kept = peak_on_device(m, placed, new, change) <= room_bytes[new]
-            kept = kept and peak_on_device(m, placed, old, change) <= room_bytes[old]
-            if not kept:
+            is_accepted = peak_on_device(m, placed, new, change) <= room_bytes[new]
+            is_accepted = is_accepted and peak_on_device(m, placed, old, change) <= room_bytes[old]
+            if not is_accepted:
                 placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = old
-        if not kept:
+        if not is_accepted:
             _move(t, home, here, device_s, link_s, unit, old)
             continue
-        now = then
+        energy = new_energy
         largest = max(device_s.max(), link_s.max())
         if largest < best * (1 - 1e-9):
             best = largest

@@ -1,4 +1,4 @@
-"""Clusters of units that many or dear outputs join: what moves as one while a search is coarse."""
+"""Coarsening: clusters of strongly connected units that move together in coarse levels."""
 
 import numpy as np
 
@@ -10,20 +10,20 @@ from fxpart.support.random_numbers import below, chance
 __all__ = ["Level", "levels"]
 
 _LARGE = 64
-"""Units of an output beyond which it says little of which belong together."""
+"""Outputs that connect more units than this are ignored, as they carry little information."""
 _SHRINK = 0.6
 _SHARE = 0.35
-"""Of a device's fair share of the time, what a cluster may take at most."""
+"""Largest cluster, as a share of a device's fair share of the time."""
 
 Level = tuple[LoadTables, IntArray]
 """Tables of clusters, and the cluster of each unit of the level below."""
 
 
 def levels(tables: LoadTables, labels: IntArray, target: int, seed: int) -> list[Level]:
-    """Return coarser and coarser tables, until there are at most `target` clusters.
+    """Return successively coarser tables, until there are at most `target` clusters.
 
-    Units join only where their `labels` (U,) are equal, so that a placement that has one device for
-    each label is one of the coarse tables too.
+    Only units with equal `labels` (U,) are joined, so a placement with one device per label is also
+    a placement of the coarse tables.
     """
     made: list[Level] = []
     fastest = tables.time_s.min(axis=1)
@@ -59,7 +59,7 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
 ) -> IntArray:
     """Return the cluster of each unit, numbered without gaps.
 
-    Units in random order join the cluster that outputs tie them to most for its weight.
+    Units in random order join the cluster with the strongest connection relative to its weight.
     """
     state = chance(seed)
     units = t.size_bytes.shape[0]
@@ -73,9 +73,9 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
     rating = np.zeros(units)
     touched = np.empty(units, dtype=np.int64)
     typical = weight_s.sum() / units + 1e-30
-    left = units
+    clusters = units
     for unit in order:
-        if left <= wanted:
+        if clusters <= wanted:
             break
         if members[cluster_of[unit]] != 1 or cluster_of[unit] != unit:
             continue
@@ -106,7 +106,7 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
             members[best] += 1
             time_s[best] += time_s[unit]
             size[best] += size[unit]
-            left -= 1
+            clusters -= 1
     number = np.full(units, -1, dtype=np.int64)
     count = 0
     for position in range(units):

@@ -1,4 +1,4 @@
-"""`Elite`: the best placements that a search has met, from which it goes on."""
+"""`Elite`: the best placements that a search has found, from which it continues."""
 
 import numpy as np
 
@@ -8,31 +8,31 @@ __all__ = ["Elite"]
 
 _MOST = 6
 _SAME = 1e-12
-"""Costs that differ by this share are of the same placement, but for names of devices."""
+"""Costs within this relative difference indicate the same placement up to device names."""
 
 
 class Elite:
-    """A few placements of unlike costs, the best first. Placements are copied as they come."""
+    """A few placements with distinct costs, best first. Placements are copied when added."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._ranked: list[tuple[float, IntArray]] = []
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of placements."""
         return len(self._ranked)
 
     def __getitem__(self, rank: int) -> IntArray:
-        """Return the placement of that rank, 0 for the best."""
+        """Return the placement of a rank, 0 for the best."""
         return self._ranked[rank][1]
 
     @property
     def best_s(self) -> float:
-        """Return the cost of the best in seconds, infinite without any."""
+        """The cost of the best placement; infinite if there is none."""
         return self._ranked[0][0] if self._ranked else np.inf
 
     def keep(self, cost_s: float, placement: IntArray) -> None:
-        """Take a placement, unless one of its cost is known or it is worse than all of many."""
+        """Add a placement, unless its cost is already present or it is worse than a full elite."""
         if any(abs(cost_s - known) <= _SAME * cost_s for known, _ in self._ranked):
             return
         self._ranked.append((cost_s, placement.copy()))

@@ -1,4 +1,4 @@
-"""Fill devices one after the other in graph order: the start of `size_based`."""
+"""Fill devices one after the other in graph order, the basis of `size_based`."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,12 +24,12 @@ def fill_in_order(
 ) -> tuple[IntArray, int, int]:
     """Return (device of each operator, devices opened, units left over).
 
-    `units` are stretches of the graph's order (`contiguous_units`). Each device takes the longest
-    run of them, from the first that no device has yet, whose liveness peak it can hold. All that a
-    run reads from before it stays received however long the run, so a longer one never needs less
-    memory, and it is found by doubling and halving. (In a training step it can need less, in rare
-    cases: then a run that fits is taken, of which a longer one may fit too.) A device that cannot
-    hold the next unit stays empty. Operators of units left over are `UNPLACED`.
+    `units` are stretches of the graph order (`contiguous_units`). Each device takes the longest run
+    of remaining units whose liveness peak fits. Values read from before a run stay received
+    regardless of its length, so a longer run never needs less memory, and it is found by doubling
+    and bisection. (In a training step it can need less, in rare cases: then a run that fits is
+    taken, although a longer one may fit too.) A device that cannot hold the next unit stays empty.
+    Operators of remaining units are `UNPLACED`.
     """
     start, ops = units
     count = len(start) - 1
@@ -53,55 +53,55 @@ def fill_in_order(
 
 
 def _longest(holds: Callable[[int], bool], first: int, count: int) -> int:
-    """Return the greatest end for which `holds` is true, given that it holds up to some point."""
-    good, step = first, 1
-    while good < count and holds(min(good + step, count)):
-        good = min(good + step, count)
+    """Return the greatest end for which `holds` is true, assuming that it is monotone."""
+    fitting, step = first, 1
+    while fitting < count and holds(min(fitting + step, count)):
+        fitting = min(fitting + step, count)
         step *= 2
-    bad = min(good + step, count + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
+    failing = min(fitting + step, count + 1)
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
         if holds(middle):
-            good = middle
+            fitting = middle
         else:
-            bad = middle
-    return good
+            failing = middle
+    return fitting
 
 
-# Place a whole model by memory alone: fill in order, then put what is left where it fits.
+# Place a whole model by memory only: fill in order, then put the rest wherever it fits.
 
 _MOST_TRIALS = 200_000
-"""Largest product of groups and devices for which a second packing is tried: some seconds."""
+"""Largest product of groups and devices for which a second packing is tried (several seconds)."""
 
 
 def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | None:
-    """Return the device of each operator, or None when no room is found for all.
+    """Return the device of each operator, or None if no placement is found that fits.
 
-    Devices are filled one after the other in graph order. When they run out, what is left goes,
-    one group of operators at a time, to the device where it leaves the least memory free. If that
-    fails, all groups are placed so, those with the largest weights first (best fit decreasing); or,
-    where there are few, in every way until one fits.
+    Devices are filled one after the other in graph order. If operators remain, their groups go one
+    at a time to the device where they leave the least memory free. If that fails, all groups are
+    placed by best fit decreasing of weights; or, if there are few, all placements are enumerated
+    until one fits.
     """
     if used_weight_bytes(problem) > sum(capacity_bytes):
         return None
-    device_of, _, left = fill_in_order(
+    device_of, _, remaining_units = fill_in_order(
         problem.memory, contiguous_units(problem.graph), capacity_bytes
     )
-    if not left:
+    if not remaining_units:
         return device_of
     start, ops = atomic_units(problem.graph)
     groups = [ops[start[unit] : start[unit + 1]] for unit in range(len(start) - 1)]
-    rest = [group for group in groups if device_of[group[0]] == UNPLACED]
-    if _place(problem, device_of, rest, capacity_bytes):
+    remaining_groups = [group for group in groups if device_of[group[0]] == UNPLACED]
+    if _place(problem, device_of, remaining_groups, capacity_bytes):
         return device_of
     if are_few(problem, len(groups)):
-        # Of few operators all placements are looked at, so that none is refused that fits.
+        # If operators are few, all placements are tried, so that no feasible model is refused.
         capacity = np.array(capacity_bytes, dtype=np.int64)
         fits = _first_that_fits(problem.memory, start, ops, capacity, device_of)
         return device_of if fits else None
     if len(groups) * len(capacity_bytes) > _MOST_TRIALS:
         return None
-    # A stable sort: groups without weights, and equal ones, stay in graph order.
+    # A stable sort keeps groups of equal weights in graph order.
     groups.sort(key=lambda group: -_weight_bytes(problem, group))
     device_of = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
     return device_of if _place(problem, device_of, groups, capacity_bytes) else None
@@ -111,11 +111,11 @@ def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | Non
 def _first_that_fits(
     m: MemoryTables, start: IntArray, ops: IntArray, capacity: IntArray, device_of: IntArray
 ) -> bool:
-    """Set `device_of` (n,) to the first placement of the units that fits; return if there is one.
+    """Set `device_of` (n,) to the first placement of the units that fits; return whether one does.
 
-    Placements are counted through as numbers with a digit for each unit. Nothing is left out for
-    what part of a placement holds: an operator more can make a device hold less, such as the maker
-    of a view that was received.
+    Placements are enumerated as numbers with a digit per unit. Partial placements are not pruned by
+    memory, since another operator can reduce a device's memory, such as the producer of a received
+    view.
     """
     units, devices = start.shape[0] - 1, capacity.shape[0]
     digits = np.zeros(units, dtype=np.int64)
@@ -141,7 +141,7 @@ def _first_that_fits(
 def _place(
     problem: Problem, device_of: IntArray, groups: list[IntArray], capacity_bytes: Sequence[int]
 ) -> bool:
-    """Place `groups` in turn; return whether there was room for each."""
+    """Place `groups` in order; return whether all fit."""
     change = np.empty(len(device_of) + 1, dtype=np.int64)
     for group in groups:
         home = _tightest(problem, device_of, group, capacity_bytes, change)
@@ -164,15 +164,15 @@ def _tightest(
     capacity_bytes: Sequence[int],
     change: IntArray,
 ) -> int:
-    """Return the device that takes `unit_ops` with the least memory to spare, or `UNPLACED`.
+    """Return the device that fits `unit_ops` with the least free memory, or `UNPLACED`.
 
-    Only the device that takes an operator grows: others see the same values sent or received.
+    Only the receiving device grows, since others send and receive the same values.
     """
-    best, least = UNPLACED, 0
+    best, least_free = UNPLACED, 0
     for device, capacity in enumerate(capacity_bytes):
         device_of[unit_ops] = device
         free = capacity - int(peak_on_device(problem.memory, device_of, device, change))
-        if free >= 0 and (best == UNPLACED or free < least):
-            best, least = device, free
+        if free >= 0 and (best == UNPLACED or free < least_free):
+            best, least_free = device, free
     device_of[unit_ops] = UNPLACED
     return best

@@ -1,8 +1,8 @@
-"""A first placement by list scheduling: each operator where it, and what follows, ends earliest.
+"""Initial placement by list scheduling: each operator goes where its successors can end earliest.
 
-Arabnejad, Barbosa: List scheduling algorithm for heterogeneous systems by an optimistic cost
-table. IEEE Trans. Parallel Distrib. Syst. 25(3), 2014, doi:10.1109/TPDS.2013.57. Operators are
-taken in graph order, which is the order that the simulated schedule runs them in.
+Arabnejad, Barbosa: List scheduling algorithm for heterogeneous systems by an optimistic cost table.
+IEEE Trans. Parallel Distrib. Syst. 25(3), 2014, doi:10.1109/TPDS.2013.57. Operators are processed
+in graph order, as in the simulated schedule.
 """
 
 from typing import NamedTuple
@@ -18,25 +18,26 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = ["list_placement"]
 
 _TRIALS = 8
-"""Placements tried, each with less room on devices where the one before held too much at once."""
+"""Most placements tried, each with less memory on devices that the previous one overfilled."""
 
 
 class _State(NamedTuple):
-    """Devices and links while operators are placed one by one."""
+    """State of devices and links while operators are placed."""
 
     device_free: FloatArray
     link_free: FloatArray
     finish_s: FloatArray
     arrival_s: FloatArray
-    """Shape (V, D), -1 where a value was not sent."""
+    """Arrival of each value at each device, -1 if it was not sent. Shape (V, D)."""
     room: IntArray
 
 
 @inlined
 def _optimistic_s(t: CostTables) -> FloatArray:
-    """Return the least time from the end of each operator to the end of the model, shape (n, D).
+    """Return the optimistic time from the end of each operator to the end of the model.
 
-    By device of the operator, as if every later operator could choose its own freely.
+    It is indexed by the operator's device, and assumes that every later operator can choose its
+    device freely. Shape (n, D).
     """
     n, devices = t.op_time_s.shape
     table = np.zeros((n, devices))
@@ -45,14 +46,14 @@ def _optimistic_s(t: CostTables) -> FloatArray:
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 reader = t.readers[j]
                 for here in range(devices):
-                    least = np.inf
+                    least_s = np.inf
                     for other in range(devices):
-                        takes = table[reader, other] + t.op_time_s[reader, other]
+                        remaining_s = table[reader, other] + t.op_time_s[reader, other]
                         if other != here:
-                            takes += t.link_latency_s[here, other]
-                            takes += t.value_bytes[value] * t.s_per_byte[here, other]
-                        least = min(least, takes)
-                    table[op, here] = max(table[op, here], least)
+                            remaining_s += t.link_latency_s[here, other]
+                            remaining_s += t.value_bytes[value] * t.s_per_byte[here, other]
+                        least_s = min(least_s, remaining_s)
+                    table[op, here] = max(table[op, here], least_s)
     return table
 
 
@@ -60,7 +61,7 @@ def _optimistic_s(t: CostTables) -> FloatArray:
 def _fetch(  # noqa: PLR0917 - inlined in the innermost loop
     t: CostTables, s: _State, device_of: IntArray, op: int, device: int, commit: bool
 ) -> float:
-    """Return when `op` could begin on `device`; with `commit`, its transfers take their links."""
+    """Return the start of `op` on `device`; with `commit`, its transfers occupy their links."""
     start = s.device_free[device]
     for i in range(t.read_start[op], t.read_start[op + 1]):
         value = t.reads[i]
@@ -83,7 +84,7 @@ def _fetch(  # noqa: PLR0917 - inlined in the innermost loop
 
 @inlined
 def _weights_of_groups(m: MemoryTables, group: IntArray) -> IntArray:
-    """Return the bytes of the weights that each group uses, at its first operator, shape (n,)."""
+    """Return the bytes of each group's weights at its first operator, shape (n,)."""
     weight_bytes = np.zeros(group.shape[0], dtype=np.int64)
     for op in range(group.shape[0]):
         for i in range(m.use_start[op], m.use_start[op + 1]):
@@ -93,7 +94,7 @@ def _weights_of_groups(m: MemoryTables, group: IntArray) -> IntArray:
 
 @compiled
 def _place(t: CostTables, m: MemoryTables, group: IntArray, room: IntArray) -> IntArray:
-    """Return the device of each operator, -1 from the first one on that has no room."""
+    """Return the device of each operator, -1 from the first one on that does not fit."""
     n, devices = t.op_time_s.shape
     after, weights = _optimistic_s(t), _weights_of_groups(m, group)
     s = _State(
@@ -107,13 +108,13 @@ def _place(t: CostTables, m: MemoryTables, group: IntArray, room: IntArray) -> I
     for op in range(n):
         home = device_of[group[op]]
         if home < 0:
-            least = np.inf
+            earliest_s = np.inf
             for device in range(devices):
                 if s.room[device] < weights[op]:
                     continue
-                ends = _fetch(t, s, device_of, op, device, False) + t.op_time_s[op, device]
-                if ends + after[op, device] < least:
-                    least, home = ends + after[op, device], device
+                end_s = _fetch(t, s, device_of, op, device, False) + t.op_time_s[op, device]
+                if end_s + after[op, device] < earliest_s:
+                    earliest_s, home = end_s + after[op, device], device
             if home < 0:
                 return device_of
             s.room[home] -= weights[op]
@@ -124,10 +125,10 @@ def _place(t: CostTables, m: MemoryTables, group: IntArray, room: IntArray) -> I
 
 
 def list_placement(problem: Problem) -> IntArray | None:
-    """Return the device of each operator, or None when no trial respects every device's memory.
+    """Return the device of each operator, or None if no trial fits.
 
-    Room is counted in weights while placing; where a device then holds too much at its peak, it
-    gets that much less room in the next trial.
+    Placing counts only weights; if a device then exceeds its memory at the peak, its memory is
+    reduced by the excess for the next trial.
     """
     sizes = problem.topology.memory_bytes
     room = sizes.copy()

@@ -1,7 +1,8 @@
-"""Placing as cutting a hypergraph: units with times on devices, outputs with the units they join.
+"""Placement as hypergraph partitioning: units with times, connected by outputs.
 
-A *unit* is operators that share a device. An *output* joins the units that make and read it; while
-it joins several devices, each of them that pays for transfers pays its time, once.
+A *unit* is a set of operators that share a device. An *output* connects the units that produce and
+read it; if these are on several devices, each of the devices that pays for transfers pays its time
+once.
 """
 
 from typing import NamedTuple
@@ -17,13 +18,13 @@ __all__ = ["LoadTables", "coarser", "load_tables", "loads_of", "unit_tables"]
 
 
 class LoadTables(NamedTuple):
-    """U units, E outputs, D devices. A named tuple, since compiled code takes those."""
+    """U units, E outputs, D devices. A named tuple, as numba accepts those."""
 
     unit_start: IntArray
-    """CSR by unit: the outputs that it makes or reads."""
+    """CSR by unit: the outputs that it produces or reads."""
     unit_outputs: IntArray
     output_start: IntArray
-    """CSR by output: the units that it joins, two at least, each once."""
+    """CSR by output: the distinct units that it connects, at least two."""
     output_units: IntArray
     output_s: FloatArray
     """Shape (E,)."""
@@ -59,7 +60,7 @@ def unit_tables(workload: Workload) -> tuple[LoadTables, IntArray]:
 
 
 def coarser(tables: LoadTables, cluster_of: IntArray) -> LoadTables:
-    """Return the tables of clusters of units; `cluster_of` (U,) has no number left out."""
+    """Return the tables of clusters of units; `cluster_of` (U,) has no gaps."""
     t, count = tables, int(cluster_of.max()) + 1
     outputs = np.repeat(np.arange(len(t.output_s)), np.diff(t.output_start))
     joined = np.stack([outputs, cluster_of[t.output_units]], axis=1)
@@ -78,7 +79,7 @@ def load_tables(  # noqa: PLR0917 - the columns of a table
     room_bytes: IntArray,
     pays: npt.NDArray[np.bool_],
 ) -> LoadTables:
-    """Return the tables of outputs that join units; those that join the same add up."""
+    """Return the tables of units and outputs; outputs that connect the same units are merged."""
     pairs = np.unique(joined, axis=0)
     members: dict[int, list[int]] = {}
     for output, unit in pairs.tolist():
@@ -117,10 +118,10 @@ def loads_of(t: LoadTables, device_of: IntArray) -> FloatArray:
     seen = np.full(devices, -1, dtype=np.int64)
     for output in range(t.output_s.shape[0]):
         first, last = t.output_start[output], t.output_start[output + 1]
-        cut = False
+        is_cut = False
         for i in range(first + 1, last):
-            cut |= device_of[t.output_units[i]] != device_of[t.output_units[first]]
-        if not cut:
+            is_cut |= device_of[t.output_units[i]] != device_of[t.output_units[first]]
+        if not is_cut:
             continue
         for i in range(first, last):
             device = device_of[t.output_units[i]]

@@ -1,7 +1,7 @@
-"""The compiled inner loop of the searches: try units on every device, keep what is faster.
+"""The compiled inner loop of the searches: try units on every device, keep improvements.
 
-A change is first estimated, at the cost of what it touches (`fxpart.cost.incremental`); only one
-that looks faster is simulated whole, and only if it is faster is its memory counted.
+A change is first estimated incrementally (`fxpart.cost.incremental`); only if it looks faster is it
+fully simulated, and only if it is faster is its memory evaluated.
 """
 
 from typing import NamedTuple
@@ -18,36 +18,36 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = ["SearchTables", "home_of", "improve", "refreshed"]
 
 SWAPS_TRIED = 8
-"""Partners tried for a move that is faster but too large: the nearest on the target device."""
+"""Nearest units on the target device tried as swap partners if a faster move does not fit."""
 
 FARTHEST = 4096
-"""Units between a move and the partners tried for it, at most."""
+"""Largest distance in units between a move and its swap partners."""
 
 
 class SearchTables(NamedTuple):
-    """What the search reads, and room for it to work in."""
+    """Tables and scratch space of the search."""
 
     costs: CostTables
     memory: MemoryTables
     sizes: IntArray
     """Memory of each device in bytes, shape (D,)."""
     progress: Progress
-    """The placement so far, simulated."""
+    """Simulation state of the current placement."""
     log: ScheduleLog
-    """Room for one simulation."""
+    """Scratch space for one simulation."""
     min_gain: float
-    """Share of the latency that a change must save to be made."""
+    """Smallest relative improvement of the latency for a change to be made."""
     kind: IntArray
-    """Devices with the same number are alike in speed, memory and links, shape (D,)."""
+    """Class of interchangeable devices of each device, shape (D,)."""
     used: IntArray
-    """Operators on each device, kept up to date, shape (D,)."""
+    """Number of operators on each device, shape (D,)."""
     change: IntArray
-    """Room for a memory profile, shape (n + 1,)."""
+    """Scratch space for a memory profile, shape (n + 1,)."""
 
 
 @compiled
 def refreshed(s: SearchTables, device_of: IntArray) -> float:
-    """Simulate the placement whole, count its operators, and return its latency."""
+    """Fully simulate the placement, count operators per device, and return the latency."""
     s.used[:] = 0
     for op in range(device_of.shape[0]):
         s.used[device_of[op]] += 1
@@ -68,14 +68,14 @@ def _put(units: Units, unit: int, device_of: IntArray, device: int) -> None:
 
 @inlined
 def _put_back(device_of: IntArray, unit_ops: IntArray, was: IntArray) -> None:
-    # One by one: numba takes seconds to compile the assignment of an array to a part of another.
+    # Element by element, since numba takes seconds to compile fancy assignment.
     for i in range(unit_ops.shape[0]):
         device_of[unit_ops[i]] = was[i]
 
 
 @compiled
 def home_of(units: Units, unit: int, device_of: IntArray) -> int:
-    """Return the device of all the unit's operators, or -1 when they are on several."""
+    """Return the device of all the unit's operators, or -1 if they are on several."""
     start, ops = units
     device = device_of[ops[start[unit]]]
     for i in range(start[unit] + 1, start[unit + 1]):
@@ -86,15 +86,15 @@ def home_of(units: Units, unit: int, device_of: IntArray) -> int:
 
 @inlined
 def _fits_after(s: SearchTables, device_of: IntArray, was: IntArray, device: int) -> bool:
-    """Return whether every device that a move to `device` touches holds what it then has.
+    """Return whether all devices affected by a move to `device` still fit.
 
-    Others send and receive the same values as before, at the same places in the order. The devices
-    left behind may grow too: what they made themselves they may have to receive now.
+    Other devices send and receive the same values as before, at the same points. Source devices may
+    grow too, since they may now have to receive values that they produced before.
     """
     if not _fits(s, device_of, device):
         return False
     for i in range(was.shape[0]):
-        # Operators of a unit mostly share a home: one look at each.
+        # Operators of a unit usually share a device, so skip repeats.
         if (
             was[i] != device
             and (i == 0 or was[i] != was[i - 1])
@@ -112,10 +112,10 @@ def _swap_partner(
     move: tuple[int, int, int],
     most: float,
 ) -> tuple[int, float]:
-    """Return the unit to send back after `move` (unit, source, target), and the latency; or -1.
+    """Return the unit to swap back after `move` (unit, source, target) or -1, and the latency.
 
-    The move has been made and is too large for the target. Looks outwards from the unit in graph
-    order at the nearest units that lie on the target; a swap must fit and take less than `most`.
+    The move has been made and overfills the target. The nearest units on the target are tried
+    outwards in graph order; a swap must fit and have a latency below `most`.
     """
     unit, source, target = move
     start, ops = units
@@ -143,13 +143,13 @@ def _swap_partner(
 def _estimates(
     s: SearchTables, device_of: IntArray, units: Units, unit: int, home: int
 ) -> FloatArray:
-    """Return about the latency with the unit on each device; infinite where it need not be tried.
+    """Return the estimated latency with the unit on each device; infinite if not worth trying.
 
-    Idle devices of one kind all give the same: the first stands for them.
+    Of idle devices of one kind only the first is tried, as all give the same.
     """
     start, ops = units
     unit_ops = ops[start[unit] : start[unit + 1]]
-    was = device_of[unit_ops]
+    previous = device_of[unit_ops]
     devices = s.sizes.shape[0]
     estimates = np.full(devices, np.inf)
     idle_tried = np.zeros(devices, dtype=np.bool_)
@@ -161,13 +161,13 @@ def _estimates(
         estimates[device], _, _ = estimate(
             s.costs, device_of, s.progress, unit_ops[0], unit_ops[-1]
         )
-    _put_back(device_of, unit_ops, was)
+    _put_back(device_of, unit_ops, previous)
     return estimates
 
 
 @inlined
 def _is_critical(s: SearchTables, units: Units, unit: int) -> bool:
-    """Return whether a longest path goes through the unit: without, no move of it gains."""
+    """Return whether a critical path goes through the unit; otherwise no move of it helps."""
     start, ops = units
     return bool(s.progress.critical[ops[start[unit] : start[unit + 1]]].any())
 
@@ -176,10 +176,10 @@ def _is_critical(s: SearchTables, units: Units, unit: int) -> bool:
 def _try_unit(
     s: SearchTables, device_of: IntArray, units: Units, unit: int, latency: float
 ) -> float:
-    """Make the best move or swap of one unit if it lowers `latency`; return the latency then."""
+    """Make the best move or swap of one unit if it lowers `latency`; return the new latency."""
     start, ops = units
     unit_ops = ops[start[unit] : start[unit + 1]]
-    was = device_of[unit_ops]
+    previous = device_of[unit_ops]
     home = home_of(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - s.min_gain), -1, -1
     estimated = _estimates(s, device_of, units, unit, home)
@@ -189,14 +189,14 @@ def _try_unit(
         _put(units, unit, device_of, device)
         latency_s, _ = schedule(s.costs, device_of, s.log)
         if latency_s < best:
-            if _fits_after(s, device_of, was, device):
+            if _fits_after(s, device_of, previous, device):
                 best, best_device, best_partner = latency_s, device, -1
             elif home >= 0:
                 move = (unit, home, int(device))
                 partner, swapped = _swap_partner(s, device_of, units, move, best)
                 if partner >= 0:
                     best, best_device, best_partner = swapped, device, partner
-        _put_back(device_of, unit_ops, was)
+        _put_back(device_of, unit_ops, previous)
     if best_device < 0:
         return latency
     _put(units, unit, device_of, best_device)
@@ -207,17 +207,17 @@ def _try_unit(
 
 @compiled
 def improve(s: SearchTables, device_of: IntArray, units: Units, max_passes: int) -> float:
-    """Change `device_of` while a move or swap of a unit lowers the latency; return the latency.
+    """Improve `device_of` while a move or swap of a unit lowers the latency; return the latency.
 
-    `device_of` must fit at the start, and fits at the end. Only units on a longest path are tried;
-    the search ends with the first pass that changes nothing.
+    `device_of` must fit at the start, and fits at the end. Only units on a critical path are tried;
+    the search ends after a pass without changes.
     """
     latency = refreshed(s, device_of)
     for _ in range(max_passes):
-        before = latency
+        latency_before = latency
         for unit in range(units[0].shape[0] - 1):
             if _is_critical(s, units, unit):
                 latency = _try_unit(s, device_of, units, unit, latency)
-        if latency >= before:
+        if latency >= latency_before:
             break
     return latency

@@ -1,8 +1,8 @@
-"""`cost_aware` word for word, for small graphs: combine the best pair of partitions, repeatedly.
+"""Torch's `cost_aware` rule for small graphs: repeatedly combine the best pair of partitions.
 
-Candidates are as in torch's partitioner: pairs one of which reads from the other, or whose levels
-differ by at most one, if no circle comes of it and all partitions still find a device (the one with
-the least memory left that holds them).
+Candidates are those of torch's partitioner: pairs where one reads from the other, or whose levels
+differ by at most one, unless combining them closes a cycle or some partition no longer fits a
+device (the one with the least sufficient free memory).
 """
 
 from typing import NamedTuple
@@ -20,14 +20,13 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = ["EXACT_UNITS", "combine_pairs"]
 
 EXACT_UNITS = 24
-"""Most units for which all pairs are simulated: a quarter of a second, and eight times that for
-twice as many."""
+"""Most units for which all pairs are simulated: a quarter of a second, and cubic in the units."""
 
 _Edges = npt.NDArray[np.bool_]
 
 
 class _Tables(NamedTuple):
-    """What a candidate is judged by, and room for it."""
+    """Tables for evaluating candidates, with scratch space."""
 
     costs: CostTables
     memory: MemoryTables
@@ -37,7 +36,7 @@ class _Tables(NamedTuple):
 
 
 def combine_pairs(problem: Problem) -> IntArray | None:
-    """Return the device of each operator after the last combination, or None if none ever fits."""
+    """Return the device of each operator after the last combination, or None if nothing fits."""
     start, ops = atomic_units(problem.graph)
     part_of = np.empty(problem.graph.n_ops, dtype=np.int64)
     part_of[ops] = np.repeat(np.arange(len(start) - 1), np.diff(start))
@@ -54,21 +53,22 @@ def combine_pairs(problem: Problem) -> IntArray | None:
 
 @compiled
 def _map(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, float]:
-    """Return a device for each operator, whole parts in order, and the latency; infinite if none.
+    """Place whole parts in order; return the device of each operator and the latency.
 
-    A part goes to the device with the least memory left that holds it as well.
+    A part goes to the device with the least sufficient free memory; the latency is infinite if
+    there is none.
     """
     device_of = np.full(part_of.shape[0], -1, dtype=np.int64)
-    left = s.sizes.copy()
+    free_bytes = s.sizes.copy()
     for part in range(parts):
         in_part, home = part_of == part, -1
         if not in_part.any():
             continue
-        for device in np.argsort(left, kind="mergesort"):
+        for device in np.argsort(free_bytes, kind="mergesort"):
             device_of[in_part] = device
             peak = peak_on_device(s.memory, device_of, device, s.change)
             if peak <= s.sizes[device]:
-                home, left[device] = device, s.sizes[device] - peak
+                home, free_bytes[device] = device, s.sizes[device] - peak
                 break
         if home < 0:
             return device_of, np.inf
@@ -78,7 +78,7 @@ def _map(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, float]:
 
 @inlined
 def _edges(t: CostTables, part_of: IntArray, parts: int) -> _Edges:
-    """Return which part is read by which, shape (P, P)."""
+    """Return the edges between parts (row is read by column), shape (P, P)."""
     edges = np.zeros((parts, parts), dtype=np.bool_)
     for op in range(part_of.shape[0]):
         for i in range(t.read_start[op], t.read_start[op + 1]):
@@ -90,7 +90,7 @@ def _edges(t: CostTables, part_of: IntArray, parts: int) -> _Edges:
 
 @inlined
 def _paths_and_levels(edges: _Edges) -> tuple[_Edges, IntArray]:
-    """Return which part leads to which, and the length of the longest way to each part."""
+    """Return the reachability between parts, and the length of the longest path to each part."""
     parts = edges.shape[0]
     leads, level = edges.copy(), np.zeros(parts, dtype=np.int64)
     for via in range(parts):
@@ -100,7 +100,7 @@ def _paths_and_levels(edges: _Edges) -> tuple[_Edges, IntArray]:
     for _ in range(parts):
         for a in range(parts):
             for b in range(parts):
-                # A circle (operators that must share a device, far apart) has no levels.
+                # Cycles (through operators that must share a device) have no levels.
                 if edges[a, b] and not leads[b, a]:
                     level[b] = max(level[b], level[a] + 1)
     return leads, level
@@ -108,7 +108,7 @@ def _paths_and_levels(edges: _Edges) -> tuple[_Edges, IntArray]:
 
 @inlined
 def _may_combine(edges: _Edges, leads: _Edges, level: IntArray, a: int, b: int) -> bool:
-    """Return whether two parts are close, and no way leads from one to the other around them."""
+    """Return whether two parts are close, and no path between them goes through a third."""
     if abs(level[a] - level[b]) > 1 and not edges[a, b] and not edges[b, a]:
         return False
     for via in range(edges.shape[0]):
@@ -121,7 +121,7 @@ def _may_combine(edges: _Edges, leads: _Edges, level: IntArray, a: int, b: int) 
 
 @compiled
 def _combine_all(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, float]:
-    """Combine the best pair until none is as fast as before; return devices and latency."""
+    """Combine the best pair until none is at least as fast; return devices and latency."""
     device_of, latency = _map(s, part_of, parts)
     while True:
         edges = _edges(s.costs, part_of, parts)
@@ -137,7 +137,7 @@ def _combine_all(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, f
         if first < 0:
             return device_of, latency
         part_of = np.where(part_of == second, first, part_of)
-        # Numbers stay dense and in order of the parts' first operators.
+        # Keep part numbers dense and in order of their first operators.
         part_of = np.where(part_of > second, part_of - 1, part_of)
         parts -= 1
         device_of, latency = _map(s, part_of, parts)

@@ -1,4 +1,4 @@
-"""What `kl_based` and `cost_aware` share: from a placement to a faster one, coarse to fine."""
+"""The refinement shared by `kl_based` and `cost_aware`: improve placements, coarse to fine."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,21 +22,20 @@ from fxpart.support.random_numbers import below
 __all__ = ["SearchOptions", "combine", "kick", "latency_of", "refine", "search_tables"]
 
 
-# Combine partitions that do not save enough: fewer pieces, fewer transfers.
+# Combine partitions that save too little, for fewer pieces and transfers.
 
 _ROUNDING = 1e-12
 _ROUNDS = 4
-"""Most times that all partitions are tried: joined ones may join again. Few models take a third."""
+"""Most passes over all partitions, as joined ones may join again; few models need a third."""
 
 
 def combine(graph: OpGraph, tables: SearchTables, device_of: IntArray) -> int:
-    """Change `device_of` so that partitions join a neighbour; return how many did.
+    """Join partitions with neighbours in `device_of`; return the number of joins.
 
-    A partition moves to the device of one that it reads from or that reads from it if less is
-    transferred, every device holds what it then has, and the latency grows by at most `min_gain`
-    of what it was at the start: a partition that saves no more is not worth having. So the latency
-    is at most 1 + `min_gain` x joins times as high in the end. Torch's `cost_aware` combines with a
-    gain of 0.
+    A partition moves to the device of one that it reads from or that reads from it if this reduces
+    transfers, everything still fits, and the latency grows by at most `min_gain` of its initial
+    value: a partition that saves less is not worthwhile. So the latency grows by a factor of at
+    most 1 + `min_gain` x joins. Torch's `cost_aware` combines with a gain of 0.
     """
     worth_s = -1.0
     joins = 0
@@ -45,11 +44,11 @@ def combine(graph: OpGraph, tables: SearchTables, device_of: IntArray) -> int:
         members: list[list[int]] = [[] for _ in range(placed.n_partitions)]
         for op, partition in enumerate(placed.partition_of.tolist()):
             members[partition].append(op)
-        # Small partitions first: they are what disturbs.
+        # Small partitions first, as they are the most disruptive.
         members.sort(key=len)
-        made, worth_s = _combine_once(tables, device_of, csr(members), graph.group, worth_s)
-        joins += made
-        if not made:
+        new_joins, worth_s = _combine_once(tables, device_of, csr(members), graph.group, worth_s)
+        joins += new_joins
+        if not new_joins:
             break
     return joins
 
@@ -61,7 +60,7 @@ def _sent_s(s: SearchTables, count: int) -> float:
 
 @inlined
 def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices: int) -> IntArray:
-    """Return the devices that the operators read from, or that read from them."""
+    """Return the devices that the operators read from or are read by."""
     near = np.zeros(devices, dtype=np.bool_)
     for op in unit_ops:
         for i in range(t.read_start[op], t.read_start[op + 1]):
@@ -78,9 +77,9 @@ def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices:
 def _combine_once(
     s: SearchTables, device_of: IntArray, units: Units, group: IntArray, worth_s: float
 ) -> tuple[int, float]:
-    """Try each unit on the devices beside it; return how many moved, and what one must save.
+    """Try each unit on neighbouring devices; return the number of moves, and the required saving.
 
-    That is `worth_s`, or, if it is negative, `min_gain` of the latency found here.
+    The latter is `worth_s`, or if that is negative, `min_gain` of the current latency.
     """
     start, ops = units
     latency, count = schedule(s.costs, device_of, s.log)
@@ -93,21 +92,21 @@ def _combine_once(
         for device in _neighbours(s.costs, device_of, unit_ops, s.sizes.shape[0]):
             device_of[unit_ops] = device
             latency_s, count = schedule(s.costs, device_of, s.log)
-            quieter = _sent_s(s, count)
+            new_sent_s = _sent_s(s, count)
             if (
                 latency_s <= latency + worth_s
-                and quieter < sent_s * (1.0 - _ROUNDING)
+                and new_sent_s < sent_s * (1.0 - _ROUNDING)
                 and (device_of[group] == device_of).all()
                 and peak_on_device(s.memory, device_of, device, s.change) <= s.sizes[device]
                 and peak_on_device(s.memory, device_of, home, s.change) <= s.sizes[home]
             ):
-                latency, sent_s, home, joins = latency_s, quieter, device, joins + 1
+                latency, sent_s, home, joins = latency_s, new_sent_s, device, joins + 1
             else:
                 device_of[unit_ops] = home
     return joins, worth_s
 
 
-# Leave a local optimum: put a stretch of units elsewhere at random, improve again, keep what won.
+# Escape a local optimum: move a random stretch of units, improve again, keep the better result.
 #
 # This is iterated local search; see Lourenço, Martin, Stützle, in: Handbook of Metaheuristics,
 # 2003, https://doi.org/10.1007/0-306-48056-5_11.
@@ -123,13 +122,13 @@ def _all_fit(s: SearchTables, device_of: IntArray) -> bool:
 
 @inlined
 def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) -> IntArray:
-    """Return the placement with a stretch of units on another device, or two units exchanged.
+    """Return the placement with a stretch of units on another device, or two units swapped.
 
-    Where memory is tight, only an exchange may fit.
+    If memory is tight, only a swap may fit.
     """
     start, ops = units
     count, trial = start.shape[0] - 1, device_of.copy()
-    # Mostly short stretches: what is far from the optimum seldom comes back to it.
+    # Usually short stretches, since large perturbations seldom lead back to an optimum.
     length = 1 + below(state, 1 + below(state, max(1, count // 4)))
     first, other = below(state, max(1, count - length + 1)), below(state, count)
     exchange = below(state, 2) == 1
@@ -145,7 +144,7 @@ def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) ->
 def kick(  # noqa: PLR0917 - compiled: all by position
     s: SearchTables, device_of: IntArray, units: Units, kicks: int, max_passes: int, seed: int
 ) -> float:
-    """Change `device_of` to the fastest found in `kicks` tries; return its latency in seconds."""
+    """Set `device_of` to the fastest found in `kicks` tries; return its latency in seconds."""
     state = np.array([seed], dtype=np.int64)
     latency = refreshed(s, device_of)
     for _ in range(kicks):
@@ -160,35 +159,35 @@ def kick(  # noqa: PLR0917 - compiled: all by position
 
 
 LARGE, _COARSE = 16_384, 32
-"""Operators above which one way, from one start, must do: a minute or two for 100,000. Which start
-is seen from moves of modules, of so many operators and more on average."""
+"""`LARGE`: operators above which only one start is refined (a minute or two for 100,000), selected
+after moves of modules with at least `_COARSE` operators on average."""
 
 USUAL_OPERATORS = 2048
-"""About a language model of 7 billion parameters, where the default gain was measured."""
+"""About the size of a 7B language model, for which the default gain was measured."""
 
 KICKED, _KICKS = 512, 256
-"""Operators up to which the search tries to leave the optimum that it found operator by operator,
-and how often. Larger models are kicked by their smallest modules, and the less often the larger
-they are: what a layer gains from another cut, each layer has to find by itself."""
+"""Most operators for which perturbations move single operators, and their number. Larger models are
+perturbed by their smallest modules, and less often the larger they are, since each layer has to
+find improvements by itself."""
 
 _MOST_PASSES = 1_000_000
-"""More would only be a slip of the keyboard."""
+"""A larger number can only be a typo."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How long a search tries."""
+    """Effort of a search."""
 
     max_passes: int = 8
-    """Most passes over all units at each granularity; a pass that changes nothing is the last."""
+    """Most passes over all units at each granularity; stops after a pass without changes."""
     min_gain: float = 1e-4
-    """Share of the latency that a change, or a partition, must save, in models of up to
-    `USUAL_OPERATORS`; in larger ones, where each operator is less of the whole, in proportion less.
-    Smaller gains are noise to the cost model; more of it gives fewer partitions. Not asked where
-    branch and bound proves the best plan (`fxpart.cost.least_placement`)."""
+    """Share of the latency that a change, or a partition, must save in models of up to
+    `USUAL_OPERATORS`; proportionally less in larger ones. Smaller gains are noise in the cost
+    model; larger values give fewer partitions. Not used if branch and bound proves an optimal plan
+    (`fxpart.cost.least_placement`)."""
 
     def __post_init__(self) -> None:
-        """Refuse a search that would do nothing."""
+        """Check the ranges of the options."""
         if not 1 <= self.max_passes <= _MOST_PASSES:
             raise SpecError(
                 f"mode.max_passes must be at least 1 and at most {_MOST_PASSES},"
@@ -199,7 +198,7 @@ class SearchOptions:
 
 
 def latency_of(problem: Problem, device_of: IntArray) -> float:
-    """Return the simulated latency in seconds of one device for each operator."""
+    """Return the simulated latency in seconds of a placement."""
     latency, _ = schedule(problem.costs, device_of, schedule_log(problem.costs))
     return float(latency)
 
@@ -209,11 +208,11 @@ def refine(
 ) -> tuple[IntArray, float]:
     """Return the fastest placement found from any of `starts`, and its latency in seconds.
 
-    Each start must respect every device's memory, and so does what is returned. From each start,
-    modules move first, coarse to fine, then operators. Then chains of moves in windows go on from
-    there, and from the start itself too, since neither always ends lower. Above `LARGE` operators
-    only the start that is best once large modules have moved goes on. Up to there a model is kicked
-    out of its optimum; and in the end partitions that save too little are combined.
+    Each start must fit, and so does the result. From each start, modules move first, coarse to
+    fine, then operators. Then chains of moves in windows continue from there, and also from the
+    start itself, since neither is always better. Above `LARGE` operators, only the start that is
+    best after moves of large modules is continued. Smaller models are perturbed to escape local
+    optima. Finally, partitions that save too little are combined.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
@@ -252,14 +251,14 @@ def refine(
 
 
 def search_tables(problem: Problem, options: SearchOptions) -> SearchTables:
-    """Return what the inner loops read and write for `problem`."""
+    """Return the tables of the inner loops for `problem`."""
     return SearchTables(
         problem.costs,
         problem.memory,
         problem.topology.memory_bytes,
         make_progress(problem.costs),
         schedule_log(problem.costs),
-        # Rounding alone must never keep the search going.
+        # Rounding errors must never keep the search going.
         max(options.min_gain * min(1.0, USUAL_OPERATORS / problem.graph.n_ops), 1e-9),
         device_kinds(problem),
         np.zeros(problem.topology.n_devices, dtype=np.int64),

@@ -1,4 +1,4 @@
-"""The head that `kl_based` and `cost_aware` share: what is searched, and for what."""
+"""The common entry point of `kl_based` and `cost_aware`."""
 
 from collections.abc import Callable
 
@@ -19,14 +19,14 @@ def placed_by(
     options: SearchOptions | None,
     published_steps: int,
 ) -> Assignment:
-    """Return what `search` finds, made better for the objective. The order of devices is no matter.
+    """Return the result of `search`, improved for the objective, regardless of device order.
 
-    Of a published problem, whose cost model is another, the best after so many steps of the search
-    of `mode=optimal`.
+    For a published problem, which has its own cost model, it is the best placement after
+    `published_steps` steps of the search of `mode=optimal`.
 
     Raises:
-        InfeasibleError: when no placement is found.
-        SpecError: for options of the search, with a published problem.
+        InfeasibleError: if no placement is found.
+        SpecError: if search options are given for a published problem.
 
     """
     if problem.workload is not None:

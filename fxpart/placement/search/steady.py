@@ -1,8 +1,8 @@
-"""Searches made so that a device or a faster link hardly ever makes a plan worse.
+"""Make searches nearly monotone: another device or a faster link hardly ever makes a plan worse.
 
-With more hardware a local search takes another way, and may end higher. What it finds without some
-of the devices, or with links half as fast, is as good a plan: so, for latency, it looks there too,
-as far as that takes no more than a few seconds. In large models the differences are hundredths of a
+With more hardware a local search takes another path, and may end with a worse plan. Plans found
+without some of the devices, or with links half as fast, are valid as well. So for latency these are
+searched too, as far as a few seconds allow. In large models the differences are hundredths of a
 percent.
 """
 
@@ -31,28 +31,28 @@ from fxpart.placement.search.refine import SearchOptions, combine, latency_of, s
 __all__ = ["steadily"]
 
 _OPERATORS_SEARCHED = 600
-"""In all searches of one model together: six of one of 100 operators, a second."""
+"""Limit of operators times searches of a model: six for 100 operators, about a second."""
 _DEVICES_SEARCHED = 32
-"""Likewise: six on five devices."""
+"""Limit of devices times searches: six for five devices."""
 _SLOWED, _SLOWER = 1, 2.0
-"""How often links are made slower by that factor, at most."""
+"""Most times that links are slowed down, and the factor."""
 _ROUNDING = 1e-9
 
 _Choice = tuple[tuple[int, ...], int]
-"""How many devices of each kind there are, and how often links were made slower."""
+"""Number of devices of each kind, and number of slowdowns of links."""
 
 Search = Callable[[Problem], Assignment]
 
 
 def steadily(problem: Problem, search: Search) -> Assignment:
-    """Return what `search`, which is for latency, finds on all devices, or the best of few.
+    """Return the optimum for few operators, or the best result of `search`, which is for latency.
 
-    Of few operators that is the best placement of all for throughput if that is asked, or else for
-    latency. Of more, where latency is asked, it is the fastest plan met on all devices and, as far
-    as it goes, on fewer.
+    With few operators it is the optimal placement for throughput if that is the objective, or else
+    for latency. With more and the objective latency, it is the fastest plan found on all devices
+    and on subsets, as far as the limits allow.
 
     Raises:
-        InfeasibleError: where the search does on all devices, or no placement fits.
+        InfeasibleError: if the search on all devices raises it, or no placement fits.
 
     """
     useful = useful_devices(problem)
@@ -62,38 +62,38 @@ def steadily(problem: Problem, search: Search) -> Assignment:
         except InfeasibleError:
             raise does_not_fit(problem) from None
         return moved(placed, useful.tolist())
-    least = least_placement(
+    optimum = least_placement(
         problem, problem.objective if problem.objective in BY_TIME else "latency"
     )
-    if least is None or not least.is_proven:
+    if optimum is None or not optimum.is_proven:
         return _of_choices(problem, search) if problem.objective == "latency" else search(problem)
-    if least.fits_none:
+    if optimum.fits_none:
         raise does_not_fit(problem)
-    device_of = least.device_of.copy()
+    device_of = optimum.device_of.copy()
     if problem.objective == "latency":
-        # Of equally fast ones one of few pieces.
+        # Prefer few partitions among equally fast plans.
         tables = search_tables(problem, SearchOptions())._replace(min_gain=0.0)
         combine(problem.graph, tables, device_of)
     return partition_by_device(problem.graph, device_of)
 
 
 def _of_choices(problem: Problem, search: Search) -> Assignment:
-    """Return the fastest plan found on all devices or fewer, with links as they are or slower.
+    """Return the fastest plan found on all or fewer devices, with links unchanged or slower.
 
-    Breadth first from all devices; what cannot be faster than the best so far is passed over.
+    Subsets are tried breadth first; those that cannot be faster than the best so far are skipped.
     """
     best = search(problem)
     least_s = latency_of(problem, best.device_of)
-    most = min(
+    most_searches = min(
         _OPERATORS_SEARCHED // problem.graph.n_ops, _DEVICES_SEARCHED // problem.topology.n_devices
     )
     _, kind_of, counts = np.unique(device_kinds(problem), return_inverse=True, return_counts=True)
     within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
-    waiting = list(_fewer((tuple(counts.tolist()), 0)))
-    known = set(waiting)
+    queue = list(_fewer((tuple(counts.tolist()), 0)))
+    known = set(queue)
     searches = 1
-    for choice in waiting:
-        if searches >= most:
+    for choice in queue:
+        if searches >= most_searches:
             break
         count, slowed = choice
         devices = np.flatnonzero(within_kind < np.array(count)[kind_of])
@@ -111,7 +111,7 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
         for further in _fewer(choice):
             if further not in known:
                 known.add(further)
-                waiting.append(further)
+                queue.append(further)
     return best
 
 
@@ -122,7 +122,7 @@ def _may_be_faster(problem: Problem, least_s: float) -> bool:
 
 
 def _fewer(choice: _Choice) -> Iterator[_Choice]:
-    """Yield what has slower links, or a device less of one kind."""
+    """Yield the choices with slower links, or with one device fewer of a kind."""
     count, slowed = choice
     if slowed < _SLOWED:
         yield count, slowed + 1

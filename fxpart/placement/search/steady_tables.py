@@ -1,4 +1,4 @@
-"""The loads of devices and links in a steady stream, for units of operators of any size."""
+"""Tables for the steady-state loads of devices and links, for units of any size."""
 
 from typing import NamedTuple
 
@@ -12,21 +12,21 @@ __all__ = ["SteadyTables", "joined_units", "steady_tables"]
 
 
 class SteadyTables(NamedTuple):
-    """U units, V values that units send each other, D devices; for compiled code."""
+    """U units, V values sent between units, D devices; for compiled code."""
 
     unit_start: IntArray
     """CSR by unit: its operators."""
     unit_ops: IntArray
     made_start: IntArray
-    """CSR by unit: values that it makes for others."""
+    """CSR by unit: values that it produces for others."""
     made: IntArray
     read_start: IntArray
     """CSR by unit: values that it reads from others."""
     read: IntArray
     maker: IntArray
-    """Unit that makes each value. Shape (V,)."""
+    """Unit that produces each value. Shape (V,)."""
     reader_start: IntArray
-    """CSR by value: units that read it, without its maker."""
+    """CSR by value: units that read it, except its producer."""
     readers: IntArray
     value_bytes: IntArray
     """Shape (V,)."""
@@ -39,7 +39,7 @@ class SteadyTables(NamedTuple):
 
 
 def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
-    """Return the tables of units; `unit_of` (n,) is the unit of each operator, none left out."""
+    """Return the tables of units; `unit_of` (n,) is the unit of each operator, without gaps."""
     graph, costs = problem.graph, problem.costs
     units = int(unit_of.max()) + 1
     time_s = np.zeros((units, costs.op_time_s.shape[1]))
@@ -47,8 +47,8 @@ def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
     sent = np.flatnonzero(graph.value_producer[graph.reads] >= 0)
     value = graph.reads[sent]
     maker, reader = unit_of[graph.value_producer[value]], unit_of[graph.readers[sent]]
-    apart = maker != reader
-    pairs = np.unique(np.stack([value[apart], reader[apart]], axis=1), axis=0)
+    is_cut = maker != reader
+    pairs = np.unique(np.stack([value[is_cut], reader[is_cut]], axis=1), axis=0)
     values, number = np.unique(pairs[:, 0], return_inverse=True)
     makers = unit_of[graph.value_producer[values]]
     count = len(values)
@@ -74,7 +74,7 @@ def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
 
 
 def joined_units(problem: Problem, unit_of: IntArray) -> LoadTables:
-    """Return which units values join, as what is contracted goes by: a transfer takes a mean."""
+    """Return the hypergraph of units for coarsening, with mean transfer times."""
     graph, costs = problem.graph, problem.costs
     units, devices = int(unit_of.max()) + 1, costs.op_time_s.shape[1]
     sent = np.flatnonzero(graph.value_producer[graph.reads] >= 0)
@@ -83,12 +83,12 @@ def joined_units(problem: Problem, unit_of: IntArray) -> LoadTables:
     joined = np.stack([np.tile(value, 2), ends], axis=1)
     time_s = np.zeros((units, devices))
     np.add.at(time_s, unit_of, costs.op_time_s)
-    apart = ~np.eye(devices, dtype=np.bool_)
+    off_diagonal = ~np.eye(devices, dtype=np.bool_)
     mean_s = 0.0
     output_s = np.zeros(graph.n_values)
     if devices > 1:
-        mean_s = float(costs.s_per_byte[apart].mean())
-        output_s = costs.link_latency_s[apart].mean() + graph.value_bytes * mean_s
+        mean_s = float(costs.s_per_byte[off_diagonal].mean())
+        output_s = costs.link_latency_s[off_diagonal].mean() + graph.value_bytes * mean_s
     size = np.zeros(units, dtype=np.int64)
     used = np.unique(np.stack([unit_of[graph.users], graph.uses], axis=1), axis=0)
     np.add.at(size, used[:, 0], problem.memory.weight_bytes[used[:, 1]])

@@ -1,8 +1,7 @@
-"""Embedding tables packed onto equal devices: the fewest devices, then the shortest computing.
+"""Pack embedding tables onto equal devices: minimize devices, then compute time.
 
-Tables are taken largest first. A device is tried with one more table only where the least bytes
-that it could need are within its memory, so that almost every walk over the model is of a device
-that takes the table.
+Tables are packed largest first. A device is evaluated with another table only if a lower bound of
+its memory fits, so almost every pass over the model is for a device that takes the table.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from fxpart.cost.tables import MemoryTables
 __all__ = ["TableSizes", "packed_by_search", "packed_tightly", "spread_by_time", "table_sizes"]
 
 
-# Memory that a device needs for a set of embedding tables and the dense rest of the model.
+# Memory of a device with a set of embedding tables and the dense rest of the model.
 
 BoolArray = npt.NDArray[np.bool_]
 _HERE, _ELSEWHERE = 0, 1
@@ -26,26 +25,26 @@ _HERE, _ELSEWHERE = 0, 1
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TableSizes:
-    """Bytes that any device needs at least, at once; and exactly, by a walk over the model."""
+    """Memory of a device with some tables, as a fast lower bound and exactly."""
 
     memory: MemoryTables
     dense: BoolArray
-    """Which operators belong to no table. Length n."""
+    """Whether an operator belongs to no table. Length n."""
     units: tuple[IntArray, ...]
     """Operators of each table."""
     least_bytes: int
-    """What every device needs for the dense rest, wherever the tables are."""
+    """Lower bound for the dense rest, wherever the tables are."""
     unit_bytes: IntArray
-    """Weights and inputs of each unit that nothing else uses: what it adds to that at least."""
+    """Weights and inputs used only by each unit: a lower bound of what it adds."""
     known: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """What was found for units asked about before."""
+    """Cached results of `needed_bytes`."""
 
     def at_least(self, units: tuple[int, ...]) -> int:
-        """Return a lower bound of `needed_bytes`, without a walk."""
+        """Return a lower bound of `needed_bytes` in constant time per unit."""
         return self.least_bytes + int(self.unit_bytes[list(units)].sum())
 
     def needed_bytes(self, units: tuple[int, ...]) -> int:
-        """Return what a device needs that holds `units`: a walk over the model, O(n + reads)."""
+        """Return the memory of a device with `units`, by a pass over the model. O(n + reads)."""
         key = tuple(sorted(units))
         if key not in self.known:
             tables = np.concatenate([self.units[unit] for unit in key])
@@ -80,10 +79,10 @@ def table_sizes(problem: Problem, units: list[IntArray]) -> TableSizes:
 
 
 def _least_result_bytes(graph: OpGraph, unit_of: IntArray) -> IntArray:
-    """Return the least bytes that a unit's result takes where the dense rest reads it. Length V.
+    """Return a lower bound of each unit result's bytes where the dense rest reads it. Length V.
 
-    It is sent there, or made there. Made there it may be a view: then its storage counts, once for
-    all results that are views of it, and not at all if it is not the unit's own.
+    The result is either received or produced there. If produced, it may be a view: then its storage
+    counts once for all views of it, and not at all if it belongs to another unit.
     """
     producer = graph.value_producer
     maker_unit = np.where(producer >= 0, unit_of[producer], -1)
@@ -107,7 +106,7 @@ def _least_result_bytes(graph: OpGraph, unit_of: IntArray) -> IntArray:
 def _of_one_unit(
     unit_of: IntArray, start: IntArray, items: IntArray, item_bytes: IntArray, count: int
 ) -> IntArray:
-    """Return for each unit the bytes of the items that only its operators touch."""
+    """Return the bytes of the items used only by each unit."""
     toucher = unit_of[np.repeat(np.arange(len(unit_of)), np.diff(start))]
     lowest = np.full(len(item_bytes), count, dtype=np.int64)
     highest = np.full(len(item_bytes), -1, dtype=np.int64)
@@ -123,22 +122,22 @@ Bins = list[tuple[int, ...]]
 """Tables of each device."""
 
 _MOST_STEPS = 20_000
-"""Partial packings that the search looks at: enough to try all of eight tables."""
+"""Most partial packings searched, enough to try all packings of eight tables."""
 
 
 def packed_tightly(sizes: TableSizes, order: list[int], capacity_bytes: int) -> Bins:
-    """Return tables packed by best fit decreasing: each on the fullest device that takes it.
+    """Pack tables by best fit decreasing, each on the fullest device that takes it.
 
-    A new device where none does, so there may be more than there are. Each table alone must fit.
-    O(tables x devices), and about one walk over the model for each table.
+    If no device does, a new one is opened, so the result may exceed the available devices. Each
+    table must fit by itself. O(tables x devices), and about one pass over the model per table.
     """
     bins: Bins = []
     used_bytes = np.zeros(0, dtype=np.int64)
     for unit in order:
         added = int(sizes.unit_bytes[unit])
-        room = np.flatnonzero(sizes.least_bytes + used_bytes + added <= capacity_bytes)
-        # A stable sort: of equally full devices, the first.
-        for index in room[np.argsort(-used_bytes[room], kind="stable")].tolist():
+        candidates = np.flatnonzero(sizes.least_bytes + used_bytes + added <= capacity_bytes)
+        # A stable sort prefers the first of equally full devices.
+        for index in candidates[np.argsort(-used_bytes[candidates], kind="stable")].tolist():
             trial = (*bins[index], unit)
             if sizes.needed_bytes(trial) <= capacity_bytes:
                 bins[index] = trial
@@ -153,11 +152,12 @@ def packed_tightly(sizes: TableSizes, order: list[int], capacity_bytes: int) -> 
 def packed_by_search(
     sizes: TableSizes, order: list[int], capacity_bytes: int, most_bins: int
 ) -> Bins | None:
-    """Return the first packing on at most `most_bins` devices, trying all; None if none is found.
+    """Return the first packing on at most `most_bins` devices by exhaustive search, or None.
 
-    Up to eight tables, None means that there is none; of more, that some thousand are none.
+    For up to eight tables, None means that there is no packing; for more, that none was found
+    within the step limit.
     """
-    # A stack of partial packings, each with what its devices need at least.
+    # A stack of partial packings, each with lower bounds of its devices' memory.
     stack: list[tuple[Bins, list[int]]] = [([], [])]
     for _ in range(_MOST_STEPS):
         if not stack:
@@ -170,7 +170,7 @@ def packed_by_search(
             continue
         unit = order[place]
         added = int(sizes.unit_bytes[unit])
-        # Devices are alike: of the empty ones, one is enough. What is pushed last is tried first.
+        # Devices are equal, so one empty device is enough. The last pushed is tried first.
         if len(bins) < most_bins:
             stack.append(([*bins, (unit,)], [*used_bytes, added]))
         for index in sorted(range(len(bins)), key=lambda i: (used_bytes[i], -i)):
@@ -185,16 +185,15 @@ def packed_by_search(
 def spread_by_time(
     sizes: TableSizes, order: list[int], capacity_bytes: int, op_time_s: FloatArray
 ) -> Bins | None:
-    """Return tables each on the device that is least busy of those that take it.
+    """Place each table on the least busy device that takes it.
 
-    None when one finds no room, for tightly filled devices leave no choice, or when a device gets
-    none.
+    None if a table does not fit anymore, or a device gets no table.
 
     Args:
-        sizes: of the tables.
-        order: all tables, in the order in which they choose.
-        capacity_bytes: what each device has.
-        op_time_s: seconds of each operator on each of the devices to spread over. Shape (n, D).
+        sizes: sizes of the tables.
+        order: all tables, in the order in which they are placed.
+        capacity_bytes: memory of each device.
+        op_time_s: seconds of each operator on each of the devices to use. Shape (n, D).
 
     """
     count = op_time_s.shape[1]
@@ -203,8 +202,8 @@ def spread_by_time(
     for unit in order:
         after_s = busy_s + op_time_s[sizes.units[unit]].sum(axis=0)
         added = int(sizes.unit_bytes[unit])
-        room = np.flatnonzero(sizes.least_bytes + used_bytes + added <= capacity_bytes)
-        for index in room[np.lexsort((used_bytes[room], after_s[room]))].tolist():
+        candidates = np.flatnonzero(sizes.least_bytes + used_bytes + added <= capacity_bytes)
+        for index in candidates[np.lexsort((used_bytes[candidates], after_s[candidates]))].tolist():
             trial = (*bins[index], unit)
             if sizes.needed_bytes(trial) <= capacity_bytes:
                 bins[index] = trial

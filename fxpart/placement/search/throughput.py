@@ -1,4 +1,4 @@
-"""The other objectives than latency; the least largest load, by annealing from coarse to fine."""
+"""Objectives other than latency; the largest load is minimized by multilevel annealing."""
 
 from dataclasses import dataclass, field
 
@@ -30,17 +30,17 @@ def load_of(problem: Problem, device_of: IntArray) -> float:
 
 
 def cost_of(problem: Problem, device_of: IntArray) -> float:
-    """Return what the problem's objective makes small, in s, bytes or J; `device_of` (n,)."""
+    """Return the problem's objective in s, bytes or J; `device_of` has shape (n,)."""
     if problem.objective in BY_WHOLE:
         return value_of(problem, device_of)
     return (load_of if problem.objective == "throughput" else latency_of)(problem, device_of)
 
 
 def toward_objective(problem: Problem, placed: Assignment) -> Assignment:
-    """Return what a search for latency found, made better for the objective that is asked for.
+    """Improve the result of a latency search for the problem's objective.
 
-    By one short annealing, always the same: the cost is at most that of `placed`, and what fits
-    does so still.
+    This is one short, deterministic annealing run: the cost does not increase, and a placement that
+    fits still fits.
     """
     if problem.objective == "latency":
         return placed
@@ -56,7 +56,7 @@ def toward_objective(problem: Problem, placed: Assignment) -> Assignment:
 
 @dataclass(eq=False, slots=True)
 class Annealer:
-    """Anneals a placement level by level for the least largest load."""
+    """Multilevel annealing of the largest load."""
 
     problem: Problem
     _unit_of: IntArray = field(init=False)
@@ -64,7 +64,7 @@ class Annealer:
     _watched: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find out whether memory could be short: whether not everything fits each device."""
+        """Determine whether memory can bind, that is if some device cannot hold everything."""
         _, unit_of = np.unique(self.problem.graph.group, return_inverse=True)
         self._unit_of = unit_of.astype(np.int64)
         self._joined = joined_units(self.problem, self._unit_of)
@@ -73,7 +73,7 @@ class Annealer:
         self._watched = bool(everything > sizes.min())
 
     def annealed(self, device_of: IntArray, labels: IntArray, heat: float, seed: int) -> IntArray:
-        """Return the best met from `device_of` on; what differs in `labels` is not contracted."""
+        """Return the best found from `device_of`, contracting only units with equal `labels`."""
         units = len(self._joined.size_bytes)
         of_unit = np.empty(units, dtype=np.int64)
         of_unit[self._unit_of] = labels

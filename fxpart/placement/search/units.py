@@ -1,4 +1,4 @@
-"""What is moved as one: operators that must stay together, and the modules around them."""
+"""Units that move together: operators that share a device, and modules around them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,19 @@ Units = tuple[IntArray, IntArray]
 
 
 NEAR = 32
-"""Operators between a view and its maker for the two to move as one, at most."""
+"""Largest distance between a view and its producer for the two to move together."""
 
 
 def atomic_units(graph: OpGraph) -> Units:
-    """Return the smallest units: the operators of each group, in order of their first."""
+    """Return the smallest units: the groups, in order of their first operators."""
     return _units_by_label(graph, np.arange(graph.n_ops))
 
 
 def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
-    """Return units of one group that `works` each, with what follows from it at no cost.
+    """Return units of one group with cost (`works`) each, plus free operators that follow it.
 
-    An operator that takes no time (a view) joins the maker of the first value that it reads, if it
-    follows soon: a unit that spans much of the model is dear to move, and would tie its ends.
+    An operator that takes no time (a view) joins the producer of its first operand if that is near:
+    a unit that spans much of the model is expensive to move, and would tie its ends together.
     """
     label = np.arange(graph.n_ops)
     for op in np.flatnonzero(~works):
@@ -42,10 +42,10 @@ def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
 
 
 def contiguous_units(graph: OpGraph) -> Units:
-    """Return the shortest stretches of the graph's order between which no group is divided.
+    """Return the shortest stretches of operators in graph order that do not divide any group.
 
-    Of a training step, stretches of its forward, each with the backward operators that belong to
-    it: in graph order itself no operator of the forward ends before the backward does.
+    In a training step these are stretches of the forward with their backward operators, since each
+    group of the forward extends into the backward.
     """
     stretch = stretch_of_operators(graph)
     starts = np.zeros(int(stretch.max()) + 2, dtype=np.int64)
@@ -54,13 +54,13 @@ def contiguous_units(graph: OpGraph) -> Units:
 
 
 def stretch_of_operators(graph: OpGraph) -> IntArray:
-    """Return the number of the stretch of `contiguous_units` that has each operator. Length n."""
+    """Return the index of each operator's stretch in `contiguous_units`. Length n."""
     count, position = graph.n_ops, graph.forward_of
     least = np.full(count, count, dtype=np.int64)
     np.minimum.at(least, graph.group, position)
     last = np.arange(count)
     np.maximum.at(last, least[graph.group], position)
-    # A stretch ends where everything that began in it has ended.
+    # A stretch ends where all groups that began in it have ended.
     ends = np.maximum.accumulate(last) == np.arange(count)
     stretch_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]])
     _, stretch_of = np.unique(stretch_of_position[position], return_inverse=True)
@@ -68,10 +68,10 @@ def stretch_of_operators(graph: OpGraph) -> IntArray:
 
 
 def module_units(graph: OpGraph) -> list[Units]:
-    """Return units of whole modules, coarsest first, one list for each depth of the module tree.
+    """Return units of whole modules, coarsest first, for each depth of the module tree.
 
-    A unit is a run of operators, next to each other in graph order, below one module. A depth at
-    which nothing is divided further than at the one before is left out.
+    A unit is a run of consecutive operators in one module. Depths that divide nothing further are
+    skipped.
     """
     paths = [path.split(".") if path else [] for path in graph.modules]
     deepest = max(map(len, paths), default=0)
@@ -88,7 +88,7 @@ def module_units(graph: OpGraph) -> list[Units]:
 
 
 def _units_by_label(graph: OpGraph, label: IntArray) -> Units:
-    """Return units of operators whose group's first operator has the same label."""
+    """Return units of operators by the label of their group's first operator."""
     wanted = label[graph.group]
     _, first, unit_of = np.unique(wanted, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")[unit_of]

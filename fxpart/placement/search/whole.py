@@ -1,4 +1,4 @@
-"""Searches for the fullest device's memory, or the energy of an input, by whole evaluations."""
+"""Searches for the objectives memory and energy, by full evaluations."""
 
 import numpy as np
 
@@ -18,29 +18,30 @@ from fxpart.support.random_numbers import below, chance, share
 __all__ = ["BY_WHOLE", "annealed_whole", "bound_of", "value_of"]
 
 BY_WHOLE = OBJECTIVES[2:]
-"""Objectives that are searched here; memory is in bytes, energy in J."""
+"""Objectives searched here; memory is in bytes, energy in J."""
 _COLD, _POWER = 1e-5, 16.0
 _STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 40, 400, 20_000
 _MOST_WORK = 6_000_000
-"""Operators times steps of one level of units: about a second."""
+"""Most operators times steps per level of units, about a second."""
 
 
 def value_of(problem: Problem, device_of: IntArray) -> float:
-    """Return what the objective makes small: bytes of the fullest device, or J of an input."""
+    """Return the objective: bytes of the fullest device, or J per input."""
     devices = problem.topology.n_devices
     if problem.objective == "memory":
         return float(peak_bytes(problem.memory, device_of, devices).max())
-    here = problem.costs.op_time_s[np.arange(len(device_of)), device_of]
-    busy_s = np.bincount(device_of, weights=here, minlength=devices).astype(np.float64)
+    op_s = problem.costs.op_time_s[np.arange(len(device_of)), device_of]
+    busy_s = np.bincount(device_of, weights=op_s, minlength=devices).astype(np.float64)
     used = np.bincount(device_of, minlength=devices) > 0
     return energy_j(powers_w(problem.topology), busy_s, used, latency_of(problem, device_of))
 
 
 def bound_of(problem: Problem, latency_s: float) -> tuple[float, str]:
-    """Return what no placement is below, and what proves it; no latency is below `latency_s`.
+    """Return a lower bound and the name of its proof, given a lower bound of the latency.
 
-    Of memory: an equal share of all weights with their optimizer's state, those that some device
-    has two or more of, or what one operator needs while it runs.
+    For memory it is the maximum of an equal share of all weights with their optimizer state, the
+    largest groups that must meet on some device, and the memory that one operator needs while it
+    runs.
     """
     if problem.objective == "energy":
         power_w = powers_w(problem.topology)
@@ -53,10 +54,10 @@ def bound_of(problem: Problem, latency_s: float) -> tuple[float, str]:
 
 
 def _fullest_by_weights(problem: Problem) -> float:
-    """Return what some device has of weights at least: a share, or the largest that must meet.
+    """Return a lower bound of the weights on the fullest device.
 
-    Of the k D + 1 groups with the largest weights some device has k + 1. A weight counts for the
-    first group that uses it.
+    It is the maximum of an equal share, and pigeonhole bounds: of the k D + 1 groups with the
+    largest weights, some device has k + 1. A weight counts for the first group that uses it.
     """
     graph, weight_bytes = problem.graph, problem.memory.weight_bytes
     devices = problem.topology.n_devices
@@ -72,9 +73,9 @@ def _fullest_by_weights(problem: Problem) -> float:
 
 
 def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int) -> IntArray:
-    """Return the best met from `device_of` on, module by module, then operator by operator.
+    """Return the best placement found by annealing `device_of`, first by modules, then operators.
 
-    Of few placements, the best of all. What fits does so still.
+    If placements are few, it is the optimum. A placement that fits still fits.
     """
     graph, costs = problem.graph, problem.costs
     log, room = schedule_log(costs), problem.topology.memory_bytes
@@ -94,7 +95,7 @@ def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int
 
 
 def _whole_groups(problem: Problem) -> list[Units]:
-    """Return units of modules, coarse to fine, into which whole groups have been brought."""
+    """Return units of modules, coarse to fine, extended to whole groups."""
     group, levels, before = problem.graph.group, list[Units](), 0
     for start, ops in module_units(problem.graph):
         label = np.empty(len(ops), dtype=np.int64)
@@ -135,16 +136,16 @@ def _best_of_few(  # noqa: PLR0917 - compiled: all by position
     units: Units,
     best_of: IntArray,
 ) -> None:
-    """Set `best_of` (n,), which fits, to the best of all placements of the units."""
+    """Set `best_of` (n,), which must fit, to the best of all placements of the units."""
     start, ops = units
     count, devices = start.shape[0] - 1, room.shape[0]
     device_of, change = best_of.copy(), np.empty(best_of.shape[0] + 1, dtype=np.int64)
     best = np.inf
     for number in range(devices**count):
-        rest = number
+        digits = number
         for unit in range(count):
-            device_of[ops[start[unit] : start[unit + 1]]] = rest % devices
-            rest //= devices
+            device_of[ops[start[unit] : start[unit + 1]]] = digits % devices
+            digits //= devices
         fullest, fits = 0, True
         for device in range(devices):
             peak = peak_on_device(m, device_of, device, change)
@@ -171,11 +172,11 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
     steps: int,
     hot: float,
 ) -> None:
-    """Change `device_of` (n,) to the best met; a unit moves, or two change places.
+    """Anneal `device_of` (n,) in place to the best found; a step moves a unit or swaps two.
 
-    A unit may start on several devices; it lies on one as soon as it moves. Only devices that take
-    or lose operators hold more or less. Of memory it goes by a norm of all peaks, so that a device
-    that is not the fullest counts a little.
+    A unit may start on several devices, and is on one once it moves. Only devices that gain or lose
+    operators change their peaks. The memory objective uses a norm of all peaks, so that other
+    devices than the fullest count a little.
     """
     start, ops = units
     count, devices = start.shape[0] - 1, room.shape[0]
@@ -206,19 +207,19 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
             for op in swapped:
                 touched[device_of[op]] = True
             trial[swapped] = old
-        kept = True
+        is_accepted = True
         for device in range(devices):
             if touched[device]:
                 trial_peaks[device] = peak_on_device(m, trial, device, change)
-                kept = kept and trial_peaks[device] <= room[device]
-        then = now
-        if kept:
-            then = _energy(t, log, power_w, trial) if energy else _norm(trial_peaks, scale)
-            kept = np.log(then / now) <= -temperature * np.log(share(state) + 1e-12)
-        if not kept:
+                is_accepted = is_accepted and trial_peaks[device] <= room[device]
+        trial_value = now
+        if is_accepted:
+            trial_value = _energy(t, log, power_w, trial) if energy else _norm(trial_peaks, scale)
+            is_accepted = np.log(trial_value / now) <= -temperature * np.log(share(state) + 1e-12)
+        if not is_accepted:
             trial[:], trial_peaks[:] = device_of, peaks
             continue
-        device_of[:], peaks[:], now = trial, trial_peaks, then
+        device_of[:], peaks[:], now = trial, trial_peaks, trial_value
         value = now if energy else float(peaks.max())
         if value < best:
             best = value

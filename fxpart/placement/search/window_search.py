@@ -1,11 +1,11 @@
-"""Kernighan and Lin inside a window of the graph's order: chains of moves, the best prefix kept.
+"""Kernighan-Lin within windows of the graph order: keep the best prefix of chains of moves.
 
-One move at a time finds only what pays at once. Here moves are made one after the other, each the
-best that is left though it may cost something, no unit twice; then all after the best point are
-taken back. What such a chain costs is seen from the window alone: when everything before it is
-there, and how long everything after it takes, stand in `fxpart.cost.incremental`. So a sweep over
-all windows takes time in proportion to the model. Kernighan, Lin: An efficient heuristic procedure
-for partitioning graphs. Bell System Technical Journal 49(2), 1970.
+Single moves find only immediate improvements. Here a chain of moves is made, each the best
+remaining one even if it increases the cost, with no unit moved twice; then all moves after the best
+point are undone. The cost of a chain is estimated within the window, since
+`fxpart.cost.incremental` has the heads before it and the tails after it. So a sweep over all
+windows takes time linear in the model. Kernighan, Lin: An efficient heuristic procedure for
+partitioning graphs. Bell System Technical Journal 49(2), 1970.
 """
 
 from typing import NamedTuple
@@ -22,39 +22,38 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = ["WINDOW", "improve_windows"]
 
 WINDOW = 128
-"""Operators looked at together: about a layer of a transformer, and what is around it."""
+"""Operators per window: about a transformer layer and its surroundings."""
 DEPTH = 16
 """Longest chain of moves."""
 PATIENCE = 3
-"""Moves without a new best after which a chain is given up."""
+"""Moves without a new best after which a chain is abandoned."""
 SMALL = 4 * WINDOW
-"""Operators up to which a chain may move any unit: others make room for what is critical."""
+"""Most operators for which chains may move non-critical units, to make room for critical ones."""
 ROUNDS = 4
-"""Most chains kept in one window before the next is looked at."""
+"""Most successful chains in one window before moving on."""
 TRANSFER_WEIGHT = 1e-3
-"""A second of transfer that delays nothing counts as this many: of equal plans, the quieter."""
+"""Cost of a second of transfer that delays nothing; breaks ties by less communication."""
 
 SPREAD_WEIGHT = 1e-3
-"""Weight of how unevenly devices are used: of several equally late, one moved alone gains nothing,
-yet it is on the way."""
+"""Weight of load imbalance, which rewards progress if several equally late units must move."""
 
 
 class _Window(NamedTuple):
-    """Units that lie between two operators, and the room of the devices."""
+    """The units between two operators, and the free memory of devices."""
 
     unit: IntArray
     """Units that may move."""
     first: int
     last: int
     room: IntArray
-    """Bytes that each device could still take, by a rough count, shape (D,)."""
+    """Approximate free bytes of each device, shape (D,)."""
     bytes_of_unit: IntArray
-    """By the same count, shape (U,)."""
+    """Approximate bytes of each unit, shape (U,)."""
 
 
 @compiled
 def _cost(s: SearchTables, device_of: IntArray, window: _Window) -> float:
-    """Return the latency, and a little of what may lower it later, in seconds."""
+    """Return the latency plus small terms that guide later improvements, in seconds."""
     longest, sent_s, square = estimate(s.costs, device_of, s.progress, window.first, window.last)
     spread = square / longest if longest > 0.0 else 0.0
     return longest + TRANSFER_WEIGHT * sent_s + SPREAD_WEIGHT * spread
@@ -62,9 +61,9 @@ def _cost(s: SearchTables, device_of: IntArray, window: _Window) -> float:
 
 @inlined
 def _candidates(s: SearchTables, device_of: IntArray, window: _Window) -> IntArray:
-    """Return the devices in the window, and of the others of each kind the one with most room.
+    """Return the devices in the window, and per kind the other device with the most free memory.
 
-    What is idle during the window, and alike, is alike for all that the window can tell.
+    Interchangeable devices that are idle during the window are equivalent for it.
     """
     devices = s.sizes.shape[0]
     chosen = np.zeros(devices, dtype=np.bool_)
@@ -85,13 +84,13 @@ def _candidates(s: SearchTables, device_of: IntArray, window: _Window) -> IntArr
 
 @compiled
 def _move(units: Units, window: _Window, device_of: IntArray, unit: int, device: int) -> int:
-    """Move the unit; return where it was. Room is kept up to date."""
+    """Move the unit and update free memory; return its previous device."""
     start, ops = units
-    was = device_of[ops[start[unit]]]
+    previous = device_of[ops[start[unit]]]
     device_of[ops[start[unit] : start[unit + 1]]] = device
-    window.room[was] += window.bytes_of_unit[unit]
+    window.room[previous] += window.bytes_of_unit[unit]
     window.room[device] -= window.bytes_of_unit[unit]
-    return int(was)
+    return int(previous)
 
 
 @inlined
@@ -103,10 +102,10 @@ def _best_step(  # noqa: PLR0917 - compiled: all by position
     free: IntArray,
     least: float,
 ) -> tuple[float, int, int]:
-    """Return (cost, position in the window, device) of the best move of a unit that is free.
+    """Return (cost, position in the window, device) of the best move of a free unit.
 
-    While one device has too little room, only what lies there moves. A move that leaves too little
-    is made only if its cost is below `least`: something else may then make room.
+    While a device is overfull, only its units move. A move that overfills a device is considered
+    only if its cost is below `least`, since another move may then make room.
     """
     start, ops = units
     full = int(np.argmin(window.room))
@@ -131,7 +130,7 @@ def _best_step(  # noqa: PLR0917 - compiled: all by position
 
 @inlined
 def _worth_moving(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray:
-    """Return 1 for the units that a chain may move: those on a longest path, in large models."""
+    """Return 1 for the units that a chain may move: in large models, those on a critical path."""
     start, ops = units
     free = np.ones(window.unit.shape[0], dtype=np.int64)
     if n <= SMALL:
@@ -144,16 +143,16 @@ def _worth_moving(s: SearchTables, units: Units, window: _Window, n: int) -> Int
 
 @inlined
 def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) -> bool:
-    """Make a chain of moves and keep its best prefix; return whether that is any better."""
-    begin = _cost(s, device_of, window)
-    best, kept = begin * (1.0 - 1e-9), 0
+    """Make a chain of moves and keep its best prefix; return whether it is an improvement."""
+    initial = _cost(s, device_of, window)
+    best, best_length = initial * (1.0 - 1e-9), 0
     free = _worth_moving(s, units, window, device_of.shape[0])
     moved = np.zeros((DEPTH, 2), dtype=np.int64)
     made = 0
-    while made < min(DEPTH, kept + PATIENCE):
+    while made < min(DEPTH, best_length + PATIENCE):
         cost, at, device = _best_step(s, units, window, device_of, free, best)
-        if at < 0 and made > kept and window.room.min() < 0:
-            # Nothing makes room for the last move: it was none.
+        if at < 0 and made > best_length and window.room.min() < 0:
+            # Nothing makes room for the last move, so undo it.
             made -= 1
             _move(units, window, device_of, moved[made, 0], moved[made, 1])
             continue
@@ -164,15 +163,15 @@ def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) 
         moved[made, 1] = _move(units, window, device_of, window.unit[at], device)
         made += 1
         if cost < best and window.room.min() >= 0:
-            best, kept = cost, made
-    for back in range(made - 1, kept - 1, -1):
+            best, best_length = cost, made
+    for back in range(made - 1, best_length - 1, -1):
         _move(units, window, device_of, moved[back, 0], moved[back, 1])
-    return kept > 0
+    return best_length > 0
 
 
 @inlined
 def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> IntArray:
-    """Return the units on one device whose operators all lie from `first` to `last`, in order."""
+    """Return the units on one device with all operators between `first` and `last`, in order."""
     start, ops = units
     count = start.shape[0] - 1
     low, high = 0, count
@@ -183,19 +182,19 @@ def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> I
         else:
             high = middle
     inside = np.empty(last - first + 1, dtype=np.int64)
-    found = 0
+    count_inside = 0
     for unit in range(low, count):
         if ops[start[unit]] > last:
             break
         if ops[start[unit + 1] - 1] <= last and home_of(units, unit, device_of) >= 0:
-            inside[found] = unit
-            found += 1
-    return inside[:found]
+            inside[count_inside] = unit
+            count_inside += 1
+    return inside[:count_inside]
 
 
 @compiled
 def _measure_room(s: SearchTables, device_of: IntArray, devices: IntArray, room: IntArray) -> bool:
-    """Set the bytes that each of `devices` has free; return whether none has too few."""
+    """Update the free bytes of `devices`; return whether no device is overfull."""
     for device in devices:
         room[device] = s.sizes[device]
         if s.used[device]:
@@ -205,7 +204,7 @@ def _measure_room(s: SearchTables, device_of: IntArray, devices: IntArray, room:
 
 @inlined
 def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
-    """Return the weights of each unit and what it makes, in bytes."""
+    """Return the bytes of each unit's weights and results."""
     start, ops = units
     m = s.memory
     unit_bytes = np.zeros(start.shape[0] - 1, dtype=np.int64)
@@ -222,17 +221,17 @@ def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
 def _improve_window(
     s: SearchTables, units: Units, device_of: IntArray, window: _Window, latency: float
 ) -> float:
-    """Make chains of moves in the window; keep them if the whole model is faster and fits."""
+    """Make chains of moves in the window, and keep them if the whole model is faster and fits."""
     first, last = window.first, window.last
-    was = device_of[first : last + 1].copy()
+    previous = device_of[first : last + 1].copy()
     for _ in range(ROUNDS):
         if not _chain(s, units, window, device_of):
             break
-    if (device_of[first : last + 1] == was).all():
+    if (device_of[first : last + 1] == previous).all():
         return latency
     touched = np.zeros(s.sizes.shape[0], dtype=np.bool_)
     for op in range(first, last + 1):
-        touched[was[op - first]] = touched[device_of[op]] = True
+        touched[previous[op - first]] = touched[device_of[op]] = True
     devices = np.flatnonzero(touched)
     latency_s, _ = schedule(s.costs, device_of, s.log)
     if latency_s < latency * (1.0 - s.min_gain):
@@ -240,7 +239,7 @@ def _improve_window(
         if _measure_room(s, device_of, devices, window.room):
             return latency_s
     for op in range(first, last + 1):
-        device_of[op] = was[op - first]
+        device_of[op] = previous[op - first]
     refreshed(s, device_of)
     _measure_room(s, device_of, devices, window.room)
     return latency
@@ -248,10 +247,10 @@ def _improve_window(
 
 @compiled
 def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_passes: int) -> float:
-    """Change `device_of` window by window while the latency falls; return the latency.
+    """Improve `device_of` window by window while the latency decreases; return the latency.
 
-    `device_of` fits at the start and at the end. A unit that is divided over devices stays. Windows
-    overlap by half; one is looked at again only when it, or one beside it, has changed.
+    `device_of` must fit at the start, and fits at the end. Units split over devices are not moved.
+    Windows overlap by half; one is revisited only if it or a neighbour has changed.
     """
     latency = refreshed(s, device_of)
     n, bytes_of_unit = device_of.shape[0], _bytes_of_units(s, units)

@@ -1,4 +1,4 @@
-"""Cuts at modules: after those that are named, or wherever one begins or ends."""
+"""Cuts at module boundaries: after named modules, or wherever one begins or ends."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ __all__ = ["cuts_by_depth", "named_cuts"]
 
 
 def cuts_by_depth(graph: OpGraph, line: StageLine) -> list[IntArray]:
-    """Return the cuts at which a module begins or ends: of the outermost modules first.
+    """Return the cuts at module boundaries, for increasing depths of the module tree.
 
-    Each list, from 0 to U, has the cuts at modules down to a depth of the module tree, without the
-    depths that add none. Modules that are called more than once do not count.
+    Each array, from 0 to U, has the cuts at modules down to some depth; depths that add no cut are
+    skipped. Modules that are called more than once do not count.
     """
     forward = np.flatnonzero(~graph.is_check[: graph.first_backward])
     modules = [graph.modules[op] for op in forward.tolist()]
@@ -34,9 +34,9 @@ def cuts_by_depth(graph: OpGraph, line: StageLine) -> list[IntArray]:
 
 
 def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:
-    """Return the cuts after the modules at `paths`, as numbers of the units that they lie before.
+    """Return the cuts after the modules at `paths`, as indices of the next units.
 
-    A cut that would divide operators that must share a device is moved behind them.
+    A cut that would separate operators that must share a device is moved after them.
 
     Args:
         graph: the model, with n operators.
@@ -44,8 +44,8 @@ def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[
         paths: module paths at any depth, in the order of the model.
 
     Raises:
-        SpecError: for a path that the model does not have, and for cuts that leave a stage empty:
-            at the end of the model, twice at one place, or out of order.
+        SpecError: if the model does not have a path, or a stage would be empty because a cut is at
+            the end of the model, repeated or out of order.
 
     """
     cuts: list[int] = []
@@ -67,7 +67,7 @@ def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[
 
 
 def _last_op(graph: OpGraph, path: str) -> int:
-    """Return the last forward operator of the module at `path`, and of those below it."""
+    """Return the last forward operator in the module at `path`, including submodules."""
     below = path + "."
     forward = range(graph.first_backward)
     ops = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
@@ -78,7 +78,7 @@ def _last_op(graph: OpGraph, path: str) -> int:
             prefixes |= dict.fromkeys(".".join(parts[: end + 1]) for end in range(len(parts)))
         near = nearest_names(path, prefixes) if prefixes else "it has no modules; give mode.stages"
         raise SpecError(f"mode.cut_after names {path!r}, which the model does not have; {near}")
-    # The check of a result stays with what makes the result, though it stands in another module.
+    # A check stays with the producer of the result, even if it is in another module.
     is_check = graph.is_check
-    made = [op for op in ops if not is_check[op]]
-    return int(np.max(made or ops))
+    non_checks = [op for op in ops if not is_check[op]]
+    return int(np.max(non_checks or ops))

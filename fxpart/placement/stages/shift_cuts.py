@@ -1,15 +1,15 @@
-"""Cuts into stages of which each device has several, shifted while that helps: a local search.
+"""Local search over cuts into several stages per device, by shifting cuts.
 
-The time of a stage is its load and the time to receive what crosses the cut before it. Stages are
-in rounds, one on each device. Two things bound an interleaved schedule: the sum of a device's
-stages, below which it cannot stay, and the longest stages of all rounds, which it takes where
-devices wait for each other in each round. Both are to fall, near a start with even stages: less
-even ones may have better bounds, even the least largest load of a device, and yet longer steps.
+The time of a stage is its load plus the time to receive everything that crosses the cut before it.
+Stages form rounds, with one stage on each device. Two quantities bound an interleaved schedule: the
+sum of a device's stages, and the sum of the longest stage of each round, which is reached if
+devices wait for each other in every round. Both are reduced, starting from even stages: less even
+ones may have better bounds, even the smallest largest load, and yet longer steps.
 
 The search is hill climbing, a rule of our own: the first shift that helps is taken, until none
-does. Nothing is promised but that the largest load of a device is no larger than at the start.
-O(T (S^3 log U + operators + reads)) for S stages of U units and T tries, of which there are at most
-a thousand: S^2 log U shifts are weighed, in O(S) each, until one is tried.
+does. The only guarantee is that the largest load of a device does not increase. O(T (S^3 log U +
+operators + reads)) for S stages of U units and T tries, at most a thousand: up to S^2 log U shifts
+are evaluated, in O(S) each, per try.
 """
 
 from collections.abc import Sequence
@@ -28,29 +28,29 @@ from fxpart.support.compiled import compiled
 __all__ = ["CutShifter"]
 
 _ROUNDS = 2.0
-"""Weight of the rounds beside the busiest device; chosen by simulated steps of captured models."""
+"""Weight of rounds relative to the busiest device, tuned on simulated steps of captured models."""
 _LESS = 1e-9
-"""The share by which a number must fall to count as less."""
+"""Relative decrease that counts as an improvement."""
 _MOST_TRIES = 1000
 """Shifts whose memory is evaluated before the search stops."""
 _MOST_REPAIRS = 200
-"""The same for a search for any cuts that fit, before it gives up."""
+"""Most shifts in a search for cuts that fit before giving up."""
 
 
 class _Row(NamedTuple):
-    """What compiled loops know of the row of units and of the stages' devices."""
+    """The row of units and the stages' devices, for compiled loops."""
 
     homes: IntArray
-    """Device of each stage: 0 to D - 1, again and again. Length S."""
+    """Device of each stage: 0 to D - 1, repeated. Length S."""
     load_before_s: FloatArray
     """Shape (D, U + 1)."""
     receive_s: FloatArray
-    """How long each stage takes to receive what crosses a cut. Shape (S, U + 1)."""
+    """Time for each stage to receive everything that crosses each cut. Shape (S, U + 1)."""
 
 
 @compiled
 def _spread(row: _Row, cuts: IntArray) -> tuple[float, float, float]:
-    """Return the largest load of a device, what is to fall, and the sum of squares of times."""
+    """Return the largest load of a device, the objective, and the sum of squares of times."""
     devices, stages = row.load_before_s.shape[0], row.homes.shape[0]
     load_s, busy_s = np.zeros(devices), np.zeros(devices)
     rounds_s, longest_s, squares = 0.0, 0.0, 0.0
@@ -58,12 +58,12 @@ def _spread(row: _Row, cuts: IntArray) -> tuple[float, float, float]:
         home = row.homes[stage]
         if home == 0:
             rounds_s, longest_s = rounds_s + longest_s, 0.0
-        takes_s = row.load_before_s[home, cuts[stage + 1]] - row.load_before_s[home, cuts[stage]]
-        load_s[home] += takes_s
-        takes_s += row.receive_s[stage, cuts[stage]]
-        busy_s[home] += takes_s
-        longest_s = max(longest_s, takes_s)
-        squares += takes_s**2
+        time_s = row.load_before_s[home, cuts[stage + 1]] - row.load_before_s[home, cuts[stage]]
+        load_s[home] += time_s
+        time_s += row.receive_s[stage, cuts[stage]]
+        busy_s[home] += time_s
+        longest_s = max(longest_s, time_s)
+        squares += time_s**2
     return load_s.max(), busy_s.max() + _ROUNDS * (rounds_s + longest_s), squares
 
 
@@ -71,10 +71,10 @@ def _spread(row: _Row, cuts: IntArray) -> tuple[float, float, float]:
 def _next_shift(  # noqa: PLR0917 - compiled code takes no keywords
     row: _Row, cuts: IntArray, runs: IntArray, steps: IntArray, at: int, left: int, most_s: float
 ) -> int:
-    """Return the number of the first shift that helps of `left`, from `at` on and around; or -1.
+    """Return the first of `left` shifts from `at` on (cyclically) that helps, or -1.
 
-    Number r K + a, of K steps, is that of the cuts from `runs[r, 0]` to `runs[r, 1]` by `steps[a]`.
-    No device may have a load of more than `most_s`.
+    Shift r K + a, with K steps, moves the cuts from `runs[r, 0]` to `runs[r, 1]` by `steps[a]`. No
+    device may have a load above `most_s`.
     """
     total, trial = runs.shape[0] * steps.shape[0], cuts.copy()
     _, now_s, squares = _spread(row, cuts)
@@ -85,11 +85,11 @@ def _next_shift(  # noqa: PLR0917 - compiled code takes no keywords
         if cuts[first] + step <= cuts[first - 1] or cuts[last] + step >= cuts[last + 1]:
             continue
         trial[first : last + 1] += step
-        load_s, then_s, then_squares = _spread(row, trial)
+        load_s, trial_s, trial_squares = _spread(row, trial)
         trial[first : last + 1] -= step
-        less = then_s < now_s * (1 - _LESS)
+        is_less = trial_s < now_s * (1 - _LESS)
         if load_s <= most_s and (
-            less or (then_s <= now_s and then_squares < squares * (1 - _LESS))
+            is_less or (trial_s <= now_s and trial_squares < squares * (1 - _LESS))
         ):
             return int(shift)
     return -1
@@ -97,24 +97,24 @@ def _next_shift(  # noqa: PLR0917 - compiled code takes no keywords
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CutShifter:
-    """Shifts cuts of one row of units into stages that go over the devices in turn.
+    """Shifts the cuts of a row of units into stages that go round the devices.
 
-    Cuts are arrays of length S + 1, for S stages, that rise from 0 to U.
+    Cuts are ascending arrays of length S + 1, for S stages, from 0 to U.
     """
 
     problem: Problem
     line: StageLine
     homes: Sequence[int]
-    """Device of each stage: 0 to D - 1, again and again. Length S."""
+    """Device of each stage: 0 to D - 1, repeated. Length S."""
     step: StepMemory | None = None
-    """What the stages hold in a step; None for one input at a time."""
+    """Memory of the stages over a step; None for one input at a time."""
 
     def fits(self, cuts: IntArray) -> bool:
-        """Return whether all devices hold their stages."""
+        """Return whether the stages fit all devices."""
         return not any(self._excess_bytes(cuts))
 
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
-        """Return cuts whose stages all fit, by shifts of one at a time; None if it gets stuck."""
+        """Return cuts whose stages all fit, by shifting one cut at a time; None if stuck."""
         excess, cuts = self._excess_bytes(cuts), cuts.copy()
         moves = [(cut, step) for cut in range(1, len(self.homes)) for step in self._steps()]
         tried, at = 0, 0
@@ -124,17 +124,17 @@ class CutShifter:
             trial[cut] += step
             if not trial[cut - 1] < trial[cut] < trial[cut + 1]:
                 continue
-            then = self._excess_bytes(trial)
-            # Squares: what is passed on to another full device counts, if less of it is too much.
-            if sum(over**2 for over in then) < sum(over**2 for over in excess):
-                cuts, excess, tried = trial, then, 0
+            trial_excess = self._excess_bytes(trial)
+            # Squares reward moving excess to another full device if the total is more even.
+            if sum(over**2 for over in trial_excess) < sum(over**2 for over in excess):
+                cuts, excess, tried = trial, trial_excess, 0
         return None if any(excess) else cuts
 
     def evened(self, cuts: IntArray) -> IntArray:
-        """Return cuts with a sum of busiest device and rounds no larger than of `cuts`, which fit.
+        """Return cuts with an objective (`busy_s`) no larger than that of `cuts`, which must fit.
 
-        One cut is shifted at a time, then several next to each other by as many units. No device
-        gets a load above the largest there is at the start.
+        Single cuts are shifted first, then several adjacent ones together. No device gets a load
+        above the largest one at the start.
         """
         row, runs, steps = self._row(), self._runs(), np.array(self._steps(), dtype=np.int64)
         most_s, total = _spread(row, cuts)[0], len(runs) * len(steps)
@@ -147,7 +147,7 @@ class CutShifter:
             first, last = runs[shift // len(steps)]
             trial[first : last + 1] += steps[shift % len(steps)]
             if self.fits(trial):
-                # The same again may help again.
+                # Repeating the same shift may help again.
                 cuts, at, left = trial, shift, total
             else:
                 left -= (shift - at) % total + 1
@@ -155,17 +155,17 @@ class CutShifter:
         return cuts
 
     def busy_s(self, cuts: IntArray) -> float:
-        """Return what `evened` makes small: the busiest device and twice the longest rounds."""
+        """Return the objective of `evened`: the busiest device plus twice the longest rounds."""
         return float(_spread(self._row(), cuts)[1])
 
     def _runs(self) -> IntArray:
-        """Return first and last of the cuts that are shifted together, single ones first."""
+        """Return first and last of the cuts to shift together, single cuts first."""
         first, last = np.triu_indices(len(self.homes) - 1)
         order = np.argsort(last - first, kind="stable")
         return 1 + np.stack([first, last], axis=1)[order]
 
     def _steps(self) -> list[int]:
-        """Return by how much cuts may be shifted at once, far ones first."""
+        """Return the possible shift distances, largest first."""
         sizes = [1 << power for power in reversed(range(self.line.n_units.bit_length()))]
         return [sign * size for size in sizes for sign in (1, -1)]
 
@@ -176,7 +176,7 @@ class CutShifter:
         return _Row(homes, self.line.load_before_s[: homes.max() + 1].copy(), np.stack(receive_s))
 
     def _excess_bytes(self, cuts: IntArray) -> list[int]:
-        """Return by how many bytes each device is overfull. Length D."""
+        """Return the bytes by which each device exceeds its memory. Length D."""
         sizes = self.problem.topology.memory_bytes
         if self.step is not None:
             needed = self.step.peak_bytes(cuts)

@@ -168,11 +168,11 @@ def _peak_bytes(
     """Return the peak of each device as of `simulate_schedule`, without sharding. Shape (D,).
 
     Args:
-        actions: whether each is a forward, and its stage, device after device.
-        starts: where those of each device begin. Length D + 1.
-        held: by each of S stages.
+        actions: whether each is a forward, and its stage, device by device.
+        starts: where the actions of each device begin. Length D + 1.
+        held: bytes of each of S stages.
         weights: bytes of each device's weights.
-        microbatches: of the step.
+        microbatches: number of microbatches per step.
 
     """
     devices, stages = starts.shape[0] - 1, held.inputs.shape[0]
