@@ -1,1 +1,1 @@
-"""What everything else works on: graphs, devices, placements. Without torch."""
+"""Core data structures without torch: graphs, devices, placements."""

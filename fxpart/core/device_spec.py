@@ -114,18 +114,18 @@ def _parse_pool(part: str, accelerators: Collection[str]) -> PoolSpec:
     counted = _COUNTED.fullmatch(part)
     if counted and len(counted[1]) > _MOST_DIGITS:
         raise SpecError(f"count {counted[1][:_MOST_DIGITS]}... has more than {_MOST_DIGITS} digits")
-    count, what = (int(counted[1]), counted[2]) if counted else (1, part)
+    count, size_or_name = (int(counted[1]), counted[2]) if counted else (1, part)
     if count < 1:
         raise SpecError(f"count {count} in {part!r} must be at least 1")
-    if not what:
+    if not size_or_name:
         raise SpecError(f"{part!r} has a count but no size or accelerator")
     # Only sizes begin with a number: no accelerator is called 3090.
-    if what in accelerators:
-        return PoolSpec(count, None, what)
-    if _NUMBER_FIRST.match(what):
-        return PoolSpec(count, parse_size_bytes(what), None)
-    known = nearest_names(what, accelerators) if accelerators else "none are known here"
-    raise SpecError(f"there is no accelerator {what!r}, {known}")
+    if size_or_name in accelerators:
+        return PoolSpec(count, None, size_or_name)
+    if _NUMBER_FIRST.match(size_or_name):
+        return PoolSpec(count, parse_size_bytes(size_or_name), None)
+    known = nearest_names(size_or_name, accelerators) if accelerators else "none are known here"
+    raise SpecError(f"there is no accelerator {size_or_name!r}, {known}")
 
 
 def _unit_names() -> str:

@@ -274,7 +274,12 @@ def _convertible(graph: OpGraph, layout: WeightFormat) -> list[_Product]:
         if product is not None:
             products.setdefault(product.weight, []).append(product)
         refused.update(weight for weight in weights if product is None or weight != product.weight)
-    return [p for weight, each in products.items() if weight not in refused for p in each]
+    return [
+        p
+        for weight, weight_products in products.items()
+        if weight not in refused
+        for p in weight_products
+    ]
 
 
 def _weights_behind(graph: OpGraph) -> dict[int, int]:

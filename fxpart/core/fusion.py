@@ -286,12 +286,12 @@ class _Search:
             for storage in read:
                 current = self.kernel_of[kernel.last]
                 previous = self.kernel_of.get(latest.get(storage, -1), current)
-                alike = (previous.part, previous.domain, previous.rows, previous.reduces) == (
+                same_shape = (previous.part, previous.domain, previous.rows, previous.reduces) == (
                     *(current.part, current.domain, current.rows, current.reduces),
                 )
                 if (
                     previous is current
-                    or not alike
+                    or not same_shape
                     or unfused_before[previous.last] != unfused_before[current.last]
                 ):
                     continue

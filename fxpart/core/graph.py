@@ -198,15 +198,15 @@ class OpGraph:
             "bytes of values": (self.value_bytes,),
             "bytes of weights, their state and tensors": stored,
         }
-        for what, columns in sums.items():
+        for unit, columns in sums.items():
             if any(column.min(initial=0) < 0 for column in columns):
-                raise SpecError(f"the graph has a negative number of {what}")
+                raise SpecError(f"the graph has a negative number of {unit}")
             rough_sum = sum(float(column.sum(dtype=np.float64)) for column in columns)
             # Near the limit use Python integers, which neither round nor wrap.
             is_near_limit = rough_sum > MOST_COUNTED / 2
             if is_near_limit and sum(sum(column.tolist()) for column in columns) > MOST_COUNTED:
                 raise SpecError(
-                    f"the model has {rough_sum:.3g} {what}, at most {MOST_COUNTED:.3g} are counted;"
+                    f"the model has {rough_sum:.3g} {unit}, at most {MOST_COUNTED:.3g} are counted;"
                     " make it, its batch or its sequences smaller"
                 )
 

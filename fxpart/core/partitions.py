@@ -135,7 +135,7 @@ def _circle(edges: Edges, waits: list[int]) -> list[int]:
     for before, after in edges:
         if waits[before] > 0 and waits[after] > 0:
             source.setdefault(after, before)
-    part_now = next(part for part, left in enumerate(waits) if left > 0)
+    part_now = next(part for part, pending in enumerate(waits) if pending > 0)
     path: list[int] = []
     place: dict[int, int] = {}
     while part_now not in place:

@@ -32,9 +32,11 @@ def copies(
         most: largest number of rounds; None for no limit.
 
     """
-    taken = set(used)
+    used_devices = set(used)
     idle = sorted(
-        (int(size), device) for device, size in enumerate(memory_bytes) if device not in taken
+        (int(size), device)
+        for device, size in enumerate(memory_bytes)
+        if device not in used_devices
     )
     copies_of: list[list[int]] = [[] for _ in used]
     while used and len(idle) >= len(used) and (most is None or len(copies_of[0]) < most):
@@ -61,8 +63,8 @@ def replicate(used: IntArray, homes: Homes, memory: IntArray) -> Homes:
 
     """
     on_device = np.zeros(len(memory), dtype=np.int64)
-    for taken, devices in zip(used, homes, strict=True):
-        on_device[list(devices)] += taken
+    for size_bytes, devices in zip(used, homes, strict=True):
+        on_device[list(devices)] += size_bytes
     sources = sorted({device for devices in homes for device in devices})
     # By round, and within a round in the order of the copied devices.
     rounds = list(zip(*copies(on_device, sources, memory), strict=True))

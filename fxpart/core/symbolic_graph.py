@@ -122,12 +122,12 @@ class SymbolicGraph:
         for index, name in enumerate(self.symbols):
             if name not in sizes:
                 raise SpecError(f"a size of {name} is missing; give one for each symbol")
-            least, most = self.ranges[index] if self.ranges else (1, None)
+            low, high = self.ranges[index] if self.ranges else (1, None)
             value = sizes[name]
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise SpecError(f"{name}={value} must be a whole number, 1 or more")
-            if value < least or (most is not None and value > most):
-                limit = f"from {least}" if most is None else f"from {least} to {most}"
+            if value < low or (high is not None and value > high):
+                limit = f"from {low}" if high is None else f"from {low} to {high}"
                 raise SpecError(f"{name}={value} is outside what was captured; choose {limit}")
 
     def _monomials(self, sizes: Mapping[str, int]) -> list[int]:
@@ -147,13 +147,13 @@ def _product(name: str, table: IntArray, monomials: list[int]) -> IntArray:
     """
     # An unused monomial need not fit in int64.
     is_used: list[bool] = np.any(table, axis=0).tolist()
-    used = [monomial if held else 0 for held, monomial in zip(is_used, monomials, strict=True)]
+    used = [monomial if occurs else 0 for occurs, monomial in zip(is_used, monomials, strict=True)]
     total_bound: float = max(used, default=0)  # may be larger than any float
     if total_bound <= _MOST:
         most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
         total_bound = sum(total * monomial for total, monomial in zip(most, used, strict=True))
     if _MOST / 2 < total_bound <= 2 * _MOST:
-        # Near the limit, recompute with Python's unbounded integers.
+        # Near the limit, recompute exactly with Python's unbounded integers.
         most = np.abs(table.astype(object)).sum(axis=0).tolist()
         total_bound = sum(total * monomial for total, monomial in zip(most, used, strict=True))
     if total_bound > _MOST:

@@ -110,9 +110,10 @@ class DeviceSpec:
         return rate
 
     def reached_rate_for(self, dtype: str, share: float, of_it: float = 1.0) -> float:
-        """Return `share` of `rate_for`, or as little as the device sustains.
+        """Return `share` of `rate_for`, limited so that the sustained rate is not exceeded.
 
-        Kernels that reach `of_it` of what is returned then compute at the sustained rate.
+        The limit is the sustained rate divided by `of_it`, for kernels that reach that share of the
+        result.
         """
         as_float32 = dtype not in self.flops_per_s
         sustained = self.sustained_flops_per_s.get("float32" if as_float32 else dtype)

@@ -1,1 +1,1 @@
-"""What an assignment costs: roofline, simulated schedule, memory, bounds."""
+"""Cost of assignments: roofline, simulated schedule, memory, bounds."""

@@ -82,9 +82,9 @@ def _free_bytes(b: Branching, device_of: IntArray, change: IntArray, free: IntAr
 
     Unplaced operators have device -1.
     """
-    least = _least_bytes(b.memory, device_of)
+    lower_tables = _least_bytes(b.memory, device_of)
     for device in range(b.room.shape[0]):
-        free[device] = b.room[device] - peak_on_device(least, device_of, device, change)
+        free[device] = b.room[device] - peak_on_device(lower_tables, device_of, device, change)
     return bool(free.min() >= 0)
 
 

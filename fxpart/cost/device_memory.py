@@ -122,8 +122,8 @@ def device_memory_of(
         allocator_parts = _parts_of_torch(
             problem.graph, one_input, convolved_here, reserve, (tensor_bytes[device], room_bytes)
         )
-        kept = (kept_bytes or {}).get(device, 0)
-        allocator_parts["kept gradients"] = Interval(kept, kept, kept)
+        engine_bytes = (kept_bytes or {}).get(device, 0)
+        allocator_parts["kept gradients"] = Interval(engine_bytes, engine_bytes, engine_bytes)
         all_parts = allocator_parts | parts
         parts = {
             part: all_parts[part] for part in PARTS if part in all_parts and all_parts[part].high
@@ -167,8 +167,8 @@ def _parts_of_torch(
     limit_bytes = room - max(0, tensors - held.peak_bytes)
     run = reservation(graph, held.storages, expected, limit_bytes)
     kernels = max(0, run.allocated_bytes - held.peak_bytes)
-    most = max(kernels, int(high.max()))
-    parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, most)
+    upper_bytes = max(kernels, int(high.max()))
+    parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, upper_bytes)
     if reserve.caching_allocator:
         cached_bytes = run.reserved_bytes - run.allocated_bytes
         # Several inputs cache the same share, as far as memory allows: the rest is released.

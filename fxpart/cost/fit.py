@@ -197,16 +197,16 @@ def _least(sample: _Sample) -> FloatArray:
     """Return the lower bounds of the coefficients."""
     time_s, moves = np.exp(sample.log_s), sample.moved > 0
     first_rate = _MOVES + len(sample.moves)
-    least = np.full(first_rate + len(sample.keys), _SMALLEST)
+    lower = np.full(first_rate + len(sample.keys), _SMALLEST)
     for move in range(len(sample.moves)):
         of_move = moves & (sample.move == move)
         if of_move.any():
-            least[_MOVES + move] = np.log(np.min(time_s[of_move] / sample.moved[of_move]) / _FASTER)
+            lower[_MOVES + move] = np.log(np.min(time_s[of_move] / sample.moved[of_move]) / _FASTER)
     for key in range(len(sample.keys)):
         of_key = sample.key == key
-        least[first_rate + key] = np.log(np.min(time_s[of_key] / sample.flops[of_key]) / _FASTER)
-    least[:] = np.maximum(least, _SMALLEST)
-    return least
+        lower[first_rate + key] = np.log(np.min(time_s[of_key] / sample.flops[of_key]) / _FASTER)
+    lower[:] = np.maximum(lower, _SMALLEST)
+    return lower
 
 
 def _quantile(costs: FloatArray, share: float) -> float:

@@ -58,8 +58,8 @@ def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
     """
     firsts, unit_of = np.unique(problem.graph.group, return_inverse=True)
     n, devices = problem.costs.op_time_s.shape
-    most = min(_MOST_WORK // (n * devices * devices), _MOST_NODES)
-    too_many = len(firsts) > MOST_UNITS or most < _NODES_A_UNIT * len(firsts)
+    node_limit = min(_MOST_WORK // (n * devices * devices), _MOST_NODES)
+    too_many = len(firsts) > MOST_UNITS or node_limit < _NODES_A_UNIT * len(firsts)
     if problem.workload is not None or too_many:
         return None
     times, unit_s = possible_s(problem), np.zeros((len(firsts), devices))
@@ -77,7 +77,7 @@ def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
         work_shares(problem.costs.op_time_s),
     )
     device_of = np.full(n, -1, dtype=np.int64)
-    bound_s, proven = least_of_all(branching, objective == "throughput", most, device_of)
+    bound_s, proven = least_of_all(branching, objective == "throughput", node_limit, device_of)
     return LeastPlacement(float(bound_s), device_of, bool(proven))
 
 

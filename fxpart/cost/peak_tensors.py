@@ -151,7 +151,7 @@ def _weights_of_devices(graph: OpGraph, assignment: Assignment) -> dict[int, Int
 
 def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[IntArray, int]:
     """Return the device of each operator in the worst round of `device`, and its peak operator."""
-    most, fullest = -1, None
+    peak_live, fullest = -1, None
     for index in range(assignment.rounds):
         device_of = assignment.device_of_round(index)
         ops = np.flatnonzero(device_of == device)
@@ -161,8 +161,8 @@ def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[Int
         # of them.
         live = live_bytes(problem.memory, device_of, device)[ops]
         peak_index = int(np.argmax(live))
-        if int(live[peak_index]) > most:
-            most, fullest = int(live[peak_index]), (device_of, int(ops[peak_index]))
+        if int(live[peak_index]) > peak_live:
+            peak_live, fullest = int(live[peak_index]), (device_of, int(ops[peak_index]))
     assert fullest is not None, "a device with a partition computes in some round"
     return fullest
 

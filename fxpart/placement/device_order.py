@@ -47,14 +47,14 @@ def speed_order(problem: Problem) -> list[int]:
         return by_speed
     order: list[int] = []
     for _, equal in groupby(by_speed, key=lambda d: (total_s[d], sizes[d])):
-        waiting = np.array(list(equal))
-        while len(waiting):
+        equal_devices = np.array(list(equal))
+        while len(equal_devices):
             nearest = 0
             if order:
-                rate, wait = rates[order[-1], waiting], waits[order[-1], waiting]
+                rate, wait = rates[order[-1], equal_devices], waits[order[-1], equal_devices]
                 nearest = int(np.where(rate == rate.max(), wait, np.inf).argmin())
-            order.append(int(waiting[nearest]))
-            waiting = np.delete(waiting, nearest)
+            order.append(int(equal_devices[nearest]))
+            equal_devices = np.delete(equal_devices, nearest)
     return order
 
 
@@ -114,8 +114,8 @@ def choices_of_devices(
     _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
     within_kind = np.array([int((kinds[:d] == kinds[d]).sum()) for d in range(len(kinds))])
     weights, sizes = used_weight_bytes(problem), problem.topology.memory_bytes
-    waiting, known = [counts], {tuple(counts.tolist())}
-    for count in waiting:
+    queue, known = [counts], {tuple(counts.tolist())}
+    for count in queue:
         chosen = np.flatnonzero(within_kind < count[kind_of])
         if not len(chosen) or int(sizes[chosen].sum()) < weights:
             continue
@@ -128,7 +128,7 @@ def choices_of_devices(
             fewer[kind] = used[kind] - 1
             if tuple(fewer.tolist()) not in known and len(known) < most:
                 known.add(tuple(fewer.tolist()))
-                waiting.append(fewer)
+                queue.append(fewer)
 
 
 def used_weight_bytes(problem: Problem) -> int:

@@ -46,12 +46,12 @@ def describe_devices(memory_bytes: list[int]) -> str:
 
 def describe_reserve(devices: Sequence[DeviceSpec]) -> str:
     """Describe the reserve as in `` beside 604.00 MB reserved on each``; empty if there is none."""
-    most = max(device.reserved_bytes for device in devices)
-    if not most:
+    largest = max(device.reserved_bytes for device in devices)
+    if not largest:
         return ""
-    equal = all(device.reserved_bytes == most for device in devices)
-    each = " on each" if len(devices) > 1 else ""
-    return f" beside {'' if equal else 'up to '}{show_bytes(most)} reserved{each}"
+    equal = all(device.reserved_bytes == largest for device in devices)
+    on_each = " on each" if len(devices) > 1 else ""
+    return f" beside {'' if equal else 'up to '}{show_bytes(largest)} reserved{on_each}"
 
 
 def does_not_fit(problem: Problem) -> InfeasibleError:
@@ -96,11 +96,11 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
     """Return the number of devices that would suffice (None if unknown), and a sentence on it."""
     largest, equal = max(memory), len(set(memory)) == 1
     units = contiguous_units(problem.graph)
-    _, used, left = fill_in_order(problem.memory, units, [largest] * MAX_DEVICES)
-    if left and used == MAX_DEVICES:
+    _, used, remaining_units = fill_in_order(problem.memory, units, [largest] * MAX_DEVICES)
+    if remaining_units and used == MAX_DEVICES:
         return None, f"it takes more than {MAX_DEVICES} devices of {show_bytes(largest)}"
-    if left:
-        group, needed = _heaviest_group(problem, units, len(units[0]) - 1 - left)
+    if remaining_units:
+        group, needed = _heaviest_group(problem, units, len(units[0]) - 1 - remaining_units)
         if needed > largest:
             return None, _too_large(problem, group, needed, largest, equal=equal)
         # Operators that do not fit in order may fit out of order.
@@ -108,10 +108,10 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
         sufficient = (n for n in tried if place_all(problem, [largest] * n) is not None)
         used = next(sufficient, 0)
         if not used:
-            each = show_bytes(largest)
+            size_text = show_bytes(largest)
             return (
                 None,
-                f"it was not placed on up to {tried[-1]} devices of {each}: take larger ones",
+                f"it was not placed on up to {tried[-1]} devices of {size_text}: take larger ones",
             )
     # Filling in order is not optimal: fewer devices may suffice out of order.
     fewest = len(memory) + 1 if equal else 1
@@ -144,8 +144,8 @@ def _too_large(problem: Problem, group: IntArray, needed: int, largest: int, *, 
     name, module = problem.graph.names[int(group[0])], problem.graph.modules[int(group[0])]
     where = f"operator {name}" + (f" of {module}" if module else "")
     more = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""
-    each = "a device" if equal else "the largest device"
+    device_text = "a device" if equal else "the largest device"
     return (
-        f"{where}{more} alone needs {show_bytes(needed)}, {each} has {show_bytes(largest)}:"
+        f"{where}{more} alone needs {show_bytes(needed)}, {device_text} has {show_bytes(largest)}:"
         " take larger devices, or a smaller batch or sequence"
     )

@@ -72,14 +72,14 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         """Check numbers and paths, and that only one way to cut is given."""
-        given = [self.cut_after] if isinstance(self.cut_after, str | int) else self.cut_after
-        if not isinstance(given, Sequence) or any(type(p) not in (str, int) for p in given):
+        cut_after = [self.cut_after] if isinstance(self.cut_after, str | int) else self.cut_after
+        if not isinstance(cut_after, Sequence) or any(type(p) not in (str, int) for p in cut_after):
             raise SpecError(
                 f"mode.cut_after must be a list of module paths, got {self.cut_after!r}; such as"
                 " mode.cut_after=[model.layers.9,model.layers.19]"
             )
         # On a command line, the path of a Sequential's child is parsed as a number.
-        object.__setattr__(self, "cut_after", tuple(str(path) for path in given))
+        object.__setattr__(self, "cut_after", tuple(str(path) for path in cut_after))
         if self.stages is not None and (type(self.stages) is not int or self.stages < 1):
             raise SpecError(f"mode.stages must be a number from 1 on, got {self.stages!r}")
         if self.interleave < 1:
@@ -309,9 +309,9 @@ def _shifted(
     problem: Problem, line: StageLine, homes: list[int], options: PipelineOptions
 ) -> tuple[IntArray, float]:
     """Return cuts into stages that fit, balanced by shifting, and the resulting busy time."""
-    devices, each = max(homes) + 1, options.interleave
+    devices, interleave = max(homes) + 1, options.interleave
     training = line.first_backward < problem.graph.n_ops
-    flights = options.plan.flights(devices, each, training=training)
+    flights = options.plan.flights(devices, interleave, training=training)
     divided = options.schedule != "none"
     step = StepMemory(problem, line, homes, options.plan) if divided else None
     shifter = CutShifter(problem, line, homes, step)
@@ -327,18 +327,18 @@ def _shifted(
         if fitting is not None:
             evened = shifter.evened(fitting)
             return evened, shifter.busy_s(evened)
-    raise no_cut_fits(problem, line, len(homes), each, flights[0])
+    raise no_cut_fits(problem, line, len(homes), interleave, flights[0])
 
 
 def _by_shares(
     problem: Problem, line: StageLine, homes: list[int], flights: list[Flight]
 ) -> Iterator[IntArray]:
     """Yield cuts with the smallest largest stage, limited to a share of each device's memory."""
-    each = len(homes) // (max(homes) + 1)
+    stages_per_device = len(homes) // (max(homes) + 1)
     for step in range(_SHARES + 1):
         # From the whole memory, where the load is smallest but stages rarely fit together, down to
         # equal shares, where stages that fit individually also fit together; none may exist.
-        share = 1 - (1 - 1 / each) * step / _SHARES
+        share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         sizes = problem.topology.memory_bytes
         allowed = [int(sizes[device] * share) for device in homes]
         solver = StageSolver(line, Slots(homes, allowed, False, flights))

@@ -23,8 +23,8 @@ def saturate(problem: Problem, assignment: Assignment) -> Assignment:
     sizes = problem.topology.memory_bytes
     needed_bytes = holding(problem.memory, assignment, len(sizes)).peak_bytes
     used = sorted({device for homes in assignment.devices_of_partition for device in homes})
-    most = MOST_ROUNDS // assignment.rounds - 1
-    copies_of = dict(zip(used, copies(needed_bytes, used, sizes, most), strict=True))
+    most_copies = MOST_ROUNDS // assignment.rounds - 1
+    copies_of = dict(zip(used, copies(needed_bytes, used, sizes, most_copies), strict=True))
     homes = tuple(
         # Copies of one device are adjacent, which keeps the turns of all partitions in step.
         tuple(copy for device in devices for copy in (device, *copies_of[device]))

@@ -59,6 +59,6 @@ def _fillings(problem: Problem) -> list[IntArray]:
         placed.append(devices[device_of])
         return placed[-1]
 
-    most = max(1, min(_MOST_FILLS, _OPERATORS_FILLED // problem.graph.n_ops))
-    choices_of_devices(problem, filled, most)
+    most_fills = max(1, min(_MOST_FILLS, _OPERATORS_FILLED // problem.graph.n_ops))
+    choices_of_devices(problem, filled, most_fills)
     return placed

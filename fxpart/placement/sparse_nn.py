@@ -79,12 +79,12 @@ def _units_by_table(graph: OpGraph) -> IntArray:
 
 def _add_preparation(graph: OpGraph, unit_of: IntArray) -> None:
     """Assign operators that prepare indices to their unit, in `unit_of`."""
-    wanted = _only_for_one_unit(graph, unit_of)
+    only_unit = _only_for_one_unit(graph, unit_of)
     alone = np.bincount(graph.group, minlength=graph.n_ops)[graph.group] == 1
-    for op in np.flatnonzero((wanted >= 0) & alone).tolist():
+    for op in np.flatnonzero((only_unit >= 0) & alone).tolist():
         makers = [int(graph.value_producer[value]) for value in graph.reads_of(op)]
-        if all(maker < 0 or unit_of[maker] == wanted[op] for maker in makers):
-            unit_of[op] = wanted[op]
+        if all(maker < 0 or unit_of[maker] == only_unit[op] for maker in makers):
+            unit_of[op] = only_unit[op]
 
 
 def _only_for_one_unit(graph: OpGraph, unit_of: IntArray) -> IntArray:

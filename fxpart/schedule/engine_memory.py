@@ -58,8 +58,9 @@ def engine_peak_bytes(
     rows = ordered_actions(name, len(stages), 1, microbatches, training=training)
     results = [0] * (len(stages) - 1) + [result_bytes]
     return tuple(
-        _fixed(stage, microbatches) + _peak(stage, row, kept, keeps_sent=name == "gpipe")
-        for stage, row, kept in zip(stages, rows, results, strict=True)
+        _fixed(stage, microbatches)
+        + _peak(stage, row, stage_result_bytes, keeps_sent=name == "gpipe")
+        for stage, row, stage_result_bytes in zip(stages, rows, results, strict=True)
     )
 
 

@@ -165,14 +165,14 @@ def _stages(
     times = problem.costs.op_time_s[np.arange(graph.n_ops), np.array(devices)[stage_of]]
     is_forward, is_update = np.arange(graph.n_ops) < first, graph.is_update
     forward_s, backward_s, update_s = (
-        np.bincount(stage_of, weights=np.where(those, times, 0.0), minlength=len(devices))
-        for those in (is_forward, ~is_forward & ~is_update, is_update)
+        np.bincount(stage_of, weights=np.where(mask, times, 0.0), minlength=len(devices))
+        for mask in (is_forward, ~is_forward & ~is_update, is_update)
     )
     # The host of each stage's process launches its operators while its device computes.
     launches_s = launch_s(graph, problem.topology)
     forward_s, backward_s = (
-        np.maximum(device_s, np.bincount(stage_of, launches_s * those, minlength=len(devices)))
-        for device_s, those in ((forward_s, is_forward), (backward_s, ~is_forward))
+        np.maximum(device_s, np.bincount(stage_of, launches_s * mask, minlength=len(devices)))
+        for device_s, mask in ((forward_s, is_forward), (backward_s, ~is_forward))
     )
     seconds = (forward_s.tolist(), backward_s.tolist(), update_s.tolist())
     cut = _Cut(stage_of, devices, np.where(is_update, -1, stage_of), first)

@@ -78,7 +78,9 @@ class _Sharing:
         return self.now_s
 
     def _work(self, worked_s: float) -> None:
-        self.left_s = {d: max(0.0, left - worked_s) for d, left in self.left_s.items()}
+        self.left_s = {
+            d: max(0.0, remaining_s - worked_s) for d, remaining_s in self.left_s.items()
+        }
 
     def _receive(self) -> None:
         while self.arrivals and self.arrivals[0][0] <= self.now_s:

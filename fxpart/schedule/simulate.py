@@ -305,9 +305,9 @@ class _Step:
         do not depend on the order in which devices are visited.
         """
         place, free_s = [0] * self._devices, self.free_s
-        waiting = deque(range(self._devices))
-        while waiting:
-            device = waiting.popleft()
+        queue = deque(range(self._devices))
+        while queue:
+            device = queue.popleft()
             row, woken = rows[device], dict[int, None]()
             while place[device] < len(row) and self._progress.can_start(row[place[device]]):
                 action = row[place[device]]
@@ -318,7 +318,7 @@ class _Step:
                 woken |= dict.fromkeys(
                     f % self._devices for f, _ in self._progress.followers(number)
                 )
-            waiting.extend(other for other in woken if other != device)
+            queue.extend(other for other in woken if other != device)
         refuse_stuck(rows, place)
 
     def _finish(self, action: Action, number: int, start_s: float) -> float:

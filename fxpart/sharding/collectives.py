@@ -305,9 +305,9 @@ class _EmbeddedRows(Function):
 
 def _looked_up(ids: Tensor, weight: Tensor, rank: int) -> Tensor:
     first = len(weight) * rank
-    elsewhere = (ids < first) | (ids >= first + len(weight))
-    rows = torch.nn.functional.embedding(torch.where(elsewhere, 0, ids - first), weight)
-    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+    is_remote = (ids < first) | (ids >= first + len(weight))
+    rows = torch.nn.functional.embedding(torch.where(is_remote, 0, ids - first), weight)
+    return rows.masked_fill(is_remote.unsqueeze(-1), 0)
 
 
 def _apply_rows(ids: Tensor, weight: Tensor, group: int, rank: int) -> Tensor:

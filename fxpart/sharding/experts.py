@@ -113,9 +113,9 @@ class _Masked:
 
     def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the result of `_Dispatch`, where all devices have the same tokens."""
-        elsewhere = (chosen // self.count) != self.rank
-        local = torch.where(elsewhere, self.count, chosen % self.count)
-        part = self.forward(hidden, local, weights.masked_fill(elsewhere, 0.0))
+        is_remote = (chosen // self.count) != self.rank
+        local = torch.where(is_remote, self.count, chosen % self.count)
+        part = self.forward(hidden, local, weights.masked_fill(is_remote, 0.0))
         return all_reduce(part, self.group).to(hidden.dtype)
 
 

@@ -69,9 +69,9 @@ def _with_moments(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[Op
     old, none = number[:n], np.full(count, -1)
     base = np.where(graph.value_base >= 0, old[graph.value_base], -1)
     names = (*graph.value_names, *(f"{graph.names[op]}.moment" for op in makers.tolist()))
-    held = graph.value_held
-    if len(held):
-        held = np.concatenate([held, none])[order]
+    value_held = graph.value_held
+    if len(value_held):
+        value_held = np.concatenate([value_held, none])[order]
     zeros = np.zeros(count, dtype=np.int64)
     whole = replace(
         graph,
@@ -83,7 +83,7 @@ def _with_moments(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[Op
         value_is_output=np.concatenate([graph.value_is_output, zeros.astype(np.bool_)])[order],
         reads=old[graph.reads],
         gradient_values=old[graph.gradient_values],
-        value_held=held,
+        value_held=value_held,
     )
     return whole, old
 

@@ -92,9 +92,9 @@ def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
     sizes = graph.value_bytes[gradients].tolist()
     parts = np.array([share(size, n) for size, n in zip(sizes, sharing.tolist(), strict=True)])
     names = (*graph.value_names, *(f"{graph.value_names[v]}.part" for v in gradients.tolist()))
-    held = graph.value_held
-    if len(held):
-        held = np.concatenate([held, np.full(count, -1)])[order]
+    value_held = graph.value_held
+    if len(value_held):
+        value_held = np.concatenate([value_held, np.full(count, -1)])[order]
     parted = replace(
         graph,
         value_names=tuple(names[i] for i in order.tolist()),
@@ -107,7 +107,7 @@ def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
         value_is_output=np.concatenate([graph.value_is_output, np.ones(count, np.bool_)])[order],
         reads=old[graph.reads],
         gradient_values=new,
-        value_held=held,
+        value_held=value_held,
     )
     return Sharded(parted, old)
 
@@ -204,8 +204,8 @@ class _Sharding:
             previous = gather
             whole = self._copy_out(block.first, gather)
             self.whole_forward[block.name] = self.whole_backward[block.name] = whole
-            stays = self.stage == _GRADIENTS or not block.name
-            self._keep_until(block.last_backward if stays else block.last, whole)
+            stays_gathered = self.stage == _GRADIENTS or not block.name
+            self._keep_until(block.last_backward if stays_gathered else block.last, whole)
         if previous is not None:
             self._keep_until(self.graph.first_backward - 1, {0: previous.makes[0]})
 
@@ -332,12 +332,14 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
     sizes = graph.weight_bytes.copy()
     for weight in sharding.block_of_weight:
         sizes[weight] = sharding.share(int(sizes[weight]))
-    stays = [v not in scattered and bool(graph.value_is_output[v]) for v in range(graph.n_values)]
+    is_output = [
+        v not in scattered and bool(graph.value_is_output[v]) for v in range(graph.n_values)
+    ]
     shards = [sharding.shards.get(g, v) for g, v in enumerate(graph.gradient_values.tolist())]
-    held, attention = graph.value_held, graph.attention.copy()
-    if len(held):
-        last = [columns.number_of[op] if op >= 0 else -1 for op in held.tolist()]
-        held = np.array(of_values(lambda _: -1, last), dtype=np.int64)
+    value_held, attention = graph.value_held, graph.attention.copy()
+    if len(value_held):
+        last = [columns.number_of[op] if op >= 0 else -1 for op in value_held.tolist()]
+        value_held = np.array(of_values(lambda _: -1, last), dtype=np.int64)
     if len(attention):
         attention[:, 0] = [columns.number_of[op] for op in attention[:, 0].tolist()]
     sharded = replace(
@@ -358,7 +360,7 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
         value_base=np.array(
             [-1 if base == -1 else columns.value_of[base] for base in bases], dtype=np.int64
         ),
-        value_is_output=np.array(of_values(lambda v: v.stays, stays), dtype=np.bool_),
+        value_is_output=np.array(of_values(lambda v: v.stays, is_output), dtype=np.bool_),
         read_start=read_start,
         reads=reads,
         weight_bytes=sizes,
@@ -367,7 +369,7 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
         forward_of=np.array([columns.forward_of(n, op) for n, op in enumerate(ops)]),
         gradient_values=np.array(columns.numbers(shards), dtype=np.int64),
         attention=attention,
-        value_held=held,
+        value_held=value_held,
     )
     value_of = np.array([columns.value_of[v] for v in range(graph.n_values)], dtype=np.int64)
     return Sharded(sharded, value_of)

@@ -134,6 +134,8 @@ class GemmCurve:
 
 def smooth_maximum(sharpness: float, *parts: FloatArray) -> FloatArray:
     """Return the p-norm of positive times, scaled to avoid under- and overflow."""
-    most = np.maximum.reduce(parts)
-    total: FloatArray = most * sum((part / most) ** sharpness for part in parts) ** (1 / sharpness)
+    largest = np.maximum.reduce(parts)
+    total: FloatArray = largest * sum((part / largest) ** sharpness for part in parts) ** (
+        1 / sharpness
+    )
     return total

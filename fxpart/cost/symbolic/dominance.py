@@ -59,14 +59,14 @@ def undominated(exponents: IntArray, rows: npt.NDArray[Any]) -> npt.NDArray[Any]
 @compiled
 def _first_above(rows: npt.NDArray[Any], rounding: float) -> IntArray:
     """Return the rows not exceeded in all columns by an earlier row, up to `rounding`."""
-    kept = np.empty(rows.shape[0], dtype=np.int64)
+    undominated_rows = np.empty(rows.shape[0], dtype=np.int64)
     count = 0
     for row in range(rows.shape[0]):
         dominated = False
         for i in range(count):
             above = True
             for column in range(rows.shape[1]):
-                short = rows[row, column] - rows[kept[i], column]
+                short = rows[row, column] - rows[undominated_rows[i], column]
                 if short > 0 and short >= rounding * abs(rows[row, column]):
                     above = False
                     break
@@ -74,9 +74,9 @@ def _first_above(rows: npt.NDArray[Any], rounding: float) -> IntArray:
                 dominated = True
                 break
         if not dominated:
-            kept[count] = row
+            undominated_rows[count] = row
             count += 1
-    return kept[:count]
+    return undominated_rows[:count]
 
 
 def _upper_envelope(lines: list[list[int]]) -> list[int]:

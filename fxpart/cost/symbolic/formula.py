@@ -232,14 +232,14 @@ class MaxFormula:
 
     def _column(self, name: str, size: npt.ArrayLike) -> IntArray:
         """Return sizes as int64 after checking that they are integers in the symbol's range."""
-        column, (least, most) = np.asarray(size), self.range_of(name)
+        column, (lower, upper) = np.asarray(size), self.range_of(name)
         if not np.issubdtype(column.dtype, np.integer):
             raise SpecError(f"{name} must be a whole number, 1 or more, got {column.dtype} numbers")
-        low, high = (int(column.min()), int(column.max())) if column.size else (least, least)
+        low, high = (int(column.min()), int(column.max())) if column.size else (lower, lower)
         if low < 1:
             raise SpecError(f"{name}={low} must be a whole number, 1 or more")
-        if low < least or (most is not None and high > most):
-            wrong, limit = (low, f"{least} or more") if low < least else (high, f"{most} or less")
+        if low < lower or (upper is not None and high > upper):
+            wrong, limit = (low, f"{lower} or more") if low < lower else (high, f"{upper} or less")
             raise SpecError(f"{name}={wrong} is outside what was captured; choose {limit}")
         return column.astype(np.int64)
 

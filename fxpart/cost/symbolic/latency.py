@@ -170,7 +170,9 @@ def latency_formula(
     """
     formulas = latency_formulas(symbolic, topology, latency, assignment, at, tolerance=tolerance)
     if len(formulas) > 1:
-        first, second = (_named(symbolic.symbols, each.checked_at[0]) for each in formulas[:2])
+        first, second = (
+            _named(symbolic.symbols, formula.checked_at[0]) for formula in formulas[:2]
+        )
         raise SpecError(
             f"between {first} and {second} an operator begins or ends to work, or a result becomes"
             f" too large for reuse: {len(formulas)} formulas; ask for sizes of one kind, or for"

@@ -62,14 +62,14 @@ def largest(
     """
     limits = _check(formulas, memory_bytes)
     peaks = [formula.row_polynomials(symbol, fixed) for formula in formulas]
-    least, last = formulas[0].range_of(symbol)
+    smallest, last = formulas[0].range_of(symbol)
     last = most if last is None else min(most, last)
-    if last < least:
-        raise SpecError(f"most={most} must be {least} or more")
+    if last < smallest:
+        raise SpecError(f"most={most} must be {smallest} or more")
     rows = [(row, limit) for peak, limit in zip(peaks, limits, strict=True) for row in peak]
-    size = _largest(rows, least, last)
-    if size < least:
-        raise _nothing_fits(peaks, limits, symbol, least)
+    size = _largest(rows, smallest, last)
+    if size < smallest:
+        raise _nothing_fits(peaks, limits, symbol, smallest)
     return size
 
 

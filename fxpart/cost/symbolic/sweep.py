@@ -95,12 +95,12 @@ def sweep(
     check_assignment(symbolic, assignment, topology.n_devices)
     latency_s, inputs_per_s = np.zeros(len(sizes)), np.zeros(len(sizes))
     peaks = np.zeros((len(sizes), topology.n_devices), dtype=np.int64)
-    for index, each in enumerate(sizes):
-        graph = rounded(symbolic.at(**each), rounding_bytes)
+    for index, values in enumerate(sizes):
+        graph = rounded(symbolic.at(**values), rounding_bytes)
         problem = make_problem(graph, topology, latency)
         peaks[index] = holding(problem.memory, assignment, topology.n_devices).peak_bytes
         latency_s[index], inputs_per_s[index] = _times(problem, assignment, sums)
-    columns = {name: np.array([int(each[name]) for each in sizes]) for name in symbolic.symbols}
+    columns = {name: np.array([int(values[name]) for values in sizes]) for name in symbolic.symbols}
     return SweepTable(
         symbolic.symbols,
         np.column_stack(list(columns.values())),

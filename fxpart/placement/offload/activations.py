@@ -90,9 +90,9 @@ def moved(blocks: Sequence[Saved], source: Source) -> tuple[list[Copy], list[Pus
         for index, number in enumerate(on_device):
             block = blocks[number]
             is_moved = index < len(on_device) - _BUFFERS
-            size, stays = (block.size_bytes, 0) if is_moved else (0, block.size_bytes)
+            size, resident_bytes = (block.size_bytes, 0) if is_moved else (0, block.size_bytes)
             ends = block.first_reader, block.last_reader
-            copies.append(Copy(number, device, size, *ends, source, stays, not is_moved))
+            copies.append(Copy(number, device, size, *ends, source, resident_bytes, not is_moved))
             if is_moved:
                 later = (blocks[on_device[index + _BUFFERS]].first_op,)
                 pushes.append(Push(device, size, block.last_op, later, source=source))

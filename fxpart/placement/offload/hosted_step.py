@@ -119,13 +119,18 @@ def _without_gradients(step: HostedStep) -> OpGraph:
     The gradients of a unit live until those of the second next unit are produced.
     """
     graph = step.graph
-    held, is_output = np.full(graph.n_values, -1, dtype=np.int64), graph.value_is_output.copy()
+    held_until, is_output = (
+        np.full(graph.n_values, -1, dtype=np.int64),
+        graph.value_is_output.copy(),
+    )
     if len(graph.value_held):
-        held = graph.value_held.copy()
+        held_until = graph.value_held.copy()
     for index, unit in enumerate(step.hosted):
         values, later = step.gradients(unit), step.first_op(index + BUFFERS)
         is_output[values] = False
-        held[values] = np.maximum(held[values], graph.n_ops - 1 if later is None else later - 1)
+        held_until[values] = np.maximum(
+            held_until[values], graph.n_ops - 1 if later is None else later - 1
+        )
     of_host = np.isin(graph.readers, step.ops) & np.isin(graph.reads, graph.gradient_values)
     dropped = np.bincount(graph.readers[of_host], minlength=graph.n_ops)
     return replace(
@@ -133,7 +138,7 @@ def _without_gradients(step: HostedStep) -> OpGraph:
         reads=graph.reads[~of_host],
         read_start=graph.read_start - np.concatenate([[0], np.cumsum(dropped)]),
         value_is_output=is_output,
-        value_held=held,
+        value_held=held_until,
     )
 
 

@@ -59,8 +59,8 @@ class Machine:
         """The units that may be offloaded, in graph order."""
         if self.known_units is not None:
             return self.known_units
-        least = int(self.problem.topology.memory_bytes.min())
-        return units_of(self.problem.graph, least // _PART)
+        smallest_bytes = int(self.problem.topology.memory_bytes.min())
+        return units_of(self.problem.graph, smallest_bytes // _PART)
 
     @cached_property
     def with_host(self) -> Problem:

@@ -64,9 +64,9 @@ class PlacedStep:
         device_of = self.assignment.device_of
         if self.copies is None:
             return latency_of(self.problem, device_of)
-        what = self.copies
+        costs = self.copies
         timed, run = run_copies(
-            self.problem.costs, device_of, what.copies, what.streams, what.pushes
+            self.problem.costs, device_of, costs.copies, costs.streams, costs.pushes
         )
         latency_s, _ = schedule(timed, device_of, schedule_log(timed))
         return max(float(latency_s), run.pushed_s)
@@ -127,12 +127,12 @@ class TieredPlan:
         self, problem: Problem, device_of: IntArray, ways: _Ways, *, begins: bool = False
     ) -> PlacedStep:
         machine = self._machine(problem, ways, begins=begins)
-        what = costed(machine, ways.ways, ways.on_disk, device_of)
+        costs = costed(machine, ways.ways, ways.on_disk, device_of)
         sizes = machine.tier_sizes(ways.ways)
         passing = most_buffer(machine, ways.ways) if ways.on_disk.any() else 0
         host_bytes = int(sizes[~ways.on_disk].sum()) + passing
-        assignment = partition_by_device(what.problem.graph, device_of)
-        step = PlacedStep(what.problem, assignment, what)
+        assignment = partition_by_device(costs.problem.graph, device_of)
+        step = PlacedStep(costs.problem, assignment, costs)
         hosted_bytes = int(step.held_bytes[machine.problem.topology.n_devices :].sum())
         fits_tiers = _hold(machine.tiers, hosted_bytes + host_bytes, int(sizes[ways.on_disk].sum()))
         return replace(step, tiers_hold=fits_tiers)

@@ -126,18 +126,18 @@ def offload(machine: Machine, place: Place, *, everything: bool = False) -> Offl
     """
     options = machine.options
     if everything:
-        most = least_on_devices(machine)
-        return finished(most.machine, most.ways, place)
+        everything_offloaded = least_on_devices(machine)
+        return finished(everything_offloaded.machine, everything_offloaded.ways, place)
     caches = _cache_order(machine) if options.stream and options.cache != "none" else []
     if options.cache == "all":
         return _offloaded(_with_caches(machine, caches), place)
     try:
         return _offloaded(machine, place)
     except InfeasibleError:
-        least = _least_caches(machine, caches)
-        if least is None:
+        fewest_caches = _least_caches(machine, caches)
+        if fewest_caches is None:
             raise
-    counts = sorted({least, (least + len(caches)) // 2, len(caches)})
+    counts = sorted({fewest_caches, (fewest_caches + len(caches)) // 2, len(caches)})
     for count in counts[:-1]:
         with suppress(InfeasibleError):
             return _offloaded(_with_caches(machine, caches[:count]), place)
@@ -159,8 +159,10 @@ def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
     """Return the fewest caches to offload with all weights streamed; None if all are not enough."""
 
     def fits(count: int) -> bool:
-        most = _with_caches(machine, caches[:count])
-        return place_all(*searched_problem(most, np.full(len(machine.units), STREAMED))) is not None
+        trial = _with_caches(machine, caches[:count])
+        return (
+            place_all(*searched_problem(trial, np.full(len(machine.units), STREAMED))) is not None
+        )
 
     if not (caches and fits(len(caches))):
         return None

@@ -61,8 +61,8 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
     refused: list[InfeasibleError] = []
     for gathers, saves in product(_tried(weights), _tried(options.activations)):
         # A mode may need more offloading than plain filling of devices.
-        least, most = _least_count(machine, units, saves=saves, gathers=gathers)
-        for count in sorted({least, (least + most) // 2, most}):
+        fewest, all_units = _least_count(machine, units, saves=saves, gathers=gathers)
+        for count in sorted({fewest, (fewest + all_units) // 2, all_units}):
             try:
                 return _finished(machine, HostedStep(graph, units, count, saves, gathers), place)
             except InfeasibleError as error:
@@ -261,13 +261,13 @@ def _pushes(step: HostedStep, device_of: IntArray, sources: Sequence[Source]) ->
     up, down = [], []
     for index, unit in enumerate(step.hosted):
         gradients, later = step.gradients(unit), step.first_op(index + BUFFERS)
-        waiting = (*unit.ops.tolist(), *(() if later is None else (later,)))
+        waiting_ops = (*unit.ops.tolist(), *(() if later is None else (later,)))
         makers = np.maximum(graph.value_producer[gradients], 0)
         for device in np.unique(device_of[makers]).tolist():
             on_device: BoolArray = device_of[makers] == device
             size = int(graph.value_bytes[gradients[on_device]].sum())
             last = int(makers[on_device].max())
-            up.append(Push(device, size, last, waiting, to_host=True, source=sources[index]))
+            up.append(Push(device, size, last, waiting_ops, to_host=True, source=sources[index]))
         for device, size in _used_bytes(step, unit, step.ops, device_of).items():
             last = int(unit.ops.max())
             down.append(Push(device, size, last, to_host=False, source=sources[index]))

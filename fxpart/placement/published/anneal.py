@@ -107,9 +107,9 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
     state = chance(seed)
     units, devices = t.time_s.shape
     loads, pins = loads_of(t, device_of), _pins(t, device_of)
-    held = np.zeros(devices, dtype=np.int64)
+    used_bytes = np.zeros(devices, dtype=np.int64)
     for unit in range(units):
-        held[device_of[unit]] += t.size_bytes[unit]
+        used_bytes[device_of[unit]] += t.size_bytes[unit]
     best = loads.max()
     best_of = device_of.copy()
     scale = best
@@ -131,7 +131,7 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
         new = _target(t, device_of, unit, state)
         if new == old or not np.isfinite(t.time_s[unit, new]):
             continue
-        swap = below(state, 4) == 0 or held[new] + t.size_bytes[unit] > t.room_bytes[new]
+        swap = below(state, 4) == 0 or used_bytes[new] + t.size_bytes[unit] > t.room_bytes[new]
         _change(t, pins, unit, old, new, changed)
         most_ratio = (share(state) + 1e-12) ** (-temperature * power)
         if not swap:
@@ -139,7 +139,7 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
             at_new = (max(loads[new] + changed[1], 0.0) / scale) ** power
             if not _accepted(powers, old, new, at_old, at_new, most_ratio):
                 continue
-            _apply(t, pins, loads, held, unit, old, new, changed)
+            _apply(t, pins, loads, used_bytes, unit, old, new, changed)
             device_of[unit] = new
         else:
             other = -1
@@ -155,20 +155,23 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
             if device_of[other] != new or not np.isfinite(t.time_s[other, old]):
                 continue
             grown = t.size_bytes[unit] - t.size_bytes[other]
-            if held[new] + grown > t.room_bytes[new] or held[old] - grown > t.room_bytes[old]:
+            if (
+                used_bytes[new] + grown > t.room_bytes[new]
+                or used_bytes[old] - grown > t.room_bytes[old]
+            ):
                 continue
             before_old, before_new = loads[old], loads[new]
-            _apply(t, pins, loads, held, unit, old, new, changed)
+            _apply(t, pins, loads, used_bytes, unit, old, new, changed)
             _change(t, pins, other, new, old, changed2)
             at_old = (max(loads[old] + changed2[1], 0.0) / scale) ** power
             at_new = (max(loads[new] + changed2[0], 0.0) / scale) ** power
             if not _accepted(powers, old, new, at_old, at_new, most_ratio):
                 changed[0], changed[1] = -changed[1], -changed[0]
-                _apply(t, pins, loads, held, unit, new, old, changed)
+                _apply(t, pins, loads, used_bytes, unit, new, old, changed)
                 loads[old], loads[new] = before_old, before_new
                 continue
             device_of[unit] = new
-            _apply(t, pins, loads, held, other, new, old, changed2)
+            _apply(t, pins, loads, used_bytes, other, new, old, changed2)
             device_of[other] = old
         if loads[old] < best and loads[new] < best:
             largest = loads.max()

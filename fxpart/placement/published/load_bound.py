@@ -83,7 +83,7 @@ class ConfigurationBound:
             near = most_s - self.bound_s <= _NEAR * most_s
             self._trial_s = most_s * (1 - _MET / 2) if near else (self.bound_s + most_s) / 2
         trial_s = self._trial_s
-        prices, worth, most = self._prices(trial_s)
+        prices, worth, highest_prices = self._prices(trial_s)
         if worth <= 1 + _ROUNDING:
             self._least_open_s = trial_s
             return
@@ -95,7 +95,10 @@ class ConfigurationBound:
                 value, column = self._dearest(prices, trial_s, on_accelerator, limit_s)
                 cut_short |= time.monotonic() - begin >= limit_s
                 reached += count * value
-                if column and float(column[2] @ prices) > most[on_accelerator] + _ROUNDING:
+                if (
+                    column
+                    and float(column[2] @ prices) > highest_prices[on_accelerator] + _ROUNDING
+                ):
                     self._columns.append(column)
                     improved = True
         if reached < worth * (1 - _ROUNDING):
@@ -118,8 +121,8 @@ class ConfigurationBound:
         units = len(self.tables.size_bytes)
         usable = [column for column in self._columns if column[1] <= trial_s * (1 + _ROUNDING)]
         rows = np.zeros((len(usable) + 1, units + 2))
-        for row, (on_accelerator, _, held) in zip(rows, usable, strict=False):
-            row[:units] = held
+        for row, (on_accelerator, _, chosen_units) in zip(rows, usable, strict=False):
+            row[:units] = chosen_units
             row[units + (not on_accelerator)] = -1.0
         accelerators = int(self.tables.pays.sum())
         rows[-1, units:] = accelerators, len(self.tables.pays) - accelerators
@@ -127,8 +130,8 @@ class ConfigurationBound:
         right[-1] = 1.0
         goal = np.concatenate([-np.ones(units), np.zeros(2)])
         solution = linprog(goal, A_ub=rows, b_ub=right, bounds=(0.0, 1.0), method="highs")
-        most = {True: float(solution.x[units]), False: float(solution.x[units + 1])}
-        return solution.x[:units], float(solution.x[:units].sum()), most
+        highest_prices = {True: float(solution.x[units]), False: float(solution.x[units + 1])}
+        return solution.x[:units], float(solution.x[:units].sum()), highest_prices
 
     def _dearest(
         self, prices: FloatArray, trial_s: float, on_accelerator: bool, limit_s: float
@@ -178,10 +181,10 @@ def _crossing(t: LoadTables) -> "csr_matrix":
 
     units, outputs, pins = len(t.size_bytes), len(t.output_s), len(t.output_units)
     output = np.repeat(np.arange(outputs), np.diff(t.output_start))
-    row, one = np.arange(pins), np.ones(pins)
+    row, ones = np.arange(pins), np.ones(pins)
     rows = np.concatenate([row, row, pins + row, pins + row])
     columns = np.concatenate(
         [units + output, t.output_units, t.output_units, units + outputs + output]
     )
-    signs = np.concatenate([one, -one, one, -one])
+    signs = np.concatenate([ones, -ones, ones, -ones])
     return coo_matrix((signs, (rows, columns)), shape=(2 * pins, units + 2 * outputs)).tocsr()

@@ -125,15 +125,15 @@ def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords
 def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tuple[float, IntArray]:  # noqa: PLR0912 - compiled: one loop, all by position
     """Return the least sum of times along a row, and the piece of each unit (-1 on the CPU)."""
     units = row.shape[0]
-    least = np.full((count + 1, units + 1), np.inf)
+    best_s = np.full((count + 1, units + 1), np.inf)
     begin = np.full((count + 1, units + 1), -1, dtype=np.int64)
-    least[:, 0] = 0.0
+    best_s[:, 0] = 0.0
     joined = np.zeros(t.output_s.shape[0], dtype=np.int64)
     for first in range(units):
         for a in range(count + 1):
-            on_core = least[a, first] + core_s[row[first]]
-            if on_core < least[a, first + 1]:
-                least[a, first + 1] = on_core
+            on_core = best_s[a, first] + core_s[row[first]]
+            if on_core < best_s[a, first + 1]:
+                best_s[a, first + 1] = on_core
                 begin[a, first + 1] = -1
         seconds, used_bytes, stop = 0.0, 0, units
         for end in range(first, units):
@@ -151,8 +151,8 @@ def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tupl
                 stop = end + 1
                 break
             for a in range(1, count + 1):
-                if least[a - 1, first] + seconds < least[a, end + 1]:
-                    least[a, end + 1] = least[a - 1, first] + seconds
+                if best_s[a - 1, first] + seconds < best_s[a, end + 1]:
+                    best_s[a, end + 1] = best_s[a - 1, first] + seconds
                     begin[a, end + 1] = first
         for end in range(first, stop):
             for i in range(t.unit_start[row[end]], t.unit_start[row[end] + 1]):
@@ -168,7 +168,7 @@ def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tupl
         for i in range(first, end):
             piece_of[row[i]] = a
         end = first
-    return least[count, units], piece_of
+    return best_s[count, units], piece_of
 
 
 def chain_pieces(

@@ -21,12 +21,12 @@ def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
     """
     units = row.shape[0]
     many, few = kind_count[0], kind_count[1]
-    least = np.full((many + 1, few + 1, units + 1), np.inf)
+    best_load_s = np.full((many + 1, few + 1, units + 1), np.inf)
     begin = np.full((many + 1, few + 1, units + 1), -1, dtype=np.int32)
     kind_of = np.full((many + 1, few + 1, units + 1), -1, dtype=np.int8)
     for a in range(many + 1):
         for b in range(few + 1):
-            least[a, b, 0] = 0.0
+            best_load_s[a, b, 0] = 0.0
     outputs = t.output_s.shape[0]
     count = np.zeros(outputs, dtype=np.int32)
     for first in range(units):
@@ -60,9 +60,9 @@ def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
                         p, q = a - (kind == 0), b - (kind == 1)
                         if p < 0 or q < 0:
                             continue
-                        largest = max(least[p, q, first], load)
-                        if largest < least[a, b, end + 1]:
-                            least[a, b, end + 1] = largest
+                        largest = max(best_load_s[p, q, first], load)
+                        if largest < best_load_s[a, b, end + 1]:
+                            best_load_s[a, b, end + 1] = largest
                             begin[a, b, end + 1] = first
                             kind_of[a, b, end + 1] = kind
             if t.pays[device]:
@@ -71,7 +71,7 @@ def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
                         count[t.unit_outputs[i]] = 0
     device_of = np.zeros(units, dtype=np.int64)
     a, b, end = many, few, units
-    if not np.isfinite(least[a, b, end]):
+    if not np.isfinite(best_load_s[a, b, end]):
         return np.inf, device_of
     while end > 0:
         first, kind = begin[a, b, end], kind_of[a, b, end]
@@ -80,4 +80,4 @@ def least_stretches(  # noqa: PLR0912 - compiled: one loop, all by position
         for i in range(first, end):
             device_of[row[i]] = kind_first[kind] + (a if kind == 0 else b)
         end = first
-    return least[many, few, units], device_of
+    return best_load_s[many, few, units], device_of

@@ -32,9 +32,15 @@ def levels(tables: LoadTables, labels: IntArray, target: int, seed: int) -> list
     most_bytes = int(0.5 * float(tables.room_bytes.min()))
     while len(tables.size_bytes) > target:
         units = len(tables.size_bytes)
-        wanted = max(target, int(units * _SHRINK))
+        target_clusters = max(target, int(units * _SHRINK))
         cluster_of = _clusters(
-            tables, labels, tables.time_s.min(axis=1), most_s, most_bytes, wanted, seed + len(made)
+            tables,
+            labels,
+            tables.time_s.min(axis=1),
+            most_s,
+            most_bytes,
+            target_clusters,
+            seed + len(made),
         )
         count = int(cluster_of.max()) + 1
         if count > 0.95 * units:
@@ -93,14 +99,14 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
                         touched[count] = other
                         count += 1
                     rating[other] += tie
-        best, most = -1, 0.0
+        best, best_worth = -1, 0.0
         for i in range(count):
             other = touched[i]
             fits = time_s[other] + time_s[unit] <= most_s and size[other] + size[unit] <= most_bytes
             worth = rating[other] / np.sqrt((time_s[other] + typical) * (time_s[unit] + typical))
             rating[other] = 0.0
-            if fits and worth > most:
-                best, most = int(other), float(worth)
+            if fits and worth > best_worth:
+                best, best_worth = int(other), float(worth)
         if best >= 0:
             cluster_of[unit] = best
             members[best] += 1

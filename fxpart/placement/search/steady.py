@@ -99,12 +99,12 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
         devices = np.flatnonzero(within_kind < np.array(count)[kind_of])
         if not len(devices):
             continue
-        some = on_devices(problem, devices.tolist())
-        if not _may_be_faster(some, least_s):
+        restricted = on_devices(problem, devices.tolist())
+        if not _may_be_faster(restricted, least_s):
             continue
         searches += 1
         with suppress(InfeasibleError):
-            placed = moved(search(_with_slow_links(some, slowed)), devices.tolist())
+            placed = moved(search(_with_slow_links(restricted, slowed)), devices.tolist())
             latency_s = latency_of(problem, placed.device_of)
             if latency_s < least_s * (1 - _ROUNDING):
                 best, least_s = placed, latency_s

@@ -70,12 +70,12 @@ def table_sizes(problem: Problem, units: list[IntArray]) -> TableSizes:
     dense = unit_of < 0
     cheapest = memory._replace(value_bytes=_least_result_bytes(graph, unit_of))
     place = np.where(dense, _HERE, _ELSEWHERE).astype(np.int64)
-    least = weight_bytes_of(memory, np.flatnonzero(dense))
-    least += int(live_bytes(cheapest, place, _HERE).max())
+    dense_bytes = weight_bytes_of(memory, np.flatnonzero(dense))
+    dense_bytes += int(live_bytes(cheapest, place, _HERE).max())
     alone = _of_one_unit(unit_of, graph.use_start, graph.uses, memory.weight_bytes, len(units))
     inputs = np.where(graph.value_producer < 0, graph.value_alloc_bytes, 0)
     alone += _of_one_unit(unit_of, graph.read_start, graph.reads, inputs, len(units))
-    return TableSizes(memory, dense, tuple(units), least, alone)
+    return TableSizes(memory, dense, tuple(units), dense_bytes, alone)
 
 
 def _least_result_bytes(graph: OpGraph, unit_of: IntArray) -> IntArray:
@@ -86,7 +86,7 @@ def _least_result_bytes(graph: OpGraph, unit_of: IntArray) -> IntArray:
     """
     producer = graph.value_producer
     maker_unit = np.where(producer >= 0, unit_of[producer], -1)
-    least = np.zeros(graph.n_values, dtype=np.int64)
+    lower_bytes = np.zeros(graph.n_values, dtype=np.int64)
     root = np.arange(graph.n_values)
     for value in np.flatnonzero(graph.value_base >= 0).tolist():
         base = int(graph.value_base[value])
@@ -99,8 +99,8 @@ def _least_result_bytes(graph: OpGraph, unit_of: IntArray) -> IntArray:
         storage = int(root[value])
         if storage >= 0 and storage not in counted:
             counted.add(storage)
-            least[value] = min(graph.value_bytes[value], graph.value_alloc_bytes[storage])
-    return least
+            lower_bytes[value] = min(graph.value_bytes[value], graph.value_alloc_bytes[storage])
+    return lower_bytes
 
 
 def _of_one_unit(

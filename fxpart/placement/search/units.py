@@ -56,10 +56,10 @@ def contiguous_units(graph: OpGraph) -> Units:
 def stretch_of_operators(graph: OpGraph) -> IntArray:
     """Return the index of each operator's stretch in `contiguous_units`. Length n."""
     count, position = graph.n_ops, graph.forward_of
-    least = np.full(count, count, dtype=np.int64)
-    np.minimum.at(least, graph.group, position)
+    group_start = np.full(count, count, dtype=np.int64)
+    np.minimum.at(group_start, graph.group, position)
     last = np.arange(count)
-    np.maximum.at(last, least[graph.group], position)
+    np.maximum.at(last, group_start[graph.group], position)
     # A stretch ends where all groups that began in it have ended.
     ends = np.maximum.accumulate(last) == np.arange(count)
     stretch_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]])
@@ -89,8 +89,8 @@ def module_units(graph: OpGraph) -> list[Units]:
 
 def _units_by_label(graph: OpGraph, label: IntArray) -> Units:
     """Return units of operators by the label of their group's first operator."""
-    wanted = label[graph.group]
-    _, first, unit_of = np.unique(wanted, return_index=True, return_inverse=True)
+    group_label = label[graph.group]
+    _, first, unit_of = np.unique(group_label, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")[unit_of]
     starts = np.zeros(len(first) + 1, dtype=np.int64)
     np.cumsum(np.bincount(rank, minlength=len(first)), out=starts[1:])

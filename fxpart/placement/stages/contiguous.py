@@ -278,10 +278,10 @@ class StageSolver:
 
     def _sends(self, line: StageLine, slots: Slots) -> FloatArray | None:
         """Return the sending time of each possible stage, if links are equal and units few."""
-        alike = all(len(groups) <= 1 for groups in self._sources)
+        links_equal = all(len(groups) <= 1 for groups in self._sources)
         count, links = len(slots.devices), {id(link_s) for g in self._sources for _, link_s in g}
         few = line.n_units <= MOST_PAIRED and line.n_units * count <= MOST_PAIRED * 64
-        if not alike or len(links) != 1 or not few:
+        if not links_equal or len(links) != 1 or not few:
             return None
         last = len(self._sources) - 1
         group, _ = self._sources[last][0]
@@ -340,8 +340,8 @@ class StageSolver:
     def furthest(self, begin: int) -> int:
         """Return the furthest end of a stage from `begin` on the first slot."""
         reach, count = self._slot_reach[0], self._line.n_units
-        wanted = np.full(count + 1, count, dtype=np.int64)
-        self._settle(np.array([begin], dtype=np.int64), wanted, reach)
+        targets = np.full(count + 1, count, dtype=np.int64)
+        self._settle(np.array([begin], dtype=np.int64), targets, reach)
         return int(reach.fits[begin])
 
     def _settle(self, starts: IntArray, wanted: IntArray, reach: Reach) -> None:

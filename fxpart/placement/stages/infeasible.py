@@ -37,9 +37,9 @@ def stage_does_not_fit(
     worst = int(np.argmax(needed - sizes))
     need, have = int(needed[worst]), int(sizes[worst])
     stages = [str(stage) for stage, device in enumerate(homes) if device == worst]
-    what = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+    text = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
     return InfeasibleError(
-        f"pipeline: {what} of mode.cut_after={','.join(cut_after)} need{'' if stages[1:] else 's'}"
+        f"pipeline: {text} of mode.cut_after={','.join(cut_after)} need{'' if stages[1:] else 's'}"
         f" {show_bytes(need)} ({need} bytes), device {worst}"
         f" ({problem.topology.devices[worst].name}) has {show_bytes(have)} ({have} bytes)"
         f"{describe_reserve([problem.topology.devices[worst]])};"

@@ -122,13 +122,13 @@ class _Blocks:
             )
 
     def _made(self, value: int, number: int) -> tuple[object, ...]:
-        m, base, held = self._m, int(self._m.base[value]), int(self._m.held[value])
+        m, base, held_until = self._m, int(self._m.base[value]), int(self._m.held[value])
         return (
             int(m.alloc_bytes[value]),
             int(m.value_bytes[value]),
             bool(m.is_output[value]),
             self._value(base, number) if base >= 0 else -1,
-            self._op(held, number) if held >= 0 else -1,
+            self._op(held_until, number) if held_until >= 0 else -1,
         )
 
     def _value(self, value: int, number: int) -> tuple[object, ...]:

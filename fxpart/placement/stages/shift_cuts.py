@@ -138,9 +138,9 @@ class CutShifter:
         """
         row, runs, steps = self._row(), self._runs(), np.array(self._steps(), dtype=np.int64)
         most_s, total = _spread(row, cuts)[0], len(runs) * len(steps)
-        at, left, tries = 0, total, 0
-        while left > 0 and tries < _MOST_TRIES:
-            shift = _next_shift(row, cuts, runs, steps, at, left, most_s)
+        at, remaining_shifts, tries = 0, total, 0
+        while remaining_shifts > 0 and tries < _MOST_TRIES:
+            shift = _next_shift(row, cuts, runs, steps, at, remaining_shifts, most_s)
             if shift < 0:
                 break
             trial, tries = cuts.copy(), tries + 1
@@ -148,9 +148,9 @@ class CutShifter:
             trial[first : last + 1] += steps[shift % len(steps)]
             if self.fits(trial):
                 # Repeating the same shift may help again.
-                cuts, at, left = trial, shift, total
+                cuts, at, remaining_shifts = trial, shift, total
             else:
-                left -= (shift - at) % total + 1
+                remaining_shifts -= (shift - at) % total + 1
                 at = (shift + 1) % total
         return cuts
 

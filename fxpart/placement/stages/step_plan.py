@@ -114,7 +114,7 @@ class StepMemory:
         `cuts` are the begins of the stages, then the end of the last. Length S + 1.
         """
         stages = [self._of(stretch) for stretch in itertools.pairwise(cuts.tolist())]
-        held = _StageBytes(*np.array(stages, dtype=np.int64).T.copy())
+        stage_bytes = _StageBytes(*np.array(stages, dtype=np.int64).T.copy())
         weights = _device_weights(
             self._use_start,
             self._uses,
@@ -122,7 +122,7 @@ class StepMemory:
             np.asarray(cuts, dtype=np.int64),
             len(self._starts) - 1,
         )
-        return _peak_bytes(self._actions, self._starts, held, weights, self._microbatches)
+        return _peak_bytes(self._actions, self._starts, stage_bytes, weights, self._microbatches)
 
     def _of(self, stretch: tuple[int, int]) -> tuple[int, ...]:
         if stretch not in self._held:
@@ -198,8 +198,8 @@ def _peak_bytes(
                 now += gradients
                 has_gradient[stage] = True
         for stage in range(device, stages, devices):
-            kept = held.outputs[stage] + held.gradients[stage]
-            peak = max(peak, now + max(0, held.update_live[stage] - kept))
+            result_bytes = held.outputs[stage] + held.gradients[stage]
+            peak = max(peak, now + max(0, held.update_live[stage] - result_bytes))
             now += held.update_kept[stage]
         peaks[device] = peak
     return peaks

@@ -166,10 +166,10 @@ def _make(  # noqa: PLR0917 - compiled code takes no keywords
             # Variables reference the original, not a received copy.
             maker = m.producer[root[value]]
             is_own = low <= units.unit_of[maker] < high
-            held = max(op, min(m.held[value], end)) if is_own else op
-            until = end if m.is_output[value] else held
+            held_until = max(op, min(m.held[value], end)) if is_own else op
+            until = end if m.is_output[value] else held_until
             room.last[root[value]] = max(room.last[root[value]], until)
-            room.used[root[value]] = max(room.used[root[value]], held)
+            room.used[root[value]] = max(room.used[root[value]], held_until)
             room.is_result[root[value]] |= m.is_output[value]
 
 
@@ -178,7 +178,7 @@ def _end(
     m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
 ) -> tuple[int, int, int, int]:
     """Free all storages; return the bytes of results, gradients, saved and kept by updates."""
-    outputs, gradients, saved, kept = 0, 0, 0, 0
+    outputs, gradients, saved, update_bytes = 0, 0, 0, 0
     for k in range(room.owners[0]):
         value = room.kept[k]
         birth = m.producer[value]
@@ -194,8 +194,8 @@ def _end(
             gradients += size
             room.shed[room.used[value] + 1] -= size
         elif room.is_result[value]:
-            kept += size
-    return outputs, gradients, saved, kept
+            update_bytes += size
+    return outputs, gradients, saved, update_bytes
 
 
 @compiled
@@ -218,7 +218,7 @@ def stretch_bytes(
             more = _read(m, room, op, begin, op >= units.first_update)
             weights, inputs = weights + more[0], inputs + more[1]
             _make(m, units, room, op, low, high, end)
-    outputs, gradients, saved, kept = _end(m, units, room, low, high)
+    outputs, gradients, saved, update_kept = _end(m, units, room, low, high)
     live, shed = 0, 0
     forward, first, again, update = 0, 0, 0, 0
     for op in range(begin, end + 1):
@@ -232,7 +232,7 @@ def stretch_bytes(
         else:
             update = max(update, live)
     return StretchBytes(
-        weights, inputs, outputs, gradients, saved, forward, first, again, update, kept
+        weights, inputs, outputs, gradients, saved, forward, first, again, update, update_kept
     )
 
 
