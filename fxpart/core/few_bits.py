@@ -261,13 +261,15 @@ def _convertible(graph: OpGraph, layout: WeightFormat) -> list[_Product]:
     )
     products: dict[int, list[_Product]] = {}
     refused = set(graph.gradient_weights.tolist())  # trained weights are not quantized
-    for op in range(graph.n_ops):
+    is_view = np.zeros(graph.n_values, dtype=np.bool_)
+    is_view[list(behind)] = True
+    for op in np.union1d(graph.users, graph.readers[is_view[graph.reads]]).tolist():
         direct = graph.uses_of(op).tolist()
         read = graph.reads_of(op).tolist()
         # Transposed weights come before the bias, which may have as many elements.
         weights = dict.fromkeys([*(behind[v] for v in read if v in behind), *direct])
-        if not weights or (not produced_bytes[op] and not graph.moved_bytes[op]):
-            continue  # a view of a weight, or no weight at all
+        if not produced_bytes[op] and not graph.moved_bytes[op]:
+            continue  # a view of a weight
         is_excluded = set(graph.modules[op].split(".")) & set(layout.keep)
         sizes = [] if is_excluded else [_product(graph, op, weight, behind) for weight in weights]
         product = next((product for product in sizes if product is not None), None)
@@ -316,11 +318,12 @@ def _product(graph: OpGraph, op: int, weight: int, behind: dict[int, int]) -> _P
         return None
     item_bytes = _ITEM_BYTES.get(graph.dtypes[op])
     others = [v for v in graph.reads_of(op).tolist() if v not in behind]
-    results = np.flatnonzero(graph.value_producer == op)
-    if item_bytes is None or not others or not len(results):
+    result = int(np.searchsorted(graph.value_producer, op))  # the first value that `op` makes
+    makes_none = result == graph.n_values or graph.value_producer[result] != op
+    if item_bytes is None or not others or makes_none:
         return None
     read_elements = int(graph.value_bytes[others[0]]) // item_bytes
-    result_elements = int(graph.value_bytes[results[0]]) // item_bytes
+    result_elements = int(graph.value_bytes[result]) // item_bytes
     multiplications = int(graph.flops[op]) // 2
     inputs = read_elements * result_elements // multiplications
     if not inputs or read_elements % inputs or result_elements % inputs:
