@@ -97,13 +97,13 @@ def row(
         times = f"| `{model}` | {devices} | {done.cpu_s:.1f}{cold} | {done.clock_s:.0f} |"
         if done.code:
             reason = done.error.partition(";")[0]
-            return f"{times} | | {reason} | |", " fits" not in reason
+            return f"{times} | {reason} | |", " fits" not in reason
         document = json.loads(Path(folder, "out", "recommend.json").read_text())
         best = document["plans"][0]
         alone = [*shlex.split(best["command"])[2:], *kept, f"hydra.run.dir={folder}/best"]
         files = _files(_run(alone, folder, limit_s), best, Path(folder, "best"))
     if not document["proved"].endswith("of the space"):
-        return f"{times} | | only {document['proved']} | |", True
+        return f"{times} | only {document['proved']} | |", True
     total = len(document["plans"]) + len(document["unfit"])
     counts = f"{total} of {total + len(document['bounded'])}"
     rate = f"{best['metrics']['examples_per_s']:,.1f}"
@@ -116,7 +116,7 @@ def _files(done: _Done, best: dict[str, Any], folder: Path) -> str:
     if done.code:
         return f"wrong: {done.error}"
     result = json.loads((folder / "result.json").read_text())
-    rate, stated = (found["metrics"]["examples_per_s"] for found in (result, best))
+    rate, stated = (run["metrics"]["examples_per_s"] for run in (result, best))
     if rate != stated:
         return f"wrong: {rate} examples/s alone, {stated} recommended"
     asked = Asked(

@@ -59,8 +59,8 @@ def loss_in_chunks(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa:
     scores, tokens = result.logits[:, :-1], inputs["input_ids"][:, 1:]
     pieces = zip(scores.chunk(_CHUNKS, 1), tokens.chunk(_CHUNKS, 1), strict=True)
     losses = [
-        cross_entropy(some.float().flatten(0, 1), their.flatten(), reduction="sum")
-        for some, their in pieces
+        cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+        for logits, targets in pieces
     ]
     total: Tensor = sum(losses[1:], losses[0]) / tokens.numel()
     return total
@@ -97,7 +97,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
     if name_of(point) not in MODELS:
         return "no configuration of the model stands here"
     is_planned = point["phase"] == "decode" or point["phase"] in _FLAGS
-    return "" if is_planned else "paged or 8-bit states, or activations on the host"
+    return "" if is_planned else "paged states, updates in 8 bits, or activations on the host"
 
 
 def _tokens_per_s(point: Mapping[str, Any]) -> float:

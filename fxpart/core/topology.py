@@ -109,16 +109,15 @@ class DeviceSpec:
             raise SpecError(f"device {self.name} states no FLOP/s for {dtype} or float32; {near}")
         return rate
 
-    def reached_rate_for(self, dtype: str, share: float, of_it: float = 1.0) -> float:
-        """Return `share` of `rate_for`, limited so that the sustained rate is not exceeded.
+    def reached_rate_for(self, dtype: str, share: float, kernel_share: float = 1.0) -> float:
+        """Return `share` of `rate_for`, limited so that kernels stay within the sustained rate.
 
-        The limit is the sustained rate divided by `of_it`, for kernels that reach that share of the
-        result.
+        Kernels reach `kernel_share` of the returned rate.
         """
         as_float32 = dtype not in self.flops_per_s
         sustained = self.sustained_flops_per_s.get("float32" if as_float32 else dtype)
         rate = self.rate_for(dtype) * share
-        return rate if sustained is None else min(rate, sustained / of_it)
+        return rate if sustained is None else min(rate, sustained / kernel_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,6 @@ def undoable(
 
 
 def _is_same(tensor: Tensor, values: Tensor) -> bool:
-    with suppress(NotImplementedError):  # torch compares no sparse tensors
+    with suppress(NotImplementedError):  # of sparse tensors, which count as written
         return torch.equal(tensor.cpu(), values)
     return False

@@ -32,7 +32,7 @@ def test_a_power_limit_takes_from_what_is_reached_alone() -> None:
     limited = replace(device(), sustained_flops_per_s={"bfloat16": 8.0})
     assert limited.rate_for("bfloat16") == 20.0
     assert [limited.reached_rate_for("bfloat16", share) for share in (0.3, 0.7)] == [6.0, 8.0]
-    assert limited.reached_rate_for("bfloat16", 0.7, of_it=0.8) == 10.0
+    assert limited.reached_rate_for("bfloat16", 0.7, kernel_share=0.8) == 10.0
     assert limited.reached_rate_for("float16", 1.0) == 5.0  # as float32, which nothing limits
     with pytest.raises(SpecError, match=r"sustained_flops_per_s\.bfloat16 must be"):
         replace(device(), sustained_flops_per_s={"bfloat16": 0.0})

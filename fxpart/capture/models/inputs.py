@@ -229,7 +229,7 @@ def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401
     for owner in (part, model):
         try:
             table = owner.get_input_embeddings()
-        except (AttributeError, NotImplementedError):  # transformers': it has no one such table
+        except (AttributeError, NotImplementedError):  # from transformers: no single table
             continue
         if isinstance(table, nn.Embedding):
             return table.num_embeddings

@@ -112,9 +112,10 @@ class _OnDevice(NamedTuple):
 def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> None:
     """Write the times of products and attention on a device into `times` (length n)."""
     device, family, residuals, attention_share = on
-    share, of_it = family.sustained_share, family.gemm.compute_share
+    share, kernel_share = family.sustained_share, family.gemm.compute_share
     rates = {
-        dtype: device.reached_rate_for(dtype, share, of_it) for dtype in sorted(set(graph.dtypes))
+        dtype: device.reached_rate_for(dtype, share, kernel_share)
+        for dtype in sorted(set(graph.dtypes))
     }
     peak = np.array([rates[dtype] for dtype in graph.dtypes])
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors

@@ -68,7 +68,7 @@ def storage_number(tensor: Tensor) -> int:
     """
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError as error:  # torch's, of a sparse one
+    except NotImplementedError as error:  # raised by torch for sparse tensors
         raise CaptureError(
             f"a tensor of layout {tensor.layout} has no storage to count; capture the model with"
             " dense tensors"
