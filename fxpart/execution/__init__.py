@@ -1,5 +1,5 @@
-"""Placed models really run on this machine: what was predicted can be held against it.
+"""Run placed models on this machine, to compare measurements with predictions.
 
-`fxpart.execution.local` runs one in this process, `fxpart.execution.pipeline_run` in one process a
-stage. Nothing is imported here: the processes of stages start sooner for it.
+`fxpart.execution.local` runs a model in this process, `fxpart.execution.pipeline_run` in one
+process per stage. Nothing is imported here, so that stage processes start sooner.
 """

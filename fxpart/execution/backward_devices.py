@@ -1,12 +1,12 @@
-"""`BackwardDevices`: on which logical device each part of a backward is computed.
+"""`BackwardDevices`: track the logical device of each part of a backward pass.
 
 Autograd computes the gradient of an operator on the operator's device. The gradient of a value is a
 sum over its readers, from the last to the first, and each adds its part on its own device:
 
     value made on 0, read on 0, 1, 1, 2:    0 <-- 0 <-- 1 <-- 1 <-- 2
 
-So the partial sum travels from the last reader's device to the one before, copied where the device
-changes, and finally to the value's maker.
+So the partial sum travels from the last reader's device to the previous reader's, copied where the
+device changes, and finally to the value's producer.
 """
 
 import weakref
@@ -28,20 +28,20 @@ __all__ = ["BackwardDevices"]
 
 @dataclass(eq=False, slots=True)
 class BackwardDevices:
-    """Moves a counter to the device that is computing while autograd runs a backward.
+    """Moves a counter to the computing device while autograd runs a backward pass.
 
-    The forward must report everything that it computes and reads: `made`, `read`, `lent`, `loss`.
+    The forward pass must report everything it computes and reads: `made`, `read`, `lent`, `loss`.
     """
 
     counter: LiveBytes
     _device_of: dict[Node, int] = field(default_factory=dict)
-    """Device of the call that each of autograd's nodes belongs to."""
+    """Device of the call that created each autograd node."""
     _tips: dict[Hashable, "_Tip"] = field(default_factory=dict)
-    """The last reader of each value so far: where the sum of its gradient begins."""
+    """The last reader of each value so far, where its gradient sum begins."""
     _weights: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """Weights as they are read on a device, by ``id`` and device."""
+    """Weights as read on a device, by ``id`` and device."""
     _last_reader: dict[int, int] = field(default_factory=dict)
-    """The device that read a weight last, by ``id``."""
+    """The device that last read a weight, by ``id``."""
     _copies: dict[Hashable, tuple[weakref.ref[Any], weakref.ref[Tensor]]] = field(
         default_factory=dict
     )
@@ -54,7 +54,7 @@ class BackwardDevices:
             self._tips[name] = _Tip(device, self._ends(value, device))
 
     def read(self, name: Hashable, value: Any, device: int | None) -> Any:  # noqa: ANN401
-        """Return `value`, made or received on `device`, as an operator there reads it.
+        """Return `value`, produced or received on `device`, as an operator there reads it.
 
         The result replaces `value` on that device.
         """
@@ -71,16 +71,16 @@ class BackwardDevices:
             return weight
         # The module keeps its weights alive, so that an ``id`` is never used twice.
         key = id(weight)
-        before = self._last_reader.setdefault(key, device)
-        last = self._weights.get((key, before), weight)
-        if before != device:
-            last = self._linked(weight, last, before)
+        last_device = self._last_reader.setdefault(key, device)
+        last = self._weights.get((key, last_device), weight)
+        if last_device != device:
+            last = self._linked(weight, last, last_device)
         self._last_reader[key] = device
         self._weights[key, device] = last
         return last
 
     def loss(self, results: Sequence[Tensor]) -> Tensor:
-        """Return the loss, computed on the device of its result. Ends the forward."""
+        """Return the loss, computed on the device of its operand. Ends the forward pass."""
         first = first_real(results)
         node = None if first is None else first.grad_fn
         device = 0 if node is None else self._device_of.get(node, 0)
@@ -94,13 +94,13 @@ class BackwardDevices:
         return loss
 
     def sent(self, gradient: Tensor, device: int) -> Tensor:
-        """Return the copy of a gradient on `device`; one copy for each tensor."""
+        """Return the copy of a gradient on `device`, made once per tensor."""
         if gradient.is_sparse:
             return gradient.clone()
         storage = gradient.untyped_storage()
         key = (storage._cdata, gradient.storage_offset(), gradient.shape, gradient.stride(), device)
         source, copy = self._copies.get(key, (None, None))
-        # The address of a storage may be used again once that is freed.
+        # A storage's address may be reused once it is freed.
         existing = None if copy is None or source is None or source() is None else copy()
         if existing is not None:
             return existing
@@ -118,7 +118,7 @@ class BackwardDevices:
                 continue
             self._device_of[node] = device
             node.register_prehook(_Begin(self.counter, device))
-            pending.extend(before for before, _ in node.next_functions)
+            pending.extend(parent for parent, _ in node.next_functions)
 
     def _ends(self, value: object, device: int) -> Any:  # noqa: ANN401
         def end(leaf: object) -> Tensor | None:
@@ -143,7 +143,7 @@ class BackwardDevices:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Tip:
-    """The last reader of a value so far: the next reader sends its gradient there."""
+    """The last reader of a value so far, to which the next reader sends its gradient."""
 
     device: int
     ends: Any
@@ -151,7 +151,7 @@ class _Tip:
 
 
 class _End(torch.autograd.Function):
-    """Receives the gradient of a tensor whose memory may be freed by then."""
+    """Receives the gradient of a tensor whose memory may have been freed."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: Tensor) -> Tensor:
@@ -165,17 +165,17 @@ class _End(torch.autograd.Function):
 
 
 class _Linked(torch.autograd.Function):
-    """Data on one device, whose gradient is sent to another."""
+    """Data on one device whose gradient is sent to another."""
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - torch lets it take attributes
+        ctx: Any,  # noqa: ANN401 - torch allows attributes on it
         end: Tensor,  # receives the gradient
         data: Tensor,
         devices: BackwardDevices,
         to: int,
     ) -> Tensor:
-        """Return the data, not as a view: an operator may write into what it received."""
+        """Return the data, not as a view, since an operator may write into it."""
         ctx.devices, ctx.to = devices, to
         layout = data.storage_offset(), data.shape, data.stride()
         # The last argument of `set_` is the stride.

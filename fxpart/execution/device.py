@@ -1,4 +1,4 @@
-"""The devices of this machine: their names and free memory, timed runs, threads and seeds."""
+"""Devices of this machine: names, free memory, timed runs, threads and seeds."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def checked_device(device: str | torch.device) -> torch.device:
     """Return the CPU or CUDA device of that name, with its index.
 
     Raises:
-        SpecError: for a name that torch does not know, and a device that this machine lacks.
+        SpecError: if torch does not know the name, or this machine lacks the device.
 
     """
     try:
@@ -47,7 +47,7 @@ def checked_device(device: str | torch.device) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model name of the processor or GPU, where known."""
+    """Return the model name of the processor or GPU, if known."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return cpu_name()
@@ -56,7 +56,7 @@ def device_name(device: torch.device) -> str:
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can be allocated on `device` without swapping.
 
-    On the CPU: what the system leaves or, in a container, its control group if that is less.
+    On the CPU: the system's available memory or, if less, that of the container's control group.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -69,14 +69,14 @@ def _free_on_host() -> int:
         stated = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMORY_FACTS.read_text(), re.MULTILINE)
         if stated:
             return int(stated[1]) * 1024
-    # Without Linux's own estimate: the free pages or, failing these, all pages.
-    known = os.sysconf_names
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in known else "SC_PHYS_PAGES"
+    # Without Linux's estimate, use the free pages or, if unknown, all pages.
+    known_names = os.sysconf_names
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in known_names else "SC_PHYS_PAGES"
     return int(os.sysconf(pages)) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
 def _free_in_control_group() -> int | None:
-    """Return the free bytes under the control group's limit (version 1 or 2); None without one.
+    """Return the free bytes under the control group's limit (version 1 or 2), or None if unlimited.
 
     Cached file pages count as used, but can be reclaimed.
     """
@@ -98,16 +98,16 @@ def _free_in_control_group() -> int | None:
 def allocated_peaks(
     step: Callable[[], object], physical: tuple[torch.device, ...]
 ) -> tuple[int, ...]:
-    """Return the most bytes that torch's allocator gave out on each CUDA device in one run."""
-    used = sorted({device.index for device in physical if device.type == "cuda"})
-    for index in used:
+    """Return the peak bytes of torch's allocator on each CUDA device during one run."""
+    gpu_indices = sorted({device.index for device in physical if device.type == "cuda"})
+    for index in gpu_indices:
         torch.cuda.synchronize(index)
         torch.cuda.reset_peak_memory_stats(index)
-    if used:
+    if gpu_indices:
         step()
-    for index in used:
+    for index in gpu_indices:
         torch.cuda.synchronize(index)
-    return tuple(int(torch.cuda.max_memory_allocated(index)) for index in used)
+    return tuple(int(torch.cuda.max_memory_allocated(index)) for index in gpu_indices)
 
 
 def timed_in_turns(
@@ -117,9 +117,9 @@ def timed_in_turns(
     repeats: int,
     before: Callable[[], object] = tuple,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of `repeats` runs of each, run in turns. Both must be warmed up.
+    """Return the seconds of `repeats` alternating runs of each. Both must be warmed up.
 
-    `before` is called before each of them, and is not timed.
+    `before` is called before each run, untimed.
     """
     split_s, unsplit_s = [], []
     for _ in range(repeats):
@@ -147,18 +147,18 @@ def _wait(physical: tuple[torch.device, ...]) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch compute with `count` threads on the CPU inside the block."""
-    before = torch.get_num_threads()
+    """Let torch use `count` CPU threads inside the block."""
+    previous_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_count)
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators, also that of `device`, and restore them afterwards."""
+    """Seed torch's generators, including that of `device`, and restore them afterwards."""
     gpus = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)

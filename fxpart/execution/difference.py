@@ -1,4 +1,4 @@
-"""How far apart two results of one model are, and how far they may be."""
+"""Differences between two results of one model, and the tolerated rounding."""
 
 import math
 from collections.abc import Mapping
@@ -13,31 +13,34 @@ from fxpart.errors import ExecutionError
 __all__ = ["gradient_share", "largest_magnitude", "max_difference", "refuse_more", "rounding"]
 
 _NOISE = 16
-"""How many roundings of the largest gradient a sum of many terms may be off by."""
+"""Error allowed in a sum of many terms, in roundings of the largest gradient."""
 
 
 def max_difference(result: Any, reference: Any) -> float:  # noqa: ANN401 - results of any model
-    """Return the largest difference of any two elements; 0.0 when all are equal.
+    """Return the largest elementwise difference; 0.0 if all elements are equal.
 
-    Not-a-number equals itself. Results of another structure, shape or dtype are infinitely far
-    apart, and so are unequal leaves other than tensors.
+    NaN equals NaN. The difference is infinite if structures, shapes or dtypes differ, or if leaves
+    other than tensors are unequal.
 
     Args:
-        result: computed: a tree of tensors, as `torch.utils._pytree` flattens it.
-        reference: expected.
+        result: computed values, a tree of tensors as flattened by `torch.utils._pytree`.
+        reference: expected values.
 
     """
-    (leaves, structure), (wanted, expected) = tree_flatten(result), tree_flatten(reference)
-    if structure != expected:
+    (leaves, structure), (reference_leaves, reference_structure) = (
+        tree_flatten(result),
+        tree_flatten(reference),
+    )
+    if structure != reference_structure:
         return math.inf
-    pairs = zip(leaves, wanted, strict=True)
+    pairs = zip(leaves, reference_leaves, strict=True)
     return max((_leaf_difference(a, b) for a, b in pairs), default=0.0)
 
 
 def _leaf_difference(a: object, b: object) -> float:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        same = a == b if type(a) is type(b) else False
-        return 0.0 if same else math.inf
+        is_equal = a == b if type(a) is type(b) else False
+        return 0.0 if is_equal else math.inf
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
     a = a.detach().to(b.device)
@@ -51,11 +54,11 @@ def _leaf_difference(a: object, b: object) -> float:
 
 
 def largest_magnitude(result: Any) -> float:  # noqa: ANN401
-    """Return the largest finite magnitude of any element; 0.0 without one."""
+    """Return the largest finite magnitude of any element, or 0.0 if none is finite."""
     largest = 0.0
     for leaf in tree_flatten(result)[0]:
         if isinstance(leaf, Tensor) and leaf.numel():
-            # Also makes numbers of truth values.
+            # Also converts booleans to numbers.
             wide = torch.complex128 if leaf.is_complex() else torch.float64
             size = leaf.detach().to(wide).abs()
             largest = max(largest, float(size.nan_to_num(0.0, 0.0, 0.0).max()))
@@ -63,7 +66,7 @@ def largest_magnitude(result: Any) -> float:  # noqa: ANN401
 
 
 def rounding(result: Any) -> float:  # noqa: ANN401
-    """Return the relative difference that sums in another order may have.
+    """Return the relative difference that reordering sums may cause.
 
     Half of the digits of the coarsest dtype: 3.5e-4 in float32, 0.09 in bfloat16, 0 in integers.
     """
@@ -73,15 +76,15 @@ def rounding(result: Any) -> float:  # noqa: ANN401
 
 
 def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """Return the largest difference of a gradient, as a share of its largest element.
+    """Return the largest gradient difference, as a share of the gradient's largest element.
 
-    A gradient that is nothing but rounding, such as that of a bias that cancels out, has no
-    magnitude of its own: its magnitude counts as at least some roundings of the largest gradient
-    of all. A gradient that only one side has is infinitely far apart.
+    A gradient of pure rounding noise, such as that of a bias that cancels out, has no meaningful
+    magnitude, so magnitudes are bounded below by a few roundings of the largest gradient of all.
+    The difference is infinite if only one side has a gradient.
 
     Args:
-        computed: by parameter.
-        wanted: by parameter.
+        computed: gradients by parameter.
+        wanted: expected gradients by parameter.
 
     """
     if computed.keys() != wanted.keys():
@@ -98,7 +101,7 @@ def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
 
 
 def refuse_more(what: str, difference: float, allowed: float, of: str = "") -> None:
-    """Raise `ExecutionError` where `what` of a split model is further off than `allowed`."""
+    """Raise `ExecutionError` if `what` of a split model differs by more than `allowed`."""
     if difference > allowed:
         raise ExecutionError(
             f"the split model's {what} are {difference:.3g}{of} from the unsplit one's, more than"

@@ -1,4 +1,4 @@
-"""From a placement of a training step to one of the exported forward that is executed."""
+"""Map a placement of a training step to the exported forward that is executed."""
 
 import numpy as np
 
@@ -14,14 +14,14 @@ def forward_devices(
 ) -> IntArray:
     """Return the device of each operator of `forward`, the exported model without its backward.
 
-    An operator without a part in the training step, such as a cast to the dtype that a tensor
-    already has, goes where its first operand is made, or else where its result is first read.
-    O(operators + reads), and O(operators) more for each operator without a part.
+    An operator without a part in the training step, such as a cast to the dtype a tensor already
+    has, goes to the device that produces its first operand, or else to that of its first reader.
+    O(operators + reads), plus O(operators) for each operator without a part.
 
     Args:
         device_of: device of each of the n operators of the training step. Length n.
-        exported_names: the operator of `forward` that each of them is a part of, ``""`` for none.
-            Length n. Parts of one operator are on one device.
+        exported_names: the operator of `forward` that each of the n is part of, ``""`` if none.
+            Length n. Parts of one operator share a device.
         forward: the graph with the names in `exported_names`, m operators.
 
     Returns:
@@ -45,7 +45,7 @@ def forward_devices(
             values = range(first_value[op], first_value[op + 1])
             readers = [first_reader[v] for v in values if v in first_reader]
             devices[op] = devices[min(readers)] if readers else _UNPLACED
-    # An operator that neither reads nor is read goes with the first.
+    # An operator without operands and readers goes to the first operator's device.
     devices[devices == _UNPLACED] = device_of[0]
     return devices[forward.group]
 

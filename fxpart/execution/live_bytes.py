@@ -1,7 +1,7 @@
 """`LiveBytes`: bytes of live tensors on each logical device while a model runs.
 
-A storage belongs to the logical device that is computing when an operator allocates it, until its
-last tensor is freed. So logical devices that share one processor are told apart.
+A storage counts on the logical device that is computing when an operator allocates it, until its
+last tensor is freed. So logical devices that share a processor are counted separately.
 """
 
 import weakref
@@ -18,24 +18,24 @@ __all__ = ["LiveBytes", "storage_sizes"]
 
 
 def storage_sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Return the bytes of every storage of the tensors, by the storage's address."""
+    """Return the bytes of each storage of the tensors, by storage address."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {int(storage._cdata): int(storage.nbytes()) for storage in storages}
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, while it is entered, the bytes of live storages on each logical device.
+    """Context manager that counts the bytes of live storages on each logical device.
 
-    Temporary tensors of an operator count where torch computes it by further operators; memory that
-    a kernel allocates for itself does not.
+    Temporary tensors count if torch decomposes the operator into others; memory that a kernel
+    allocates internally does not.
     """
 
     def __init__(self, resident: Sequence[Mapping[int, int]]) -> None:
-        """Start with the storages that stay on the devices throughout.
+        """Start with the storages that stay allocated throughout.
 
         Args:
-            resident: for each device, the `storage_sizes` of its weights and of the inputs that
-                are read there. The caller keeps their tensors alive.
+            resident: for each device, the `storage_sizes` of its weights and of the inputs read
+                there. The caller keeps their tensors alive.
 
         """
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,38 +49,38 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """The most live bytes on each device since the start, or since `forget_peak`."""
+        """Peak live bytes on each device since the start, or since `forget_peak`."""
         return tuple(self._peak)
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """The live bytes on each device now."""
+        """Current live bytes on each device."""
         return tuple(self._live)
 
     def forget_peak(self) -> None:
-        """Reset the peak to the bytes that are live now."""
+        """Reset the peak to the current live bytes."""
         self._peak = list(self._live)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Count storages allocated inside on logical device `device`."""
-        before, self._device = self._device, device
+        """Count storages allocated inside the block on logical device `device`."""
+        previous_device, self._device = self._device, device
         try:
             yield
         finally:
-            self._device = before
+            self._device = previous_device
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count no storages allocated inside."""
-        before, self._paused = self._paused, True
+        """Ignore storages allocated inside the block."""
+        was_paused, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._paused = before
+            self._paused = was_paused
 
     def move_to(self, device: int) -> None:
-        """Count storages allocated from now on on logical device `device`."""
+        """Count storages allocated from now on for logical device `device`."""
         self._device = device
 
     def __torch_dispatch__(
@@ -95,14 +95,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                # The memory of a sparse tensor is in two dense ones.
+                # A sparse tensor stores its data in two dense ones.
                 parts = (leaf._indices(), leaf._values()) if leaf.is_sparse else (leaf,)
                 for part in parts:
                     self._count(part.untyped_storage())
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage until it is freed, unless it is counted already."""
+        """Count a storage until it is freed, unless it is already counted."""
         address, device, size = int(storage._cdata), self._device, int(storage.nbytes())
         if address in self._alive or address in self._resident:
             return

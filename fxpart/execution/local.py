@@ -39,25 +39,25 @@ class LocalRun:
     """Measurements of a placed model that was run in this process."""
 
     runs_s: tuple[float, ...]
-    """Each of the timed runs of the split model."""
+    """Seconds of each timed run of the split model."""
     unsplit_runs_s: tuple[float, ...]
-    """The same of the unsplit graph, timed in turns with the split one."""
+    """The same for the unsplit graph, in alternation with the split one."""
     peak_bytes: tuple[int, ...]
     """Peak bytes of weights, inputs and live tensors on each logical device; received tensors are
-    copies. Memory that kernels allocate for themselves does not count. In a backward, tensors that
-    autograd keeps until an operator's gradient formula is done count: that can be more than in a
-    graph with an operator for each call."""
+    copies. Memory that kernels allocate internally does not count. In a backward pass, tensors that
+    autograd holds until an operator's gradient formula finishes do: this can exceed the peak of a
+    graph with one operator per call."""
     allocator_peak_bytes: tuple[int, ...]
     """Peak bytes of torch's allocator on each CUDA device during one run, weights included; empty
     on the CPU."""
     max_difference: float
-    """Largest difference of any element of the results from those of the module itself, called
-    eagerly; 0.0 when equal."""
+    """Largest elementwise difference of the results from those of the module in eager mode; 0.0 if
+    equal."""
     loss: float | None
-    """Of a training step; None without training."""
+    """Loss of a training step; None without training."""
     gradient_difference: float | None
-    """Largest difference of a parameter's gradient from that of the module itself, as a share of
-    its largest element; 0.0 when equal. None without training."""
+    """Largest difference of a parameter's gradient from that of the module in eager mode, as a
+    share of the gradient's largest element; 0.0 if equal. None without training."""
     device_name: str
     """Name of the processor or GPU."""
     threads: int
@@ -65,20 +65,20 @@ class LocalRun:
 
     @property
     def latency_s(self) -> float:
-        """Median time of one input through the split model, its partitions one after another.
+        """Median seconds of one input through the split model, its partitions one after another.
 
-        In training that is a step with its backward.
+        In training, one step including the backward pass.
         """
         return statistics.median(self.runs_s)
 
     @property
     def unsplit_latency_s(self) -> float:
-        """Median time of one input through the unsplit graph."""
+        """Median seconds of one input through the unsplit graph."""
         return statistics.median(self.unsplit_runs_s)
 
     @property
     def throughput_per_s(self) -> float:
-        """Inputs a second: 1 / latency, since partitions run one after another."""
+        """Inputs per second: 1 / latency, since partitions run one after another."""
         return 1.0 / self.latency_s
 
 
@@ -93,25 +93,26 @@ def run_local(
     """Return measurements of the model, split by `assignment` and run in this process.
 
     Partitions run one after another. On the CPU all logical devices are that CPU; on CUDA they take
-    turns on the GPUs. With replicas, the first input is timed, and memory is that of the first
-    rounds.
+    turns on the GPUs. With replicas, only the first input is timed, and memory is measured over the
+    first rounds.
 
-    A training step is forward, loss (see `training_loss`) and the gradients of all parameters,
-    whose ``grad`` stays as it is. The gradient of a value with three or more readers is summed in
-    the order in which they ran: where partitions change that order, gradients may differ by
-    rounding.
+    A training step computes the forward, the loss (see `training_loss`) and the gradients of all
+    parameters, leaving their ``grad`` unchanged. The gradient of a value with three or more readers
+    is summed in the order in which they ran, so partitions that change that order may change
+    gradients by rounding.
 
     Args:
-        real: the model; the assignment is of its `graph`.
-        assignment: which operator is on which logical device.
+        real: the model, whose `graph` the assignment places.
+        assignment: the logical device of each operator.
         n_devices: number of logical devices, used or not.
         repeats: number of timed runs of the split model, and of the unsplit one.
         training: run training steps. A model with parts under ``no_grad`` must then have been
             exported with gradients, as `fxpart.capture.joint_capture` does.
 
     Raises:
-        SpecError: for an assignment of another graph or of missing devices.
-        ExecutionError: when the model cannot be run, or the split one computes something else.
+        SpecError: if `repeats` is below 1, the assignment is of another graph or uses missing
+            devices, or the tensors exceed the free memory.
+        ExecutionError: if the model cannot be run, or the split model's results differ.
 
     """
     _check(real, assignment, n_devices, repeats)
@@ -129,7 +130,7 @@ def run_local(
             )
     except FxpartError:
         raise
-    # The code of a model may fail in any way.
+    # A model's code may raise anything.
     except Exception as error:
         raise ExecutionError(
             f"the split model cannot be run on {real.device}: {one_line(error)}; make"
@@ -145,34 +146,35 @@ def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int
             f"the assignment places {len(assignment.partition_of)} operators, the model has"
             f" {real.graph.n_ops}; make it for the graph of this model"
         )
-    used = [device for homes in assignment.devices_of_partition for device in homes]
-    if max(used) >= n_devices or min(used) < 0:
-        wrong = max(used) if max(used) >= n_devices else min(used)
+    used_devices = [device for homes in assignment.devices_of_partition for device in homes]
+    if max(used_devices) >= n_devices or min(used_devices) < 0:
+        missing_device = max(used_devices) if max(used_devices) >= n_devices else min(used_devices)
         raise SpecError(
-            f"the assignment uses device {wrong}, there are {n_devices}; make it for these devices"
+            f"the assignment uses device {missing_device}, there are {n_devices}; make it for these"
+            " devices"
         )
 
 
 def check_memory(real: RealModel, *, training: bool) -> None:
-    """Refuse a batch whose tensors do not fit: the system might kill this process."""
-    needed, free = _needed_bytes(real, training), free_bytes(real.device)
-    if needed > free:
-        what = "a training step may take" if training else "running the model takes"
+    """Refuse a batch whose tensors do not fit, since the system might kill this process."""
+    needed_bytes, available_bytes = _needed_bytes(real, training), free_bytes(real.device)
+    if needed_bytes > available_bytes:
+        subject = "a training step may take" if training else "running the model takes"
         raise SpecError(
-            f"{what} {show_bytes(needed)} for tensors, and {real.device} has"
-            f" {show_bytes(free)} left; set a smaller model.batch_size or model.seq_len, or"
-            " plan without running it (execute=none)"
+            f"{subject} {show_bytes(needed_bytes)} for tensors, and {real.device} has"
+            f" {show_bytes(available_bytes)} left; set a smaller model.batch_size or model.seq_len,"
+            " or plan without running it (execute=none)"
         )
 
 
 def _needed_bytes(real: RealModel, training: bool) -> int:
-    """Return the bytes of tensors beside weights; for a training step, roughly an upper bound."""
+    """Return the bytes of tensors other than weights; a rough upper bound for a training step."""
     graph = real.graph
-    # Results and gradients of the unsplit model are kept for the comparison.
+    # The unsplit model's results and gradients are kept for the comparison.
     results = int(graph.value_bytes[graph.value_is_output].sum())
     if training:
         gradients = sum(p.nbytes for p in trained_parameters(real.module).values())
-        # Values of the forward are freed while gradients are computed.
+        # Forward values are freed while gradients are computed.
         return max(int(graph.value_alloc_bytes.sum()), gradients) + gradients + results
     on_one = np.zeros(graph.n_ops, dtype=np.int64)
     return int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes + results
@@ -187,7 +189,7 @@ def _measured(
     repeats: int,
     training: bool,
 ) -> LocalRun:
-    """Return the measurements of `whole` and of its split."""
+    """Return the measurements of `whole`, unsplit and split."""
     work = _Work(training, trained_parameters(whole))
     split = split_by_assignment(whole, real.graph, assignment)
 
@@ -229,19 +231,19 @@ def _measured(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Work:
-    """The work on an input: a forward, or a training step."""
+    """The work per input: a forward, or a training step."""
 
     training: bool
     parameters: dict[str, nn.Parameter]
 
     def outcome(self, forward: Callable[[], object], *, keep_results: bool = False) -> Outcome:
-        """Return the outcome of the work around `forward`."""
+        """Return the outcome of the work, with `forward` as its forward pass."""
         if not self.training:
             return Outcome(forward(), None, None)
         return step_outcome(forward, self.parameters, keep_results=keep_results)
 
     def counted(self, run: SplitRun, inputs: Sequence[object], counter: LiveBytes) -> Outcome:
-        """Return the same for a split model, while `counter` counts bytes by device."""
+        """Return the outcome for a split model while `counter` counts bytes by device."""
         if not self.training:
             return Outcome(run.run(inputs, counter), None, None)
         backward = BackwardDevices(counter)
@@ -260,7 +262,7 @@ def _counted_peaks(
     reference: Outcome,
     restore: Callable[[], None],
 ) -> tuple[int, ...]:
-    """Return the peak bytes of each logical device, in a run that copies between them."""
+    """Return the peak bytes of each logical device in a run that copies between them."""
     inputs, homes_of = tree_leaves((real.args, real.kwargs)), assignment.devices_of_partition
     peaks = [0] * n_devices
     for index in range(min(assignment.rounds, _MOST_ROUNDS)):
@@ -270,7 +272,7 @@ def _counted_peaks(
         with LiveBytes(resident_storages(run, assignment, inputs, n_devices)) as counter:
             outcome = work.counted(run, inputs, counter)
         peaks = [max(pair) for pair in zip(peaks, counter.peak_bytes, strict=True)]
-        # A copy is dense, and kernels may sum it in another order than the strided original.
+        # A copy is dense; kernels may sum it in another order than the strided original.
         agreement(outcome, reference)
     return tuple(peaks)
 
@@ -278,7 +280,7 @@ def _counted_peaks(
 def resident_storages(
     run: SplitRun, assignment: Assignment, inputs: Sequence[Any], n_devices: int
 ) -> list[dict[int, int]]:
-    """Return the storages of weights and inputs on each logical device, with their bytes."""
+    """Return, per logical device, the bytes of each storage of weights and inputs, by address."""
     weights, read = partition_weights(run.flat), run.inputs_read(inputs, n_devices)
     return [
         storage_sizes([*read[d], *(t for p in assignment.holds(d) for t in weights[int(p)])])

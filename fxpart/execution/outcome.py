@@ -1,4 +1,4 @@
-"""What a run computed, and whether another run agrees with it: results, loss and gradients."""
+"""Outcomes of runs (results, loss and gradients), and the agreement of two of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,18 +25,18 @@ __all__ = ["Outcome", "agreement", "step_outcome", "trained_parameters", "undoab
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outcome:
-    """Results of a forward; loss and gradients of a training step."""
+    """Results of a forward, or loss and gradients of a training step."""
 
     results: Any
-    """Results of the model, detached; None when a training step did not keep them."""
+    """Detached results of the model; None if a training step dropped them."""
     loss: Tensor | None
     """None without training."""
     gradients: Mapping[str, Tensor] | None
-    """By parameter, without those that the loss does not depend on. None without training."""
+    """By parameter, omitting those the loss does not depend on. None without training."""
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that require gradients, each once, by its first name."""
+    """Return the parameters that require gradients, each once under its first name."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -49,44 +49,44 @@ def step_outcome(
 ) -> Outcome:
     """Return the outcome of a training step: `forward`, loss, and gradients of `parameters`.
 
-    The ``grad`` of every parameter stays as it is.
+    Leaves the ``grad`` of every parameter unchanged.
 
     Args:
         forward: returns the model's results, which are dropped before the backward.
-        parameters: to compute gradients of.
-        keep_results: keep the results, detached.
+        parameters: the parameters to differentiate.
+        keep_results: whether to keep the results, detached.
         loss_of: returns the loss of the flattened results.
 
     Raises:
-        SpecError: when no result can have a loss.
+        SpecError: if no result can have a loss.
 
     """
     with torch.enable_grad():
         results = forward()
         loss = loss_of([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
-        kept = tree_map_only(Tensor, Tensor.detach, results) if keep_results else None
+        detached_results = tree_map_only(Tensor, Tensor.detach, results) if keep_results else None
         del results
-        # Not `backward`, which would add to the ``grad`` of the caller's weights.
+        # Not `backward`, which would accumulate into the ``grad`` of the caller's weights.
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters, gradients, strict=True)
-    return Outcome(kept, loss.detach(), {name: g for name, g in pairs if g is not None})
+    return Outcome(detached_results, loss.detach(), {name: g for name, g in pairs if g is not None})
 
 
 def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None]:
-    """Return how far results and loss, and gradients, of a split model are from the unsplit one's.
+    """Return the differences of results and loss, and of gradients, from the unsplit model's.
 
-    Results that `outcome` did not keep are not compared. Gradients are compared by
-    `gradient_share`; None without training.
+    Results dropped by `outcome` are not compared. Gradients are compared by `gradient_share`; None
+    without training.
 
     Raises:
-        ExecutionError: when either differs by more than sums in another order may.
+        ExecutionError: if either difference exceeds what reordering sums may cause.
 
     """
     with_results = outcome.results is not None or reference.loss is None
     computed = (outcome.results, outcome.loss) if with_results else outcome.loss
-    wanted = (reference.results, reference.loss) if with_results else reference.loss
-    difference = max_difference(computed, wanted)
-    refuse_more("results", difference, rounding(wanted) * largest_magnitude(wanted))
+    expected = (reference.results, reference.loss) if with_results else reference.loss
+    difference = max_difference(computed, expected)
+    refuse_more("results", difference, rounding(expected) * largest_magnitude(expected))
     if reference.gradients is None:
         return difference, None
     share = gradient_share(outcome.gradients or {}, reference.gradients)
@@ -98,25 +98,25 @@ def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None
 def undoable(
     real: RealModel, whole: fx.GraphModule, run: Callable[[], Outcome]
 ) -> tuple[Outcome, Callable[[], None]]:
-    """Return the outcome of a run of the module, and a function that undoes what runs write.
+    """Return the outcome of a run of the module, and a function that undoes the writes of runs.
 
-    That is into inputs, as into a cache, and into buffers. What this run leaves as it was, a later
-    one does too, so it is not kept: a buffer made by ``expand`` cannot even be written.
+    Runs write into inputs, such as a cache, and into buffers. Only tensors that this run changed
+    are saved, since later runs change the same ones; a buffer made by ``expand`` cannot be written.
     """
     inputs = tree_leaves((real.args, real.kwargs))
-    tensors = [*(inputs[at] for at in mutated_inputs(whole)), *real.module.buffers()]
+    tensors = [*(inputs[position] for position in mutated_inputs(whole)), *real.module.buffers()]
     shared = {id(tensor) for tensor in tensors}
-    # The program shares the module's, but for those that it keeps for itself.
+    # The program shares the module's buffers, except for a few of its own.
     private = [buffer for buffer in whole.buffers() if id(buffer) not in shared]
-    # On the host, where they count in no peak of a GPU.
-    before = [(tensor, tensor.to("cpu", copy=True)) for tensor in (*tensors, *private)]
+    # Copied to the host, where they do not count in a GPU's peak.
+    snapshots = [(tensor, tensor.to("cpu", copy=True)) for tensor in (*tensors, *private)]
     outcome = run()
     written = [
         (tensor, values)
-        for tensor, values in before
+        for tensor, values in snapshots
         if id(tensor) not in shared or not _is_same(tensor, values)
     ]
-    del before
+    del snapshots
 
     def restore() -> None:
         for tensor, values in written:

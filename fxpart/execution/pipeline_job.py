@@ -8,7 +8,7 @@
     folder/stage_<i>.safetensors    its gradients and, for the last stage, the results
     folder/stage_<i>.log            its standard streams
 
-Imports no torch: supervising the processes and starting one need none.
+Does not import torch, which supervising and starting the processes does not need.
 """
 
 import json
@@ -40,7 +40,7 @@ MICROBATCHES = "microbatches.safetensors"
 RENDEZVOUS = "rendezvous"
 
 READY = "ready"
-"""Reported when a process has read its stage and is connected; silence counts from here on."""
+"""Reported once a process has read its stage and connected; silence is timed from then on."""
 COMPUTING = "computing the forward of its stage"
 """Reported when a stage begins a microbatch."""
 DONE = "done"
@@ -49,7 +49,7 @@ DONE = "done"
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """The job of every stage process."""
+    """The job shared by all stage processes."""
 
     n_stages: int
     n_microbatches: int
@@ -59,11 +59,11 @@ class PipelineJob:
     steps: int
     """Number of timed steps."""
     threads: int
-    """Threads that torch computes with in each process."""
+    """Number of torch's threads in each process."""
     backend: str
     """``gloo`` or ``nccl``."""
     on_gpu: bool
-    """Whether each stage computes on the one GPU that its process sees."""
+    """Whether each stage computes on the only GPU visible to its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,17 @@ class StageMeasurement:
     peak_bytes: int
     """Peak bytes of live tensors during a step."""
     losses: tuple[float, ...]
-    """Of each microbatch, on the last stage in training; else empty."""
+    """Loss of each microbatch, on the last stage in training; else empty."""
     device_name: str
 
 
 def write_job(folder: Path, job: PipelineJob) -> None:
-    """Write the job of the processes."""
+    """Write the job of the stage processes."""
     (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
 
 
 def read_job(folder: Path) -> PipelineJob:
-    """Return the job that `write_job` wrote."""
+    """Return the job written by `write_job`."""
     return PipelineJob(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
 
 
@@ -96,7 +96,7 @@ def write_measurement(folder: Path, stage: int, measured: StageMeasurement) -> N
 
 
 def read_measurement(folder: Path, stage: int) -> StageMeasurement:
-    """Return the measurements that `write_measurement` wrote."""
+    """Return the measurements written by `write_measurement`."""
     values = json.loads((folder / f"stage_{stage}.json").read_text(encoding="utf-8"))
     return StageMeasurement(
         **{**values, "runs_s": tuple(values["runs_s"]), "losses": tuple(values["losses"])}
@@ -104,25 +104,25 @@ def read_measurement(folder: Path, stage: int) -> StageMeasurement:
 
 
 def tensors_path(folder: Path, stage: int) -> Path:
-    """Return the file of a stage's gradients and results."""
+    """Return the path of a stage's gradients and results."""
     return folder / f"stage_{stage}.safetensors"
 
 
 def log_path(folder: Path, stage: int) -> Path:
-    """Return the file of the standard streams of a stage's process."""
+    """Return the path of the log of a stage process's standard streams."""
     return folder / f"stage_{stage}.log"
 
 
 def input_key(microbatch: int, position: int) -> str:
-    """Return the key under which an input of stage 0 is stored."""
+    """Return the key of an input of stage 0."""
     return f"{microbatch}.{position}"
 
 
 def output_key(microbatch: int, position: int) -> str:
-    """Return the key under which a result of the last stage is stored."""
+    """Return the key of a result of the last stage."""
     return f"output.{microbatch}.{position}"
 
 
 def gradient_key(parameter: str) -> str:
-    """Return the key under which the gradient of a parameter is stored."""
+    """Return the key of a parameter's gradient."""
     return f"gradient.{parameter}"

@@ -36,7 +36,7 @@ __all__ = ["PipelineRun", "run_pipeline"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PipelineRun:
-    """Measurements of a pipeline run, and how far its results are from the unsplit model's."""
+    """Measurements of a pipeline run, and differences of its results from the unsplit model's."""
 
     schedule: str
     training: bool
@@ -44,30 +44,29 @@ class PipelineRun:
     step_s: float
     """Median of `runs_s`."""
     runs_s: tuple[float, ...]
-    """Seconds of each timed step: all microbatches, on the stage that took longest, from a barrier
-    of all stages. An untimed step warms up."""
+    """Seconds of each timed step over all microbatches, on the slowest stage, from a barrier of all
+    stages. An untimed warm-up step precedes them."""
     throughput_per_s: float
-    """Microbatches a second."""
+    """Microbatches per second."""
     stage_peak_bytes: tuple[int, ...]
-    """Peak bytes in each stage's process during a step. On a CPU: of the storages of all tensors,
-    including weights, gradients and received tensors, in an untimed step. On a GPU: by torch's
-    allocator."""
+    """Peak bytes in each stage's process during a step. On a CPU: the storages of all tensors,
+    including weights, gradients and received tensors, in an untimed step. On a GPU: as counted by
+    torch's allocator."""
     loss: float | None
     """Mean of the microbatches' losses; None without training."""
     max_difference: float
-    """Largest difference of any result, or loss, from the unsplit model's; 0.0 if equal bit for
-    bit."""
+    """Largest difference of any result, or loss, from the unsplit model's; 0.0 if bitwise equal."""
     gradient_difference: float | None
-    """The same of the gradients of weights in one stage, as a share of the largest element of each;
-    None without training."""
+    """Largest difference of a gradient of a weight in a single stage, as a share of the gradient's
+    largest element; None without training."""
     tied_gradient_difference: float | None
-    """The same of weights in several stages. They are summed over microbatches, then over stages;
-    the unsplit model sums the other way round, so they may differ by rounding. None without
-    training or such weights."""
+    """The same for weights in several stages. Their gradients are summed over microbatches, then
+    over stages, and in the opposite order in the unsplit model, so they may differ by rounding.
+    None without training or such weights."""
     backend: str
     """``gloo`` or ``nccl``."""
     threads: int
-    """Threads that torch computed with in each process."""
+    """Number of torch's threads in each process."""
     device_name: str
 
 
@@ -81,35 +80,36 @@ def run_pipeline(
     timeout_s: float = 120.0,
     threads: int = 1,
 ) -> PipelineRun:
-    """Run each stage of `chain` in a process of its own, and compare with the unsplit model here.
+    """Run each stage of `chain` in its own process, and compare with the unsplit model run here.
 
-    A step runs all microbatches once: forward, and in training also backward, with the mean of the
+    A step runs all microbatches once: forward, and in training also backward from the mean of the
     microbatches' losses (see `fxpart.capture.training.loss`). Gradients of weights in several
-    stages are summed over these stages. Weights are not updated. The processes get copies of them,
-    as files in the temporary folder, which needs room for them and is left behind only if this
-    process is killed.
+    stages are summed over these stages. Weights are not updated. The processes read copies of the
+    weights from files in the temporary folder, which needs room for them and is left behind only if
+    this process is killed.
 
-    On CPUs the processes communicate over gloo on the loopback interface. Where `chain` is on a
-    CUDA device, each stage gets its own GPU and they communicate over NCCL; with fewer GPUs, they
-    share them, and transfers go through main memory.
+    On CPUs the processes communicate over gloo on the loopback interface. If `chain` is on a CUDA
+    device, each stage gets its own GPU and they communicate over NCCL; if there are fewer GPUs than
+    stages, stages share them, and transfers go through main memory.
 
     Args:
         chain: stages on real memory, not on the meta device.
-        microbatches: the inputs of stage 0 for each, of equal shapes; see ``Chain.flat_inputs``.
-        training: whether a step has a backward.
-        schedule: ``gpipe`` or ``1f1b``; the latter needs a microbatch for every stage.
+        microbatches: inputs of stage 0 for each microbatch, of equal shapes; see
+            ``Chain.flat_inputs``.
+        training: whether a step includes the backward pass.
+        schedule: ``gpipe`` or ``1f1b``; the latter needs at least as many microbatches as stages.
         steps: number of timed steps.
-        timeout_s: seconds without progress of any stage after which the run ends. A microbatch
-            begun or ended in any stage is progress; starting up has its own limit of 180 s.
+        timeout_s: seconds without progress of any stage after which the run is aborted. Starting or
+            finishing a microbatch in any stage is progress; start-up has its own limit of 180 s.
         threads: number of torch's threads in each process.
 
     Raises:
-        SpecError: for arguments that do not fit each other.
-        CaptureError: for a stage that cannot be exported into a file.
-        CacheError: when the temporary folder cannot be written.
-        ExecutionError: when a process ends early (reported within 2 s) or hangs, and when results,
-            loss or gradients differ from the unsplit model's by more than rounding, as those of a
-            model that draws random numbers do. No process is left.
+        SpecError: if the arguments are out of range or inconsistent.
+        CaptureError: if a stage cannot be exported to a file.
+        CacheError: if the temporary folder cannot be written.
+        ExecutionError: if a process ends early (reported within 2 s) or hangs, or if results, loss
+            or gradients differ from the unsplit model's by more than rounding, as for a model that
+            draws random numbers. No process is left running.
 
     """
     if not microbatches:
@@ -148,7 +148,7 @@ class _BackendAndDevice(TypedDict):
 
 
 def _backend_and_device(chain: "Chain", inputs: Sequence[Tensor]) -> _BackendAndDevice:
-    """Return where the stages compute, and over which backend they communicate."""
+    """Return the backend of the stages, and whether they compute on GPUs."""
     weights = [w for s in chain.stages for w in (*s.module.parameters(), *s.module.buffers())]
     tensors = [*weights, *inputs]
     if any(tensor.is_meta for tensor in tensors):
@@ -198,7 +198,7 @@ def _environments(job: PipelineJob) -> list[Mapping[str, str]]:
     common = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
     if not job.on_gpu:
         return [common] * job.n_stages
-    # Each process sees only its own GPU, as cuda:0, which is what the files of its stage say.
+    # Each process sees only its own GPU, as cuda:0, the device named in the files of its stage.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return [

@@ -1,4 +1,4 @@
-"""`RealModel`: a model with random weights and inputs on a device, exported, with its graph."""
+"""`RealModel`: an exported model with random weights and inputs on a device, and its graph."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,10 @@ __all__ = ["RealModel", "drawn_microbatches", "real_model"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RealModel:
-    """A model that can be run, with real weights and inputs.
+    """A runnable model with real weights and inputs.
 
-    Its export may have a few other operators than one on the meta device, so a plan that is to be
-    run must be made for `graph`.
+    Its export may differ by a few operators from one on the meta device, so a plan to be executed
+    must be made for `graph`.
     """
 
     module: nn.Module
@@ -44,7 +44,7 @@ class RealModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights, or of the inputs of a model without any; else the CPU."""
+        """The device of the weights or, without any, of the inputs; else the CPU."""
         inputs = pytree.tree_leaves((self.args, self.kwargs))
         tensors = [*self.module.parameters(), *self.module.buffers()]
         tensors += [leaf for leaf in inputs if isinstance(leaf, Tensor)]
@@ -52,20 +52,20 @@ class RealModel:
 
 
 def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu") -> RealModel:
-    """Return the model that `spec` names with random weights and inputs, and its graph.
+    """Return the model named by `spec` with random weights and inputs, and its graph.
 
-    Weights and inputs depend on `seed` alone, and torch's generators are left as they were. A
-    factory's inputs are as it returns them. Nothing is downloaded.
+    Weights and inputs depend on `seed` alone, and the state of torch's generators is restored. A
+    factory's inputs are used as returned. Nothing is downloaded.
 
     Args:
         spec: the model to build.
-        seed: of weights and inputs.
-        device: where the model is built and run: ``cpu``, ``cuda`` or ``cuda:1``.
+        seed: random seed of weights and inputs.
+        device: device on which the model is built and run: ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
-        SpecError: for a model, a device or a shape that does not exist, and for weights that need
-            more memory than the device has left, before they are allocated.
-        CaptureError: for a model that cannot be built or exported.
+        SpecError: if the model, device or shape does not exist, or if the weights exceed the free
+            memory of the device (checked before they are allocated).
+        CaptureError: if the model cannot be built or exported.
 
     """
     target = checked_device(device)
@@ -76,23 +76,23 @@ def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "
     try:
         graph = op_graph(program)
     except GuardOnDataDependentSymNode as error:
-        # A size that depends on values of tensors is a symbol without a number.
+        # A data-dependent size is a symbol without a value.
         raise capture_failure(built.module, error) from error
     return RealModel(built.module, built.args, built.kwargs, program, graph)
 
 
 def _check_memory(spec: ModelSpec, device: torch.device) -> None:
-    """Refuse weights that do not fit, by their sizes on the meta device; tied ones count once."""
+    """Refuse weights that do not fit, sized on the meta device; tied weights count once."""
     module = build_model(spec).module
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-    needed = sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
-    free = free_bytes(device)
-    if needed > free:
+    needed_bytes = sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
+    available_bytes = free_bytes(device)
+    if needed_bytes > available_bytes:
         change = "model.config" if spec.factory is None else "model.factory_args"
         raise SpecError(
-            f"running model {spec.name} takes {show_bytes(needed)} for weights, and"
-            f" {device} has {show_bytes(free)} left; make the model smaller ({change}), or"
-            " plan without running it (execute=none)"
+            f"running model {spec.name} takes {show_bytes(needed_bytes)} for weights, and"
+            f" {device} has {show_bytes(available_bytes)} left; make the model smaller ({change}),"
+            " or plan without running it (execute=none)"
         )
 
 
@@ -101,8 +101,8 @@ def drawn_microbatches(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return the inputs of stage 0 of `chain` for `count` microbatches of equal shapes.
 
-    The first has the inputs of `real`, which was made from `spec`; the others are drawn anew, each
-    from its own seed. A factory's inputs are used again each time: only the factory knows which
+    The first has the inputs of `real`, which was made from `spec`; the others are newly drawn, each
+    from its own seed. A factory's inputs are reused every time, since only the factory knows which
     values are valid.
     """
     calls = [real.kwargs]

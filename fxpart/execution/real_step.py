@@ -1,8 +1,8 @@
-"""Measured peak bytes of a forward, or of a whole training step, run in this process.
+"""Measure the peak bytes of a forward, or of a whole training step, in this process.
 
-Counted are storages of tensors, by `LiveBytes`: weights, buffers, inputs, gradients, an optimizer's
-state, and results of operators; not memory that a kernel allocates for itself, nor an allocator's
-rounding.
+`LiveBytes` counts the storages of tensors: weights, buffers, inputs, gradients, optimizer states
+and results of operators. Memory that a kernel allocates internally and an allocator's rounding are
+not counted.
 """
 
 import gc
@@ -35,7 +35,7 @@ REAL_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "adam": lambda weights, **how: torch.optim.Adam(weights, lr=1e-3, **how),
     "adamw": lambda weights, **how: torch.optim.AdamW(weights, lr=1e-3, **how),
 }
-"""Torch's optimizers by their names in `fxpart.core.optimizer`, each made from parameters."""
+"""Constructors of torch's optimizers, by their names in `fxpart.core.optimizer`."""
 
 _PHASES = ("forward", "backward", "update")
 
@@ -45,13 +45,13 @@ class StepPeak:
     """Peak bytes of each part of a training step."""
 
     forward_bytes: int
-    """Until the loss is computed."""
+    """Peak until the loss is computed."""
     backward_bytes: int
-    """From there until every gradient is computed."""
+    """Peak from the loss until all gradients are computed."""
     update_bytes: int
-    """While the optimizer changes the weights; without one, live bytes after the backward."""
+    """Peak while the optimizer updates the weights; without one, live bytes after the backward."""
     resident_bytes: int
-    """Of weights, buffers, inputs and the optimizer's state, which are live throughout."""
+    """Bytes of weights, buffers, inputs and optimizer states, which are live throughout."""
 
     @property
     def peak_bytes(self) -> int:
@@ -60,7 +60,7 @@ class StepPeak:
 
     @property
     def phase(self) -> str:
-        """Part of the peak: ``forward``, ``backward`` or ``update``; the first of equals."""
+        """Phase of the peak: ``forward``, ``backward`` or ``update``; the first if tied."""
         peaks = (self.forward_bytes, self.backward_bytes, self.update_bytes)
         return _PHASES[peaks.index(self.peak_bytes)]
 
@@ -68,15 +68,15 @@ class StepPeak:
 def real_optimizer(
     name: str, parameters: Iterable[nn.Parameter], implementation: str = "for_loop"
 ) -> Optimizer | None:
-    """Return torch's optimizer of that name for the trained parameters.
+    """Return torch's optimizer of that name for the trainable parameters.
 
     Args:
         name: one of `REAL_OPTIMIZERS`; ``none`` gives None.
-        parameters: those that require no gradient are skipped.
+        parameters: the model's parameters; those that require no gradient are skipped.
         implementation: one of `IMPLEMENTATIONS`.
 
     Raises:
-        SpecError: for a name or an implementation that does not exist.
+        SpecError: if the optimizer or the implementation is unknown.
 
     """
     if name == "none":
@@ -89,8 +89,8 @@ def real_optimizer(
         near = nearest_names(implementation, IMPLEMENTATIONS)
         raise SpecError(f"implementation={implementation} of an optimizer is not known; {near}")
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    how = {flag: implementation == flag for flag in ("foreach", "fused")}
-    return REAL_OPTIMIZERS[name](trained, **how)
+    flags = {flag: implementation == flag for flag in ("foreach", "fused")}
+    return REAL_OPTIMIZERS[name](trained, **flags)
 
 
 def forward_peak_bytes(
@@ -99,7 +99,7 @@ def forward_peak_bytes(
     """Return the peak bytes of one call of `module` without gradients.
 
     Weights, buffers and inputs count throughout, tied ones once. The module is called in its
-    present mode, after an uncounted call that creates whatever it caches.
+    current mode, after an uncounted call that fills its caches.
     """
     named = dict(kwargs or {})
     with torch.no_grad():
@@ -119,17 +119,17 @@ def step_peak_bytes(
 ) -> StepPeak:
     """Return the peak bytes of each part of one training step of `module`.
 
-    The step is a `training_step` in the module's present mode, after an uncounted one in which the
-    optimizer creates its state. Both change the weights.
+    The step is a `training_step` in the module's current mode, after an uncounted one in which the
+    optimizer creates its state. Both update the weights.
 
     Args:
-        module: to be trained.
+        module: the module to train.
         args: positional inputs.
         kwargs: named inputs.
-        optimizer: of the module's parameters; None leaves the weights as they are.
+        optimizer: optimizer of the module's parameters; None leaves the weights unchanged.
 
     Raises:
-        SpecError: when no result can have a loss.
+        SpecError: if no result can have a loss.
 
     """
     named = dict(kwargs or {})
@@ -159,8 +159,8 @@ def training_step(
 ) -> None:
     """Run one step: drop old gradients, forward, loss, backward, update.
 
-    The loss is `training_loss`; results are dropped as soon as it is computed, as by a function
-    that returns the loss alone. Gradients stay on the parameters. `end_of_phase` is called after
+    The loss is `training_loss`; results are dropped as soon as it is computed, as in a function
+    that returns only the loss. Gradients stay on the parameters. `end_of_phase` is called after
     the forward, the backward and the update.
     """
     _drop_gradients(module, optimizer)

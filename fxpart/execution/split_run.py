@@ -1,7 +1,7 @@
-"""Run a split module, each partition on its device, and drop each value after its last use.
+"""Run a split module, each partition on its device, freeing each value after its last use.
 
 A value is copied to another device once, as soon as it is computed, and stays there until its last
-use there, as `fxpart.cost` predicts memory.
+use there, matching the memory model of `fxpart.cost`.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ def physical_devices(device: torch.device, count: int) -> tuple[torch.device, ..
 
 
 def partition_weights(flat: FlatGraph) -> dict[int, list[Tensor]]:
-    """Return the weights, buffers and constants that each partition uses, by its number."""
+    """Return the weights, buffers and constants used by each partition, by partition number."""
     weights: dict[int, list[Tensor]] = {number: [] for number in range(flat.n_stages)}
     for node in flat.graph.find_nodes(op="get_attr"):
         value = flat.attributes[str(node.target)]
@@ -47,10 +47,10 @@ def partition_weights(flat: FlatGraph) -> dict[int, list[Tensor]]:
 
 
 def _name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]) -> None:
-    """Change calls that name the device of the capture, such as ``arange``, to name their own.
+    """Replace the capture's device in calls that name it, such as ``arange``, by their own device.
 
     Args:
-        device_of: logical device of each operator; the operators' arguments are changed.
+        device_of: logical device of each operator; operators are modified in place.
         physical: physical device of each logical device; the capture's comes first.
 
     """
@@ -70,7 +70,7 @@ def _name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.dev
 
 
 class _Holding(NamedTuple):
-    """A value in one place: with its maker, or as a copy on another device."""
+    """A value in one place: at its producer, or as a copy on another device."""
 
     node: fx.Node
     copy_on: int | None
@@ -78,21 +78,21 @@ class _Holding(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitRun:
-    """A split module ready to run: the device of each operator, and where its result is read."""
+    """A split module ready to run: the device of each operator, and the readers of its result."""
 
     split: fx.GraphModule
     flat: FlatGraph
-    """The operators of `split` in the order in which they run."""
+    """The operators of `split` in execution order."""
     physical: tuple[torch.device, ...]
     """Physical device of each logical device."""
     weights: dict[_Holding, Any]
-    """Weights and constants on each device that reads them; they stay there."""
+    """Weights and constants on each device that reads them, where they stay."""
     device_of: dict[fx.Node, int]
-    """Logical device that computes each node; weights and inputs have none."""
+    """Logical device of each node; weights and inputs have none."""
     receivers: dict[fx.Node, tuple[int, ...]]
-    """Other devices where a value is read, in the order of their first readers."""
+    """Other devices that read a value, in the order of their first reads."""
     last_needed: dict[fx.Node, tuple[_Holding, ...]]
-    """Values that a node is the last to read."""
+    """Values whose last reader is this node."""
     needed: frozenset[_Holding]
     """All values that any node reads."""
 
@@ -115,10 +115,10 @@ class SplitRun:
 
         Args:
             inputs: the model's inputs, flattened.
-            counter: counts bytes on the device that is computing. With it, a value that another
-                logical device reads is copied even where both are one physical device.
-            backward: records what autograd saves on which device, so that `counter` can also count
-                a backward.
+            counter: counts bytes on the computing device. With it, a value read by another logical
+                device is copied even if both are the same physical device.
+            backward: records the device of each autograd node, so that `counter` can also count a
+                backward pass.
 
         """
         values: dict[_Holding, Any] = {}
@@ -139,16 +139,16 @@ class SplitRun:
             if _Holding(node, None) in self.needed:
                 values[_Holding(node, None)] = value
             copies = counter is not None and device is not None
-            for other in self.receivers.get(node, ()):
-                with _computing_on(counter, other):
-                    values[_Holding(node, other)] = _sent(value, self.physical[other], copies)
+            for receiver in self.receivers.get(node, ()):
+                with _computing_on(counter, receiver):
+                    values[_Holding(node, receiver)] = _sent(value, self.physical[receiver], copies)
             del value
         raise AssertionError("a graph ends with its output")
 
     def _computed(
         self, node: fx.Node, values: dict[_Holding, Any], backward: BackwardDevices | None
     ) -> Any:  # noqa: ANN401
-        """Return the result of a node; drop the values that it is the last to read."""
+        """Return the result of a node, dropping the values whose last reader it is."""
 
         def read(operand: fx.Node) -> Any:  # noqa: ANN401
             holding = _holding(operand, node, self.device_of)
@@ -190,11 +190,11 @@ def split_run(
     """Return `split` ready to run, each partition on its logical device.
 
     Args:
-        split: as `fxpart.split_by_assignment` returns it.
+        split: a module returned by `fxpart.split_by_assignment`.
         device_of_partition: logical device of each partition.
-        physical: physical device of each logical device; the module lies on the first. Weights that
-            others read are copied to them; where gradients are recorded, those of the copies go
-            back to the weights.
+        physical: physical device of each logical device; the module is on the first. Weights read
+            by others are copied to them; if gradients are recorded, those of the copies flow back
+            to the weights.
 
     """
     flat = flatten(split)
@@ -234,22 +234,22 @@ def split_run(
 def _put_weights(
     flat: FlatGraph, holdings: Sequence[_Holding], physical: Sequence[torch.device]
 ) -> dict[_Holding, Any]:
-    """Return the weights where they are read; a tied one is copied once to each device."""
+    """Return the weights on the devices that read them; a tied weight is copied once per device."""
     copies: dict[tuple[int, torch.device], Any] = {}
     weights: dict[_Holding, Any] = {}
     for holding in holdings:
         value = flat.attributes[str(holding.node.target)]
-        to = physical[holding.copy_on or 0]
-        # The module keeps every attribute alive, so that an ``id`` is never used twice.
-        key = (id(value), to)
+        device = physical[holding.copy_on or 0]
+        # The module keeps every attribute alive, so no ``id`` is reused.
+        key = (id(value), device)
         if key not in copies:
-            copies[key] = _sent(value, to, copies=False)
+            copies[key] = _sent(value, device, copies=False)
         weights[holding] = copies[key]
     return weights
 
 
 def _holding(source: fx.Node, reader: fx.Node, device_of: dict[fx.Node, int]) -> _Holding:
-    """Return the holding of `source` that a node reads."""
+    """Return the holding of `source` read by a node."""
     device = device_of.get(reader)
     return _Holding(source, None if device is None or device_of.get(source) == device else device)
 

@@ -1,4 +1,4 @@
-"""The work of a stage's process: read the stage, connect, run steps, write the measurements."""
+"""Work of a stage process: read the stage, connect, run steps, write the measurements."""
 
 import gc
 import time
@@ -32,10 +32,10 @@ from fxpart.execution.stages.stage_files import LoadedStage, TensorShape, load_s
 __all__ = ["run_stage"]
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-# The parent ends a run that makes no progress, and names the stage.
+# The parent aborts a run without progress, and names the stage.
 _NEVER = timedelta(days=7)
 _SETTLING_S = 0.05
-"""A thread of gloo lets go of its tensors a moment after a collective is done."""
+"""Gloo's thread releases its tensors shortly after a collective completes."""
 
 Report = Callable[[str], None]
 
@@ -71,7 +71,7 @@ def run_stage(folder: Path, index: int, report: Report) -> None:
         rank=index,
         world_size=job.n_stages,
         timeout=_NEVER,
-        # Each process sees one GPU, the first.
+        # Each process sees a single GPU, as cuda:0.
         device_id=torch.device("cuda", 0) if job.backend == "nccl" else None,
     )
     try:
@@ -104,7 +104,7 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, report: Report
         loaded.index,
         job.n_stages,
         wire,
-        # Without them the engine infers shapes by running on uninitialized memory, in which indices
+        # Without them the engine infers shapes by running on uninitialized memory, where indices
         # would be out of range.
         input_args=_on_meta(loaded.inputs)
         if loaded.index
@@ -115,7 +115,7 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, report: Report
         stage,
         job.n_microbatches,
         loss_fn=_loss if job.training else None,
-        # Divided by the microbatches once, after the sum over stages, as one process would.
+        # Divided by the number of microbatches once, after the sum over stages, as in one process.
         scale_grads=False,
     )
     tied = loaded.tied if job.training else ()
@@ -200,7 +200,7 @@ def _step(running: _Running) -> float:
 
 
 def _computed(running: _Running) -> dict[str, Tensor]:
-    """Return this stage's gradients and, on the last stage, the results, to be written."""
+    """Return the tensors to write: this stage's gradients and, on the last stage, the results."""
     values = {
         job_files.output_key(m, position): result
         for m, results in enumerate(running.shell.results)
@@ -209,14 +209,14 @@ def _computed(running: _Running) -> dict[str, Tensor]:
     for name, parameter in running.shell.stage.named_parameters(remove_duplicate=False):
         if parameter.grad is not None:
             values[job_files.gradient_key(name)] = parameter.grad.to_dense()
-    # Safetensors asks for contiguous tensors, each alone in its storage.
-    seen, unshared = set[int](), dict[str, Tensor]()
+    # Safetensors requires contiguous tensors that do not share storages.
+    seen_addresses, unshared = set[int](), dict[str, Tensor]()
     for name, value in values.items():
         tensor = value.detach().cpu().contiguous()
         storage = tensor.untyped_storage()
-        shares = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
+        shares = storage.data_ptr() in seen_addresses or storage.nbytes() != tensor.nbytes
         unshared[name] = tensor.clone() if shares else tensor
-        seen.add(storage.data_ptr())
+        seen_addresses.add(storage.data_ptr())
     return unshared
 
 
@@ -226,11 +226,11 @@ def _peak_bytes(running: _Running) -> int:
         return int(torch.cuda.max_memory_allocated(running.device))
     for parameter in running.shell.parameters():
         parameter.grad = None
-    # The engine keeps tensors of a step until the next one.
+    # The engine holds the tensors of a step until the next one.
     running.stage.clear_runtime_states()
     running.losses.clear()
     gc.collect()
-    time.sleep(_SETTLING_S)  # gloo tells nobody when it has let go of what it summed last
+    time.sleep(_SETTLING_S)  # gloo does not signal when it releases its last operands
     live = LiveBytes([storage_sizes(_live_tensors())])
     with live:
         _step(running)
@@ -238,7 +238,7 @@ def _peak_bytes(running: _Running) -> int:
 
 
 def _live_tensors() -> list[Tensor]:
-    """Return the tensors of this process that have memory."""
+    """Return the tensors in this process that own memory."""
     alive = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     # A graph keeps a meta tensor for each of its values.
     return [tensor for tensor in alive if tensor.untyped_storage().device.type != "meta"]

@@ -1,4 +1,4 @@
-"""A stage as torch's pipeline engine runs it, and its gradients shared with other stages."""
+"""Wrap a stage for torch's pipeline engine, and sum gradients shared with other stages."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ __all__ = [
 
 
 def mutated_inputs(module: fx.GraphModule) -> tuple[int, ...]:
-    """Return the positions of the inputs that an operator writes to, directly or through a view.
+    """Return the positions of inputs written by an operator, directly or through a view.
 
-    A possible view counts as one; see `fxpart.execution.split.effects`.
+    A possible view counts as a view; see `fxpart.execution.split.effects`.
     """
     ops = [node for node in module.graph.nodes if node.op.startswith("call_")]
     if not writes_in_place(module, ops):
@@ -37,11 +37,11 @@ def mutated_inputs(module: fx.GraphModule) -> tuple[int, ...]:
         written += effects.written
     roots = {memory.root(node) for node in written}
     inputs = module.graph.find_nodes(op="placeholder")
-    return tuple(at for at, node in enumerate(inputs) if memory.root(node) in roots)
+    return tuple(position for position, node in enumerate(inputs) if memory.root(node) in roots)
 
 
 class StageShell(nn.Module):
-    """A stage whose outputs are as the engine sends them: contiguous, on one device."""
+    """A stage whose outputs meet the engine's requirements: contiguous, on one device."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class StageShell(nn.Module):
             stage: takes and returns flat tensors.
             compute: the device of the stage.
             wire: the device of sent and received tensors.
-            is_last: whether this is the last stage: its results are not sent, and stay as they are.
-            report: receives a phase when a microbatch begins and ends.
+            is_last: whether this is the last stage, whose results are not sent and stay unchanged.
+            report: called with a phase when a microbatch begins and ends.
             keep: number of the latest results to keep in `results`.
 
         """
@@ -110,7 +110,7 @@ class MicrobatchFeed(nn.Module):
         return results
 
 
-# Gradients of a weight in several stages: each stage computes a part, and all need the sum.
+# Each stage computes part of the gradient of a shared weight, and all need the sum.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,7 +119,7 @@ class SharedWeight:
 
     parameter: nn.Parameter
     group: dist.ProcessGroup
-    """The processes of the stages that have it."""
+    """Process group of the stages that have the weight."""
 
 
 def shared_weights(
@@ -127,23 +127,23 @@ def shared_weights(
 ) -> list[SharedWeight]:
     """Return the trained weights of `module` that are also in other stages.
 
-    Collective: all processes must call this with the same `tied`, since it creates process groups.
+    Collective: all processes must call this with equal `tied`, since it creates process groups.
 
     Args:
-        tied: groups of (stage, name) that are one parameter, in the same order everywhere.
+        tied: groups of (stage, name) of one parameter, in the same order in every process.
         stage: number of this process's stage, which is also its rank.
-        module: that stage, in which the names of one group are one parameter.
+        module: that stage, in which the names of a group refer to one parameter.
 
     """
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     shared = []
     for names in tied:
-        stages = tuple(sorted({at for at, _ in names}))
+        stages = tuple(sorted({owner for owner, _ in names}))
         if len(stages) < 2:
             continue
         if stages not in groups:
             groups[stages] = dist.new_group(list(stages))
-        name = next((name for at, name in names if at == stage), None)
+        name = next((name for owner, name in names if owner == stage), None)
         parameter = None if name is None else module.get_parameter(name)
         if parameter is not None and parameter.requires_grad:
             shared.append(SharedWeight(parameter, groups[stages]))
@@ -153,8 +153,8 @@ def shared_weights(
 def add_tied_gradients(shared: Sequence[SharedWeight]) -> None:
     """Sum the gradient of every shared weight over the stages that have it.
 
-    A stage on which the loss does not depend adds zeros. A sum of two parts equals that of one
-    process; three and more may be added in another order.
+    A stage that does not affect the loss adds zeros. A sum of two parts equals that of a single
+    process; three or more may be added in another order.
     """
     for weight in shared:
         gradient = weight.parameter.grad

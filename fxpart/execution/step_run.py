@@ -1,7 +1,7 @@
-"""`run_step`: a captured training step, placed, and run here in the order of its graph.
+"""`run_step`: run a placed training step in this process, in graph order.
 
-Autograd decides itself in which order a backward runs; where a step is to run in another one, its
-graph is run operator by operator, the backward like the forward, and compared with autograd.
+Autograd chooses the order of a backward pass itself; a step with another order is run operator by
+operator, backward as well as forward, and compared with autograd.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,23 +40,23 @@ def run_step(
     *,
     repeats: int = 5,
 ) -> LocalRun:
-    """Return measurements of a training step in the order of its graph, on the CPU.
+    """Return measurements of a training step run in graph order, on the CPU.
 
     Partitions run one after another. Loss and gradients are compared with those of the module
-    itself, in eager mode. A value is freed after its last reader; where autograd would keep what
-    it saved to the end of a formula, this can be less than predicted.
+    in eager mode. A value is freed after its last reader; where autograd would hold saved tensors
+    to the end of a formula, the peak can be below the prediction.
 
     Args:
         real: the model, with weights and inputs; its program is the forward of `step`.
-        step: the step of `real`, whose ``graph`` the assignment is of.
-        assignment: which operator is on which logical device.
+        step: the training step of `real`, whose ``graph`` the assignment places.
+        assignment: the logical device of each operator.
         n_devices: number of logical devices, used or not.
-        repeats: number of timed runs of the step, and of the unsplit model with autograd.
+        repeats: number of timed runs of the step, and of the unsplit model under autograd.
 
     Raises:
-        SpecError: for an assignment of another graph, a model that is not on the CPU, or one whose
+        SpecError: if the assignment is of another graph, or the model is not on the CPU or its
             tensors do not fit.
-        ExecutionError: when the step cannot be run, or computes something else.
+        ExecutionError: if the step cannot be run, or its results differ.
 
     """
     if repeats < 1:
@@ -71,7 +71,7 @@ def run_step(
         return _measured(real, step, assignment, n_devices, repeats)
     except FxpartError:
         raise
-    # The code of a model may fail in any way.
+    # A model's code may raise anything.
     except Exception as error:
         raise ExecutionError(
             f"the training step cannot be run on {real.device}: {one_line(error)}; make"
@@ -82,12 +82,12 @@ def run_step(
 def _measured(
     real: RealModel, step: JointCapture, assignment: Assignment, n_devices: int, repeats: int
 ) -> LocalRun:
-    whole = real.program.module()
+    forward_module = real.program.module()
 
     def autograd(model: Callable[..., Any], parameters: Mapping[str, nn.Parameter]) -> Outcome:
         return step_outcome(lambda: model(*real.args, **real.kwargs), parameters)
 
-    unsplit = partial(autograd, whole, trained_parameters(whole))
+    unsplit = partial(autograd, forward_module, trained_parameters(forward_module))
 
     split = split_by_assignment(_module(step), step.graph, assignment)
     homes = [devices[0] for devices in assignment.devices_of_partition]
@@ -101,7 +101,7 @@ def _measured(
         return Outcome(None, loss, dict(zip(step.gradients, gradients, strict=True)))
 
     reference, restore = undoable(
-        real, whole, lambda: autograd(real.module, trained_parameters(real.module))
+        real, forward_module, lambda: autograd(real.module, trained_parameters(real.module))
     )
     restore()
     with LiveBytes(resident_storages(run, assignment, inputs, n_devices)) as counter:
@@ -127,7 +127,7 @@ def _module(step: JointCapture) -> fx.GraphModule:
     """Return the step as a module that takes its tensors one by one and returns a tuple."""
     module = step.program.module()
     assert isinstance(module, fx.GraphModule), "a program's module is a graph"
-    # The program has the signature of the forward, which returns something else.
+    # The program has the forward's signature, but the step returns other values.
     module.graph.set_codegen(fx.graph.CodeGen())
     module.recompile()
     return module

@@ -1,4 +1,4 @@
-"""Supervise stage processes: start and end them together, and name the one that failed."""
+"""Supervise stage processes: start and stop them together, and identify the one that failed."""
 
 import json
 import os
@@ -19,35 +19,35 @@ from fxpart.execution.pipeline_job import COMPUTING, DONE, READY, log_path
 __all__ = ["run_stages"]
 
 _START_S = 180.0
-"""How long processes may be silent at start-up: importing torch, reading a stage, connecting."""
+"""Seconds of silence allowed at start-up: importing torch, reading a stage, connecting."""
 _POLL_S = 0.1
 _GRACE_S = 0.5
-"""How long others may take to end after the first: the first to end is not always the cause."""
+"""Seconds allowed for others to end after the first, since the first is not always the cause."""
 _END_S = 10.0
-"""How long killed processes may take to end, on a machine that does much else."""
+"""Seconds allowed for killed processes to end on a busy machine."""
 _READ_BYTES = 1 << 16
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """One stage process, and what it has reported."""
+    """A stage process and its reports."""
 
     stage: int
     pipe: int
     """Where it reports."""
     log: Path
     status: int | None = None
-    """How it ended, as `subprocess.Popen.returncode` has it; None before."""
+    """Exit status as in `subprocess.Popen.returncode`; None while running."""
     phase: str = "starting"
     reported_s: float = field(default_factory=time.monotonic)
     error: str = ""
     failed_s: float = 0.0
-    """When it reported the error, on the clock that all processes share."""
+    """Time of the reported error, on a clock shared by all processes."""
     ready: bool = False
     unread: bytes = b""
 
     def receive(self, data: bytes) -> None:
-        """Read reports: JSON objects, one a line, as `fxpart.execution.worker` writes them."""
+        """Read reports: one JSON object per line, as written by `fxpart.execution.worker`."""
         self.reported_s = time.monotonic()
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
@@ -59,13 +59,13 @@ class _Worker:
 
     @property
     def has_died(self) -> bool:
-        """Whether it ended before its work was done."""
+        """Whether the process ended before finishing its work."""
         return self.status is not None and (self.status != 0 or self.phase != DONE)
 
 
 @dataclass(eq=False, slots=True)
 class _Server:
-    """The process that all stage processes are forked from, and tells how each of them ends."""
+    """The process from which stage processes are forked, and which reports how each ended."""
 
     process: subprocess.Popen[bytes]
     workers: list[_Worker]
@@ -78,14 +78,14 @@ class _Server:
         return self.process.stdout.fileno()
 
     def receive(self, data: bytes) -> None:
-        """Read reports: ``[stage, status]``, one a line, as `fxpart.execution.worker` has them."""
+        """Read reports: one ``[stage, status]`` per line, from `fxpart.execution.worker`."""
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
             stage, status = json.loads(line)
             self.workers[stage].status = status
 
     def end(self) -> None:
-        """Take note of its end: stage processes that it did not tell of have ended with it."""
+        """Record that it ended, and with it all stage processes whose end it did not report."""
         status = self.process.wait()
         for worker in self.workers:
             if worker.status is None:
@@ -95,24 +95,24 @@ class _Server:
 def run_stages(
     folder: Path, n_stages: int, environments: Sequence[Mapping[str, str]], silent_s: float
 ) -> None:
-    """Run a process for each stage of the job in `folder`, until all are done.
+    """Run a process for each stage of the job in `folder` until all have finished.
 
-    They are forked from one process that has imported torch and its pipelining, which takes longer
-    than most runs.
+    They are forked from one process that has imported torch and its pipelining, as the import takes
+    longer than most runs.
 
-    No process is left when this returns or raises. If this process is killed, its stage processes
-    end too (see `fxpart.execution.worker`).
+    No process is left running when this returns or raises. If this process is killed, its stage
+    processes end too (see `fxpart.execution.worker`).
 
     Args:
         folder: as `fxpart.execution.pipeline_job` describes it.
         n_stages: number of stages.
-        environments: environment variables of each process, in addition to those of this one.
-            What is read when torch is imported is that of stage 0.
-        silent_s: seconds without a report from any of them after which the run ends; at start-up,
-            at least `_START_S`.
+        environments: environment variables of each process, added to those of this one. Variables
+            read while importing torch are those of stage 0.
+        silent_s: seconds without a report from any stage after which the run is aborted; at least
+            `_START_S` at start-up.
 
     Raises:
-        ExecutionError: within 2 s after a process ends early, or when none makes progress.
+        ExecutionError: if a process ends early (raised within 2 s), or none makes progress.
 
     """
     begin = time.monotonic()
@@ -120,9 +120,9 @@ def run_stages(
         try:
             _watch(server, silent_s)
         except _StageError as failure:
-            after = time.monotonic() - begin
+            elapsed_s = time.monotonic() - begin
             raise ExecutionError(
-                f"stage {failure.stage} of {n_stages} {failure.what}, {after:.1f} s after the"
+                f"stage {failure.stage} of {n_stages} {failure.what}, {elapsed_s:.1f} s after the"
                 f" start; all stages were ended{failure.remedy}"
             ) from None
 
@@ -160,7 +160,7 @@ def _started(
 def _start(
     folder: Path, pipes: Sequence[int], environments: Sequence[Mapping[str, str]]
 ) -> subprocess.Popen[bytes]:
-    # The folder of this package, but not the working directory.
+    # Import this package from its folder, but nothing from the working directory.
     package_home = str(Path(__file__).resolve().parent.parent.parent)
     paths = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-P", "-m", "fxpart.execution.worker", str(folder), str(os.getpid())]
@@ -173,13 +173,13 @@ def _start(
             stderr=log,
             env={**os.environ, **environments[0], "PYTHONPATH": paths},
             pass_fds=pipes,
-            # Ctrl-C goes to this process only, which then ends them: a group of their own.
+            # In its own process group: Ctrl-C reaches only this process, which ends the others.
             start_new_session=True,
         )
 
 
 def _end(server: _Server) -> None:
-    """Kill all processes that are left, and wait until they have ended."""
+    """Kill all remaining processes and wait for them to end."""
     process = server.process
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):  # the latter if all have ended (macOS)
@@ -188,7 +188,7 @@ def _end(server: _Server) -> None:
         assert pipe is not None
         pipe.close()
     process.wait()
-    # The system closes a process's pipe once it does nothing any more.
+    # The system closes a process's pipe when it exits.
     end_s = time.monotonic() + _END_S
     for worker in server.workers:
         while select.select([worker.pipe], [], [], max(0.0, end_s - time.monotonic()))[0]:
@@ -212,7 +212,7 @@ def _watch(server: _Server, silent_s: float) -> None:
 def _refuse_death(selector: selectors.BaseSelector, workers: Sequence[_Worker]) -> None:
     if not any(worker.has_died for worker in workers):
         return
-    # It may have reported that it was done, and ended, since the last read.
+    # It may have reported completion and ended since the last read.
     _listen(selector, 0.0)
     if any(worker.has_died for worker in workers):
         end_s = time.monotonic() + _GRACE_S
@@ -238,7 +238,7 @@ def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
     quiet_s = time.monotonic() - max(worker.reported_s for worker in workers)
     if quiet_s <= limit_s:
         return
-    # A stage that waits for another reports so; the others wait for those that compute.
+    # A stage that waits for another reports it, so those that compute are the ones waited for.
     computing = [worker for worker in workers if worker.phase == COMPUTING]
     undone = [worker for worker in workers if worker.phase != DONE]
     worst = min(computing or undone or workers, key=lambda worker: worker.reported_s)
@@ -250,7 +250,7 @@ def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
 
 
 def _cause_of_death(workers: Sequence[_Worker]) -> _StageError:
-    """Return the stage that failed first; others fail because their neighbour has ended."""
+    """Return the stage that failed first; others fail because their neighbour ended."""
     dead = [worker for worker in workers if worker.has_died]
     killed = [w for w in dead if w.status is not None and w.status < 0]
     silent = [w for w in dead if not w.error and w not in killed]

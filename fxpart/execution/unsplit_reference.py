@@ -1,4 +1,4 @@
-"""The unsplit model run in this process, and how far a pipeline's results are from its results."""
+"""Run the unsplit model in this process, and compare a pipeline's results with it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,15 +36,15 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reference:
-    """The results of every microbatch, and the gradients of a step of all of them."""
+    """Results of every microbatch, and gradients of a step over all of them."""
 
     outputs: tuple[tuple[Tensor, ...], ...]
-    """Of each microbatch, flat."""
+    """Flat results of each microbatch."""
     losses: tuple[float, ...]
-    """Of each microbatch; empty without training."""
+    """Loss of each microbatch; empty without training."""
     gradients: Mapping[tuple[int, str], Tensor]
-    """Of the mean of the losses, by stage and name in it. Each name of a tied parameter has its
-    whole gradient; parameters that the losses do not depend on are missing."""
+    """Gradients of the mean loss, by stage and parameter name. Each name of a tied parameter has
+    the full gradient; parameters that do not affect the losses are missing."""
 
 
 def reference(
@@ -52,10 +52,10 @@ def reference(
 ) -> Reference:
     """Return the results of all stages of `chain`, run one after the other in this process.
 
-    Weights, their ``grad``, buffers, inputs and the random generators are left as they were.
+    Weights, their ``grad``, buffers, inputs and the random generators are left unchanged.
 
     Raises:
-        SpecError: when the model returns nothing to take a loss of.
+        SpecError: if no result of the model can have a loss.
 
     """
     with torch_threads(threads), torch.random.fork_rng(), _restored_buffers(chain):
@@ -66,17 +66,17 @@ def reference(
 
 
 def refuse_another_model(chain: Chain, real: RealModel, *, training: bool, threads: int) -> None:
-    """Refuse a chain that computes something else than the user's module in eager mode.
+    """Refuse a chain whose results differ from those of the user's module in eager mode.
 
     Results, and in training the loss and gradients, are compared for the inputs of `real`.
 
     Raises:
-        ExecutionError: when they differ by more than rounding.
+        ExecutionError: if they differ by more than rounding.
 
     """
 
     def run(model: Callable[..., Any]) -> Any:  # noqa: ANN401 - whatever the model returns
-        # On copies: a model may write into what it is given, as a step of serving into its cache.
+        # On copies, since a model may write into its inputs, such as a serving step into its cache.
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (real.args, real.kwargs))
         return model(*args, **kwargs)
 
@@ -92,7 +92,7 @@ def refuse_another_model(chain: Chain, real: RealModel, *, training: bool, threa
 
 
 def _run(chain: Chain, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    # A stage may write to what it is given.
+    # A stage may write into its inputs.
     values = tuple(value.detach().clone() for value in inputs)
     for stage in chain.stages:
         values = stage.module(*values)
@@ -112,7 +112,7 @@ def _training_step(chain: Chain, microbatches: Sequence[tuple[Tensor, ...]]) -> 
         with torch.enable_grad():
             results = _run(chain, inputs)
             loss = training_loss(results)
-            # Not `backward`, which would add to the ``grad`` of the caller's weights.
+            # Not `backward`, which would accumulate into the ``grad`` of the caller's weights.
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         outputs.append(tuple(result.detach() for result in results))
         losses.append(float(loss.detach()))
@@ -132,7 +132,7 @@ def _training_step(chain: Chain, microbatches: Sequence[tuple[Tensor, ...]]) -> 
 
 
 def _sum_over_ties(chain: Chain, gradients: dict[tuple[int, str], Tensor]) -> None:
-    """Sum the gradients of parameters that share memory without being one object."""
+    """Sum the gradients of parameters that share memory but are distinct objects."""
     objects = {
         (stage.index, name): parameter
         for stage in chain.stages
@@ -141,13 +141,13 @@ def _sum_over_ties(chain: Chain, gradients: dict[tuple[int, str], Tensor]) -> No
     for group in tied_parameters(chain):
         parts = {objects[name]: gradients[name] for name in group if name in gradients}
         if len(parts) > 1:
-            whole = torch.stack([part.to_dense() for part in parts.values()]).sum(0)
-            gradients.update(dict.fromkeys(group, whole))
+            total = torch.stack([part.to_dense() for part in parts.values()]).sum(0)
+            gradients.update(dict.fromkeys(group, total))
 
 
 @contextmanager
 def _restored_buffers(chain: Chain) -> Iterator[None]:
-    """Undo writes to buffers, such as those of batch normalization in training."""
+    """Restore buffers on exit, such as those that batch normalization updates in training."""
     buffers = list({buffer: None for stage in chain.stages for buffer in stage.module.buffers()})
     copies = [buffer.detach().clone() for buffer in buffers]
     try:
@@ -164,20 +164,20 @@ def output_difference(computed: Mapping[str, Tensor], expected: Reference) -> fl
 
     Args:
         computed: results of the last stage, on the CPU.
-        expected: of the same microbatches.
+        expected: reference for the same microbatches.
 
     """
     outputs = [
         tuple(computed[output_key(m, i)] for i in range(len(results)))
         for m, results in enumerate(expected.outputs)
     ]
-    wanted = [tuple(t.cpu() for t in results) for results in expected.outputs]
-    return max_difference(outputs, wanted)
+    reference_outputs = [tuple(t.cpu() for t in results) for results in expected.outputs]
+    return max_difference(outputs, reference_outputs)
 
 
 def loss_difference(losses: Sequence[float], expected: Reference) -> float:
     """Return the largest difference of any microbatch's loss; see `max_difference`."""
-    # Tensors, since plain numbers are only compared for equality.
+    # As tensors, since plain numbers are only compared for equality.
     return max_difference(
         torch.tensor(losses, dtype=torch.float64),
         torch.tensor(expected.losses, dtype=torch.float64),
@@ -187,18 +187,18 @@ def loss_difference(losses: Sequence[float], expected: Reference) -> float:
 def gradient_differences(
     chain: Chain, computed: Sequence[Mapping[str, Tensor]], expected: Reference
 ) -> tuple[float, float | None]:
-    """Return how far gradients are off: of weights in one stage, and of weights in several.
+    """Return the gradient differences of weights in a single stage, and of weights in several.
 
-    See `gradient_share`. A gradient that only one side has is compared with zeros: a stage sums a
-    weight's gradient over the other stages, even where it has no part in it itself.
+    See `gradient_share`. A gradient present on only one side is compared with zeros: a stage sums a
+    weight's gradient over the other stages, even if it does not contribute to it.
 
     Args:
         chain: the stages.
         computed: gradients of each stage, on the CPU.
-        expected: of the same microbatches.
+        expected: reference for the same microbatches.
 
     Returns:
-        The second is None where no weight in several stages has a gradient.
+        The second is None if no weight in several stages has a gradient.
 
     """
     shared = {
@@ -207,7 +207,7 @@ def gradient_differences(
         if len({stage for stage, _ in group}) > 1
         for name in group
     }
-    # By whether a weight is in several stages: gradients computed, and wanted.
+    # Computed and expected gradients, by whether the weight is in several stages.
     by_sharing: dict[bool, tuple[dict[str, Tensor], dict[str, Tensor]]]
     by_sharing = {False: ({}, {}), True: ({}, {})}
     for stage in chain.stages:
@@ -229,17 +229,17 @@ def gradient_differences(
 def refuse_other_results(
     result_difference: float, gradient_difference: float | None, expected: Reference
 ) -> None:
-    """Refuse results further from the unsplit model's than sums in another order may be.
+    """Refuse results that differ from the unsplit model's by more than reordering sums may cause.
 
     Args:
-        result_difference: largest difference of a result, or of the loss of a training step: the
-            loss is one of the results, or the mean of one, and so no larger.
+        result_difference: largest difference of a result, or of the loss of a training step. The
+            loss is a result or the mean of one, and so no larger.
         gradient_difference: largest difference of a gradient, as a share of its largest element;
             None without training.
-        expected: of the same microbatches.
+        expected: reference for the same microbatches.
 
     Raises:
-        ExecutionError: when results, loss or gradients are too far apart.
+        ExecutionError: if results, loss or gradients differ by more than that.
 
     """
     wanted = expected.outputs

@@ -1,9 +1,9 @@
-"""The processes of stages: ``python -m fxpart.execution.worker <folder> <parent's pid> <stages>``.
+"""Stage processes: ``python -m fxpart.execution.worker <folder> <parent's pid> <stages>``.
 
-Started by `fxpart.execution.supervise`. This process imports what stages run on, forks itself for
-each of them, and tells on its standard output how each ended. All end with the parent, however that
-ends: the kernel kills them (Linux), and in each stage process a thread watches the standard input,
-which closes when the parent ends. So do stage processes if this one is killed.
+Started by `fxpart.execution.supervise`. This process imports the modules that stages need, forks
+itself for each stage, and reports on its standard output how each ended. All end with the parent,
+however that ends: the kernel kills them (Linux), and in each stage process a thread watches the
+standard input, which closes when the parent ends. Stage processes also end if this one is killed.
 """
 
 import ctypes
@@ -30,35 +30,35 @@ _ORPHANED = 3
 
 
 class Reporter:
-    """Reports to the parent through a pipe: one JSON object a line."""
+    """Reports to the parent through a pipe, one JSON object per line."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        # Reports may come from more than one thread: autograd has its own.
+        # Reports may come from several threads, as autograd has its own.
         self._lock = threading.Lock()
 
     def __call__(self, phase: str, error: str = "") -> None:
-        """Report the phase that begins, and the error that ends the process if there is one."""
+        """Report the phase that begins, and the error that ends the process, if any."""
         report = {"at_s": time.monotonic(), "phase": phase, "error": error}
         with self._lock:
             os.write(self._pipe, json.dumps(report).encode() + b"\n")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the stages that the arguments name, each in a process; return this one's exit status.
+    """Run the stages named by the arguments, each in a process; return this one's exit status.
 
-    `arguments` are the job's folder, the parent's process number, and in JSON for each stage the
-    pipe that it reports to, and its environment variables.
+    `arguments` are the job's folder, the parent's process id and, as JSON, the report pipe and the
+    environment variables of each stage.
     """
     collect_rarely()
     folder, parent, stages = Path(arguments[0]), int(arguments[1]), json.loads(arguments[2])
     _end_with(parent)
-    # Output of libraries must not mix with the reports.
+    # Library output must not mix with the reports.
     statuses = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with suppress(Exception):  # each stage imports it again, and reports what is wrong
+    with suppress(Exception):  # each stage imports it again and reports the error
         import_module("fxpart.execution.stage_run")
-    # A look for garbage would touch, and so copy, all that has been imported here.
+    # Garbage collection in a child would touch, and so copy, all memory of the imports.
     gc.freeze()
     this, stage_of = os.getpid(), {}
     for stage, (pipe, environment) in enumerate(stages):
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(folder: Path, stage: int, report: Reporter, parent: int) -> int:
-    """Run a stage in this process, which `parent` forked; return its exit status."""
+    """Run a stage in this process, forked by `parent`, and return its exit status."""
     _end_with(parent)
     threading.Thread(target=_watch_input, daemon=True).start()
     with log_path(folder, stage).open("ab") as log:
@@ -88,7 +88,7 @@ def _run(folder: Path, stage: int, report: Reporter, parent: int) -> int:
         from fxpart.execution.stage_run import run_stage
 
         run_stage(folder, stage, report)
-    except Exception as error:  # whatever a model may raise; the parent tells the user
+    except Exception as error:  # a model may raise anything; the parent informs the user
         report("failed", error=one_line(_root(error)))
         raise
     report("done")
@@ -111,7 +111,7 @@ def _watch_input() -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error that the engine wrapped in one whose text shows tensors, not the reason."""
+    """Return the cause of an error of the engine, whose own text shows tensors, not the reason."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

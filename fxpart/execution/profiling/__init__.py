@@ -1,1 +1,1 @@
-"""Measure how long operators take on a device of this machine."""
+"""Measure operator times on a device of this machine."""

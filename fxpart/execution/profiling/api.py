@@ -1,4 +1,4 @@
-"""`profile_operators`: the measured time of each operator of a program, and its file on disk."""
+"""`profile_operators`: measure the time of each operator of a program, cached on disk."""
 
 import json
 import time
@@ -30,34 +30,34 @@ __all__ = ["OperatorTime", "profile_operators", "read_times", "times_path", "wri
 _SCHEMA, _VERSION = "fxpart-operator-times", 1
 _ADVICE = "make the folder writable, or name another one"
 _MOST_S = 1e9
-"""What takes longer was not measured."""
+"""Upper limit of a plausible stored time, in seconds."""
 
 
 # Times on disk: one JSON file for each device and version of torch, so that operators of the same
 # shapes in another model are not measured again. Several writers may add entries to a file, under a
-# lock where the system has one. The folder can be deleted at any time.
+# lock if the system supports one. The folder can be deleted at any time.
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """The measured time of one signature."""
+    """Measured time of one signature."""
 
     target: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of the tensors that it reads; for human readers."""
+    """Shapes of the operands, for human readers."""
     seconds: float
     """Median of the samples."""
     samples: int
 
 
 def times_path(cache_dir: Path, device_name: str) -> Path:
-    """Return the file of the times of that device, which need not exist."""
+    """Return the path of a device's times, which need not exist."""
     parts = {"device": device_name, "torch": installed_version("torch"), "version": _VERSION}
     return cache_dir / f"operators-{stable_digest(parts)[:32]}.json"
 
 
 def read_times(path: Path) -> dict[str, OperatorTime]:
-    """Return the entries of the file by signature; none when it is missing or damaged."""
+    """Return the file's entries by signature; empty if it is missing or damaged."""
     try:
         entries = read_document(path, _SCHEMA, _VERSION)["entries"]
         return {str(name): _operator_time(entry) for name, entry in sorted(entries.items())}
@@ -76,17 +76,17 @@ def _operator_time(entry: Mapping[str, object]) -> OperatorTime:
 
 
 def write_times(path: Path, entries: Mapping[str, OperatorTime]) -> None:
-    """Add `entries` to the file; of two for one signature, the one with more samples stays.
+    """Add `entries` to the file, keeping for each signature the entry with more samples.
 
     Raises:
-        CacheError: when the folder cannot be written.
+        CacheError: if the folder cannot be written.
 
     """
     with _locked(path):
         merged = read_times(path)
         for name, entry in entries.items():
-            known = merged.get(name)
-            if known is None or known.samples <= entry.samples:
+            existing = merged.get(name)
+            if existing is None or existing.samples <= entry.samples:
                 merged[name] = entry
         document = {
             "schema": _SCHEMA,
@@ -110,9 +110,9 @@ def _what(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the file, where files can be locked.
+    """Hold the lock of the file, if files can be locked.
 
-    Where they cannot, entries of another writer may be lost, and are measured again.
+    If not, entries of another writer may be lost and are measured again.
     """
     try:
         import fcntl
@@ -145,30 +145,30 @@ def profile_operators(
     """Return the time of each operator of `program`, measured on this machine's `device`.
 
     `graph` is that of `program`: ``op_graph(program)``, or both from one `joint_capture`. The
-    program may have been captured on the meta device: random weights and inputs are made when they
-    are first needed and, where they would take much of the memory, dropped after their last use.
+    program may have been captured on the meta device: random weights and inputs are created when
+    first needed and, if they would take much of the memory, dropped after their last use.
 
-    Operators run in graph order, so that caches are in the state of a real run; one operator run
+    Operators run in graph order, so that caches are in the state of a real run; an operator run
     repeatedly would find its data in them. Calls of one signature (target, shapes, strides, dtypes,
-    other arguments) have one time: the median of `repeats` runs after an uncounted warm-up; the
-    median, since interruptions distort the mean and luck the minimum. Passes over the graph are
-    repeated until every signature has its runs, and skip operators whose signature has them, so
-    that forty equal layers take the time of a few. After `budget_s` seconds, only signatures
-    without any run are still run: `OperatorProfile.samples` has the number of runs of each time.
+    other arguments) share one time: the median of `repeats` runs after an uncounted warm-up, since
+    interruptions distort the mean and luck the minimum. Passes over the graph are repeated until
+    every signature has its runs, and skip operators whose signature has them, so that forty equal
+    layers take the time of a few. After `budget_s` seconds, only signatures without any run are
+    measured: `OperatorProfile.samples` has the number of runs behind each time.
 
-    With `cache_dir`, times are kept there by device, version of torch and signature, and those of
-    at least `repeats` samples are not measured again.
+    With `cache_dir`, times are cached there by device, torch version and signature, and those of at
+    least `repeats` samples are not measured again.
 
-    Other work on the processor is noticed by two clocks: then a single thread's own time counts,
-    and `OperatorProfile.lost_share` says how much of the time others had. Several threads wait for
-    each other: where others had more than the share `most_lost` of the time of several, it is
-    refused and not kept.
+    Other work on the processor is detected by comparing two clocks. For a single thread, its own
+    CPU time then counts, and `OperatorProfile.lost_share` reports the share of time lost to others.
+    Several threads wait for each other, so if the lost share exceeds `most_lost`, their times are
+    refused and not cached.
 
     Raises:
-        SpecError: for a missing device, no repeats, a graph of another program, symbolic sizes, or
-            several threads on a busy machine.
-        CaptureError: for an operator that cannot be run on the device.
-        CacheError: when the cache cannot be written.
+        SpecError: if the device is missing, `repeats` is below 1, the graph is of another program,
+            sizes are symbolic, or several threads run on a busy machine.
+        CaptureError: if an operator cannot be run on the device.
+        CacheError: if the cache cannot be written.
 
     """
     deadline_s = time.perf_counter() + budget_s
@@ -178,10 +178,14 @@ def profile_operators(
     steps, name = steps_of(program, graph, target), measured_on(target)
     path = times_path(cache_dir, name) if cache_dir else None
     stored = read_times(path) if path else {}
-    known = frozenset(key for key, entry in stored.items() if entry.samples >= repeats)
+    measured_signatures = frozenset(
+        key for key, entry in stored.items() if entry.samples >= repeats
+    )
     executed, lost, fresh = 0, 0.0, dict[str, OperatorTime]()
-    if any(step.signature not in known for step in steps):
-        measured = measure(steps, placeholders_of(program, target), repeats + 1, known, deadline_s)
+    if any(step.signature not in measured_signatures for step in steps):
+        measured = measure(
+            steps, placeholders_of(program, target), repeats + 1, measured_signatures, deadline_s
+        )
         lost = measured.lost_s / max(measured.taken_s, 1e-9)
         _refuse_busy(target, lost, most_lost)
         executed, fresh = measured.executed, _entries(steps, measured.seconds)
@@ -198,9 +202,9 @@ def profile_operators(
 
 
 def _refuse_busy(device: torch.device, lost: float, most_lost: float) -> None:
-    """Refuse times of several threads of which other work had the processor for a share `lost`.
+    """Refuse multithreaded times if other work had the processor for too large a share `lost`.
 
-    Of a single thread its own clock tells what it would have taken; several wait for each other.
+    A single thread's own clock gives its undisturbed time; several threads wait for each other.
     """
     threads = torch.get_num_threads()
     if device.type == "cpu" and threads > 1 and lost > most_lost:
@@ -211,7 +215,7 @@ def _refuse_busy(device: torch.device, lost: float, most_lost: float) -> None:
 
 
 def _entries(steps: list[Step], seconds: dict[str, list[float]]) -> dict[str, OperatorTime]:
-    """Return the median of each signature's runs, without the first where there are more."""
+    """Return the median of each signature's runs, without the first if there are several."""
     entries: dict[str, OperatorTime] = {}
     for step in steps:
         runs = seconds.get(step.signature)

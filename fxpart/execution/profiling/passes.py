@@ -23,47 +23,47 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function and its arguments."""
 
 Values = dict[fx.Node, Any]
-"""Inputs, weights and results that are still to be read."""
+"""Inputs, weights and results that are still needed."""
 
 _UNDISTURBED = 0.9
-"""Least share of a call's time that its thread has the processor when nothing else wants it."""
+"""Least share of a call's time that its thread has the processor on an idle machine."""
 _OWN_CLOCK_IS_FINE = time.get_clock_info("thread_time").resolution <= 1e-6
 _HEAD_START_CYCLES = 200_000
 """Clock cycles (about 0.1 ms) that a GPU waits while the host prepares an operator's launch."""
 
 
-# The operators that one pass over a program runs.
+# Operators run by one pass over a program.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Run:
-    """One operator that a pass runs."""
+    """One operator run by a pass."""
 
     step: Step
     is_measured: bool
     make: tuple[fx.Node, ...]
-    """Operands that no operator of the pass computes: results of skipped ones, weights, inputs."""
+    """Operands not computed in the pass: results of skipped operators, weights, inputs."""
     dying: tuple[fx.Node, ...]
-    """Nodes whose values no later operator of the pass reads, itself included."""
+    """Nodes, possibly itself, whose values no later operator of the pass reads."""
 
 
 def _plan_pass(steps: list[Step], remaining: Mapping[str, int]) -> list[Run]:
-    """Return the operators that the next pass runs, in order.
+    """Return the operators of the next pass, in order.
 
     The first operators of each signature are measured, as many as the signature still needs. Up to
-    the last of these, operators whose results must be real are run too, and small ones are both run
-    and measured: making up their results takes no less time, and would leave the caches in another
-    state than a real run does.
+    the last of these, operators whose results must be real are also run, and small ones are both
+    run and measured: making up their results takes no less time, and would leave the caches in
+    another state than a real run.
     """
-    left = dict(remaining)
+    still_needed = dict(remaining)
     chosen: list[tuple[Step, bool]] = []
     last = 0
     for step in steps:
-        is_needed = left.get(step.signature, 0) > 0
+        is_needed = still_needed.get(step.signature, 0) > 0
         if is_needed:
-            left[step.signature] -= 1
+            still_needed[step.signature] -= 1
         if is_needed or step.is_small or step.is_exact:
-            chosen.append((step, step.signature in left and (is_needed or step.is_small)))
+            chosen.append((step, step.signature in still_needed and (is_needed or step.is_small)))
             last = len(chosen) if is_needed else last
     chosen = chosen[:last]
     last_reader = {read: step.node for step, _ in chosen for read in step.node.all_input_nodes}
@@ -83,7 +83,7 @@ def _plan_pass(steps: list[Step], remaining: Mapping[str, int]) -> list[Run]:
 
 
 def measured_on(device: torch.device) -> str:
-    """Return the device's name; for a CPU, with the number of torch's threads."""
+    """Return the device's name and, for a CPU, the number of torch's threads."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return f"{device_name(device)}, {threads} thread{'s' if threads > 1 else ''}"
@@ -91,25 +91,25 @@ def measured_on(device: torch.device) -> str:
 
 
 class Timed(NamedTuple):
-    """A call that was timed."""
+    """A timed call."""
 
     result: Any
     seconds: float
-    """As it counts."""
+    """The time that counts."""
     taken_s: float
-    """As the clock on the wall has it."""
+    """Wall-clock time."""
     lost_s: float
-    """How long other work had the processor meanwhile, as far as the clocks tell."""
+    """Time for which other work had the processor, as far as the clocks show."""
 
 
 def _timed_call(device: torch.device, box: list[Call]) -> Timed:
     """Return the one call in `box` with its result and time; empties `box`.
 
-    Two clocks run on a CPU. Where this thread had the processor for a good part less than the call
-    took, others had it, and the thread's own time counts: that of a machine without them. Of
-    several threads its clock tells the loss alone: it knows nothing of what the others computed.
+    On a CPU, wall and thread clocks are compared. If this thread had the processor for much less
+    than the call took, other work had it, and the thread's own time counts, as on an idle machine.
+    With several threads, the thread clock only shows the loss, since it excludes the others' work.
 
-    The call is taken out of the box so that arguments without another reference are freed within
+    The call is removed from the box so that arguments without another reference are freed within
     the measured time, as in a real run.
 
     On a GPU: the larger of the kernels' time, between two events queued before the kernels run, and
@@ -156,14 +156,14 @@ def _event() -> torch.cuda.Event:
 
 @dataclass(eq=False, slots=True)
 class Measured:
-    """Times by signature, in the order of measurement, and the number of operators run."""
+    """Times by signature in order of measurement, and the number of operators run."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     executed: int = 0
     taken_s: float = 0.0
-    """Time that all calls took."""
+    """Total wall-clock time of all calls."""
     lost_s: float = 0.0
-    """Time of it that other work had the processor."""
+    """Part of it for which other work had the processor."""
 
 
 def measure(
@@ -173,35 +173,35 @@ def measure(
     known: frozenset[str],
     deadline_s: float,
 ) -> Measured:
-    """Return the times of all signatures but the `known` ones, each of `runs` runs.
+    """Return `runs` times of every signature except the `known` ones.
 
     Each pass over the program runs the operators whose signature still needs a time or whose result
     must be real; other results are made up when they are read. From `deadline_s` on (of
     ``time.perf_counter``), only signatures without any time are run.
 
     Raises:
-        CaptureError: for an operator that cannot be run on the device.
+        CaptureError: if an operator cannot be run on the device.
 
     """
     measured = Measured()
     remaining = {step.signature: runs for step in steps if step.signature not in known}
     devices = [placeholders.device] if placeholders.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices), warnings.catch_warnings():
-        # Operators warn of made-up values, in each of many runs.
+        # Operators warn about made-up values in every run.
         warnings.simplefilter("ignore")
         while any(remaining.values()):
             _one_pass(_plan_pass(steps, remaining), placeholders, measured, deadline_s)
             late = time.perf_counter() > deadline_s
             for name in remaining:
-                left = runs - len(measured.seconds.get(name, ()))
-                remaining[name] = 0 if late else max(0, left)
+                missing_runs = runs - len(measured.seconds.get(name, ()))
+                remaining[name] = 0 if late else max(0, missing_runs)
     return measured
 
 
 def _one_pass(
     plan: list[Run], placeholders: Placeholders, measured: Measured, deadline_s: float
 ) -> None:
-    """Run the plan, with little work between two operators, since that would empty the caches."""
+    """Run the plan with little work between operators, which would evict cached data."""
     values: Values = {}
     if placeholders.keep:
         for run in plan:
@@ -211,7 +211,7 @@ def _one_pass(
         times = measured.seconds.setdefault(step.signature, [])
         late = bool(times) and time.perf_counter() > deadline_s
         if late and not step.is_exact:
-            # Its readers may still be run: a made-up result suffices for them.
+            # Its readers may still be run on a made-up result.
             _make_values(values, (step.node,), placeholders)
         else:
             timed = _run(run, values, placeholders)
@@ -226,7 +226,7 @@ def _one_pass(
 
 
 def _run(run: Run, values: Values, placeholders: Placeholders) -> Timed:
-    """Run one operator, keep its result in `values`, and return its time without the result."""
+    """Run one operator, store its result in `values`, and return its time without the result."""
     step = run.step
     call, node = step.node.target, step.node
     if not callable(call):
@@ -246,7 +246,7 @@ def _run(run: Run, values: Values, placeholders: Placeholders) -> Timed:
         result, timed = timed.result, timed._replace(result=None)
         values[node] = as_captured(result, node.meta.get("val")) if step.is_region else result
         del result
-    # A custom operator may fail in any way.
+    # A custom operator may raise anything.
     except Exception as error:
         raise CaptureError(
             f"operator {node.name} ({call}) cannot be measured on {placeholders.device}:"
@@ -270,7 +270,7 @@ def _made_valid(
     values: Values,
     placeholders: Placeholders,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return valid arguments, and keep changed ones for later readers, also in the backward."""
+    """Return valid arguments, storing changed ones for later readers, including the backward."""
     args, kwargs = arguments
     if step.is_region:
         valid = valid_region_arguments(call, args), kwargs
@@ -289,7 +289,7 @@ def _make_values(
     *,
     inputs_only: bool = False,
 ) -> bool:
-    """Make the missing values of `nodes`; return whether that made a weight or input."""
+    """Create the missing values of `nodes`; return whether a weight or input was created."""
 
     def made(like: object) -> object:
         return made_value(like, placeholders.device) if isinstance(like, Tensor) else like

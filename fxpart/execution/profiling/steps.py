@@ -32,17 +32,17 @@ __all__ = [
 
 _MOST_BOUND = 2**62
 _SMALL_BYTES = 2**18
-"""Of all that an operator reads and writes: a fraction of a processor's own cache."""
+"""Limit on the bytes a small operator reads and writes: a fraction of a core's private cache."""
 
 
 # Signatures.
 
 
 def signature(node: fx.Node) -> str:
-    """Return 64 hex digits that are equal for calls of equal time.
+    """Return 64 hex digits, equal for calls expected to take equal time.
 
-    They stand for target, shape, strides and dtype of every tensor, and every other argument except
-    devices; for a region, the same of all its calls.
+    They hash the target, the shape, strides and dtype of every tensor, and every other argument
+    except devices; for a region, the same of all its calls.
     """
     return stable_digest(_call(node))
 
@@ -53,7 +53,7 @@ def _call(node: fx.Node) -> dict[str, object]:
 
 
 def shapes_of(node: fx.Node) -> list[list[int]]:
-    """Return the shapes of the tensors that a call reads, for human readers."""
+    """Return the shapes of a call's operands, for human readers."""
     values = [operand.meta.get("val") for operand in node.all_input_nodes]
     return [[int(size) for size in value.shape] for value in values if isinstance(value, Tensor)]
 
@@ -82,8 +82,8 @@ def _described(argument: Any) -> object:  # noqa: ANN401 - any argument of a cal
 def _runnable_body(body: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """Return a copy of `body` that allocates its tensors on `device`.
 
-    Checks of dtypes and devices are left out, since they hold for the capture only: autocast on the
-    meta device changes no dtypes, as it does where the region is run.
+    Checks of dtypes and devices are left out, since they only hold for the capture: autocast does
+    not change dtypes on the meta device, but does where the region is run.
     """
     copied = copy.deepcopy(body)
     for part in copied.modules():
@@ -108,7 +108,7 @@ def _move(part: fx.GraphModule, device: torch.device) -> None:
 
 
 def _holds_validity(node: fx.Node) -> bool:
-    """Return whether `node` is, or contains, an operator that refuses some values."""
+    """Return whether `node` is, or contains, an operator that rejects some values."""
     if node.target not in REGIONS:
         return callable(node.target) and needs_validity(node.target)
     bodies = [body_of(operand) for operand in node.all_input_nodes if operand.op == "get_attr"]
@@ -123,17 +123,17 @@ def _holds_validity(node: fx.Node) -> bool:
 def valid_region_arguments(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of a region's call with every index among them made valid.
 
-    The region is run for that, before it is timed. An index that it computes, even a view of an
-    operand, cannot be changed in a timed run: all integer operands are reduced until none is too
-    large.
+    The region is run once for this before it is timed. An index computed inside, even as a view of
+    an operand, cannot be changed in a timed run, so all integer operands are reduced until no index
+    is too large.
     """
     position = next(i for i, arg in enumerate(args) if isinstance(arg, fx.GraphModule))
-    before, body, operands = args[:position], args[position], list(args[position + 1 :])
+    leading, body, operands = args[:position], args[position], list(args[position + 1 :])
     names = [node.name for node in body.graph.find_nodes(op="placeholder")]
     bound = _MOST_BOUND
     while bound > 0:
         trial = _ValidRun(body)
-        call(*before, trial.run, *operands)
+        call(*leading, trial.run, *operands)
         operands = [trial.changed.get(n, x) for n, x in zip(names, operands, strict=True)]
         if trial.bound is None:
             break
@@ -142,7 +142,7 @@ def valid_region_arguments(call: Callable[..., Any], args: tuple[Any, ...]) -> t
             x.remainder(max(1, bound)) if isinstance(x, Tensor) and _is_integer(x) else x
             for x in operands
         ]
-    return (*before, body, *operands)
+    return (*leading, body, *operands)
 
 
 def _is_integer(tensor: Tensor) -> bool:
@@ -150,14 +150,14 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 class _ValidRun(fx.Interpreter):
-    """Runs a body with arguments made valid, and records which were changed."""
+    """Interpreter that makes arguments of a body valid, and records changed ones."""
 
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__(body)
         self.changed: dict[str, Tensor] = {}
-        """New values of inputs of the body, by name."""
+        """New values of the body's inputs, by name."""
         self.bound: int | None = None
-        """Least bound that indices computed by the body exceeded."""
+        """Smallest bound violated by an index that the body computes."""
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - as in the base class
         call = n.target
@@ -179,7 +179,7 @@ class _ValidRun(fx.Interpreter):
 
 
 def as_captured(result: Any, like: Any) -> Any:  # noqa: ANN401 - a tensor or a tuple of them
-    """Return the result of a region in the captured dtypes, which later calls expect."""
+    """Return the result of a region in the captured dtypes expected by later calls."""
     return tree_map(
         lambda got, expected: got.to(expected.dtype) if isinstance(got, Tensor) else got,
         result,
@@ -196,7 +196,7 @@ class Step:
 
     node: fx.Node
     args: tuple[Any, ...]
-    """Nodes, lists of nodes, constants, and graphs of regions; devices are the one measured on."""
+    """Nodes, lists of nodes, constants and graphs of regions, on the measured device."""
     kwargs: dict[str, Any]
     signature: str
     is_exact: bool
@@ -204,18 +204,18 @@ class Step:
     consistent, such as group sizes with the number of rows: integer results, and results that
     depend on integers and masks alone, are always computed."""
     is_small: bool
-    """Whether running it takes no longer than making up its result."""
+    """Whether running it takes no longer than fabricating its result."""
     is_region: bool
-    """Whether it runs a graph in a mode of its own."""
+    """Whether it runs a graph in its own mode."""
     needs_validity: bool
-    """Whether it refuses some values of its arguments."""
+    """Whether it rejects some argument values."""
 
 
 def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> list[Step]:
     """Return the operators of `program` in order, for `device`.
 
     Raises:
-        SpecError: when `graph` is not the graph of `program`, or sizes are symbolic.
+        SpecError: if `graph` is not the graph of `program`, or sizes are symbolic.
 
     """
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
@@ -260,7 +260,7 @@ def _on_device(argument: Any, device: torch.device) -> Any:  # noqa: ANN401 - as
 
 
 def _exact_inputs(program: ExportedProgram) -> set[fx.Node]:
-    """Return the inputs that are integers or masks, after refusing symbolic sizes."""
+    """Return the inputs that are integers or masks; refuse symbolic sizes."""
     exact = set()
     for node in program.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
@@ -277,7 +277,7 @@ def _exact_inputs(program: ExportedProgram) -> set[fx.Node]:
 
 
 def _is_exact(node: fx.Node, exact: set[fx.Node]) -> bool:
-    """Return whether a result must be real; a mask may be random, unless its operands are exact."""
+    """Return whether a result must be real; masks may be random unless their operands are exact."""
     results = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
     operands = [x for x in node.all_input_nodes if x.meta.get("val") is not None]
     return any(map(_is_integer, results)) or all(operand in exact for operand in operands)

@@ -1,4 +1,4 @@
-"""Tensors made up for a program that was captured without: weights, inputs, skipped results."""
+"""Made-up tensors for a program captured without data: weights, inputs, skipped results."""
 
 import math
 from collections.abc import Hashable, Iterable
@@ -20,15 +20,15 @@ _MOST_INTEGER = 2**15
 _MOST_KEPT_BYTES = 4 * 2**30
 _KEPT_SHARE = 0.25
 _EVICTING_BYTES = 96 * 2**20
-"""More than the last cache of most processors and GPUs."""
+"""Larger than the last-level cache of most processors and GPUs."""
 
 
 # Made-up tensors. Their values are random, of a magnitude that keeps results from growing or
-# vanishing: denormal numbers would take a processor many times as long.
+# vanishing, since denormal numbers are many times slower on a CPU.
 
 
 def made_value(like: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor like an input or a result: normally distributed, or small whole numbers."""
+    """Return a tensor like an input or a result: normally distributed, or small integers."""
     return _made(like, device, 1.0, 0.0)
 
 
@@ -55,10 +55,10 @@ def _most(dtype: torch.dtype) -> int:
 
 
 def _made(like: Tensor, device: torch.device, scale: float, shift: float) -> Tensor:
-    """Return a tensor of that shape, strides and dtype; integers stay small."""
-    # No more than a small tensor needs: the rest would empty the caches.
+    """Return a tensor of the same shape, strides and dtype as `like`; integers stay small."""
+    # No more than a small tensor needs, since touching the rest would evict cached data.
     elements = _elements(like)
-    normal, whole = _normal()[:elements], _whole()[:elements]
+    normal, integers = _normal()[:elements], _whole()[:elements]
     if like.dtype == torch.bool:
         block = normal > 0
     elif like.is_floating_point():
@@ -66,7 +66,7 @@ def _made(like: Tensor, device: torch.device, scale: float, shift: float) -> Ten
     elif like.is_complex():
         block = torch.complex(normal * scale, normal * scale)
     else:
-        block = whole.remainder(_most(like.dtype))
+        block = integers.remainder(_most(like.dtype))
     return _strided(like, block.to(device, like.dtype), device)
 
 
@@ -82,11 +82,11 @@ def _strided(like: Tensor, block: Tensor, device: torch.device) -> Tensor:
     """Return `block`, repeated as often as needed, in the layout of `like`."""
     elements = _elements(like)
     block = block.reshape(-1)[:elements]
-    # Copying is cheaper than drawing random numbers, and times do not depend on repeats.
+    # Copying is cheaper than drawing random numbers, and repetition does not affect times.
     flat = torch.empty(elements, dtype=like.dtype, device=device)
-    whole, rest = divmod(elements, max(1, block.numel()))
-    flat[: elements - rest].view(whole, -1 if whole else 0).copy_(block)
-    flat[elements - rest :].copy_(block[:rest])
+    repeats, remainder = divmod(elements, max(1, block.numel()))
+    flat[: elements - remainder].view(repeats, -1 if repeats else 0).copy_(block)
+    flat[elements - remainder :].copy_(block[:remainder])
     return flat.as_strided(like.shape, like.stride())
 
 
@@ -105,28 +105,28 @@ def _whole() -> Tensor:
 
 @dataclass(eq=False, slots=True)
 class Placeholders:
-    """Values of a program's placeholders, made up when needed. Tied weights are one tensor."""
+    """Values of a program's placeholders, created when needed. Tied weights share one tensor."""
 
     device: torch.device
     keep: bool
-    """Whether tensors are kept from pass to pass: then all of a pass are made before it, and lie in
-    memory as in a real run. Else they are made before each use, and dropped after the last."""
+    """Whether tensors persist across passes: then all are created before a pass, laid out in memory
+    as in a real run. Otherwise they are created before each use and dropped after the last."""
     likes: dict[fx.Node, Any]
     """Captured value of each placeholder: a fake tensor or a constant."""
     real: dict[fx.Node, Tensor]
-    """Integer tensors whose values are known, such as positions and tables of indices."""
+    """Integer tensors with known values, such as positions and index tables."""
     key: dict[fx.Node, Hashable]
-    """Equal for the names of one weight; missing for an input."""
+    """Key shared by all names of one weight; absent for an input."""
     made: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def make(self, nodes: Iterable[fx.Node]) -> bool:
-        """Make missing tensors of the placeholders among `nodes`; return whether any was made."""
-        before = len(self.made)
+        """Create missing tensors of placeholders among `nodes`; return whether any was created."""
+        previous_count = len(self.made)
         for node in nodes:
             key = self.key.get(node, node)
             if isinstance(self.likes.get(node), Tensor) and key not in self.made:
                 self.made[key] = self._new(node)
-        return len(self.made) > before
+        return len(self.made) > previous_count
 
     def _new(self, node: fx.Node) -> Tensor:
         if node in self.real:
@@ -136,12 +136,12 @@ class Placeholders:
         return make(self.likes[node], self.device)
 
     def value(self, node: fx.Node) -> Any:  # noqa: ANN401 - a placeholder may be any constant
-        """Return the value of a placeholder, whose tensor must have been made."""
+        """Return the value of a placeholder, whose tensor must exist."""
         like = self.likes[node]
         return self.made[self.key.get(node, node)] if isinstance(like, Tensor) else like
 
     def replace(self, node: fx.Node, tensor: Tensor) -> None:
-        """Make `tensor` the value of a placeholder; ignore other nodes."""
+        """Set the value of a placeholder to `tensor`; ignore other nodes."""
         if node in self.likes:
             self.made[self.key.get(node, node)] = tensor
 
@@ -157,7 +157,7 @@ class Placeholders:
 
 
 def placeholders_of(program: ExportedProgram, device: torch.device) -> Placeholders:
-    """Return the placeholders of `program`, with no tensor made yet."""
+    """Return the placeholders of `program`, without creating any tensor."""
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,

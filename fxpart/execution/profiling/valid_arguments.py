@@ -1,6 +1,6 @@
-"""Make arguments valid for an operator: indices within bounds, probabilities within 0 and 1.
+"""Make an operator's arguments valid: indices within bounds, probabilities between 0 and 1.
 
-Made-up values are random, and some operators refuse some values.
+Made-up values are random, and some operators reject some values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +12,13 @@ from torch import Tensor, fx
 __all__ = ["changed_nodes", "needs_validity", "valid_arguments"]
 
 Named = dict[str, Any]
-"""Arguments of a call by parameter name."""
+"""Arguments of a call, by parameter name."""
 _Rule = Callable[[Named], Named]
-"""Returns the arguments that it changes."""
+"""Returns the changed arguments."""
 
 
 def needs_validity(target: Callable[..., Any]) -> bool:
-    """Return whether the operator refuses some values of its arguments."""
+    """Return whether the operator rejects some argument values."""
     return _rule(target) is not None
 
 
@@ -36,7 +36,7 @@ def valid_arguments(
         return args, kwargs
     schema: Any = target
     names = [argument.name for argument in schema._schema.arguments]
-    # Omitted arguments have their default; for those that rules read, it is None or 0.
+    # Omitted arguments take their default, which is None or 0 for those read by rules.
     named = {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
     changed = rule(named)
     positional = tuple(changed.get(name, value) for name, value in zip(names, args, strict=False))
@@ -61,7 +61,7 @@ def changed_nodes(
 
 
 def _within(index: Tensor, bound: int) -> Tensor:
-    """Return `index` with every number in 0..bound-1; itself if they are already."""
+    """Return `index` with every number in 0..bound-1, unchanged if it already is."""
     if index.numel() == 0 or bound < 1 or index.dtype == torch.bool:
         return index
     if int(index.min()) >= 0 and int(index.max()) < bound:
@@ -84,7 +84,7 @@ def _along_dim(named: Named) -> Named:
 
 
 def _bag(named: Named) -> Named:
-    """Make the offsets of the bags ascending positions among the indices, from 0."""
+    """Make the offsets of the bags ascending positions into the indices, starting at 0."""
     indices = _within(named["indices"], int(named["weight"].shape[0]))
     offsets = named["offsets"]
     if offsets is None or offsets.numel() == 0:
@@ -120,7 +120,7 @@ def _plane(named: Named) -> Named:
 
 
 def _counted(named: Named) -> Named:
-    """Make values floating-point on a CPU, whose histograms take no integers."""
+    """Make values floating-point on a CPU, where histograms do not take integers."""
     values = named["self"]
     return {} if values.is_cuda or values.is_floating_point() else {"self": values.float()}
 

@@ -24,14 +24,14 @@ def call_order(
     O(partitions + edges), times the logarithm of the partitions for `by_number`.
 
     Args:
-        after: partitions that read from each. Length P.
-        writes: pairs of which the first must run before the second, for a write in place.
+        after: partitions that read from each partition. Length P.
+        writes: pairs whose first must run before the second because of an in-place write.
         names: names of the partitions. Length P.
-        by_number: of the partitions that are ready, take the lowest number; else the one that
-            became ready last, as ``torch.fx.passes.split_module`` does.
+        by_number: among ready partitions, take the lowest number; otherwise the one that became
+            ready last, as ``torch.fx.passes.split_module`` does.
 
     Raises:
-        CycleError: when partitions wait for each other; the message names one circle of them.
+        CycleError: if partitions wait for each other; the message names one cycle.
 
     """
     successors = [dict.fromkeys(row) for row in after]
@@ -58,11 +58,11 @@ def call_order(
 
 
 def _circle(successors: Sequence[dict[int, None]], waits: Sequence[int]) -> list[int]:
-    """Return partitions of which each waits for the next; the first stands at the end again.
+    """Return a cycle of partitions, each waiting for the next; the first is repeated at the end.
 
-    Every waiting partition waits for another one, so following those leads into a circle.
+    Every waiting partition waits for another waiting one, so following them leads into a cycle.
     """
-    # Imported for the message only: it takes half a second.
+    # Imported only for the message, since it takes half a second.
     import networkx
 
     waiting_for = networkx.DiGraph(
@@ -82,7 +82,7 @@ def _circle_message(
     writes: WriteEdges,
     names: Sequence[str],
 ) -> str:
-    """Return the message that names one circle of partitions."""
+    """Return the message naming one cycle of partitions."""
     steps = []
     for later, earlier in pairwise(circle):
         if later in after[earlier]:
@@ -109,7 +109,7 @@ class Partitions:
     ids: Sequence[object]
     """The caller's id of each. Length P."""
     by_number: bool
-    """Whether they are called in the order of their numbers, as far as possible."""
+    """Whether to call them in the order of their numbers where possible."""
 
 
 def cut_module(
@@ -124,12 +124,12 @@ def cut_module(
     """Return `module` cut into partitions; see `fxpart.split_module` for the guarantees.
 
     Args:
-        module: to be cut; its graph stays as it is.
+        module: the module to cut; its graph is not changed.
         part_of: partition of each operator; operators without one run before all partitions.
         partitions: their names and order.
-        style: how nodes are named and what submodules hold.
-        qualname_map: receives the new path of everything that submodules hold, with its path in
-            `module`.
+        style: naming of nodes, and contents of submodules.
+        qualname_map: filled with the new path of each module and attribute of a submodule, mapped
+            to its path in `module`.
         top_class: class of the result.
 
     """

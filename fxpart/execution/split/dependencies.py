@@ -16,19 +16,19 @@ PLACELESS = frozenset({"placeholder", "get_attr", "output"})
 
 
 class BoundSymbols:
-    """The node that makes each symbolic size, as far as a walk over the graph has come.
+    """The node that defines each symbolic size, for the part of a graph walked so far.
 
     A partition that receives a tensor also receives the symbols in its shape, since compilers of a
     submodule require a varying size to be an input. The symbols are in ``meta["example_value"]``,
-    as torch.compile leaves it; a symbol is made by the first node whose example is that bare
-    symbol, which is a placeholder where there is one.
+    as set by torch.compile; a symbol is defined by the first node whose example is that bare
+    symbol: a placeholder, if any.
     """
 
     def __init__(self) -> None:
         self._node_of: dict[object, Node] = {}
 
     def enter(self, node: Node) -> None:
-        """Record `node` if it makes a symbol."""
+        """Record `node` if it defines a symbol."""
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymInt | torch.SymFloat):
             expression = value.node.expr
@@ -36,9 +36,9 @@ class BoundSymbols:
                 self._node_of.setdefault(expression, node)
 
     def behind(self, node: Node) -> list[Node]:
-        """Return the nodes that make the symbols in the shape of `node`, sorted by symbol.
+        """Return the nodes that define the symbols in the shape of `node`, sorted by symbol.
 
-        A symbol that no node so far makes is skipped: there is nothing to pass.
+        A symbol that no node has defined yet is skipped, as there is nothing to pass.
         """
         value = node.meta.get("example_value") if self._node_of else None
         if not isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | list | tuple):
@@ -59,16 +59,15 @@ class Dependencies:
     ops: tuple[tuple[Node, ...], ...]
     """Operators of each partition in graph order. Length P."""
     inputs: tuple[tuple[Node, ...], ...]
-    """Values that each partition reads from elsewhere, in the order of first use. Length P."""
+    """Values each partition reads from elsewhere, in the order of first use. Length P."""
     outputs: tuple[tuple[Node, ...], ...]
-    """Values of each partition that others or the caller read, in the order of first use. Length
-    P."""
+    """Values of each partition read by others or the caller, in order of first use. Length P."""
     after: tuple[tuple[int, ...], ...]
-    """Partitions that read from each, in the order of first use. Length P."""
+    """Partitions that read from each partition, in the order of first use. Length P."""
 
 
 class _Walk:
-    """The partitions so far. Dictionaries serve as ordered sets."""
+    """The partitions built so far. Dictionaries serve as ordered sets."""
 
     def __init__(self, part_of: Mapping[Node, int], count: int, symbols: BoundSymbols) -> None:
         self.part_of = part_of
@@ -79,7 +78,7 @@ class _Walk:
         self.symbols = symbols
 
     def pass_on(self, value: Node, reader: int) -> None:
-        """Pass `value` to partition `reader`, unless that computes it itself."""
+        """Pass `value` to partition `reader`, unless `reader` computes it itself."""
         maker = self.part_of.get(value, -1)
         if maker == reader:
             return
@@ -92,7 +91,7 @@ class _Walk:
         """Add an operator, and pass its operands to its partition."""
         part = self.part_of[node]
         self.ops[part].append(node)
-        # Each partition enters and leaves modes itself: nothing is passed for that.
+        # Each partition enters and exits modes itself, so nothing is passed.
         if node.target in STATE_TARGETS:
             return
         for operand in node.all_input_nodes:
@@ -108,10 +107,10 @@ def dependencies_of(
     """Return operators, inputs and outputs of the partitions of a graph. O(nodes + edges).
 
     Args:
-        module: to be cut.
+        module: the module to cut.
         part_of: partition of each operator that has one.
         count: number of partitions, P.
-        with_symbols: whether a partition receives the symbols in the shapes of its inputs.
+        with_symbols: whether partitions also receive the symbols in the shapes of their inputs.
 
     """
     walk = _Walk(part_of, count, BoundSymbols())

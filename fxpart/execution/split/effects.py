@@ -1,8 +1,8 @@
-"""Which operands an operator of an fx graph writes into, and which its result may alias.
+"""Determine which operands an fx operator writes into, and which its result may alias.
 
-For ATen overloads the schema tells. Other functions and methods of torch are known by name: those
-that write end in one underscore, and views are listed here. The result of any other function or
-module may alias all operands; it counts as a write only if its name or an argument ``inplace`` says
+ATen overloads declare this in their schema. Other functions and methods of torch are recognized by
+name: writes end in one underscore, and views are listed here. The result of any other function or
+module may alias all operands; it counts as a write only if its name or an ``inplace`` argument says
 so.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# What the name of a function of torch or Python says about memory.
+# Memory effects of torch's and Python's functions, by name.
 
 
 def _words(text: str) -> frozenset[str]:
@@ -43,7 +43,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 PYTHON_MODULES = _words("_operator operator math builtins")
-"""Modules of Python whose functions are known by name."""
+"""Python modules whose functions are recognized by name."""
 
 KNOWN_MODULES = PYTHON_MODULES | {"torch"}
 
@@ -51,7 +51,7 @@ WRITING_OPERATORS = _words("""
     delitem iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv
     ixor setitem
 """)
-"""Functions of Python's ``operator`` that write; there, an underscore at the end means nothing."""
+"""Functions of Python's ``operator`` that write; there, a trailing underscore means nothing."""
 
 VIEWS = _words("""
     H T _conj _neg_view _reshape_alias _unsafe_view adjoint alias align_as align_to alpha_dropout
@@ -69,13 +69,13 @@ VIEWS = _words("""
     view_as_real vsplit
 """)
 """Functions, methods and attributes of torch whose result may alias their operands: views, and
-those that return an operand where there is nothing to do."""
+functions that return an operand unchanged if there is nothing to do."""
 
 QUESTIONS = _words("""
     device dim dtype element_size getattr is_complex is_contiguous is_floating_point layout ndim
     ndimension nelement numel shape size storage_offset stride sym_numel sym_size sym_stride
 """)
-"""Functions that read the form of a tensor, not its elements."""
+"""Functions that read a tensor's metadata, not its elements."""
 
 _VIEW_MODULES = (
     nn.Identity,
@@ -96,11 +96,11 @@ class Effects:
     """Effects of an operator on the memory of its operands."""
 
     written: tuple[Node, ...] = ()
-    """Operands that it writes into."""
+    """Operands it writes into."""
     shared: tuple[Node, ...] = ()
-    """Operands that its result may share memory with."""
+    """Operands its result may share memory with."""
     writes_weights: bool = False
-    """Whether it writes into the weights of the module that it calls."""
+    """Whether it writes into the weights of the called module."""
 
 
 def effects_of(root: GraphModule, node: Node) -> Effects:
@@ -115,7 +115,7 @@ def effects_of(root: GraphModule, node: Node) -> Effects:
     effects = _of_function(node) if schema is None else _by_schema(node, schema)
     if not any(_holds_no_tensor(x) for x in (*effects.written, *effects.shared)):
         return effects
-    # Numbers are not written into, and share no memory.
+    # Numbers cannot be written into and share no memory.
     return Effects(
         tuple(x for x in effects.written if not _holds_no_tensor(x)),
         tuple(x for x in effects.shared if not _holds_no_tensor(x)),
@@ -123,7 +123,7 @@ def effects_of(root: GraphModule, node: Node) -> Effects:
 
 
 def is_question(node: Node) -> bool:
-    """Return whether `node` reads only the form of a tensor, such as its size."""
+    """Return whether `node` reads only a tensor's metadata, such as its size."""
     return _name(node) in QUESTIONS and _holds_no_tensor(node)
 
 
@@ -149,7 +149,7 @@ def _holds_no_tensor(node: Node) -> bool:
 
 
 def _first_operand(node: Node) -> tuple[Node, ...]:
-    """Return the nodes of the first argument, which torch's functions write into."""
+    """Return the nodes of the first argument, the one torch's in-place functions write into."""
     if node.args:
         return _nodes(node.args[0])
     named = [node.kwargs[key] for key in ("input", "self", "tensor") if key in node.kwargs]
@@ -157,15 +157,15 @@ def _first_operand(node: Node) -> tuple[Node, ...]:
 
 
 def _arguments(function: Callable[..., Any], node: Node) -> dict[str, Any]:
-    """Return the arguments of a call by parameter name, as far as these are known."""
+    """Return the arguments of a call by parameter name, as far as the names are known."""
     try:
         return dict(inspect.signature(function).bind(*node.args, **node.kwargs).arguments)
-    except (TypeError, ValueError):  # functions written in C have no signature
+    except (TypeError, ValueError):  # C functions have no signature
         return dict(node.kwargs)
 
 
 def _by_schema(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch does not export its type
-    """Return the effects that the schema of an ATen overload declares."""
+    """Return the effects declared by the schema of an ATen overload."""
     names = [argument.name for argument in schema.arguments]
     values = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     aliased = [a for a in schema.arguments if a.alias_info is not None]
@@ -177,7 +177,7 @@ def _by_schema(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch does
 
 
 def _is_torch(function: object) -> bool:
-    """Return whether a function comes with torch or Python."""
+    """Return whether a function belongs to torch or Python."""
     module = str(getattr(function, "__module__", None) or "torch")
     return module.partition(".")[0] in KNOWN_MODULES
 
@@ -217,12 +217,12 @@ def _of_method(node: Node) -> Effects:
     name = str(node.target)
     written = _first_operand(node) if _ends_like_a_write(name) else ()
     written += _nodes(node.kwargs.get("out"))
-    known = hasattr(torch.Tensor, name) and name not in VIEWS
-    return Effects(written, written if known else _nodes([node.args, node.kwargs]))
+    returns_new_tensor = hasattr(torch.Tensor, name) and name not in VIEWS
+    return Effects(written, written if returns_new_tensor else _nodes([node.args, node.kwargs]))
 
 
 def _graphs_write(modules: Iterable[nn.Module]) -> bool:
-    """Return whether a graph among `modules` writes into anything."""
+    """Return whether any graph among `modules` writes in place."""
     return any(
         effects_of(module, node).written
         for module in modules
@@ -252,7 +252,7 @@ def _of_module(root: GraphModule, node: Node) -> Effects:
     return Effects(written, shared, any(getattr(p, "max_norm", None) is not None for p in parts))
 
 
-# Which values of a graph may share memory.
+# Values of a graph that may share memory.
 
 Value = Node | tuple[str, int]
 """A node, or a storage: a label of its origin, and its address."""
@@ -269,18 +269,18 @@ def storages(label: str, value: object) -> list[Value]:
 
 
 class SharedMemory:
-    """Groups of values that may share memory. Operators are entered in graph order."""
+    """Groups of values that may share memory, built by entering operators in graph order."""
 
     def __init__(self) -> None:
-        # Imported where a graph writes in place, which is rare: it takes half a second.
+        # Imported only if a graph writes in place, which is rare, since it takes half a second.
         from networkx.utils import UnionFind
 
         self._groups = UnionFind()
         self._items: dict[Node, dict[object, Node]] = {}
-        """For results with separate items: the first node of each item, by its index."""
+        """First node of each item, by index, for results with separate items."""
 
     def root(self, value: Value) -> Value:
-        """Return the value that represents the group of `value`."""
+        """Return the representative of the group of `value`."""
         root: Value = self._groups[value]
         return root
 
@@ -289,17 +289,17 @@ class SharedMemory:
         self._groups.union(a, b)
 
     def hold(self, node: Node, label: str, value: object) -> None:
-        """Join `node` with everything that holds the same tensors under the same label."""
+        """Join `node` with all values of the same storages under the same label."""
         if node not in self._items:
             for storage in storages(label, value):
                 self.join(storage, node)
 
     def enter(self, node: Node, shared: Sequence[Node]) -> None:
-        """Join `node` with the operands that its result may share memory with.
+        """Join `node` with the operands its result may share memory with.
 
-        The items of a new result of several tensors, such as that of ``topk``, are separate
-        memories: a write into one leaves the others as they were, so they are not joined through
-        the whole.
+        The items of a new result of several tensors, such as that of ``topk``, have separate
+        memory: a write into one does not change the others, so they are not joined through the
+        tuple.
         """
         if not shared and _has_separate_items(node):
             self._items[node] = {}
@@ -313,8 +313,8 @@ class SharedMemory:
 def _has_separate_items(node: Node) -> bool:
     """Return whether a new result is only used item by item, and no two items share memory.
 
-    That includes a tensor whose rows are used, since they do not overlap. Storages are compared
-    where capture left the value of the result.
+    This includes a tensor used by rows, which do not overlap. Storages are compared if capture left
+    the value of the result.
     """
     for user in node.users:
         if user.target is not operator.getitem or user.args[0] is not node:

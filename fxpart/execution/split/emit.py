@@ -19,20 +19,20 @@ __all__ = ["Cut", "Style", "emit"]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How submodules and their nodes are named, and what they hold and return."""
+    """Naming of submodules and their nodes, and what submodules own and return."""
 
     keep_node_names: bool = False
     keep_input_names: bool = True
     tuple_return: bool = False
     late_attributes: bool = False
-    """Fetch an attribute only where it is first passed to a partition."""
+    """Fetch an attribute only when it is first passed to a partition."""
     own_attributes: bool = False
-    """Submodules fetch attributes themselves, and everything in them keeps its path."""
+    """Submodules fetch attributes themselves, under unchanged paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A graph module and how it is cut."""
+    """A graph module and its cut."""
 
     module: GraphModule
     children: Sequence[str]
@@ -40,7 +40,7 @@ class Cut:
     dependencies: Dependencies
     regions: Regions
     order: Sequence[int]
-    """Partitions in the order in which they are called."""
+    """Partitions in call order."""
     style: Style
 
 
@@ -50,9 +50,9 @@ class _Submodule:
 
     graph: Graph = field(default_factory=Graph)
     copies: dict[Node, Node] = field(default_factory=dict)
-    """Its copies of nodes of the whole graph."""
+    """Copies of nodes, by their node in the original graph."""
     inputs: list[Node] = field(default_factory=list)
-    """Nodes of the whole graph that are its arguments."""
+    """Nodes of the original graph passed as arguments."""
 
     def repeat(self, node: Node) -> None:
         """Add a copy of a node that opens or closes a region."""
@@ -67,11 +67,11 @@ def emit(
     qualname_map: dict[str, str] | None = None,
     top_class: type[GraphModule] = GraphModule,
 ) -> GraphModule:
-    """Return a module that calls one submodule for each partition and computes the same.
+    """Return an equivalent module that calls one submodule per partition.
 
-    It has the signature of the original module, nested inputs and outputs included; the original
-    keeps its graph. `qualname_map` receives the path of each module that a submodule calls, with
-    its original path.
+    It has the signature of the original module, including nested inputs and outputs; the original
+    is not changed. `qualname_map` receives the new path of each module called by a submodule,
+    mapped to its original path.
     """
     attributes: dict[str, object] = {}
     called_with: dict[int, list[Node]] = {}
@@ -88,7 +88,7 @@ def emit(
 def _submodule(
     cut: Cut, part: int, qualname_map: dict[str, str] | None
 ) -> tuple[GraphModule, list[Node]]:
-    """Return the submodule of a partition, and the nodes that are its arguments."""
+    """Return the submodule of a partition, and the nodes passed as its arguments."""
     built, modules = _Submodule(), HeldModules(cut.module, rename=not cut.style.own_attributes)
     _add_inputs(cut, part, built, modules)
     mode = None
@@ -113,7 +113,7 @@ def _submodule(
 
 
 def _add_inputs(cut: Cut, part: int, built: _Submodule, modules: HeldModules) -> None:
-    """Add the placeholders, and after them the attributes that the submodule fetches itself."""
+    """Add the placeholders, then the attributes that the submodule fetches itself."""
     fetched_inside = []
     for node in cut.dependencies.inputs[part]:
         if node.op == "get_attr" and _is_fetched_inside(cut, node):
@@ -129,7 +129,7 @@ def _add_inputs(cut: Cut, part: int, built: _Submodule, modules: HeldModules) ->
 
 
 def _is_fetched_inside(cut: Cut, node: Node) -> bool:
-    """Return whether submodules fetch an attribute themselves, as always for a graph to be run."""
+    """Return whether submodules fetch an attribute themselves, always true for region graphs."""
     return cut.style.own_attributes or isinstance(
         fetched(cut.module, str(node.target)), torch.nn.Module
     )
@@ -138,8 +138,8 @@ def _is_fetched_inside(cut: Cut, node: Node) -> bool:
 def _is_only_fetched_inside(cut: Cut, node: Node) -> bool:
     """Return whether only submodules need an attribute, and each fetches it itself.
 
-    That holds for graphs to be run. Export calls them ``submod_1``, which may also be the name of a
-    submodule of the cut.
+    True for graphs of regions, which export names ``submod_1``: a submodule of the cut may have the
+    same name.
     """
     users_are_placed = all(user in cut.dependencies.part_of for user in node.users)
     return users_are_placed and _is_fetched_inside(cut, node)
@@ -152,8 +152,8 @@ def _add_operators(cut: Cut, part: int, built: _Submodule, modules: HeldModules)
     for node in cut.dependencies.ops[part]:
         target = modules.call(str(node.target)) if node.op == "call_module" else node.target
         name = node.name if keep_names else None
-        # Set after creation: `create_node` would search the arguments for symbolic sizes, which
-        # takes more than half of a cut's time.
+        # Set after creation, since `create_node` would search the arguments for symbolic sizes,
+        # taking more than half of a cut's time.
         copy = create(node.op, target, name=name, type_expr=node.type)
         copy.args = map_arg(node.args, copy_of)
         if node.kwargs:
@@ -165,7 +165,7 @@ def _add_operators(cut: Cut, part: int, built: _Submodule, modules: HeldModules)
 def _calling_graph(
     cut: Cut, called_with: Mapping[int, Sequence[Node]], attributes: dict[str, object]
 ) -> Graph:
-    """Return the graph that calls the submodules; puts what it fetches into `attributes`."""
+    """Return the graph that calls the submodules; its attributes are added to `attributes`."""
     graph, copies = Graph(), dict[Node, Node]()
     nodes = list(cut.module.graph.nodes)
     late = cut.style.late_attributes
@@ -174,7 +174,7 @@ def _calling_graph(
         if early or node.op == "placeholder":
             copies[node] = _copy_source(cut, graph, node, attributes)
     for node in nodes:
-        # Operators without a partition, such as a check of the inputs, run before all partitions.
+        # Operators without a partition, such as input checks, run before all partitions.
         if node.op not in PLACELESS and node not in cut.dependencies.part_of:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "call_module":
@@ -188,7 +188,7 @@ def _calling_graph(
         if node.op == "output":
             _return(cut, graph, node, copies, attributes)
     if type(cut.module.graph._codegen) is not CodeGen:
-        # It flattens nested inputs and rebuilds nested outputs.
+        # The codegen flattens nested inputs and rebuilds nested outputs.
         graph.set_codegen(cut.module.graph._codegen)
     return graph
 
@@ -210,7 +210,7 @@ def _call(
 def _return(
     cut: Cut, graph: Graph, node: Node, copies: dict[Node, Node], attributes: dict[str, object]
 ) -> None:
-    """Return what `node` returns; an attribute that only the caller reads is fetched here."""
+    """Add the output of `node`, fetching attributes that only the caller reads."""
     for result in node.all_input_nodes:
         if result not in copies:
             copies[result] = _copy_source(cut, graph, result, attributes)
@@ -220,7 +220,7 @@ def _return(
 
 
 def _copy_source(cut: Cut, graph: Graph, node: Node, attributes: dict[str, object]) -> Node:
-    """Copy a placeholder with its default, or a node that fetches an attribute."""
+    """Copy a placeholder with its default, or a ``get_attr`` node."""
     target = str(node.target)
     if node.op == "get_attr":
         if target in cut.children:

@@ -1,4 +1,4 @@
-"""Parts of graph modules: attributes by path, modules of a submodule, guards, deferred code."""
+"""Parts of graph modules: attributes by path, modules owned by a submodule, guards, lazy code."""
 
 import operator
 from typing import Any
@@ -16,7 +16,7 @@ def fetched(module: nn.Module, path: str) -> Any:  # noqa: ANN401 - an attribute
     """Return the attribute of `module` at a dotted path.
 
     Raises:
-        CaptureError: when there is none.
+        CaptureError: if there is no such attribute.
 
     """
     try:
@@ -29,7 +29,7 @@ def fetched(module: nn.Module, path: str) -> Any:  # noqa: ANN401 - an attribute
 
 
 class HeldModules:
-    """The modules and attributes of the whole module that one submodule holds."""
+    """The modules and attributes of the original module owned by one submodule."""
 
     def __init__(self, module: GraphModule, *, rename: bool) -> None:
         self._module = module
@@ -38,19 +38,19 @@ class HeldModules:
         self.attributes: dict[str, Any] = {}
         """Modules and attributes by their name in the submodule."""
         self.paths: dict[str, str] = {}
-        """Path in the whole module, by name."""
+        """Path in the original module, by name."""
 
     def keep(self, path: str) -> str:
-        """Hold what is at `path` under that same path, and return it."""
+        """Add the module or attribute at `path` under the same path, and return the path."""
         if path not in self.attributes:
             self.attributes[path] = fetched(self._module, path)
             self.paths[path] = path
         return path
 
     def call(self, path: str) -> str:
-        """Hold the module at `path` under a name without dots, and return the name.
+        """Add the module at `path` under a name without dots, and return the name.
 
-        ``a.b`` becomes ``a_b``, or ``a_b_1`` and so on where another module has that name.
+        ``a.b`` becomes ``a_b``, or ``a_b_1`` and so on if that name is taken.
         """
         if not self._rename:
             return self.keep(path)
@@ -68,8 +68,8 @@ class HeldModules:
 def is_guard(node: Node) -> bool:
     """Return whether `node` checks the inputs of an exported module.
 
-    ``ExportedProgram.module()`` first calls a module ``_guards_fn`` on all inputs and uses no
-    result. A cut keeps that call on the host, before all partitions.
+    ``ExportedProgram.module()`` first calls a module ``_guards_fn`` on all inputs and ignores its
+    result. A cut keeps that call in the outer module, before all partitions.
     """
     return (
         node.op == "call_module"
@@ -89,11 +89,11 @@ _write_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class DeferredGraphModule(_LazyGraphModule):
-    """A ``torch.fx.GraphModule`` that generates `code` when it is read or the module first runs.
+    """A ``torch.fx.GraphModule`` that generates `code` when first read or run.
 
     Generating and compiling code takes most of the time of a cut, and many submodules are only
-    inspected, cut again or compiled from their graph. After a change of the graph, ``recompile()``
-    only marks the code as out of date.
+    inspected, cut again or compiled from their graph. ``recompile()`` only marks the code as out of
+    date.
 
     Torch's own lazy class runs its hooks twice in the first call, and torch.compile cannot trace it
     before that.

@@ -1,4 +1,4 @@
-"""`split_by_assignment`: cut a captured module by a plan."""
+"""`split_by_assignment`: cut a captured module according to a plan."""
 
 from torch.fx import GraphModule, Node
 
@@ -17,19 +17,19 @@ def split_by_assignment(
 ) -> GraphModule:
     """Return a module with a child ``submod_<p>`` for each partition of a plan, in that order.
 
-    It has the signature of `graph_module` and computes the same. The check of the inputs in an
-    exported module runs before the partitions. An operator that only the module has, such as the
-    write of a buffer, goes into the last partition that it reads from.
+    It has the signature of `graph_module` and computes the same. The input check of an exported
+    module runs before the partitions. An operator that is only in the module, such as the write of
+    a buffer, goes into the last partition it reads from.
 
     Args:
         graph_module: ``Capture.graph_module`` or ``ExportedProgram.module()``, whose call nodes
-            have the names of the operators in `graph`.
+            are named like the operators in `graph`.
         graph: its n operators as arrays.
         assignment: partition of each of the n operators.
 
     Raises:
-        SpecError: when the module, the graph and the plan are not of one capture.
-        CycleError: when partitions wait for each other, as in `split_module`.
+        SpecError: if the module, the graph and the plan are not from one capture.
+        CycleError: if partitions wait for each other, as in `split_module`.
 
     """
     if len(assignment.partition_of) != graph.n_ops:

@@ -1,15 +1,15 @@
-"""Autocast regions and grad modes: each partition enters and leaves the regions that it spans.
+"""Autocast regions and grad modes, entered and exited by each partition in them.
 
-An autocast region lasts from one node to another. Where its operators are in several partitions,
-each of them enters it at its beginning and exits at its end, so that a partition computes the same
-wherever and whenever it runs:
+An autocast region extends from one node to another. If its operators are in several partitions,
+each partition enters the region at its beginning and exits at its end, so that its results do not
+depend on where and when it runs:
 
     enter           enter, exit copied to the end     | enter copied, exit
     a, b       ->   a, exit                           | enter, b, exit
     exit
 
 A grad mode lasts until the next one is set. A partition that changes it saves the mode at its
-beginning and restores it at its end; only the last partition leaves the mode as the graph does.
+beginning and restores it at its end; only the last partition leaves the graph's final mode set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,28 +27,28 @@ _ENTER = torch.amp.autocast_mode._enter_autocast
 _EXIT = torch.amp.autocast_mode._exit_autocast
 _SET_GRAD = torch._C._set_grad_enabled
 STATE_TARGETS: frozenset[object] = frozenset({_ENTER, _EXIT, _SET_GRAD})
-"""Functions that change a mode of the whole process."""
+"""Functions that change a process-wide mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Nodes that partitions repeat to enter and leave regions that they share with others."""
+    """Nodes that partitions repeat to enter and exit regions shared with other partitions."""
 
     entered: Mapping[int, Sequence[Node]]
-    """Nodes repeated at the beginning of a partition: those that open its regions."""
+    """Nodes that open a partition's regions, repeated at its beginning."""
     left: Mapping[int, Sequence[Node]]
-    """Nodes repeated at the end of a partition: those that close its autocast regions."""
+    """Nodes that close a partition's autocast regions, repeated at its end."""
     restoring: frozenset[int]
     """Partitions that restore the grad mode at their end."""
     any: bool
-    """Whether the graph has regions at all."""
+    """Whether the graph has any region."""
 
 
 @dataclass(slots=True)
 class _Region:
     opened_by: Node
     parts: dict[int, None] = field(default_factory=dict)
-    """Partitions in it, in graph order."""
+    """Partitions of the region, in graph order."""
     closed_by: Node | None = None
 
 
@@ -61,8 +61,8 @@ def regions_of(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[o
         ids: the caller's id of each partition.
 
     Raises:
-        CycleError: when there is a region and the ids of partitions go back along the graph.
-        CaptureError: when an autocast region is never left, or left without having been entered.
+        CycleError: if there is a region and partition ids decrease along the graph.
+        CaptureError: if an autocast region is never exited, or exited without being entered.
 
     """
     if not any(node.op == "call_function" and node.target in STATE_TARGETS for node in ops):
@@ -70,7 +70,7 @@ def regions_of(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[o
     _check_forward(ops, part_of, ids)
     autocasts, modes = _walk(ops, part_of)
     entered: dict[int, list[Node]] = {}
-    left: dict[int, list[Node]] = {}
+    exited: dict[int, list[Node]] = {}
     for region in (*autocasts, *modes):
         for part in list(region.parts)[1:]:
             entered.setdefault(part, []).append(region.opened_by)
@@ -81,13 +81,13 @@ def regions_of(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[o
                 " 'with' block"
             )
         for part in list(region.parts)[:-1]:
-            left.setdefault(part, []).append(region.closed_by)
+            exited.setdefault(part, []).append(region.closed_by)
     changed = {part for mode in modes for part in mode.parts}
-    return Regions(entered, left, frozenset(changed - {part_of[ops[-1]]}), any=True)
+    return Regions(entered, exited, frozenset(changed - {part_of[ops[-1]]}), any=True)
 
 
 def _walk(ops: Sequence[Node], part_of: Mapping[Node, int]) -> tuple[list[_Region], list[_Region]]:
-    """Return the autocast regions and the grad modes, each in the order of their beginnings."""
+    """Return the autocast regions and the grad modes, each in order of first node."""
     autocasts: list[_Region] = []
     modes: list[_Region] = []
     active: dict[Node, _Region] = {}
@@ -119,15 +119,15 @@ def _entry_of(leaving: Node, active: Mapping[Node, _Region]) -> Node:
 
 
 def _check_forward(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[object]) -> None:
-    """Refuse partitions that go back: numbers by their order, other ids by their first use."""
+    """Refuse partition ids that decrease along the graph; non-numeric ids rank by first use."""
     numbered = all(isinstance(part_id, int) for part_id in ids)
     first_use = {part: rank for rank, part in enumerate(dict.fromkeys(part_of[op] for op in ops))}
     key = [part_id if numbered else first_use[part] for part, part_id in enumerate(ids)]
-    for before, node in pairwise(ops):
-        highest, part = part_of[before], part_of[node]
+    for previous, node in pairwise(ops):
+        highest, part = part_of[previous], part_of[node]
         if key[part] < key[highest]:  # type: ignore[operator]  # both are numbers
             raise CycleError(
                 "autocast and grad modes need partition ids that never go back along the graph:"
-                f" {node.name} is in partition {ids[part]}, {before.name} before it in partition"
+                f" {node.name} is in partition {ids[part]}, {previous.name} before it in partition"
                 f" {ids[highest]}; give {node.name} an id of {ids[highest]} or later"
             )

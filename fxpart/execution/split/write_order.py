@@ -1,8 +1,8 @@
-"""Which partitions must run before others because one of them writes into a tensor in place.
+"""Order partitions around in-place writes.
 
-A node that reads a tensor under an older name sees the elements from before or after a write; no
-data dependence tells which, only the graph's order. So partitions that touch a tensor which is
-written into keep the graph's order around each write.
+Whether a node that reads a tensor under an older name sees the elements from before or after a
+write depends on graph order alone, not on a data dependence. So partitions that access a tensor
+written in place keep the graph's order around each write.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,23 +16,23 @@ from fxpart.execution.split.graph_module import fetched
 __all__ = ["WriteEdges", "write_edges", "writes_in_place"]
 
 _SWITCHES = frozenset({"inplace", "out", "max_norm"})
-"""Arguments with which a function writes into another."""
+"""Arguments that make a function write into an operand."""
 
 WriteEdges = dict[tuple[int, int], str]
-"""Pairs of partitions of which the first must run before the second, and the tensor's name."""
+"""Pairs of partitions, the first of which must run before the second, and the tensor's name."""
 
 
 def write_edges(
     module: GraphModule, ops: Sequence[Node], part_of: Mapping[Node, int]
 ) -> WriteEdges:
-    """Return the pairs of partitions that writes in place order. O(graph).
+    """Return the pairs of partitions ordered by in-place writes. O(graph).
 
-    Writes and aliases are those of `effects_of`; asking for a size is no read. Empty for a graph
-    without writes.
+    Writes and aliases are those of `effects_of`; querying a size does not count as a read. Empty
+    for a graph without writes.
 
     Args:
-        module: to be cut.
-        ops: its operators that are in partitions, in graph order.
+        module: the module to cut.
+        ops: its operators with a partition, in graph order.
         part_of: partition of each of them.
 
     """
@@ -57,13 +57,13 @@ def write_edges(
 
 
 def writes_in_place(module: GraphModule, ops: Iterable[Node]) -> bool:
-    """Return whether any of `ops`, operators of `module`, writes into an operand. Quick."""
-    known: dict[object, bool | None] = {}
-    return any(effects_of(module, node).written for node in ops if _may_write(node, known))
+    """Return whether any of `ops`, operators of `module`, writes into an operand. Fast."""
+    may_write_of: dict[object, bool | None] = {}
+    return any(effects_of(module, node).written for node in ops if _may_write(node, may_write_of))
 
 
 def _may_write(node: Node, known: dict[object, bool | None]) -> bool:
-    """Return False only for a node that writes nothing, by a cheap test.
+    """Return whether a node may write, by a cheap test; False is certain.
 
     `known` caches `_function_may_write` by function.
     """
@@ -95,7 +95,7 @@ def _function_may_write(function: object) -> bool | None:
 
 
 class _Tensor:
-    """A tensor that is written into: its last writer, and the readers since then."""
+    """A tensor written in place: its last writer, and the readers since."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -109,8 +109,8 @@ class _Tensor:
 
     def write(self, part: int, edges: WriteEdges) -> None:
         """Order a write after the last write and after all readers in between."""
-        for before in (self._writer, *self._readers):
-            self._add(before, part, edges)
+        for accessor in (self._writer, *self._readers):
+            self._add(accessor, part, edges)
         self._writer, self._readers = part, {}
 
     def _add(self, before: int, after: int, edges: WriteEdges) -> None:

@@ -1,1 +1,1 @@
-"""Pipelines: a model cut into stages after named modules, and stages made ready for an engine."""
+"""Pipeline stages: cut a model after named modules, and prepare the stages for an engine."""

@@ -1,7 +1,7 @@
-"""`chain_stages`: a split module as stages of which each receives tensors only from the one before.
+"""`chain_stages`: turn a split module into stages that each receive tensors only from the previous.
 
 A pipeline engine runs each stage in a process and sends tensors from one process to the next. So a
-stage takes flat tensors, passes on values that later stages need, and returns a tuple of tensors.
+stage takes flat tensors, forwards values that later stages need, and returns a tuple of tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,28 +29,28 @@ __all__ = [
 
 
 TiedName = tuple[int, str]
-"""A stage, and the name of a parameter in it."""
+"""A stage and the name of a parameter in it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StageModule:
-    """One stage: flat tensors in, a tuple of tensors out, even of a single one."""
+    """A stage: flat tensors in, a tuple of tensors out, even for a single result."""
 
     index: int
     """Number of the stage, from 0."""
     module: fx.GraphModule
     """Takes the tensors of `inputs` by position. Its parameters are those of the split module."""
     inputs: tuple[str, ...]
-    """Its inputs, by the names of the nodes that make them; for stage 0, the inputs of the model
-    that any stage uses."""
+    """Names of the nodes that produce its inputs; for stage 0, the model inputs used by any
+    stage."""
     outputs: tuple[str, ...]
-    """Its outputs, including values that it only passes on; for the last stage, the tensors of the
-    result, each once, in their order there."""
+    """Its outputs, including forwarded values; for the last stage, the tensors of the model's
+    result, each once, in order of appearance."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Chain:
-    """All stages, and the ways into the first and out of the last."""
+    """All stages, with the conversions into the first and out of the last."""
 
     stages: tuple[StageModule, ...]
     _enter: fx.GraphModule = field(repr=False)
@@ -72,7 +72,7 @@ class Chain:
         """
         try:
             tensors, values = self._enter(*args, **dict(kwargs or {}))
-        # The model's own checks may raise anything.
+        # The model's input checks may raise anything.
         except Exception as error:
             raise SpecError(
                 f"the stages were cut for other inputs than these: {one_line(error)}; give inputs"
@@ -96,14 +96,14 @@ class Chain:
         """Return the results of the model, from the outputs of the last stage.
 
         Raises:
-            SpecError: for another number of tensors than the last stage has outputs.
+            SpecError: if the last stage has another number of outputs.
 
         """
-        wanted = self.stages[-1].outputs
-        if len(flat) != len(wanted):
+        output_names = self.stages[-1].outputs
+        if len(flat) != len(output_names):
             raise SpecError(
-                f"{len(flat)} tensors are no result of the last stage, which returns {len(wanted)}"
-                f" ({', '.join(wanted)}); give what it returned"
+                f"{len(flat)} tensors are no result of the last stage, which returns {len(output_names)}"
+                f" ({', '.join(output_names)}); give what it returned"
             )
         result = self._leave(*flat)
         if self._result_spec is None:
@@ -121,21 +121,20 @@ class Chain:
 def chain_stages(split: fx.GraphModule) -> Chain:
     """Return the stages of `split` as a chain, in the order of their numbers.
 
-    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as made
+    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as returned
     by `split_module`, `split_by_assignment` and `generate_pipeline_partition`. It is not changed.
 
-    Values for a later stage are passed on by the stages between. Numbers, shapes and dtypes that
-    another stage uses are computed again there, from tensors that are passed on. A tuple is passed
-    item by item. A default of the model that is no tensor is fixed. Inputs that no stage uses are
-    left out.
+    Values for a later stage are forwarded by the stages in between. Numbers, shapes and dtypes used
+    by another stage are recomputed there, from forwarded tensors. A tuple is passed item by item. A
+    default of the model that is not a tensor is fixed. Inputs that no stage uses are left out.
 
     Parameters and buffers are the same objects. Stages may run in separate processes, which share
-    no memory: writes in place that would then be lost are refused, as far as they are detected.
+    no memory: in-place writes that would then be lost are refused, as far as they are detected.
 
     Raises:
-        SpecError: when `split` has no such children, a value other than a tensor would be passed,
-            or a stage writes into memory of another.
-        CycleError: when a stage reads from a later one.
+        SpecError: if `split` has no such children, a value other than a tensor would be passed, or
+            a stage writes into memory of another.
+        CycleError: if a stage reads from a later one.
 
     """
     flat = flatten(split)
@@ -150,7 +149,7 @@ def chain_stages(split: fx.GraphModule) -> Chain:
     for index in range(flat.n_stages):
         inputs, outputs = passed.boundaries[index : index + 2]
         module = _stage_module(flat, passed.nodes[index + 1], inputs, outputs)
-        # The mode of the whole; each leaf module keeps its own.
+        # The training mode of the split module; each leaf module keeps its own.
         module.training = split.training
         stages.append(StageModule(index, module, names[index], names[index + 1]))
     codegen = split.graph._codegen
@@ -164,7 +163,7 @@ def chain_stages(split: fx.GraphModule) -> Chain:
 
 
 def tied_parameters(chain: Chain) -> tuple[tuple[TiedName, ...], ...]:
-    """Return the groups of names, in one stage or over several, that are one parameter."""
+    """Return groups of names of one parameter, within a stage or across stages."""
     names: dict[tuple[object, ...], list[TiedName]] = {}
     for stage in chain.stages:
         for name, parameter in stage.module.named_parameters(remove_duplicate=False):
@@ -180,18 +179,18 @@ def _is_same(value: object, fixed: object) -> bool:
         return False
     try:
         return bool(value == fixed)
-    except ValueError:  # an array compares element by element
+    except ValueError:  # arrays compare elementwise
         return False
 
 
 def _shown(value: object) -> str:
-    """Return an argument on one line: only the type of tensors and arrays."""
+    """Return an argument on one line, tensors and arrays by type only."""
     text = repr(value)
     return f"<{type(value).__name__}>" if "\n" in text or "tensor(" in text else text
 
 
 def _fix_defaults(flat: FlatGraph) -> list[fx.Node]:
-    """Replace inputs by their defaults that are no tensors; return these inputs."""
+    """Replace inputs by their non-tensor defaults, and return these inputs."""
     fixed = []
     for node in flat.graph.find_nodes(op="placeholder"):
         if not node.args or node.args[0] is None or isinstance(node.args[0], Tensor):
@@ -205,7 +204,7 @@ def _fix_defaults(flat: FlatGraph) -> list[fx.Node]:
 
 
 def _return_weights_from_the_last_stage(flat: FlatGraph) -> None:
-    """Let the last stage return the weights that are part of the result."""
+    """Make the last stage return the weights that are part of the result."""
     for weight in [n for n in flat.output.all_input_nodes if n.op == "get_attr"]:
         with flat.graph.inserting_before(flat.output):
             copy = flat.graph.node_copy(weight)
@@ -217,7 +216,7 @@ def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:  # noqa: ANN401
     return fx.map_arg(arguments, lambda n: value if n is node else n)
 
 
-# Modules made from nodes of the flat graph.
+# Modules built from nodes of the flat graph.
 
 
 def _stage_module(
@@ -274,11 +273,11 @@ def _copied(
 
 
 def _holder(attributes: Mapping[str, Any], graph: fx.Graph) -> nn.Module:
-    """Return a module with the attributes that nodes of `graph` name, under the same paths."""
+    """Return a module with the attributes named by nodes of `graph`, under the same paths."""
     root = nn.Module()
-    used = {str(n.target) for n in graph.nodes if n.op in {"get_attr", "call_module"}}
-    # Outer modules first: they may already have the weights that are named too.
-    for path in sorted(used, key=lambda path: (path.count("."), path)):
+    paths = {str(n.target) for n in graph.nodes if n.op in {"get_attr", "call_module"}}
+    # Outer modules first, since they may already own weights that are also named.
+    for path in sorted(paths, key=lambda path: (path.count("."), path)):
         *prefix, name = path.split(".")
         parent = root
         for part in prefix:

@@ -21,7 +21,7 @@ __all__ = ["ENGINES", "Engine", "engine_named", "pipeline_stage"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Engine:
-    """How stages are wrapped for one engine."""
+    """A pipeline engine, and how to wrap stages for it."""
 
     package: str
     """The required package."""
@@ -37,11 +37,11 @@ def pipeline_stage(
 ) -> "PipelineStage":
     """Return `stage` for a schedule of ``torch.distributed.pipelining``, on `device`.
 
-    Call it in the process that runs the stage, after ``init_process_group``. Its parameters are
-    moved to `device`. Shapes and dtypes are inferred from the first micro-batch.
+    Call it in the stage's process, after ``init_process_group``. The stage's parameters are moved
+    to `device`. Shapes and dtypes are inferred from the first microbatch.
 
     Raises:
-        SpecError: when there is no process group, or the stage takes or returns no tensor.
+        SpecError: if there is no process group, or the stage takes or returns no tensor.
 
     """
     import torch.distributed as dist
@@ -98,7 +98,7 @@ class _OneArgument(nn.Module):
 
 
 def _for_deepspeed(chain: Chain, **options: Any) -> Any:  # noqa: ANN401 - deepspeed's own
-    """Return a ``deepspeed.pipe.PipelineModule`` of one layer a stage."""
+    """Return a ``deepspeed.pipe.PipelineModule`` with one layer per stage."""
     layers = [_OneArgument(stage) for stage in chain.stages]
     module = import_module("deepspeed.pipe").PipelineModule
     try:
@@ -120,7 +120,7 @@ def engine_named(name: str) -> Engine:
     """Return the engine of that name.
 
     Raises:
-        SpecError: when there is none, or its package is not installed.
+        SpecError: if there is no such engine, or its package is not installed.
 
     """
     if name not in ENGINES:

@@ -1,8 +1,8 @@
-"""`flatten`: a split module as one graph again, with the stage of every node.
+"""`flatten`: merge a split module back into one graph, with the stage of every node.
 
 `split_module` makes children ``submod_0``, ``submod_1``, ... and a graph that calls them, unpacks
 their results and passes them weights. Here the children are inlined, so that the values that pass
-between stages can be read off one list of nodes.
+between stages can be read from one list of nodes.
 """
 
 import operator
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 QUALNAME_MAP = "qualname_map"
-"""Key in a split module's ``meta`` of the map from renamed paths to the original ones."""
+"""Key in a split module's ``meta`` for the map from renamed paths to the original ones."""
 
 _STAGE = re.compile(r"submod_(\w*_)?\d+")
 
@@ -34,8 +34,8 @@ _STAGE = re.compile(r"submod_(\w*_)?\d+")
 class FlatGraph:
     """The nodes of all stages in order of execution.
 
-    Inputs are in stage -1, the output in stage `n_stages`. A ``get_attr`` has no stage: every stage
-    that reads a weight has it.
+    Inputs are in stage -1, the output in stage `n_stages`. A ``get_attr`` has no stage: a weight
+    belongs to every stage that reads it.
     """
 
     graph: fx.Graph
@@ -43,7 +43,7 @@ class FlatGraph:
     attributes: dict[str, Any]
     """Values of the targets of ``get_attr`` and ``call_module`` nodes."""
     guards: list[fx.Node]
-    """Nodes that only check the inputs; they are in no stage."""
+    """Nodes that only check the inputs and are in no stage."""
     stage_names: tuple[str, ...]
     """Name of the child of each stage."""
 
@@ -61,8 +61,8 @@ class FlatGraph:
 def copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any]) -> fx.Node:
     """Add a copy of `node`, with the operands in `env`, to `graph`, and return it."""
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    # Set after creation: `create_node` would search the arguments for symbolic sizes, which takes
-    # as long as all the rest.
+    # Set after creation, since `create_node` would search the arguments for symbolic sizes, which
+    # doubles the time.
     copy.args = fx.map_arg(node.args, env.__getitem__)
     if node.kwargs:
         copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
@@ -71,10 +71,10 @@ def copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any]) -> fx.Nod
 
 
 def stage_children(split: fx.GraphModule) -> tuple[str, ...]:
-    """Return the names of the children that are stages, in the order of their numbers.
+    """Return the names of the stage children, in the order of their numbers.
 
     Raises:
-        SpecError: when there are none, or one is called more than once.
+        SpecError: if there are none, or one is called more than once.
 
     """
     called = [str(n.target) for n in split.graph.nodes if n.op == "call_module"]
@@ -94,11 +94,11 @@ def stage_children(split: fx.GraphModule) -> tuple[str, ...]:
 def flatten(split: fx.GraphModule) -> FlatGraph:
     """Return the nodes of `split` and of its stages as one graph; `split` is not changed.
 
-    Weights and leaf modules are the same objects, under their original paths where ``split.meta``
-    has a map of these (`QUALNAME_MAP`).
+    Weights and leaf modules are the same objects, under their original paths if ``split.meta`` maps
+    them (`QUALNAME_MAP`).
 
     Raises:
-        SpecError: when `split` has no stages, or calls one twice.
+        SpecError: if `split` has no stages, or calls one twice.
 
     """
     names = stage_children(split)
@@ -118,7 +118,7 @@ def flatten(split: fx.GraphModule) -> FlatGraph:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Part:
-    """The module whose nodes are copied: a stage, or with stage None the split module."""
+    """The module whose nodes are copied: a stage, or the split module if `stage` is None."""
 
     module: fx.GraphModule
     stage: int | None
@@ -145,9 +145,9 @@ def _inline(flat: FlatGraph, part: _Part, call: fx.Node, outer: dict[fx.Node, An
 def _step(flat: FlatGraph, part: _Part, node: fx.Node, env: dict[fx.Node, Any]) -> None:
     """Copy one node, or unpack the results of a stage."""
     if node.op == "call_function" and node.target is operator.getitem:
-        whole: Any = fx.map_arg(node.args[0], lambda n: env[n])
-        if isinstance(whole, (tuple, list, dict)):
-            env[node] = whole[node.args[1]]  # type: ignore[index]
+        container: Any = fx.map_arg(node.args[0], lambda n: env[n])
+        if isinstance(container, (tuple, list, dict)):
+            env[node] = container[node.args[1]]  # type: ignore[index]
             return
     env[node] = copy = copied(flat.graph, node, env)
     if node.op in {"get_attr", "call_module"}:
@@ -159,7 +159,7 @@ def _step(flat: FlatGraph, part: _Part, node: fx.Node, env: dict[fx.Node, Any]) 
 
 
 def _path(flat: FlatGraph, part: _Part, target: str) -> str:
-    """Return the path in the flat graph of what is at `target` in `part`; enters it there."""
+    """Return the flat graph's path of the attribute `target` of `part`, registering it there."""
     value = fetched(part.module, target)
     path = part.paths.get(f"{part.name}.{target}", target)
     if flat.attributes.setdefault(path, value) is not value:

@@ -1,8 +1,8 @@
-"""Which values pass between stages, and writes in place that would be lost between processes.
+"""Find values that cross stages, and refuse in-place writes that would be lost between processes.
 
-In one process, a tensor and its views share memory. Each is sent to another process as a copy: a
-stage that writes into one of them there leaves the others as they were. Such writes are refused
-where they are certain; writes inside functions and modules that are not torch's are unknown.
+Within one process, a tensor and its views share memory. Each is sent to another process as a copy,
+where a write into one of them does not reach the others. Certain writes of this kind are refused;
+writes inside functions and modules that are not torch's are unknown.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,24 +26,24 @@ from fxpart.execution.stages.flat_graph import FlatGraph
 __all__ = ["Crossings", "check_writes", "crossings"]
 
 
-# Values that pass between stages, each only to the next one:
+# Values that cross stages, each boundary in turn:
 #
 #     stage 0             stage 1         stage 2
-#     makes a, b   a, b   makes c   a, c  reads a, c       stage 1 passes on `a`
+#     makes a, b   a, b   makes c   a, c  reads a, c       stage 1 forwards `a`
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Crossings:
-    """The nodes of every stage, and the values that pass between stages.
+    """The nodes of every stage, and the values that cross each stage boundary.
 
     ``nodes`` has an extra entry at each end: the first computes the inputs of stage 0 from those of
     the model, the last the result of the model from the outputs of the last stage.
     """
 
     nodes: tuple[tuple[fx.Node, ...], ...]
-    """Nodes to compute, in order; weights and recomputed numbers included. Length n_stages + 2."""
+    """Nodes to compute, in order, including weights and recomputed numbers. Length n_stages + 2."""
     boundaries: tuple[tuple[fx.Node, ...], ...]
-    """``boundaries[i]`` is the inputs of stage i; the last entry is the outputs of the last stage.
+    """``boundaries[i]`` holds the inputs of stage i; the last entry, the outputs of the last stage.
     Length n_stages + 1."""
 
 
@@ -79,7 +79,7 @@ def crossings(flat: FlatGraph, scalars: set[fx.Node]) -> Crossings:
         tuple(v for v in crossing if flat.stage_of[v] < stage <= last_use[v])
         for stage in range(flat.n_stages + 1)
     ]
-    # The tensors of the result come first, in their order there.
+    # The tensors of the result come first, in order of appearance.
     returned = [node for node in flat.output.all_input_nodes if node in boundaries[-1]]
     boundaries[-1] = tuple(dict.fromkeys([*returned, *boundaries[-1]]))
     return Crossings(tuple(nodes), tuple(boundaries))
@@ -90,7 +90,7 @@ def _closure(
 ) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return the nodes `placed` in a stage, with the scalars and weights that they need.
 
-    The second list is the placed values that all of these read.
+    The second list holds the placed values that all of these read.
     """
     computed = dict.fromkeys(placed)
     queue, read = list(computed), dict[fx.Node, None]()
@@ -109,12 +109,12 @@ def _closure(
 
 
 def check_writes(flat: FlatGraph, passed: Crossings) -> None:
-    """Refuse writes into memory of which other stages would have a copy.
+    """Refuse writes into memory that other stages would hold as a copy.
 
     Raises:
-        CycleError: when an earlier stage reads memory after, or a later stage before, a write.
-        SpecError: when a stage receives a tensor that it writes into under two names, or writes
-            into a weight that another stage uses too.
+        CycleError: if an earlier stage reads memory after a write, or a later stage before it.
+        SpecError: if a stage receives a tensor under two names and writes into it, or writes into
+            a weight that another stage also uses.
 
     """
     module = DeferredGraphModule(flat.attributes, flat.graph)
@@ -141,16 +141,16 @@ def check_writes(flat: FlatGraph, passed: Crossings) -> None:
             name = flat.stage_names[reader] if 0 <= reader < flat.n_stages else "the result"
             if node.op == "get_attr":
                 raise SpecError(f"{where}, which {name} uses too; put both in one stage")
-            after = position[user] > position[writer]
-            if after != (reader > stage) and not is_question(user):
-                then = "is there after" if after else "was there before"
-                raise CycleError(f"{where}, and {name} uses what {then}; put both in one stage")
+            reads_after_write = position[user] > position[writer]
+            if reads_after_write != (reader > stage) and not is_question(user):
+                moment = "is there after" if reads_after_write else "was there before"
+                raise CycleError(f"{where}, and {name} uses what {moment}; put both in one stage")
 
 
 def _writes(
     module: fx.GraphModule, ops: Iterable[fx.Node], memory: SharedMemory
 ) -> list[tuple[fx.Node, fx.Node]]:
-    """Return the writing nodes with the operands they write into; enters `ops` in `memory`."""
+    """Return the writing nodes with their written operands, entering `ops` into `memory`."""
     written = []
     for node in ops:
         effects = effects_of(module, node)
@@ -160,7 +160,7 @@ def _writes(
 
 
 def _is_known(node: fx.Node, flat: FlatGraph) -> bool:
-    """Return whether a node is in a stage, and its effects on memory are known."""
+    """Return whether a node is in a stage and its effects on memory are known."""
     if not node.op.startswith("call") or not 0 <= flat.stage_of.get(node, -1) < flat.n_stages:
         return False
     if node.op == "call_module":

@@ -1,4 +1,4 @@
-"""Export one stage, and write and read it as an archive of `torch.export` without pickle."""
+"""Export a stage, and write and read it as a `torch.export` archive without pickle."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ __all__ = ["StageProgram", "read_archive", "stage_program", "write_archive"]
 _TORCH_NAMESPACES = frozenset(
     {"aten", "prim", "prims", "higher_order", "quantized", "_c10d_functional"}
 )
-# Modules whose import registers the operators of a namespace.
+# Modules that register the operators of a namespace when imported.
 _HOMES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}
 _PLAIN = frozenset({"", ".data", "models", "data/weights", "data/constants", "data/sample_inputs"})
 """Folders of an archive without code; weights and constants are listed in a JSON file."""
@@ -35,7 +35,7 @@ class StageProgram:
 
     exported: ExportedProgram
     results: tuple[Tensor, ...]
-    """Empty tensors like its results; they require gradients where those would."""
+    """Empty tensors like its results, requiring gradients where the results do."""
     libraries: tuple[str, ...]
     """Namespaces of its operators that are not torch's own, sorted."""
 
@@ -46,15 +46,15 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
     An input that requires a gradient depends on weights of an earlier stage.
 
     Raises:
-        CaptureError: when torch cannot export it. `what` names it in the message.
+        CaptureError: if torch cannot export it. `what` names the stage in the message.
 
     """
     try:
-        # With gradients enabled, a region of the model without them is kept.
+        # With gradients enabled, the model's ``no_grad`` regions are kept.
         with quiet(), torch.enable_grad():
             inputs = tuple(value.detach() for value in values)
             exported = torch.export.export(module, inputs, strict=False)
-    # Export runs the code of the model, which may fail in any way.
+    # Export runs the model's code, which may raise anything.
     except Exception as error:
         raise CaptureError(
             f"{what} cannot be written as a file: torch.export says {one_line(error)}; cut so that"
@@ -75,10 +75,10 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
 
 
 def _results(exported: ExportedProgram, values: Sequence[Tensor], what: str) -> tuple[Tensor, ...]:
-    """Return the results of a run without data, by which autograd tells what requires gradients."""
+    """Return the results of a run without data, which shows what requires gradients."""
     module = exported.module(check_guards=False)
     with quiet(), torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        # Cloned, since the stage may write to an input, and autograd forbids writes to a leaf.
+        # Cloned, since the stage may write into an input and autograd forbids writes into a leaf.
         fakes = [
             mode.from_tensor(value.detach()).requires_grad_(value.requires_grad).clone()
             for value in values
@@ -113,8 +113,8 @@ def write_archive(exported: ExportedProgram, path: Path) -> None:
     """Write a program as an archive; `path` ends in ``.pt2``.
 
     Raises:
-        CaptureError: when something in it can only be pickled.
-        CacheError: when it cannot be written.
+        CaptureError: if something in it can only be pickled.
+        CacheError: if it cannot be written.
 
     """
     try:
@@ -136,7 +136,7 @@ def read_archive(path: Path, libraries: Sequence[str]) -> fx.GraphModule:
     """Return the module in an archive, without its checks of input shapes.
 
     Raises:
-        SpecError: when the archive holds something pickled, or needs a missing library.
+        SpecError: if the archive contains pickled data, or needs a missing library.
 
     """
     pickled = _pickled(path)
@@ -154,7 +154,7 @@ def read_archive(path: Path, libraries: Sequence[str]) -> fx.GraphModule:
 def _register(library: str, path: Path) -> None:
     """Import the module that registers the operators of `library`."""
     home = _HOMES.get(library)
-    if home is None:  # a file must not choose what is imported
+    if home is None:  # a file must not choose the modules to import
         return
     try:
         importlib.import_module(home)
@@ -163,7 +163,7 @@ def _register(library: str, path: Path) -> None:
 
 
 def _pickled(path: Path) -> str:
-    """Return the name of something in an archive that is not plain data, or an empty string."""
+    """Return the name of an archive entry that is not plain data, or an empty string."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         for entry in entries:
@@ -172,10 +172,10 @@ def _pickled(path: Path) -> str:
             if folder not in _PLAIN or (name.endswith(".pt") and entry.file_size):
                 return f"{folder}/{name}"
             if name.endswith("_config.json"):
-                for what, payload in json.loads(archive.read(entry))["config"].items():
+                for payload_name, payload in json.loads(archive.read(entry))["config"].items():
                     if payload["use_pickle"] or payload["tensor_meta"] is None:
-                        return str(what)
-        # Without a graph, torch would try an old layout, which is pickled.
+                        return str(payload_name)
+        # Without a graph, torch would fall back to an old, pickled layout.
         if not any("/models/" in entry.filename for entry in entries):
             return "no graph as JSON"
         texts = [entry for entry in entries if entry.filename.endswith(".json")]
@@ -184,8 +184,8 @@ def _pickled(path: Path) -> str:
 
 
 # `torch.export.load` looks up the target of a node by any path from torch, torch.os.system among
-# them, evaluates sizes as Python, and imports the modules that structures name. So all three are
-# held against what a stage may have.
+# them, evaluates sizes as Python, and imports the modules named by structures. So all three are
+# checked against allow-lists.
 
 _OPERATOR = re.compile(
     r"torch\.ops\.(?P<space>\w+)\.(?!__)(?P<name>\w+)(?:\.(?!__)\w+)?"
@@ -207,7 +207,7 @@ _WRAPPERS = frozenset(
         "wrap_with_set_grad_enabled",
     }
 )
-"""Operators that run a part of the graph; others of their kind can call what they are told."""
+"""Higher-order operators that run part of the graph; others of their kind can call any function."""
 _OF_FILES = frozenset({"aten.from_file", "aten.save"})
 _FUNCTIONS = (
     "CeilDiv|CeilToInt|CleanDiv|FloatTrueDiv|FloorDiv|FloorToInt|Identity|IntTrueDiv|Max|Min|Mod"
@@ -233,12 +233,12 @@ _WRITTEN = {
     "in_spec": _STRUCTURE,
     "out_spec": _STRUCTURE,
 }
-"""What torch writes into the source of the module that it makes, and runs: names as they are, paths
-of parameters in quotes, and of structures the names of arguments."""
+"""Text that torch writes into the module source that it generates and runs: names unquoted, paths
+of parameters in quotes, and the argument names of structures."""
 
 
 def _code_in(part: object) -> Iterator[str]:
-    """Yield what in a graph as JSON could run anything but an operator."""
+    """Yield the parts of a JSON graph that could run anything but an operator."""
     if isinstance(part, list):
         for item in part:
             yield from _code_in(item)
@@ -257,12 +257,12 @@ def _runs(key: str, value: object) -> bool:
         return not _SIZE.fullmatch(str(value))
     if key in _WRITTEN and not _all_match(_WRITTEN[key], value):
         return True
-    # In the layout of a structure: a class or a function by the name of its module.
+    # In a structure's layout: a class or function, by its module's name.
     return isinstance(value, str) and any(name in value for name in _IMPORTS)
 
 
 def _all_match(pattern: re.Pattern[str], value: object) -> bool:
-    """Return whether a text, or each of a list, is one; what is neither is looked at by itself."""
+    """Return whether a string, or each string of a list, matches; `_code_in` checks the rest."""
     texts = value if isinstance(value, list) else [value]
     return all(pattern.fullmatch(text) for text in texts if isinstance(text, str))
 
@@ -271,12 +271,12 @@ def _is_operator(node: Mapping[str, object]) -> bool:
     match = _OPERATOR.fullmatch(str(node["target"]))
     if match is None or match["space"] is None:
         return match is not None
-    if match["space"] == "export":  # which calls a class by its name
+    if match["space"] == "export":  # it calls a class by name
         return False
     try:
         operator = getattr(getattr(torch.ops, match["space"]), match["name"])
     except AttributeError:
-        return True  # torch says that it is missing
+        return True  # torch reports that it is missing
     if isinstance(operator, HigherOrderOperator):
         return match["name"] in _WRAPPERS
     name = f"{match['space']}.{match['name']}"

@@ -1,6 +1,6 @@
-"""Stages as files: `save_stages` writes them, `load_stage` reads one of them, without pickle.
+"""Save and load stages as files without pickle: `save_stages`, `load_stage`.
 
-The folder holds ``stages.json``, which describes the stages, and an archive of `torch.export` for
+The folder contains ``stages.json``, which describes the stages, and a `torch.export` archive for
 each: its graph as JSON, its weights as raw bytes.
 """
 
@@ -48,9 +48,9 @@ class TensorShape:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Torch's name: ``float32``."""
+    """Name of torch's dtype, such as ``float32``."""
     requires_grad: bool
-    """Whether it depends on trained weights, so that a backward passes it."""
+    """Whether it depends on trained weights, so that gradients flow through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SavedStage:
     file: str
     """Name of its archive, in the same folder."""
     sha256: str
-    """Of the archive, as hex digits."""
+    """Hex digest of the archive."""
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     libraries: tuple[str, ...]
@@ -72,29 +72,29 @@ class SavedStages:
     """The content of ``stages.json``."""
 
     stages: tuple[SavedStage, ...]
-    """By index."""
+    """Entries by stage index."""
     tied: tuple[tuple[TiedName, ...], ...]
-    """Groups of names of one parameter, in one stage or over several."""
+    """Groups of names of one parameter, within a stage or across stages."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoadedStage:
-    """A stage, read from its file. Called with the tensors of `inputs`, it returns `outputs`."""
+    """A stage read from its file. Called with the tensors of `inputs`, it returns `outputs`."""
 
     index: int
     n_stages: int
     module: fx.GraphModule
-    """Takes flat tensors, returns a tuple of tensors; can be trained."""
+    """Takes flat tensors and returns a tuple of tensors; trainable."""
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     tied: tuple[tuple[TiedName, ...], ...]
-    """Groups of tied parameters of all stages, whose gradients their processes sum."""
+    """Groups of tied parameters across all stages, whose gradients the processes sum."""
 
     def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Run the stage. Its outputs are the inputs of the next one, or the results of the model.
+        """Run the stage, returning the inputs of the next stage or the results of the model.
 
         Raises:
-            SpecError: for tensors of other shapes than the stage was cut for.
+            SpecError: if shapes differ from those the stage was cut for.
 
         """
         shapes = [tuple(value.shape) for value in values]
@@ -110,16 +110,16 @@ class LoadedStage:
     def load_weights(self, weights: Mapping[str, Tensor]) -> "LoadedStage":
         """Copy the stage's part of `weights` into it, and return it.
 
-        Names are those of the whole model's ``state_dict``, which may hold weights of other stages
-        too. Values are converted to the dtypes, and moved to the devices, of the stage. Buffers
-        that are not there keep their values.
+        Names are those of the full model's ``state_dict``, which may include weights of other
+        stages. Values are converted to the dtypes, and moved to the devices, of the stage. Missing
+        buffers keep their values.
 
         Raises:
-            SpecError: for a parameter that is not there, or a weight of another shape.
+            SpecError: if a parameter is missing, or a weight has another shape.
 
         """
         parameters = dict(self.module.named_parameters())
-        held = {**dict(self.module.named_buffers()), **parameters}
+        own_tensors = {**dict(self.module.named_buffers()), **parameters}
         missing = [name for name in parameters if name not in weights]
         if missing:
             raise SpecError(
@@ -127,35 +127,35 @@ class LoadedStage:
                 f" ({len(missing)} of its {len(parameters)} are missing); give the state_dict of"
                 " the whole model"
             )
-        for name, tensor in held.items():
+        for name, tensor in own_tensors.items():
             if name in weights and weights[name].shape != tensor.shape:
                 raise SpecError(
                     f"stage {self.index} has {name} of shape {tuple(tensor.shape)}, the weights"
                     f" have {tuple(weights[name].shape)}; give those of the model that was cut"
                 )
         with torch.no_grad():
-            for name, tensor in held.items():
+            for name, tensor in own_tensors.items():
                 if name in weights:
                     tensor.copy_(weights[name])
         return self
 
 
 def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Tensor]) -> None:
-    """Write every stage of `chain` into `folder`, whole or not at all.
+    """Write every stage of `chain` into `folder`, atomically.
 
     Stages are written for the shapes of `example_inputs`, the inputs of stage 0, whose values are
-    not used. A folder that already holds stages is replaced.
+    not used. A folder that already contains stages is replaced.
 
     Raises:
-        SpecError: for inputs that stage 0 does not take, or a folder that holds something else.
-        CaptureError: for a stage that `torch.export` cannot describe.
-        CacheError: when the folder cannot be written.
+        SpecError: if stage 0 does not take these inputs, or the folder contains something else.
+        CaptureError: if `torch.export` cannot describe a stage.
+        CacheError: if the folder cannot be written.
 
     """
-    wanted = chain.stages[0].inputs
-    if len(wanted) != len(example_inputs):
+    input_names = chain.stages[0].inputs
+    if len(input_names) != len(example_inputs):
         raise SpecError(
-            f"the first stage takes {len(wanted)} tensors ({', '.join(wanted)}), got"
+            f"the first stage takes {len(input_names)} tensors ({', '.join(input_names)}), got"
             f" {len(example_inputs)}; give those of Chain.flat_inputs"
         )
     with new_folder(Path(folder), STAGES_FILE) as place:
@@ -204,7 +204,7 @@ def read_stages(folder: str | Path) -> SavedStages:
     """Return the content of ``stages.json`` in `folder`.
 
     Raises:
-        SpecError: when the file is missing, damaged, of another kind, or newer than this code.
+        SpecError: if the file is missing, damaged, of another kind, or newer than this code.
 
     """
     path = Path(folder) / STAGES_FILE
@@ -255,18 +255,18 @@ def _tied_name(entry: Sequence[Any], n_stages: int) -> TiedName:
 def load_stage(folder: str | Path, index: int) -> LoadedStage:
     """Return stage `index`, which computes bit for bit what the saved one did.
 
-    Only its own archive is read. Parameters that were one object are one object again, so that
-    their gradients add up.
+    Only its own archive is read. Tied parameters are one object again, so that their gradients
+    accumulate.
 
-    Nothing is unpickled: an archive with anything pickled is refused before torch opens it. Sample
-    inputs, weights of tensor subclasses and constants that are no tensors would be pickled, and
+    Nothing is unpickled: an archive with pickled data is refused before torch opens it. Sample
+    inputs, weights of tensor subclasses and non-tensor constants would be pickled, and
     `torch.export.load` would unpickle them without restriction; `save_stages` writes none of them.
     Still, the graph decides which operators of torch run, and torch parses its expressions of
     symbolic sizes with sympy: only load stages from people you trust.
 
     Raises:
-        SpecError: for a missing stage, and for files that are missing, damaged, or newer than this
-            code or the installed torch.
+        SpecError: if the stage or a file is missing, or a file is damaged or newer than this code
+            or the installed torch.
 
     """
     saved = read_stages(folder)
@@ -280,10 +280,10 @@ def load_stage(folder: str | Path, index: int) -> LoadedStage:
     try:
         module = read_archive(path, stage.libraries)
         for group in saved.tied:
-            _tie(module, [name for at, name in group if at == index])
+            _tie(module, [name for owner, name in group if owner == index])
     except FxpartError:
         raise
-    except Exception as error:  # torch may raise anything for an archive of another version
+    except Exception as error:  # torch may raise anything for another version's archive
         raise SpecError(
             f"torch {torch.__version__} cannot read {path} ({one_line(error)}); save the stages"
             " again with this version"
@@ -306,7 +306,7 @@ def _refuse_damage(path: Path, expected: str) -> None:
 
 
 def _tie(module: fx.GraphModule, names: Sequence[str]) -> None:
-    """Make the parameters of these names one object."""
+    """Make the parameters with these names one object."""
     for name in names[1:]:
         home, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(home), leaf, module.get_parameter(names[0]))

@@ -1,7 +1,7 @@
 """Prepare a flat graph so that only single tensors pass from one stage to the next.
 
-A number or shape that another stage uses is computed again there, from its tensor. A tuple is
-passed item by item.
+A number or shape used by another stage is recomputed there from its tensor. A tuple is passed item
+by item.
 """
 
 import operator
@@ -16,7 +16,7 @@ from fxpart.execution.stages.flat_graph import FlatGraph
 __all__ = ["find_scalars", "move_items_to_their_tuple", "unpack_tuples"]
 
 _ABOUT_TENSORS = QUESTIONS | {"get_device", "item", "tolist"}
-"""Methods of a tensor that return no tensor."""
+"""Tensor methods that return no tensor."""
 _ATTRIBUTES = frozenset(("shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad"))
 # fmt: off
 _TUPLE_MAKERS = frozenset((
@@ -28,12 +28,12 @@ _MISSING = object()
 
 
 def _value(node: fx.Node) -> Any:  # noqa: ANN401 - what a node makes is anything
-    """Return the example value that capture left at `node`, or `_MISSING`."""
+    """Return the example value stored on `node` by capture, or `_MISSING`."""
     return node.meta.get("val", node.meta.get("example_value", _MISSING))
 
 
 def _constant_item(node: fx.Node) -> bool:
-    """Return whether `node` takes the item of a value under a constant number or key."""
+    """Return whether `node` takes an item of a value by a constant index or key."""
     return (
         node.op == "call_function"
         and node.target is operator.getitem
@@ -43,9 +43,9 @@ def _constant_item(node: fx.Node) -> bool:
 
 
 def find_scalars(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that make no tensor: numbers, shapes, dtypes.
+    """Return the nodes whose value is not a tensor: numbers, shapes, dtypes.
 
-    Known by the example value that capture left at a node; without one, by the called function.
+    Decided by the example value stored by capture or, without one, by the called function.
     """
     scalars: set[fx.Node] = set()
     for node in graph.nodes:
@@ -74,10 +74,10 @@ def _calls_for_a_scalar(node: fx.Node, scalars: set[fx.Node]) -> bool:
 
 
 def move_items_to_their_tuple(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
-    """Move the items of a tuple into the stage that makes it, so that no tuple is passed.
+    """Move the items of a tuple into the stage that produces it, so that no tuple is passed.
 
-    Changes `stage_of`. Items of a value known to be a tensor stay, and so do all items of a value
-    that a later stage also uses as a whole.
+    Changes `stage_of`. Items of a known tensor stay, as do all items of a value that a later stage
+    also uses as a whole.
     """
     for node in graph.nodes:
         if node not in stage_of or isinstance(_value(node), Tensor):
@@ -89,10 +89,10 @@ def move_items_to_their_tuple(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> 
 
 
 def unpack_tuples(flat: FlatGraph) -> None:
-    """Replace a tuple that a later stage uses as a whole by its items. Changes `flat`.
+    """Replace tuples that a later stage uses as a whole by their items. Changes `flat`.
 
     Raises:
-        SpecError: when the number of its items is unknown.
+        SpecError: if the number of items is unknown.
 
     """
     for node in list(flat.graph.nodes):
@@ -129,7 +129,7 @@ def _unpack(
             item.meta["val"] = part
             flat.stage_of[item] = flat.stage_of[node]
             items.append(item)
-    whole: Any = items if isinstance(example, list) else tuple(items)
+    container: Any = items if isinstance(example, list) else tuple(items)
     for user in users:
-        user.args = fx.map_arg(user.args, lambda n: whole if n is node else n)
-        user.kwargs = fx.map_arg(user.kwargs, lambda n: whole if n is node else n)
+        user.args = fx.map_arg(user.args, lambda n: container if n is node else n)
+        user.kwargs = fx.map_arg(user.kwargs, lambda n: container if n is node else n)
