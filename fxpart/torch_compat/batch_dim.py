@@ -1,12 +1,12 @@
 """`BatchDimAnalyzer`: the batch dimension of each node of an ATen graph, as torch once found it.
 
 Names and answers are those of ``torch.distributed._spmd.batch_dim_utils`` (torch 2.0 to 2.2). It
-answers one node at a time from sizes, so that a dimension with the size of the batch by chance is
-taken for it; `fxpart.capture.batch_dim.analyze.analyze_batch_dims` follows operators instead.
+answers one node at a time from sizes, so a dimension that happens to have the size of the batch is
+mistaken for it; `fxpart.capture.batch_dim.analyze.analyze_batch_dims` follows operators instead.
 
-Differences on purpose: an operator looks for the batch size of its own operands and then for that
-of the inputs, not for that of the latest view; sizes may be symbols; of operands of several kinds
-one that is split decides, not the last one; and `full_reduction` is respected.
+Deliberate differences: an operator looks for the batch size of its own operands and then for that
+of the inputs, not for that of the latest view; sizes may be symbols; among operands of several
+kinds a split one decides, not the last one; and `full_reduction` is respected.
 """
 
 from torch import fx
@@ -24,27 +24,27 @@ __all__ = ["BatchDimAnalyzer"]
 class BatchDimAnalyzer:
     """Answers with a dimension, -1 (replicated) or -2 (partial) for nodes with ``meta["val"]``.
 
-    Ask for nodes in the order of the graph, after `init_batch_dim_size` and `set_batch_dim` of the
-    inputs: an answer rests on those of the operands.
+    Query nodes in graph order, after `init_batch_dim_size` and `set_batch_dim` of the inputs, since
+    an answer depends on those of the operands.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
-        """The dimension of the inputs that is the batch."""
+        """The batch dimension of the inputs."""
         self.batch_dim_map: dict[fx.Node, int] = {}
         self._size: Extent | None = None
         self._input_size: Extent | None = None
 
     @property
     def batch_dim_size(self) -> Extent:
-        """The batch size: after a view its size there; -1 before it is known."""
+        """The batch size; after a view, its size there; -1 until set."""
         return -1 if self._size is None else self._size
 
     def init_batch_dim_size(self, batch_dim_size: Extent) -> None:
         """Set the batch size of the inputs, an integer or a symbolic one.
 
         Raises:
-            BatchDimError: when another size was set before.
+            BatchDimError: if another size was set before.
 
         """
         size = extent(batch_dim_size)
@@ -63,7 +63,7 @@ class BatchDimAnalyzer:
         """Return the answer for `node`.
 
         Raises:
-            BatchDimError: when it has none yet.
+            BatchDimError: if it has none yet.
 
         """
         if node not in self.batch_dim_map:
@@ -74,17 +74,17 @@ class BatchDimAnalyzer:
         return self.batch_dim_map[node]
 
     def compute_batch_dim(self, node: fx.Node, full_reduction: bool = False) -> int:
-        """Return the answer for `node`, and keep it.
+        """Return the answer for `node`, and store it.
 
         A view moves its operand's batch by its own rule, and with it the batch size. For other
-        operators it is the first dimension of that size. Where none has it, a result without
-        dimensions (or any, with `full_reduction`) keeps its operand's answer, and another is
-        partial (-2). An operator without operands, or with replicated ones only, is replicated
-        (-1).
+        operators the answer is the first dimension of that size. If there is none, a result without
+        dimensions (or any result, with `full_reduction`) keeps its operand's answer, and other
+        results are partial (-2). An operator without operands, or with only replicated ones, is
+        replicated (-1).
 
         Raises:
-            BatchDimError: before `init_batch_dim_size`; for a view of a node without an answer; for
-                a node without ``meta["val"]``.
+            BatchDimError: if `init_batch_dim_size` was not called, a viewed node has no answer, or
+                the node has no ``meta["val"]``.
 
         """
         if self._size is None:
@@ -105,21 +105,21 @@ class BatchDimAnalyzer:
         return act_spec(self.compute_batch_dim(node), node.meta.get("val"), mesh)
 
     def _by_view(self, node: fx.Node) -> int | None:
-        """Return the dimension to which a view moves its operand's batch; None without one."""
+        """Return the dimension to which a view moves its operand's batch, if any."""
         name, operands = base_name(node), node.all_input_nodes
         if name not in VIEWS or node.op != "call_function" or not operands:
             return None
-        at = Moved(self.get_batch_dim(operands[0]))
-        before = self._shapes(operands[0])[0]
-        if not 0 <= at.dim < len(before):
+        source = Moved(self.get_batch_dim(operands[0]))
+        operand_shape = self._shapes(operands[0])[0]
+        if not 0 <= source.dim < len(operand_shape):
             return None
-        after = self._shapes(node)
-        to = moved(name, named_arguments(node), before, after, at)[0]
-        dim = to.dim if to is not None else None
+        result_shapes = self._shapes(node)
+        target = moved(name, named_arguments(node), operand_shape, result_shapes, source)[0]
+        dim = target.dim if target is not None else None
         if dim is None and name not in {"select", "unbind", "squeeze"}:
-            dim = overlapping_dim(before, after[0], at)
+            dim = overlapping_dim(operand_shape, result_shapes[0], source)
         if dim is not None:
-            self._size = after[0][dim]
+            self._size = result_shapes[0][dim]
         return dim
 
     def _by_size(self, node: fx.Node, full_reduction: bool) -> int:
@@ -138,7 +138,7 @@ class BatchDimAnalyzer:
     def _sizes(self, node: fx.Node) -> list[Extent]:
         """Return the possible batch sizes: those of the operands, then that of the inputs.
 
-        Without an operand that is split, that of the last view comes first.
+        If no operand is split, that of the last view comes first.
         """
         sizes: list[Extent] = []
         for operand in node.all_input_nodes:

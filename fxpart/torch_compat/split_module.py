@@ -26,51 +26,51 @@ def split_module(  # noqa: PLR0917 - torch's order
     partition_affix: str | None = None,
     tuple_return: bool = False,
 ) -> GraphModule:
-    """Return a module with a child ``submod_<id>`` for each partition id, which computes the same.
+    """Return an equivalent module with a child ``submod_<id>`` per partition id.
 
     Has the arguments and results of ``torch.fx.passes.split_module.split_module``, except for the
     differences in ``docs/differences.md``. O(nodes + edges).
 
-    - A child takes the values that its operators use, in the order of first use: inputs of the
-      graph, tensor attributes (which stay attributes of the result), results of other children.
-      Modules that operators call become its own, as the same objects: tied weights stay tied, and
+    - A child takes the values used by its operators, in order of first use: inputs of the graph,
+      tensor attributes (which stay attributes of the result), results of other children. Modules
+      called by its operators become its own, as the same objects: tied weights stay tied, and
       gradients reach the weights of `m`.
-    - A child returns the values that others or the caller use, in the order of first use: a single
-      one as it is, several as a tuple.
-    - ``meta`` of nodes is kept, as are defaults of inputs, operators that nothing uses, and nested
-      inputs and outputs.
-    - Where ``meta["example_value"]`` has symbolic sizes, a child also takes the symbols in the
-      shapes of its inputs.
-    - Autocast regions and grad modes are entered and left in each child that they span.
-    - Writes in place: partitions that touch a tensor which one of them writes into are called so
-      that each write keeps its position among the reads, as in the graph. Where that is impossible,
-      the cut is refused. Known writes are those of torch's own functions and modules, by schema, by
-      a name that ends in an underscore, by ``out=`` and ``inplace=True``; not those inside other
-      modules. Children called by hand, in other processes or on copies, share no memory: there only
-      the values that are passed are right.
-    - Random numbers are drawn in the order in which partitions are called. That is the graph's
-      order for ids that never go back along the graph with `keep_original_order`.
+    - A child returns the values used by others or the caller, in order of first use: a single one
+      directly, several as a tuple.
+    - Node ``meta``, defaults of inputs, unused operators, and nested inputs and outputs are
+      preserved.
+    - If ``meta["example_value"]`` has symbolic sizes, a child also takes the symbols in the shapes
+      of its inputs.
+    - Autocast regions and grad modes are entered and exited in each child that they span.
+    - In-place writes: partitions that access a tensor written by one of them are called in an order
+      that keeps each write at its position among the reads. If that is impossible, the cut is
+      refused. Known writes are those of torch's own functions and modules, by schema, by a trailing
+      underscore in the name, by ``out=`` and ``inplace=True``; not those inside other modules.
+      Children called by hand, in other processes or on copies, share no memory: there only the
+      passed values are correct.
+    - Random numbers are drawn in the order in which partitions are called: with
+      `keep_original_order`, the graph's order if ids never decrease along the graph.
 
     Args:
-        m: to be cut; its graph stays as it is.
+        m: the module to cut; its graph is not changed.
         root_m: the traced module; not used.
-        split_callback: returns the partition id of an operator: an int, or anything with a string.
-            Called once for each call node, in graph order.
-        qualname_map: receives the new path of each called module, with its path in `m`.
+        split_callback: returns the partition id of an operator: an int, or anything convertible to
+            a string. Called once per call node, in graph order.
+        qualname_map: filled with the new path of each called module, mapped to its path in `m`.
         keep_original_order: call partitions in the order of their first operators, as far as their
-            dependences allow; otherwise in any order that these allow.
-        keep_original_node_name: nodes in children keep their names.
-        keep_original_input_name: inputs of children have the names of the values passed; otherwise
-            ``arg_0``, ``arg_1``, ...
-        partition_affix: children are ``submod_<affix>_<id>``.
-        tuple_return: a single result is returned as a tuple too.
+            dependences allow; otherwise in any order they allow.
+        keep_original_node_name: whether nodes in children keep their names.
+        keep_original_input_name: whether inputs of children are named after the passed values;
+            otherwise ``arg_0``, ``arg_1``, ...
+        partition_affix: children are named ``submod_<affix>_<id>``.
+        tuple_return: whether a single result is also returned as a tuple.
 
     Raises:
-        CycleError: when partitions wait for each other; or when ids go back along a graph that
-            has autocast regions or grad modes.
-        SpecError: for an id that cannot be part of a name.
-        CaptureError: for a graph that fetches an attribute that `m` lacks, or leaves an autocast
-            region open.
+        CycleError: if partitions wait for each other, or ids decrease along a graph that has
+            autocast regions or grad modes.
+        SpecError: if an id cannot be part of a name.
+        CaptureError: if the graph fetches an attribute that `m` lacks, or leaves an autocast region
+            open.
 
     """
     ids = {op: split_callback(op) for op in m.graph.nodes if op.op not in PLACELESS}
@@ -128,26 +128,26 @@ def split_by_tags(
     return_tuple: bool = False,
     GraphModuleCls: type[GraphModule] = GraphModule,  # noqa: N803 - torch's name
 ) -> GraphModule | tuple[GraphModule, dict[str, str]]:
-    """Return a module with a child for each of `tags`, called in that order, computing the same.
+    """Return an equivalent module with a child for each of `tags`, called in that order.
 
     Every operator of the graph has an attribute ``tag``, set by the caller. Has the arguments of
-    ``torch.fx.passes.split_utils.split_by_tags``. Unlike with `split_module`, a child fetches the
-    attributes that it uses itself, and everything in it keeps its path. A tag without operators
-    gives a child that takes and returns nothing. O(nodes + edges).
+    ``torch.fx.passes.split_utils.split_by_tags``. Unlike with `split_module`, a child fetches its
+    attributes itself, and everything in it keeps its path. A tag without operators yields a child
+    that takes and returns nothing. O(nodes + edges).
 
     Args:
-        gm: to be cut; its graph stays as it is.
-        tags: names of the children, in the order in which they are called.
-        return_fqn_mapping: also return a mapping from the path of each module or attribute that
-            children use to its path in the result, in the last of these children.
-        return_tuple: a single result of a child is returned as a tuple too.
+        gm: the module to cut; its graph is not changed.
+        tags: names of the children, in call order.
+        return_fqn_mapping: whether to also return a mapping from the path of each module or
+            attribute used by children to its path in the result, in the last of these children.
+        return_tuple: whether a single result of a child is also returned as a tuple.
         GraphModuleCls: class of the result.
 
     Raises:
-        SpecError: for an operator without a tag or with one that is not among `tags`, and for a tag
-            that occurs twice or cannot name a child.
-        CycleError: when an operator reads from one whose tag comes later; or for autocast regions
-            and grad modes as in `split_module`.
+        SpecError: if an operator has no tag or one not among `tags`, or a tag occurs twice or
+            cannot name a child.
+        CycleError: if an operator reads from one with a later tag; and for autocast regions and
+            grad modes as in `split_module`.
 
     """
     number = {tag: index for index, tag in enumerate(tags)}

@@ -102,8 +102,8 @@ class Chain:
         output_names = self.stages[-1].outputs
         if len(flat) != len(output_names):
             raise SpecError(
-                f"{len(flat)} tensors are no result of the last stage, which returns {len(output_names)}"
-                f" ({', '.join(output_names)}); give what it returned"
+                f"{len(flat)} tensors are no result of the last stage, which returns"
+                f" {len(output_names)} ({', '.join(output_names)}); give what it returned"
             )
         result = self._leave(*flat)
         if self._result_spec is None:
@@ -121,8 +121,9 @@ class Chain:
 def chain_stages(split: fx.GraphModule) -> Chain:
     """Return the stages of `split` as a chain, in the order of their numbers.
 
-    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as returned
-    by `split_module`, `split_by_assignment` and `generate_pipeline_partition`. It is not changed.
+    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as
+    returned by `split_module`, `split_by_assignment` and `generate_pipeline_partition`. It is not
+    changed.
 
     Values for a later stage are forwarded by the stages in between. Numbers, shapes and dtypes used
     by another stage are recomputed there, from forwarded tensors. A tuple is passed item by item. A

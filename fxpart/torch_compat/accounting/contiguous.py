@@ -1,8 +1,8 @@
-"""`contiguous`: cut an order of the operators into a run for each device, with the least delay.
+"""`contiguous`: cut an operator order into one run per device, with the least delay.
 
-Dynamic programming over positions and sets of devices in use: a boundary costs the most by which a
-single transfer across it would lengthen the longest path. For a chain that is the best contiguous
-placement; elsewhere it is a heuristic, and the placement is evaluated by its paths.
+Dynamic programming over positions and sets of used devices. A boundary costs the largest increase
+of the longest path caused by a single transfer across it. For a chain this gives the best
+contiguous placement; otherwise it is a heuristic, and the placement is evaluated by its paths.
 """
 
 from itertools import product
@@ -17,27 +17,27 @@ from fxpart.torch_compat.accounting.tables import Tables
 __all__ = ["Steps", "contiguous", "delays", "steps_over"]
 
 _MOST_STATES = 64
-"""Number of sets of devices in use that are distinguished. Time grows with it. 63 devices of one
-size have so many, and six different ones."""
+"""Maximal number of distinct sets of used devices; time grows with it. Reached by 63 devices of one
+size, or by six of different sizes."""
 
 
 class Steps(NamedTuple):
-    """Transitions between sets of devices in use (states); state 0 is the empty set."""
+    """Transitions between sets of used devices (states); state 0 is the empty set."""
 
     before: IntArray
-    """State before each step. Steps into a state come before those out of it."""
+    """State before each step. Steps into a state precede steps out of it."""
     after: IntArray
     """State after each step."""
     device: IntArray
-    """Device that each step adds."""
+    """Device added by each step."""
     states: int
 
 
 def steps_over(memory: IntArray) -> Steps:
-    """Return the steps over devices, of which those with equal memory are interchangeable.
+    """Return the steps over devices; devices with equal memory are interchangeable.
 
-    Where there would be more than 64 states, devices are used in the order of their memory, largest
-    first, each at most once.
+    If there would be more than 64 states, devices are used in order of decreasing memory, each at
+    most once.
     """
     sizes, kind_of = np.unique(memory, return_inverse=True)
     kinds = [np.flatnonzero(kind_of == kind) for kind in range(len(sizes))]
@@ -48,11 +48,13 @@ def steps_over(memory: IntArray) -> Steps:
         for place, device in enumerate(order):
             rows += [(before, place + 1, int(device)) for before in range(place + 1)]
         return _steps(rows, len(memory) + 1)
-    states = {used: i for i, used in enumerate(product(*(range(c + 1) for c in counts)))}
-    for used, number in states.items():
-        for kind, count in enumerate(used):
+    states = {
+        use_counts: i for i, use_counts in enumerate(product(*(range(c + 1) for c in counts)))
+    }
+    for use_counts, number in states.items():
+        for kind, count in enumerate(use_counts):
             if count:
-                fewer = (*used[:kind], count - 1, *used[kind + 1 :])
+                fewer = (*use_counts[:kind], count - 1, *use_counts[kind + 1 :])
                 rows.append((states[fewer], number, int(kinds[kind][count - 1])))
     return _steps(rows, len(states))
 
@@ -65,9 +67,9 @@ def _steps(rows: list[tuple[int, int, int]], states: int) -> Steps:
 
 @compiled
 def delays(tables: Tables, order: IntArray, alone_s: FloatArray) -> FloatArray:
-    """Return the cost of a boundary before each position: that of its worst read. Shape (n,).
+    """Return the cost of a boundary before each position, that of its worst read. Shape (n,).
 
-    `alone_s` is by how much each read alone would lengthen the longest path. O(n log n + reads).
+    `alone_s` is the increase of the longest path by each read alone. O(n log n + reads).
     """
     n = order.shape[0]
     place = np.empty(n, dtype=np.int64)
@@ -117,23 +119,23 @@ def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
 
 @inlined
 def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
-    """Return the first position of the longest run that fits before each one. Shape (n + 1,)."""
+    """Return the start of the longest run that fits and ends at each position. Shape (n + 1,)."""
     n = order.shape[0]
     place, earliest = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
     place[order] = np.arange(n)
     source_readers = np.zeros(tables.source_bytes.shape[0], dtype=np.int64)
-    low, used = 0, 0
+    low, used_bytes = 0, 0
     for high in range(n):
         op = order[high]
-        used += _joins(tables, place, source_readers, op, low, high)
+        used_bytes += _joins(tables, place, source_readers, op, low, high)
         for i in range(tables.source_start[op], tables.source_start[op + 1]):
             source_readers[tables.sources[i]] += 1
-        while used > available:
+        while used_bytes > available:
             op = order[low]
             for i in range(tables.source_start[op], tables.source_start[op + 1]):
                 source_readers[tables.sources[i]] -= 1
             low += 1
-            used -= _joins(tables, place, source_readers, op, low, high + 1)
+            used_bytes -= _joins(tables, place, source_readers, op, low, high + 1)
         earliest[high + 1] = low
     return earliest
 
@@ -144,7 +146,7 @@ def _step(
 ) -> None:
     """Extend `least`, the least cost up to each position, by one run into `to` and `begin`.
 
-    The minimum over the window of possible begins is kept in a queue of rising costs.
+    A queue of rising costs maintains the minimum over the window of possible starts.
     """
     n = boundary.shape[0]
     queue, first, last = np.empty(n + 1, dtype=np.int64), 0, 0
@@ -168,7 +170,7 @@ def _step(
 def contiguous(
     tables: Tables, order: IntArray, boundary: FloatArray, memory: IntArray, steps: Steps
 ) -> IntArray:
-    """Return a device for each operator, -1 where no runs fit. O(steps n + devices reads)."""
+    """Return the device of each operator, -1 if no runs fit. O(steps n + devices reads)."""
     n, devices = order.shape[0], memory.shape[0]
     earliest = np.empty((devices, n + 1), dtype=np.int64)
     for device in range(devices):
@@ -181,10 +183,10 @@ def contiguous(
     opened = np.full((steps.states, n + 1), -1, dtype=np.int64)
     for step in range(steps.before.shape[0]):
         before, after, device = steps.before[step], steps.after[step], steps.device[step]
-        known = least[after].copy()
+        previous_cost = least[after].copy()
         _step(least[before], boundary, earliest[device], least[after], begin[after])
         for end in range(n + 1):
-            if least[after, end] < known[end]:
+            if least[after, end] < previous_cost[end]:
                 opened[after, end] = step
     device_of, end = np.full(n, -1, dtype=np.int64), n
     state = int(np.argmin(least[:, n]))

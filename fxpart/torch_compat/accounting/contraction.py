@@ -1,7 +1,7 @@
-"""`contract`: make one operator of several that must stay in one partition.
+"""`contract`: merge operators that must stay in one partition.
 
-Operators on a path between them join too, since a partition cannot wait for itself. The new
-operator never needs less memory than its members: a plan that fits with it fits without it.
+Operators on a path between them are merged too, since a partition cannot wait for itself. The
+merged operator never needs less memory than its members, so a plan that fits with it fits without.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ __all__ = ["Contraction", "contract"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Contraction:
-    """A graph in which some operators have become one."""
+    """A graph in which groups of operators are merged."""
 
     graph: StaticGraph
     whole_of: IntArray
-    """The operator of `graph` that each original operator is part of. Length n."""
+    """The operator of `graph` that contains each original operator. Length n."""
 
 
 def _wholes(before: list[list[int]], ties: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the operators that become one, each whole after those that it reads from.
+    """Return the groups of operators to merge ("wholes"), in topological order.
 
-    Tied operators form a circle, and so does everything on a path between them: the wholes are the
-    strongly connected components of the reads and the ties. Of the wholes that could come next, the
-    one with the first operator does.
+    Tied operators and everything on a path between them form a cycle, so the wholes are the
+    strongly connected components of the reads and the ties. Among ready wholes, the one with the
+    first operator comes next.
     """
-    # Imported where a graph has ties, which is rare: it takes half a second.
+    # Imported only if a graph has ties, which is rare, since it takes half a second.
     import networkx
 
     reads = networkx.DiGraph((read, op) for op, row in enumerate(before) for read in row)
@@ -54,7 +54,7 @@ def _wholes(before: list[list[int]], ties: Sequence[Sequence[int]]) -> list[list
 
 
 def _longest_s(ops: Sequence[int], before: list[list[int]], latency_s: Sequence[float]) -> float:
-    """Return the longest path among `ops`: independent operators run at the same time."""
+    """Return the longest path among `ops`, as independent operators run concurrently."""
     until: dict[int, float] = {}
     for op in ops:
         start = max((until[read] for read in before[op] if read in until), default=0.0)
@@ -75,11 +75,11 @@ def _rows(start: IntArray, items: IntArray) -> list[list[int]]:
 
 
 def _sent_bytes(graph: StaticGraph, before: list[list[int]], whole_of: list[int]) -> list[int]:
-    """Return the bytes of each whole's outputs that others or the caller read."""
+    """Return the bytes of each whole's outputs read by other wholes or the caller."""
     read_elsewhere = {
         x for op, row in enumerate(before) for x in row if whole_of[x] != whole_of[op]
     }
-    # An output that no operator reads goes to the caller.
+    # An output without readers is returned to the caller.
     unread = set(range(len(before))) - {x for row in before for x in row}
     sent = [0] * (max(whole_of) + 1)
     for op in read_elsewhere | unread:
@@ -90,7 +90,7 @@ def _sent_bytes(graph: StaticGraph, before: list[list[int]], whole_of: list[int]
 def _received_again(
     ops: Sequence[int], before: list[list[int]], whole_of: list[int], output: Sequence[int]
 ) -> dict[int, int]:
-    """Return the bytes that `ops` read from each other whole, counted for each reader."""
+    """Return the bytes that `ops` read from each other whole, counted once per reader."""
     received: dict[int, int] = {}
     for op in ops:
         for read in before[op]:
@@ -102,7 +102,7 @@ def _received_again(
 def _joint(
     graph: StaticGraph, before: list[list[int]], wholes: list[list[int]], whole_of: list[int]
 ) -> StaticGraph:
-    """Return the graph of the wholes, given by their members."""
+    """Return the graph of the wholes, given their members."""
     output, total = graph.output_bytes.tolist(), graph.total_bytes.tolist()
     sent = _sent_bytes(graph, before, whole_of)
     received = [_received_again(ops, before, whole_of, output) for ops in wholes]
@@ -130,15 +130,15 @@ def _joint(
 
 
 def contract(graph: StaticGraph, ties: Sequence[Sequence[int]]) -> Contraction:
-    """Return `graph` with one operator for the members of each tie. O(reads log n).
+    """Return `graph` with the members of each tie merged into one operator. O(reads log n).
 
-    Weights and outputs of a whole are sums; it reads what its members read; its latency is that of
-    its longest path. Its output is what others read of it. A value that several members read counts
-    for each of them, as in `fxpart.torch_compat.accounting.cost`.
+    A merged operator has the summed weights and outputs, the reads, and the longest path of its
+    members. Its output is what others read from it. A value read by several members counts once per
+    reader, as in `fxpart.torch_compat.accounting.cost`.
 
     Args:
         graph: the operators.
-        ties: groups of operators that stay together, none empty.
+        ties: non-empty groups of operators that must stay together.
 
     """
     if not ties:

@@ -3,14 +3,13 @@
 The latency is that of ``get_latency_of_partitioned_graph`` in
 ``torch.fx.experimental.partitioner_utils``:
 
-- a partition takes its critical path, since independent operators run at the same time;
-- a partition sends one that reads from it each output that is read, and each source that both
-  read, once; that takes their bytes over the rate, or nothing between partitions with the same
-  devices;
+- a partition takes its critical path, since independent operators run concurrently;
+- a partition sends each of its readers every output read there and every source that both read,
+  once; this takes their bytes over the rate, or nothing between partitions on the same devices;
 - the graph takes the longest path over partitions.
 
-Sums run in torch's order, so that results are equal to the last bit. Torch walks every path by
-recursion, 2^k of them through k diamonds; here each read is visited once.
+Sums run in torch's order, so that results are bitwise equal. Torch walks every path recursively,
+2^k of them through k diamonds; here each read is visited once.
 
 The memory of a set of operators is that of ``Partition.recalculate_mem_size`` there:
 
@@ -18,8 +17,8 @@ The memory of a set of operators is that of ``Partition.recalculate_mem_size`` t
 - the output of each operator outside the set that one inside reads, once for each *reader*;
 - each source (placeholder or ``get_attr``) that any of them reads, once.
 
-All outputs count, however short they live. Since torch counts by reader, the figure is a sum over
-operators and reads, and a move changes it only by what it touches.
+All outputs count, however short-lived. Since torch counts per reader, the figure is a sum over
+operators and reads, and a move changes only the terms of the moved operators.
 """
 
 from typing import NamedTuple
@@ -142,7 +141,7 @@ class Quotient(NamedTuple):
     """The graph of P partitions, and the longest path up to each."""
 
     order: IntArray
-    """Topological order of the partitions; shorter than P when there is a circle."""
+    """Topological order of the partitions; shorter than P if there is a cycle."""
     parent_start: IntArray
     parents: IntArray
     """Partitions that each one reads from, as CSR rows."""
@@ -151,7 +150,7 @@ class Quotient(NamedTuple):
     within_s: FloatArray
     """Critical path inside each partition."""
     begin_s: FloatArray
-    """Longest path that ends before each partition."""
+    """Longest path ending before each partition."""
 
 
 @compiled
@@ -186,7 +185,7 @@ def quotient_of(tables: Tables, part: IntArray, count: int, homes: IntArray) -> 
 
 @compiled
 def path_over_partitions_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> float:
-    """Return the longest path over partitions, or -1 when they form a circle."""
+    """Return the longest path over partitions, or -1 if they form a cycle."""
     quotient = quotient_of(tables, part, count, homes)
     if quotient.order.shape[0] < count:
         return -1.0
@@ -200,8 +199,8 @@ def latency_s(problem: StaticProblem, plan: StaticPlan) -> float:
     """Return the predicted latency of one input through the graph, in seconds. O(reads).
 
     Raises:
-        CycleError: when partitions wait for each other in a circle.
-        SpecError: when the problem has no transfer rate.
+        CycleError: if partitions wait for each other.
+        SpecError: if the problem has no transfer rate.
 
     """
     if not problem.bytes_per_s > 0:
@@ -232,7 +231,7 @@ def _used_bytes(graph: GraphArrays, part: IntArray, count: int) -> IntArray:
     """Return the bytes of each set."""
     used = np.zeros(count, dtype=np.int64)
     counted = np.full(graph.source_bytes.shape[0], -1, dtype=np.int64)
-    # Set by set, so that one mark for each source tells whether the set has counted it.
+    # Set by set, so that one mark per source shows whether the current set has counted it.
     _, in_sets = grouped(part, count)
     for at in range(in_sets.shape[0]):
         op = in_sets[at]
@@ -250,10 +249,10 @@ def _used_bytes(graph: GraphArrays, part: IntArray, count: int) -> IntArray:
 
 
 def used_bytes(graph: StaticGraph, partition_of: IntArray, count: int) -> IntArray:
-    """Return the bytes that each partition needs. Shape (count,).
+    """Return the bytes needed by each partition. Shape (count,).
 
-    With devices in place of partitions: the bytes that each device needs, where its partitions
-    share the values that they make and read.
+    Given devices in place of partitions: the bytes needed by each device, whose partitions share
+    the values they make and read.
 
     Args:
         graph: the operators.

@@ -1,11 +1,11 @@
-"""`map_partitions`: a device for each partition.
+"""`map_partitions`: assign a device to each partition.
 
 First by the rule of ``get_device_to_partitions_mapping`` in
-``torch.fx.experimental.accelerator_partitioner``: partitions in their order, each on the device
-with the least memory left that has more left than the partition adds. That refuses an exact fit,
-counts a source for each partition, and does not deduct what an earlier partition was charged for
-reading a later one. Where it fails, everything on a device is counted once, an exact fit is
-accepted, and other orders are tried.
+``torch.fx.experimental.accelerator_partitioner``: partitions in order, each on the device with the
+least free memory that exceeds the bytes the partition adds. This rule refuses an exact fit, counts
+a source once per partition, and does not deduct bytes already charged to an earlier partition for
+reading a later one. If it fails, everything on a device is counted once, an exact fit is accepted,
+and other orders are tried.
 """
 
 from collections.abc import Sequence
@@ -28,26 +28,26 @@ __all__ = ["map_partitions", "tightest"]
 
 
 class _Shares(NamedTuple):
-    """The bytes that each partition needs and shares with others, as CSR rows."""
+    """Bytes of each partition, and those it shares with others, as CSR rows."""
 
     used: IntArray
     """Bytes of each partition. Length P."""
     read_start: IntArray
     read_from: IntArray
-    """Partitions that a partition reads from, once for each read."""
+    """Partitions that each partition reads from, once per read."""
     read_bytes: IntArray
     readers_start: IntArray
     readers: IntArray
-    """Partitions that read from a partition, once for each read."""
+    """Partitions that read from each partition, once per read."""
     reader_bytes: IntArray
     source_start: IntArray
     sources: IntArray
-    """Sources that a partition reads, each once."""
+    """Sources read by each partition, each once."""
     source_bytes: IntArray
 
 
 def _shares(graph: StaticGraph, part: IntArray, count: int) -> _Shares:
-    """Return the bytes that the partitions of `graph` need and share."""
+    """Return the bytes needed and shared by the partitions of `graph`."""
     reader = part[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
     maker = part[graph.reads]
     crossing = reader != maker
@@ -83,9 +83,9 @@ def _added(shares: _Shares, home: IntArray, part: int, added: IntArray) -> None:
 def _deduct_shared(
     shares: _Shares, home: IntArray, on_device: BoolArray, part: int, added: IntArray
 ) -> None:
-    """Deduct from `added` the bytes that a device is charged for already.
+    """Deduct from `added` the bytes already charged to a device.
 
-    `on_device` tells which sources lie on a device. Shape (D, m).
+    `on_device` marks the sources on each device. Shape (D, m).
     """
     for i in range(shares.readers_start[part], shares.readers_start[part + 1]):
         reader_home = home[shares.readers[i]]
@@ -99,7 +99,7 @@ def _deduct_shared(
 
 @inlined
 def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
-    """Sort devices by the memory left; a stable insertion sort."""
+    """Sort devices by free memory, by a stable insertion sort."""
     for i in range(1, ranking.shape[0]):
         device, j = ranking[i], i
         while j > 0 and left[ranking[j - 1]] > left[device]:
@@ -110,13 +110,13 @@ def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
 
 @compiled
 def tightest(ranking: IntArray, left: IntArray, added: IntArray, spare_bytes: int) -> int:
-    """Return the device with the least memory left that has room for what is added, or -1.
+    """Return the device with the least free memory that has room for the added bytes, or -1.
 
     Args:
-        ranking: devices in the order of the last call. Changed. Shape (D,).
-        left: bytes left on each device. Shape (D,).
-        added: bytes that would be added to each device. Shape (D,).
-        spare_bytes: bytes that must be left afterwards; torch requires 1.
+        ranking: devices in the order of the last call; modified. Shape (D,).
+        left: free bytes of each device. Shape (D,).
+        added: bytes to be added to each device. Shape (D,).
+        spare_bytes: bytes that must remain free; torch requires 1.
 
     """
     _sort_by_left(ranking, left)
@@ -130,19 +130,19 @@ def tightest(ranking: IntArray, left: IntArray, added: IntArray, spare_bytes: in
 @compiled
 def _map_as_torch(shares: _Shares, memory: IntArray, fixed: IntArray) -> tuple[bool, IntArray]:
     """Return whether each partition found a device by torch's rule, and the devices."""
-    home, left, ranking = fixed.copy(), memory.copy(), np.arange(memory.shape[0])
+    home, free_bytes, ranking = fixed.copy(), memory.copy(), np.arange(memory.shape[0])
     added = np.empty_like(memory)
     for part in range(fixed.shape[0]):
         if fixed[part] >= 0:
-            left[fixed[part]] -= shares.used[part]
+            free_bytes[fixed[part]] -= shares.used[part]
     for part in range(fixed.shape[0]):
         if fixed[part] >= 0:
             continue
         _added(shares, home, part, added)
-        home[part] = tightest(ranking, left, added, 1)
+        home[part] = tightest(ranking, free_bytes, added, 1)
         if home[part] < 0:
             return False, home
-        left[home[part]] -= added[home[part]]
+        free_bytes[home[part]] -= added[home[part]]
     return True, home
 
 
@@ -157,7 +157,7 @@ def _map_once(
     """
     home = np.full(fixed.shape[0], -1, dtype=np.int64)
     on_device = np.zeros((memory.shape[0], shares.source_bytes.shape[0]), dtype=np.bool_)
-    left, ranking = memory.copy(), np.arange(memory.shape[0])
+    free_bytes, ranking = memory.copy(), np.arange(memory.shape[0])
     added = np.empty_like(memory)
     for turn in (True, False):
         for place in range(order.shape[0]):
@@ -166,10 +166,10 @@ def _map_once(
                 continue
             _added(shares, home, part, added)
             _deduct_shared(shares, home, on_device, part, added)
-            home[part] = fixed[part] if turn else tightest(ranking, left, added, 0)
+            home[part] = fixed[part] if turn else tightest(ranking, free_bytes, added, 0)
             if home[part] < 0:
                 return False, home
-            left[home[part]] -= added[home[part]]
+            free_bytes[home[part]] -= added[home[part]]
             for i in range(shares.source_start[part], shares.source_start[part + 1]):
                 on_device[home[part], shares.sources[i]] = True
     return True, home
@@ -178,14 +178,13 @@ def _map_once(
 def map_partitions(
     problem: StaticProblem, partition_of: IntArray, count: int, fixed: Sequence[int]
 ) -> IntArray | None:
-    """Return the position of each partition's device, or None when no order finds one for all.
+    """Return the position of each partition's device, or None if no order places all of them.
 
     Args:
         problem: the operators and the devices.
         partition_of: partition of each operator, 0 to count - 1. Shape (n,).
         count: number of partitions.
-        fixed: position of the device of each partition that has one already, else -1. Length
-            `count`.
+        fixed: position of each partition's device if already assigned, else -1. Length `count`.
 
     """
     shares = _shares(problem.graph, partition_of, count)

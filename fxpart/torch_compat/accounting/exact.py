@@ -1,10 +1,10 @@
-"""Torch's ``cost_aware`` and ``kl_based`` searches read exactly: every candidate, by its own rules.
+"""Exact versions of torch's ``cost_aware`` and ``kl_based``: all candidates, by torch's rules.
 
-For each candidate, torch maps all partitions to devices again, then walks the paths over
-partitions. So does this, on arrays: partitions in their order, each on the device with the least
-memory left that has more left than the partition adds (``get_device_to_partitions_mapping`` of
-``torch.fx.experimental.accelerator_partitioner``). A partition adds the bytes that it needs, less
-those that it reads from partitions on that device. That is never too little, so a mapping fits.
+For each candidate, torch remaps all partitions to devices, then walks the paths over partitions.
+This module does the same on arrays: partitions in order, each on the device with the least free
+memory that exceeds the bytes the partition adds (``get_device_to_partitions_mapping`` of
+``torch.fx.experimental.accelerator_partitioner``). A partition adds the bytes it needs, less those
+it reads from partitions on that device. This never underestimates, so a mapping fits.
 """
 
 import numpy as np
@@ -35,30 +35,31 @@ def homes_as_torch(
         count: number of partitions.
 
     """
-    used = placing_of(tables, part, count).used
+    used_bytes = placing_of(tables, part, count).used
     start, ops = grouped(part, count)
     home, added = np.full(count, -1, dtype=np.int64), np.empty_like(memory)
-    left, ranking = memory.copy(), np.arange(memory.shape[0])
+    free_bytes, ranking = memory.copy(), np.arange(memory.shape[0])
     for part_id in range(count):
-        added[:] = used[part_id]
+        added[:] = used_bytes[part_id]
         for j in range(start[part_id], start[part_id + 1]):
             for i in range(tables.read_start[ops[j]], tables.read_start[ops[j] + 1]):
                 maker = tables.reads[i]
-                # A home of -1 is that of this partition or of a later one.
+                # A home of -1 belongs to this partition or a later one.
                 if home[part[maker]] >= 0:
                     added[home[part[maker]]] -= tables.output[maker]
-        home[part_id] = tightest(ranking, left, added, 1)
+        home[part_id] = tightest(ranking, free_bytes, added, 1)
         if home[part_id] < 0:
             return False, home
-        left[home[part_id]] -= added[home[part_id]]
+        free_bytes[home[part_id]] -= added[home[part_id]]
     return True, home
 
 
 @compiled
 def candidate_s(tables: Tables, memory: IntArray, part: IntArray, count: int) -> float:
-    """Return the latency of partitions on the devices that torch would choose.
+    """Return the latency of partitions on the devices chosen by torch.
 
-    Infinite when one finds no device, or when they form a circle. Arguments as in `homes_as_torch`.
+    Infinite if a partition finds no device, or partitions form a cycle. Arguments as in
+    `homes_as_torch`.
     """
     complete, home = homes_as_torch(tables, memory, part, count)
     if not complete:
@@ -75,23 +76,23 @@ def plan_of(part: IntArray, home: IntArray) -> StaticPlan:
         home: device of each partition. Shape (P,).
 
     """
-    kept, number = np.unique(part, return_inverse=True)
-    return StaticPlan(number.astype(np.int64), tuple((int(device),) for device in home[kept]))
+    nonempty, number = np.unique(part, return_inverse=True)
+    return StaticPlan(number.astype(np.int64), tuple((int(device),) for device in home[nonempty]))
 
 
-# ``Partitioner.cost_aware_partition`` starts with a partition for each operator. In each round it
-# tries to join every two partitions whose levels differ by at most one, or of which one reads from
-# the other; the level is the longest path from a partition that reads from none. The pair with the
-# least latency (the last of equals) is joined if that is not more than before, and becomes the last
+# ``Partitioner.cost_aware_partition`` starts with one partition per operator. In each round it
+# tries to join every pair of partitions whose levels differ by at most one, or of which one reads
+# from the other; the level is the longest path from a partition without reads. The pair with the
+# least latency (the last if tied) is joined unless that increases the latency, and becomes the last
 # partition. Before the first round no partition has a device, so every transfer counts.
 #
-# Where no pair can be joined in the first round, torch returns partitions without a device; here
-# there is no plan.
+# If no pair can be joined in the first round, torch returns partitions without a device; here there
+# is no plan.
 
 
 @inlined
 def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool_]:
-    """Return which pairs of partitions are tried: near in level, or one reads from the other."""
+    """Return the pairs of partitions to try: close in level, or one reading from the other."""
     quotient = quotient_of(tables, part, count, np.arange(count))
     level = np.zeros(count, dtype=np.int64)
     may = np.zeros((count, count), dtype=np.bool_)
@@ -110,7 +111,7 @@ def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool
 
 @compiled
 def _join(part: IntArray, a: int, b: int, count: int, joined: IntArray) -> None:
-    """Set `joined` to `part` with partitions a < b made the last of `count` - 1."""
+    """Set `joined` to `part` with partitions a < b merged into the last of `count` - 1."""
     for op in range(part.shape[0]):
         part_id = part[op]
         if part_id in (a, b):
@@ -121,7 +122,7 @@ def _join(part: IntArray, a: int, b: int, count: int, joined: IntArray) -> None:
 
 @compiled
 def _combine(tables: Tables, memory: IntArray, n: int) -> tuple[int, IntArray]:
-    """Return the number of partitions when no pair is joined any more, and each operator's."""
+    """Return the number of partitions after all joins, and the partition of each operator."""
     count, part, trial = n, np.arange(n), np.empty(n, dtype=np.int64)
     cost_s = path_over_partitions_s(tables, part, count, np.arange(n))
     while count > 1:
@@ -142,7 +143,7 @@ def _combine(tables: Tables, memory: IntArray, n: int) -> tuple[int, IntArray]:
 
 
 def exact_cost_aware(problem: StaticProblem) -> StaticPlan | None:
-    """Return the plan of the exact reading, or None when its partitions find no devices.
+    """Return the plan of the exact search, or None if its partitions find no devices.
 
     Up to n rounds of O(n * n) candidates, each O(reads).
     """
@@ -152,14 +153,14 @@ def exact_cost_aware(problem: StaticProblem) -> StaticPlan | None:
     return plan_of(part, home) if complete else None
 
 
-# ``Partitioner.kl_based_partition`` starts from the size-based plan and takes each operator once,
-# in graph order. It is tried in every other partition, in exchange for each operator there, in
-# graph order, and last for none. The exchange with the least latency is applied if that is less
-# than before.
+# ``Partitioner.kl_based_partition`` starts from the size-based plan and visits each operator once,
+# in graph order. The operator is tried in every other partition, in exchange for each operator
+# there in graph order, and last without exchange. The exchange with the least latency is applied if
+# it lowers the latency.
 #
-# Three faults of torch are not repeated: it compares the latency of the last exchange instead of
-# the best; it looks an operator up where it was before all exchanges; and it keeps devices that
-# were chosen for other partitions than those it returns.
+# Three faults of torch are not reproduced: it compares the latency of the last exchange instead of
+# the best; it looks up an operator at its position before all exchanges; and it keeps devices
+# chosen for other partitions than those it returns.
 
 
 @inlined
@@ -168,7 +169,7 @@ def _best_exchange(  # noqa: PLR0917 - a compiled loop takes arrays
 ) -> tuple[float, int, int]:
     """Return the best latency below `cost_s`, the partition for `op`, and its counterpart.
 
-    The partition is -1 when no latency is lower; the counterpart is n for a move without exchange.
+    The partition is -1 if no latency is lower; the counterpart is n for a move without exchange.
     """
     n, origin, trial = part.shape[0], part[op], part.copy()
     best_target, best_other = -1, n
@@ -176,16 +177,16 @@ def _best_exchange(  # noqa: PLR0917 - a compiled loop takes arrays
         if target == origin:
             continue
         trial[op] = target
-        for other in range(n + 1):
-            if other < n:
-                if part[other] != target:
+        for counterpart in range(n + 1):
+            if counterpart < n:
+                if part[counterpart] != target:
                     continue
-                trial[other] = origin
+                trial[counterpart] = origin
             new_s = candidate_s(tables, memory, trial, count)
-            if other < n:
-                trial[other] = target
+            if counterpart < n:
+                trial[counterpart] = target
             if new_s < cost_s:
-                cost_s, best_target, best_other = new_s, target, other
+                cost_s, best_target, best_other = new_s, target, counterpart
     return cost_s, best_target, best_other
 
 
@@ -196,17 +197,17 @@ def _exchange(
     """Return whether any exchange lowers the latency, and the partitions after all of them."""
     part, any_lowers = part.copy(), False
     for op in range(part.shape[0]):
-        cost_s, target, other = _best_exchange(tables, memory, part, count, op, cost_s)
+        cost_s, target, counterpart = _best_exchange(tables, memory, part, count, op, cost_s)
         if target >= 0:
-            if other < part.shape[0]:
-                part[other] = part[op]
+            if counterpart < part.shape[0]:
+                part[counterpart] = part[op]
             part[op] = target
             any_lowers = True
     return any_lowers, part
 
 
 def exact_kl(problem: StaticProblem) -> StaticPlan | None:
-    """Return the plan of the exact reading, or None when there is no size-based one to start from.
+    """Return the plan of the exact search, or None if there is no size-based plan to start from.
 
     Its latency is never above that of the size-based plan. O(n * n) candidates, each O(reads).
     """

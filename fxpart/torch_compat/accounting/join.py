@@ -1,11 +1,10 @@
-"""`join`: join operators on one device to few partitions, without a longer path over partitions.
+"""`join`: merge operators on a device into few partitions without lengthening any path.
 
-Operators on one device with the same maximal number of transfers before them can be one partition:
+Operators on one device with the same maximal number of transfers before them can form a partition:
 no path leaves such a set and returns, since each transfer adds one. The same holds for runs of the
 set in graph order. So each set is cut into the longest runs that lengthen no path, then pairs are
-joined where that lengthens none. If the tries do not suffice for all sets, those left whole are
-divided where they are on a path that is too long: between pieces that no read connects, else in the
-middle.
+joined if that lengthens none. If the tries run out before all sets are cut, the remaining sets on
+too long a path are divided between pieces that no read connects, or else in the middle.
 """
 
 import numpy as np
@@ -34,7 +33,7 @@ def _numbered(label: IntArray) -> tuple[int, IntArray]:
 
 @inlined
 def _by_transfers(tables: Tables, device: IntArray, devices: int) -> IntArray:
-    """Return a label of the device and the maximal number of transfers before each operator."""
+    """Return labels of (device, maximal number of transfers before the operator)."""
     level, label = np.zeros_like(device), np.empty_like(device)
     for op in range(device.shape[0]):
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
@@ -64,7 +63,7 @@ def _root(above: IntArray, op: int) -> int:
 
 @inlined
 def _pieces(tables: Tables, part: IntArray) -> IntArray:
-    """Return for each operator the first one that reads inside its partition connect it to."""
+    """Return for each operator the first one connected to it by reads inside its partition."""
     above = np.arange(part.shape[0])
     for op in range(part.shape[0]):
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
@@ -96,24 +95,24 @@ def _divided(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tup
     """Return whether any partition marked `long` was divided, and a label for each operator."""
     n, piece = part.shape[0], _pieces(tables, part)
     size, first = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-    whole = np.ones(count, dtype=np.bool_)
+    is_connected = np.ones(count, dtype=np.bool_)
     for op in range(n):
         size[part[op]] += 1
         if first[part[op]] < 0:
             first[part[op]] = op
-        whole[part[op]] &= piece[op] == first[part[op]]
-    seen, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+        is_connected[part[op]] &= piece[op] == first[part[op]]
+    visited_count, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
     label, divided = np.empty(n, dtype=np.int64), False
     for op in range(n):
         part_id = part[op]
-        seen[part_id] += 1
+        visited_count[part_id] += 1
         label[op] = first[part_id]
         if not long[part_id] or size[part_id] == 1:
             continue
         divided = True
-        if not whole[part_id]:
+        if not is_connected[part_id]:
             label[op] = piece[op]
-        elif 2 * seen[part_id] > size[part_id]:
+        elif 2 * visited_count[part_id] > size[part_id]:
             if middle[part_id] < 0:
                 middle[part_id] = op
             label[op] = middle[part_id]
@@ -126,7 +125,7 @@ def _divide_long(
 ) -> tuple[float, IntArray]:
     """Return `part` with partitions on paths longer than `bound_s` divided, and the longest path.
 
-    Ends when there is no such path, or before there would be more than `most` partitions.
+    Stops when there is no such path, or before exceeding `most` partitions.
     """
     last_s, last = np.inf, part
     while True:
@@ -147,9 +146,9 @@ def _divide_long(
 def _longest_run(
     tables: Tables, device: IntArray, part: IntArray, ops: IntArray, bound_s: float
 ) -> tuple[int, int]:
-    """Make the longest fitting prefix of `ops` one partition; return its length, and the tries.
+    """Make the longest fitting prefix of `ops` a partition; return its length, and the tries.
 
-    `part` numbers a partition by its first operator, so that `device` also is its device.
+    `part` numbers a partition by its first operator, so `device` also gives its device.
     """
     n, fitting, most = part.shape[0], 1, ops.shape[0]
     middle, tries = most, 0
@@ -172,7 +171,7 @@ def _longest_run(
 def _runs(
     tables: Tables, device: IntArray, label: IntArray, bound_s: float, tries: int
 ) -> IntArray:
-    """Return partitions in which each set of `label` is cut into runs, while tries are left."""
+    """Return partitions in which each set of `label` is cut into runs, until tries run out."""
     count, sets = _numbered(label)
     start, ops = grouped(sets, count)
     part = np.arange(label.shape[0])
@@ -219,10 +218,10 @@ def join(  # noqa: PLR0917 - a compiled loop takes arrays
         tables: the operators.
         device_of: device of each operator. Shape (n,).
         devices: number of devices.
-        bound_s: at least the longest path over operators; no path over partitions exceeds it,
-            unless that would take more than `most` partitions.
-        tries: number of runs to try, and of pairs. Each takes O(reads).
-        most: maximal number of partitions where fewer would make a path longer.
+        bound_s: at least the longest path over operators. No path over partitions exceeds it,
+            unless that requires more than `most` partitions.
+        tries: number of runs, and of pairs, to try. Each takes O(reads).
+        most: maximal number of partitions created to keep paths short.
 
     """
     part = _by_transfers(tables, device_of, devices)

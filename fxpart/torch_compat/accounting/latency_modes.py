@@ -1,15 +1,15 @@
-"""`kl_based` and `cost_aware`: torch's modes that lower the latency.
+"""`kl_based` and `cost_aware`: torch's modes that minimize latency.
 
 Torch's ``kl_based`` takes operators in graph order and applies the move or exchange with another
 partition that lowers the latency most, once each (Kernighan and Lin, "An Efficient Heuristic
 Procedure for Partitioning Graphs", Bell System Technical Journal 49, 1970). Its ``cost_aware``
-begins with a partition for each operator and joins the pair that lowers the latency most, mapping
-all partitions to devices again for each candidate. For both, there are two ways to a plan:
+begins with one partition per operator and joins the pair that lowers the latency most, remapping
+all partitions to devices for each candidate. For both, there are two ways to find a plan:
 
 - `fxpart.torch_compat.accounting.exact` tries torch's candidates one by one, in small graphs;
-- `fxpart.torch_compat.accounting.least_latency` searches, in graphs of any size, by many moves and
-  exchanges from several starts. The latency depends on the device of each operator, so that is
-  what it searches for; operators are joined to partitions afterwards, while no path gets longer.
+- `fxpart.torch_compat.accounting.least_latency` searches graphs of any size by many moves and
+  exchanges from several starts. It searches over devices of operators, which determine the latency;
+  operators are joined into partitions afterwards, as long as no path gets longer.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 KL_EXACT_OPERATORS = 64
-"""Largest graph in which torch's exchanges are tried one by one: some 8 ms on one core."""
+"""Largest graph in which torch's exchanges are tried one by one, about 8 ms on one core."""
 
 COST_AWARE_EXACT_OPERATORS = 32
-"""Largest graph in which torch's pairs are tried one by one: some 10 ms on one core."""
+"""Largest graph in which torch's pairs are tried one by one, about 10 ms on one core."""
 
 _SAME = 1e-12
-"""Relative difference up to which two latencies are equal: sums in another order."""
+"""Relative difference below which two latencies are equal, as from reordered sums."""
 
 
 def better(
@@ -43,10 +43,10 @@ def better(
 ) -> StaticPlan:
     """Return the plan of `exact` or of the search, whichever has the lower latency.
 
-    Of equal latencies, the plan with fewer partitions wins; then that of `exact`.
+    If tied, the plan with fewer partitions wins, then that of `exact`.
 
     Raises:
-        InfeasibleError: when neither finds a placement that fits the devices.
+        InfeasibleError: if neither finds a placement that fits the devices.
 
     """
     as_torch = exact(problem)

@@ -1,9 +1,8 @@
-"""`least_latency`: the placement with the least predicted latency that a search finds.
+"""`least_latency`: search for the placement with the least predicted latency.
 
-Start from several placements, each a cut of an order of the operators into one run for each device;
-walk from the best of them by simulated annealing; undo moves that did not help; join operators to
-few partitions. Work is counted in visited operators, so that a problem has the same answer in every
-process.
+Start from several placements, each a cut of an operator order into one run per device; walk from
+the best of them by simulated annealing; undo moves that did not help; join operators into few
+partitions. Work is counted in visited operators, so that the result is deterministic.
 """
 
 import numpy as np
@@ -46,38 +45,38 @@ __all__ = ["depth_first", "least_latency", "orders", "tidy"]
 
 
 _WALKS, _HEAT = 12, 6.0
-"""Walks from the starts, and their first temperature as a share of the possible gain. Short and hot
-walks found more than long or cool ones on random graphs, in the same time. The exact figures matter
+"""Walks from the starts, and their initial temperature as a share of the possible gain. Short, hot
+walks found more than long or cool ones on random graphs in the same time. The exact values matter
 little: on 136 random graphs of up to 60 operators, half or twice the walks or the work, or a heat
 of 2 or 12, changes the mean latency by less than 0.3 %."""
 
 _WALK_WORK, _WORK_EACH = 3_000, 10
-"""Operators that one walk may visit: in any case, and for each operator of the graph."""
+"""Operators that a walk may visit: a constant, plus this many per operator of the graph."""
 
 _MANY_OPS, _MORE_WORK_EACH = 500, 60
-"""Beyond so many operators, each further one adds so much more work: longest paths of large graphs
-have many transfers, each of which must be drawn by chance."""
+"""Beyond this many operators, extra work per further operator: longest paths of large graphs have
+many transfers, each of which must be drawn at random."""
 
 _REPAIR_TRIES, _REPAIR_TRIES_EACH = 200, 20
-"""Tries to make a cut fit that nearly does: in any case, and for each operator."""
+"""Tries to repair a cut that nearly fits: a constant, plus this many per operator."""
 
 _SETTLE_TRIES, _SETTLE_TRIES_EACH = 5_000, 50
-"""Tries to make a placement fit that is far from fitting, only where memory is tight: in any case,
-and for each operator."""
+"""Tries to repair a placement that is far from fitting, only if memory is tight: a constant, plus
+this many per operator."""
 
 _JOIN_TRIES, _JOIN_WORK = 200, 100_000
-"""Least number of tries to join partitions, and visited operators up to which there are more: each
-try visits every operator."""
+"""Least number of tries to join partitions, and the number of visited operators up to which more
+are allowed; each try visits every operator."""
 
 _ROUNDING = 1e-12
-"""Relative difference of sums in another order."""
+"""Relative difference of reordered sums."""
 
 _FEW_STARTS = 5
-"""Where fewer starts fit, memory is tight, and more are searched for."""
+"""If fewer starts fit, memory is tight, and more are searched for."""
 
 _EXACT_OPS, _MOST_PARTITIONS = 512, 128
-"""Up to so many operators, any number of partitions is accepted for the least latency; in larger
-graphs, a longer path is accepted for no more than so many partitions."""
+"""Up to this many operators, any number of partitions is accepted for the least latency; in larger
+graphs, a longer path is accepted to stay within this many partitions."""
 
 
 # Orders of the operators to cut into runs.
@@ -85,9 +84,9 @@ graphs, a longer path is accepted for no more than so many partitions."""
 
 @compiled
 def depth_first(tables: Tables) -> IntArray:
-    """Return a topological order in which operators come soon after their reads. Shape (n,).
+    """Return a topological order that places operators soon after their reads. Shape (n,).
 
-    Of the operators whose reads are all done, the one that became ready last comes next.
+    Among ready operators, the one that became ready last comes next.
     """
     n = tables.total.shape[0]
     waits = tables.read_start[1:] - tables.read_start[:-1]
@@ -125,13 +124,13 @@ def orders(tables: Tables, head: FloatArray, tail: FloatArray) -> list[IntArray]
     return [np.arange(n, dtype=np.int64), depth_first(tables), by_end, by_slack]
 
 
-# Fewer transfers: a walk scatters operators that are on no long path, which costs traffic and
-# partitions but no latency.
+# Reduce transfers: a walk scatters operators off the long paths, which costs traffic and partitions
+# but no latency.
 
 
 @compiled
 def _transferred(tables: Tables, device: IntArray, op: int, target: int) -> float:
-    """Return the seconds of all transfers to and from `op`, were it on device `target`."""
+    """Return the seconds of all transfers to and from `op` if placed on device `target`."""
     total_s = 0.0
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
         if device[tables.reads[i]] != target:
@@ -153,41 +152,43 @@ def _moves(  # noqa: PLR0917 - a compiled loop takes arrays
     op: int,
     target: int,
 ) -> tuple[bool, int]:
-    """Move `op` if it fits and no path exceeds `bound_s`; return whether it did, and the work."""
+    """Move `op` if it fits and no path exceeds `bound_s`; return whether moved, and the work."""
     move(tables, placing, moved, op, target)
     if not fits(placing, memory):
         undo(tables, placing, moved)
         return False, 1
-    kept, visited = keep_if_short(tables, placing, moved, paths, bound_s)
-    return kept, 1 + visited
+    accepted, visited = keep_if_short(tables, placing, moved, paths, bound_s)
+    return accepted, 1 + visited
 
 
 @compiled
 def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work: int) -> IntArray:
     """Return a placement with fewer transfers, and no path longer than `bound_s`.
 
-    Visits the operators in graph order, in rounds, until one changes nothing or `work` operators
-    have been visited. `start` must fit the devices.
+    Visits the operators in graph order, in rounds, until a round changes nothing or `work`
+    operators have been visited. `start` must fit the devices.
     """
     n, devices = start.shape[0], memory.shape[0]
     placing, moved = placing_of(tables, start, devices), nothing_moved(n)
     device, paths = placing.device, paths_of(tables, start)
-    done, changed = 0, True
+    work_done, changed = 0, True
     while changed:
         changed = False
         for op in range(n):
             now_s = _transferred(tables, device, op, device[op])
-            done += 1
+            work_done += 1
             if now_s == 0:
                 continue
             for target in range(devices):
-                if done > work:
+                if work_done > work:
                     return device
                 if target == device[op] or _transferred(tables, device, op, target) >= now_s:
                     continue
-                kept, visited = _moves(tables, memory, placing, moved, paths, bound_s, op, target)
-                done += visited
-                if kept:
+                moved_op, visited = _moves(
+                    tables, memory, placing, moved, paths, bound_s, op, target
+                )
+                work_done += visited
+                if moved_op:
                     changed = True
                     break
     return device
@@ -197,12 +198,12 @@ def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work
 
 
 def _work(n: int) -> int:
-    """Return the number of operators that one walk may visit."""
+    """Return the number of operators a walk may visit."""
     return _WALK_WORK + _WORK_EACH * n + _MORE_WORK_EACH * max(0, n - _MANY_OPS)
 
 
 def _filled(problem: StaticProblem) -> StaticPlan | None:
-    """Return the size-based plan, if there is one."""
+    """Return the size-based plan, or None if infeasible."""
     try:
         return size_based(problem)
     except InfeasibleError:
@@ -217,7 +218,7 @@ def _devices(plan: StaticPlan) -> IntArray:
 
 
 def _spread(problem: StaticProblem, turn: int) -> IntArray:
-    """Return devices in proportion to their memory, from device `turn` on; they may not fit."""
+    """Return devices in proportion to their memory, starting at device `turn`; may not fit."""
     devices = len(problem.memory_bytes)
     order = np.roll(np.arange(devices, dtype=np.int64), -turn)
     running = np.cumsum(problem.graph.total_bytes).astype(float)
@@ -229,7 +230,7 @@ def _spread(problem: StaticProblem, turn: int) -> IntArray:
 
 
 def _starts(problem: StaticProblem, tables: Tables, candidates: list[IntArray]) -> list[IntArray]:
-    """Return `candidates` and other placements, as far as they fit; shortest paths first."""
+    """Return those of `candidates` and further placements that fit, shortest paths first."""
     memory, n = problem.memory_bytes, problem.graph.n_ops
     together = np.zeros(n, dtype=np.int64)
     head, tail = heads(tables, together), np.zeros(n)

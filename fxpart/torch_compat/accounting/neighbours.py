@@ -1,7 +1,7 @@
-"""Neighbours of a placement: proposed at random, and kept where no path gets too long.
+"""Neighbours of a placement, proposed at random and kept if no path gets too long.
 
-A run of operators moves to another device. While that device is too full, others are sent away from
-it, so an exchange is a neighbour too. Half of the runs begin at a transfer on the longest path,
+A run of operators moves to another device. While that device is too full, other operators are moved
+off it, so exchanges are neighbours too. Half of the runs begin at a transfer on the longest path,
 since only a change there can shorten it.
 """
 
@@ -37,22 +37,22 @@ __all__ = [
 ]
 
 _LONGEST_RUN = 4
-"""A run is at most one in so many of the operators."""
+"""Longest run, as a divisor of the number of operators."""
 
 _SENT_EACH, _SENT_MORE = 4, 8
-"""Tries to send an operator away: for each that has moved, and in any case. Most tries draw one on
-another device."""
+"""Tries to move an operator off a full device: per moved operator, and a constant. Most tries draw
+an operator on another device."""
 
 
 class Moved(NamedTuple):
-    """The operators that moved, and their devices before. Changed in place."""
+    """The moved operators and their previous devices. Changed in place."""
 
     ops: IntArray
     was: IntArray
     many: IntArray
     """Their number. Shape (1,)."""
     marked: npt.NDArray[np.bool_]
-    """Whether each operator is one of them. Length n."""
+    """Whether each operator has moved. Length n."""
 
 
 @compiled
@@ -74,7 +74,7 @@ def move(tables: Tables, placing: Placing, moved: Moved, op: int, target: int) -
 
 @compiled
 def keep(moved: Moved) -> None:
-    """Accept the moves: forget the old devices."""
+    """Accept the moves by forgetting the old devices."""
     for i in range(moved.many[0]):
         moved.marked[moved.ops[i]] = False
     moved.many[0] = 0
@@ -82,7 +82,7 @@ def keep(moved: Moved) -> None:
 
 @compiled
 def undo(tables: Tables, placing: Placing, moved: Moved) -> None:
-    """Take the moves back, the last one first."""
+    """Undo the moves, last one first."""
     for i in range(moved.many[0] - 1, -1, -1):
         shift(tables, placing, moved.ops[i], moved.was[i])
     keep(moved)
@@ -90,7 +90,7 @@ def undo(tables: Tables, placing: Placing, moved: Moved) -> None:
 
 @compiled
 def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray) -> int:
-    """Write maker and reader of each transfer on a longest path to `cuts`; return their number."""
+    """Write producer and reader of each transfer on a longest path to `cuts`; return the count."""
     op, count = int(np.argmax(head)), 0
     while True:
         best, best_s = -1, -1.0
@@ -111,7 +111,7 @@ def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray
 
 @inlined
 def _length(most: int, state: IntArray) -> int:
-    """Return a random length of a run: 1 in half of the cases, else log-uniform."""
+    """Return a random run length: 1 in half of the cases, else log-uniform."""
     if most < 2 or share(state) < 0.5:
         return 1
     return int(np.exp(share(state) * np.log(most + 1.0)))
@@ -126,15 +126,17 @@ def _next(  # noqa: PLR0917 - a compiled loop takes arrays
     Ways 0 and 1 follow the graph order, backward and forward; 2 follows reads, 3 readers.
     """
     if way < 2:
-        near = op + 2 * way - 1
-        return near if 0 <= near < device.shape[0] and device[near] == device_id else -1
+        candidate = op + 2 * way - 1
+        return (
+            candidate if 0 <= candidate < device.shape[0] and device[candidate] == device_id else -1
+        )
     start = tables.read_start if way == 2 else tables.reader_start
     items = tables.reads if way == 2 else tables.readers
     count = start[op + 1] - start[op]
     if count == 0:
         return -1
-    near = items[start[op] + below(state, count)]
-    return near if device[near] == device_id else -1
+    candidate = items[start[op] + below(state, count)]
+    return candidate if device[candidate] == device_id else -1
 
 
 @inlined
@@ -154,7 +156,7 @@ def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
 def _make_room(
     tables: Tables, placing: Placing, memory: IntArray, moved: Moved, state: IntArray
 ) -> bool:
-    """Send random operators away from devices that are too full; return whether all fit."""
+    """Move random operators off overfull devices; return whether all fit."""
     n, devices = placing.device.shape[0], memory.shape[0]
     came = moved.many[0]
     for _ in range(_SENT_EACH * came + _SENT_MORE):
@@ -192,8 +194,8 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
         op, target = below(state, device.shape[0]), below(state, memory.shape[0])
         way = below(state, 4)
         if share(state) < 0.5:
-            near = _next_to(tables, op, state)
-            target = device[near] if near >= 0 else target
+            neighbour = _next_to(tables, op, state)
+            target = device[neighbour] if neighbour >= 0 else target
     if device[op] == target:
         return False
     _move_run(tables, placing, moved, op, target, way, state)
@@ -203,30 +205,30 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
 @inlined
 def _next_to(tables: Tables, op: int, state: IntArray) -> int:
     """Return a random operator that `op` reads or that reads it, or -1."""
-    before = tables.read_start[op + 1] - tables.read_start[op]
-    after = tables.reader_start[op + 1] - tables.reader_start[op]
-    if before + after == 0:
+    n_reads = tables.read_start[op + 1] - tables.read_start[op]
+    n_readers = tables.reader_start[op + 1] - tables.reader_start[op]
+    if n_reads + n_readers == 0:
         return -1
-    which = below(state, before + after)
-    if which < before:
+    which = below(state, n_reads + n_readers)
+    if which < n_reads:
         return int(tables.reads[tables.read_start[op] + which])
-    return int(tables.readers[tables.reader_start[op] + which - before])
+    return int(tables.readers[tables.reader_start[op] + which - n_reads])
 
 
-# Whether a neighbour is good enough, visiting little more than the operators that moved.
+# Evaluating a neighbour visits little more than the moved operators.
 #
-# The heads and tails of the last accepted placement are known. A path that leaves the operators
-# around the move has the length of the head there and the tail after it, so a neighbour that is too
-# slow is refused after a few operators. Another one is followed as far as its heads differ.
+# The heads and tails of the last accepted placement are known. A path that leaves the region of the
+# move is as long as the head there plus the tail after it, so a neighbour that is too slow is
+# refused after a few operators. Any other neighbour is followed as far as its heads differ.
 
 
 class Paths(NamedTuple):
     """The longest paths of the last accepted placement of n operators. Changed in place."""
 
     head: FloatArray
-    """Longest path that ends with each operator. Length n."""
+    """Longest path ending with each operator. Length n."""
     tail: FloatArray
-    """Longest path that begins after each operator. Length n."""
+    """Longest path beginning after each operator. Length n."""
     fresh: FloatArray
     """Heads of the evaluated neighbour; between two neighbours, equal to `head`. Length n."""
 
@@ -245,8 +247,8 @@ def _try_moved(
 ) -> tuple[bool, int, int, int]:
     """Return whether no path exceeds `bound_s`, and the range of visited operators.
 
-    The second and third are its first and the one after its last; the fourth is the last that
-    moved. Sets `paths.fresh` to the heads of this range.
+    The second and third results are the start and end of the range, end excluded; the fourth is the
+    last moved operator. Sets `paths.fresh` to the heads of this range.
     """
     head, tail, fresh = paths
     n = device.shape[0]
@@ -273,17 +275,17 @@ def _try_moved(
 def keep_if_short(
     tables: Tables, placing: Placing, moved: Moved, paths: Paths, bound_s: float
 ) -> tuple[bool, int]:
-    """Keep the moves if no path exceeds `bound_s`, else undo them.
+    """Accept the moves if no path exceeds `bound_s`, else undo them.
 
-    Returns whether they were kept, and the number of visited operators.
+    Returns whether they were accepted, and the number of visited operators.
     """
-    kept, first, after, last = _try_moved(tables, placing.device, moved, paths, bound_s)
-    visited = after - first
-    if kept:
+    accepted, first, end, last = _try_moved(tables, placing.device, moved, paths, bound_s)
+    visited = end - first
+    if accepted:
         keep(moved)
-        paths.head[first:after] = paths.fresh[first:after]
+        paths.head[first:end] = paths.fresh[first:end]
         tails(tables, placing.device, paths.tail, last)
         return True, visited + last + 1
-    paths.fresh[first:after] = paths.head[first:after]
+    paths.fresh[first:end] = paths.head[first:end]
     undo(tables, placing, moved)
     return False, visited

@@ -27,7 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StaticGraph:
-    """Call nodes in graph order (`n` of them), and the sources that they read (`m`).
+    """Call nodes in graph order (`n` of them), and their sources (`m`).
 
     A source is a placeholder or a ``get_attr`` node. Every device that reads it has a copy.
     """
@@ -43,7 +43,7 @@ class StaticGraph:
     read_start: IntArray
     """CSR starts into `reads`. Length n + 1."""
     reads: IntArray
-    """Call nodes whose output each call node reads, each once, in order of first use."""
+    """Call nodes that each call node reads, each once, in order of first use."""
     source_bytes: IntArray
     """Bytes of each source. Length m."""
     source_start: IntArray
@@ -59,13 +59,13 @@ class StaticGraph:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StaticProblem:
-    """A graph to be placed on devices."""
+    """A graph to place on devices."""
 
     graph: StaticGraph
     memory_bytes: IntArray
     """Memory of each device, by position. Length D."""
     bytes_per_s: float
-    """Rate of a transfer between any two devices; 0 where the mode does not use it."""
+    """Transfer rate between any two devices; 0 if the mode does not use it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,7 +75,7 @@ class StaticPlan:
     partition_of: IntArray
     """Partition of each call node, 0 to P - 1. Length n."""
     devices_of_partition: tuple[tuple[int, ...], ...]
-    """Positions of the devices that hold each partition; never empty. Length P."""
+    """Positions of each partition's devices; never empty. Length P."""
 
 
 class GraphArrays(NamedTuple):

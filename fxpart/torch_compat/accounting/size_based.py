@@ -1,12 +1,11 @@
-"""`size_based`: fill one device after the other in graph order, torch's greedy mode.
+"""`size_based`: torch's greedy mode, which fills one device after another in graph order.
 
 The rules are those of ``Partitioner.size_based_partition`` in
 ``torch.fx.experimental.accelerator_partitioner``, so that partitions and devices are the same
-wherever torch finds an answer. Torch makes a new set of nodes and a new sum for each operator; here
-one pass over the reads suffices, since an operand in the open partition adds nothing.
+whenever torch finds an answer. Torch builds a new set of nodes and a new sum for each operator;
+here one pass over the reads suffices, since an operand in the open partition adds nothing.
 
-Where torch fails because of the order in which it takes devices, smallest first and largest first
-are tried too.
+If torch fails because of its order of devices, smallest first and largest first are tried too.
 """
 
 from typing import NamedTuple
@@ -39,17 +38,17 @@ __all__ = [
 
 
 class Filling(NamedTuple):
-    """Partitions of n operators and m sources that are filled in graph order. Changed in place.
+    """Partitions of n operators and m sources, filled in graph order. Changed in place.
 
     One partition is open at a time. An operator that joins it adds nothing for values that the
-    partition already makes or reads. Both greedy modes of torch count so (``size_based_partition``
-    and ``sparse_nn_partition``).
+    partition already makes or reads, as in both greedy modes of torch (``size_based_partition`` and
+    ``sparse_nn_partition``).
     """
 
     part: IntArray
-    """Partition of each operator, -1 before it has one. Length n."""
+    """Partition of each operator, -1 if not yet assigned. Length n."""
     last_reader: IntArray
-    """The last partition that read each source, -1 before the first. Length m."""
+    """The last partition that read each source, -1 if none yet. Length m."""
 
 
 @compiled
@@ -63,7 +62,7 @@ def nothing_filled(graph: GraphArrays) -> Filling:
 def added_bytes(
     graph: GraphArrays, filling: Filling, alone: IntArray, op: int, partition: int
 ) -> int:
-    """Return the bytes that `op` adds to the open partition.
+    """Return the bytes added by `op` to the open partition.
 
     `alone` is the `alone_bytes` of each operator. Shape (n,).
     """
@@ -85,7 +84,7 @@ def put(graph: GraphArrays, filling: Filling, op: int, partition: int) -> None:
         filling.last_reader[graph.sources[i]] = partition
 
 
-# Errors when no plan exists.
+# Errors raised if no plan exists.
 
 
 def too_large_alone(problem: StaticProblem, alone: IntArray) -> InfeasibleError | None:
@@ -107,7 +106,7 @@ def too_large_alone(problem: StaticProblem, alone: IntArray) -> InfeasibleError 
 
 
 def no_plan(problem: StaticProblem, advice: str) -> InfeasibleError:
-    """Return the error with the needed and the present bytes; it ends with `advice`."""
+    """Return the error with the needed and the available bytes, ending with `advice`."""
     graph, memory = problem.graph, problem.memory_bytes
     needed, present = int(graph.total_bytes.sum() + graph.source_bytes.sum()), int(memory.sum())
     return InfeasibleError(
@@ -135,27 +134,27 @@ def _first_free(in_use: BoolArray, memory: IntArray, needed_bytes: int) -> int:
 def _fill(graph: GraphArrays, alone: IntArray, memory: IntArray) -> tuple[int, IntArray, IntArray]:
     """Return the number of partitions, each operator's partition, and each partition's device.
 
-    Devices are taken in the order of `memory`. When no unused one is large enough, each further
-    operator is a partition of its own, with device -1.
+    Devices are taken in the order of `memory`. If no unused device is large enough, each further
+    operator becomes its own partition, with device -1.
     """
     n, devices = alone.shape[0], memory.shape[0]
     filling, device_of = nothing_filled(graph), np.full(n, -1, dtype=np.int64)
     in_use = np.zeros(devices, dtype=np.bool_)
-    current, count, left = -1, 0, np.int64(0)
+    current, count, free_bytes = -1, 0, np.int64(0)
     for op in range(n):
         added = added_bytes(graph, filling, alone, op, current)
-        if current < 0 or added > left:
+        if current < 0 or added > free_bytes:
             device = _first_free(in_use, memory, alone[op])
             if device == devices:
                 filling.part[op:] = np.arange(count, count + n - op)
                 count += n - op
                 break
             in_use[device] = True
-            current, left, added = count, memory[device], alone[op]
+            current, free_bytes, added = count, memory[device], alone[op]
             device_of[count] = device
             count += 1
         put(graph, filling, op, current)
-        left -= added
+        free_bytes -= added
     return count, filling.part, device_of[:count]
 
 
@@ -167,7 +166,7 @@ def _row_sums(items: IntArray, start: IntArray) -> IntArray:
 
 
 def alone_bytes(graph: StaticGraph) -> IntArray:
-    """Return the bytes of each operator alone, with all that it reads. Shape (n,)."""
+    """Return the bytes of each operator alone, including all its reads. Shape (n,)."""
     read = _row_sums(graph.output_bytes[graph.reads], graph.read_start)
     return (
         graph.total_bytes + read + _row_sums(graph.source_bytes[graph.sources], graph.source_start)
@@ -175,7 +174,7 @@ def alone_bytes(graph: StaticGraph) -> IntArray:
 
 
 def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> StaticPlan | None:
-    """Return the plan with devices in this order, or None when there is none."""
+    """Return the plan with devices in this order, or None if infeasible."""
     memory = problem.memory_bytes[order]
     count, part, device_of = _fill(arrays_of(problem.graph), alone, memory)
     homes: IntArray | None = np.where(device_of < 0, -1, order[device_of])
@@ -187,14 +186,14 @@ def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> Static
 
 
 def size_based(problem: StaticProblem) -> StaticPlan:
-    """Return the plan that fills the devices one after the other, in graph order.
+    """Return the plan that fills the devices one after another, in graph order.
 
-    An operator joins the open partition if it fits into the memory left; otherwise the next device
-    that can hold it opens a new one. When no device is left, each further operator is a partition
-    of its own, for which `map_partitions` finds a device. O(reads), apart from that last step.
+    An operator joins the open partition if it fits the remaining memory; otherwise the next device
+    large enough opens a new one. When devices run out, each further operator becomes its own
+    partition, placed by `map_partitions`. O(reads), apart from that last step.
 
     Raises:
-        InfeasibleError: when an operator is larger than every device, or no order of devices gives
+        InfeasibleError: if an operator is larger than every device, or no order of devices gives
             every partition a device.
 
     """

@@ -2,8 +2,8 @@
 
 The rules are those of ``Partitioner.sparse_nn_partition`` in
 ``torch.fx.experimental.accelerator_partitioner``: cut the graph into runs at every border between
-embeddings and other operators and where a device is full, then combine the runs of each kind, the
-smallest with the largest beside which it fits.
+embeddings and other operators and wherever a device is full, then combine the runs of each kind,
+the smallest with the largest it fits beside.
 """
 
 from typing import NamedTuple
@@ -37,26 +37,26 @@ __all__ = ["combine", "sparse_nn"]
 # Combine runs into as few partitions as memory and levels allow.
 #
 # Two partitions are combined only when their levels, the longest paths from a root, differ by at
-# most one. So no circle can arise: a path around them through a third partition needs two levels.
+# most one. So no cycle can arise: a path around them through a third partition needs two levels.
 
 
 class _Tables(NamedTuple):
-    """Reads between runs, and the sources of runs, as CSR rows. With R runs and m sources."""
+    """Reads between R runs, and their m sources, as CSR rows."""
 
     after_start: IntArray
     after: IntArray
-    """Runs that read from a run."""
+    """Runs that read from each run."""
     beside_start: IntArray
     beside: IntArray
-    """Runs that read from a run, or that it reads from."""
+    """Runs that read from each run, or that it reads from."""
     beside_bytes: IntArray
-    """Bytes that pass between the two, counted for each reading operator."""
+    """Bytes passed between the two, counted once per reading operator."""
     source_start: IntArray
     sources: IntArray
-    """Sources that a run reads, each once."""
+    """Sources read by each run, each once."""
     user_start: IntArray
     users: IntArray
-    """Runs that read a source, each once."""
+    """Runs that read each source, each once."""
     source_bytes: IntArray
 
 
@@ -118,10 +118,10 @@ def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
 def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) -> IntArray:
     """Return the bytes saved by combining `part` with each other partition.
 
-    These are values that one makes and the other reads, and sources that both read.
+    These are values made by one and read by the other, and sources read by both.
     """
     shared = np.zeros(owner.shape[0], dtype=np.int64)
-    seen = np.zeros(tables.source_bytes.shape[0], dtype=np.bool_)
+    counted_sources = np.zeros(tables.source_bytes.shape[0], dtype=np.bool_)
     counted = np.full(owner.shape[0], -1, dtype=np.int64)
     member = part
     while member >= 0:
@@ -129,14 +129,14 @@ def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) ->
             shared[owner[tables.beside[i]]] += tables.beside_bytes[i]
         for i in range(tables.source_start[member], tables.source_start[member + 1]):
             source = tables.sources[i]
-            if seen[source]:
+            if counted_sources[source]:
                 continue
-            seen[source] = True
+            counted_sources[source] = True
             for j in range(tables.user_start[source], tables.user_start[source + 1]):
-                other = owner[tables.users[j]]
-                if counted[other] != source:
-                    counted[other] = source
-                    shared[other] += tables.source_bytes[source]
+                reader = owner[tables.users[j]]
+                if counted[reader] != source:
+                    counted[reader] = source
+                    shared[reader] += tables.source_bytes[source]
         member = following[member]
     return shared
 
@@ -195,14 +195,14 @@ def combine(
     """Return the partition of each run, numbered by age. Shape (R,).
 
     As in torch's ``sparse_nn``: first the runs of kind False, then those of kind True; the smallest
-    partition joins the largest beside which it fits, until there is none.
+    partition joins the largest it fits beside, until none fits.
 
     Args:
         graph: the operators.
         run_of: run of each operator, non-decreasing from 0. Shape (n,).
         kinds: kind of each run; only runs of one kind are combined. Shape (R,).
-        used: bytes of each run as a partition of its own. Shape (R,).
-        available: bytes that a partition may have.
+        used: bytes of each run as its own partition. Shape (R,).
+        available: maximal bytes of a partition.
 
     """
     tables = _tables(graph, run_of, len(kinds))
@@ -220,30 +220,30 @@ def combine(
 def _cut(
     graph: GraphArrays, alone: IntArray, is_embedding: BoolArray, available: int
 ) -> tuple[IntArray, BoolArray]:
-    """Return each operator's run, and whether each run is of embeddings.
+    """Return each operator's run, and whether each run consists of embeddings.
 
     A run ends at a border between the kinds, unless it uses no memory yet, and where the next
     operator would exceed `available`.
     """
     n = alone.shape[0]
     filling, kinds = nothing_filled(graph), np.zeros(n, dtype=np.bool_)
-    current, used, kind = 0, np.int64(0), False
+    current, used_bytes, kind = 0, np.int64(0), False
     for op in range(n):
         if is_embedding[op] != kind:
-            if used != 0:
-                current, used = current + 1, np.int64(0)
+            if used_bytes != 0:
+                current, used_bytes = current + 1, np.int64(0)
             kind = is_embedding[op]
         added = added_bytes(graph, filling, alone, op, current)
-        if used + added > available:
-            current, used, added = current + 1, np.int64(0), alone[op]
+        if used_bytes + added > available:
+            current, used_bytes, added = current + 1, np.int64(0), alone[op]
         put(graph, filling, op, current)
         kinds[current] = kind
-        used += added
+        used_bytes += added
     return filling.part, kinds[: current + 1]
 
 
 def _check(problem: StaticProblem, alone: IntArray, is_embedding: BoolArray) -> int:
-    """Return the memory of each device, after checking the preconditions of the mode."""
+    """Return the memory per device, after checking the preconditions of the mode."""
     memory = problem.memory_bytes
     if (memory != memory[0]).any():
         raise InfeasibleError(
@@ -266,7 +266,7 @@ def _check(problem: StaticProblem, alone: IntArray, is_embedding: BoolArray) -> 
 def _devices(
     used: IntArray, kinds: BoolArray, devices: int, available: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the devices of each partition: one for embeddings, all of these for the rest."""
+    """Return the devices of each partition: one for embeddings, all of those for the rest."""
     embeddings = np.flatnonzero(kinds)
     if len(embeddings) > devices:
         raise InfeasibleError(
@@ -292,16 +292,16 @@ def _devices(
 
 
 def sparse_nn(problem: StaticProblem, is_embedding: BoolArray) -> StaticPlan:
-    """Return the plan with a device for each partition of embeddings, and the rest on all of them.
+    """Return the plan with one device per partition of embeddings, and the rest on all of them.
 
     Args:
         problem: devices with the same memory, and the graph.
         is_embedding: whether each operator is an embedding. Shape (n,).
 
     Raises:
-        InfeasibleError: when devices differ in memory, no operator is an embedding, one operator
-            is too large, there are fewer devices than partitions of embeddings, or the rest does
-            not fit beside one of those.
+        InfeasibleError: if devices differ in memory, no operator is an embedding, an operator is
+            too large, there are fewer devices than partitions of embeddings, or the rest does not
+            fit beside one of those.
 
     """
     graph = problem.graph

@@ -1,9 +1,9 @@
 """Arrays for compiled searches: `Tables` of a problem, `Placing` on devices, and longest paths.
 
-With each operator a partition of its own, the latency of torch's partitioner is the longest path
-over operators. Joining operators of a device to larger partitions never lowers it: a path over
-operators lies within one over partitions, which transfers at least as much. So searches look for
-devices of operators, and join operators to partitions afterwards.
+If each operator is its own partition, the latency of torch's partitioner is the longest path over
+operators. Joining operators of a device into larger partitions never lowers it: a path over
+operators lies within one over partitions, which transfers at least as much. So searches assign
+devices to operators, and join operators into partitions afterwards.
 """
 
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class Tables(NamedTuple):
     reads: IntArray
     """Operators that each operator reads. Length E."""
     read_s: FloatArray
-    """Seconds that each read costs when maker and reader are on different devices. Length E."""
+    """Seconds of each read if producer and reader are on different devices. Length E."""
     reader_start: IntArray
     readers: IntArray
     """Operators that read each operator, ascending. Length E."""
@@ -70,7 +70,7 @@ def _shared_bytes(
     source_start: IntArray,
     sources: IntArray,
 ) -> IntArray:
-    """Return the bytes of the sources that maker and reader have in common, for each read."""
+    """Return the bytes of the sources shared by producer and reader, for each read."""
     shared = np.zeros(reads.shape[0], dtype=np.int64)
     marked = np.full(source_bytes.shape[0], -1, dtype=np.int64)
     for op in range(read_start.shape[0] - 1):
@@ -126,9 +126,9 @@ class Placing(NamedTuple):
     device: IntArray
     """Position of each operator's device. Length n."""
     used: IntArray
-    """Bytes that each device needs, as `accounting.cost.used_bytes` counts. Length D."""
+    """Bytes needed by each device, as in `accounting.cost.used_bytes`. Length D."""
     source_readers: IntArray
-    """Number of operators on each device that read each source. Shape (D, m)."""
+    """Number of readers of each source on each device. Shape (D, m)."""
 
 
 @compiled
@@ -189,19 +189,19 @@ def fits(placing: Placing, memory: IntArray) -> bool:
 
 @compiled
 def overflow(placing: Placing, memory: IntArray) -> int:
-    """Return the total bytes by which devices are exceeded."""
+    """Return the total bytes by which devices are over capacity."""
     over = 0
     for device in range(memory.shape[0]):
         over += max(0, placing.used[device] - memory[device])
     return over
 
 
-# Longest paths over operators, where a read between devices takes its transfer.
+# Longest paths over operators, where a read between devices costs its transfer.
 
 
 @compiled
 def head_of(tables: Tables, device: IntArray, head: FloatArray, op: int) -> float:
-    """Return the longest path that ends with `op`, given those of its operands."""
+    """Return the longest path ending with `op`, given those of its operands."""
     begin_s, home = 0.0, device[op]
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
         maker = tables.reads[i]
@@ -214,7 +214,7 @@ def head_of(tables: Tables, device: IntArray, head: FloatArray, op: int) -> floa
 
 @compiled
 def heads(tables: Tables, device: IntArray) -> FloatArray:
-    """Return the longest path that ends with each operator. Shape (n,)."""
+    """Return the longest path ending with each operator. Shape (n,)."""
     head = np.empty(device.shape[0])
     for op in range(device.shape[0]):
         head[op] = head_of(tables, device, head, op)
@@ -223,7 +223,7 @@ def heads(tables: Tables, device: IntArray) -> FloatArray:
 
 @compiled
 def tails(tables: Tables, device: IntArray, tail: FloatArray, last: int) -> None:
-    """Set `tail` up to operator `last`: the longest path that begins after each operator."""
+    """Set `tail`, the longest path beginning after each operator, up to operator `last`."""
     for op in range(last, -1, -1):
         rest_s, home = 0.0, device[op]
         for i in range(tables.reader_start[op], tables.reader_start[op + 1]):
@@ -237,7 +237,7 @@ def tails(tables: Tables, device: IntArray, tail: FloatArray, last: int) -> None
 
 @compiled
 def longest(head: FloatArray) -> float:
-    """Return the longest path of all."""
+    """Return the length of the longest path."""
     longest_s = 0.0
     for op in range(head.shape[0]):
         longest_s = max(longest_s, head[op])

@@ -1,10 +1,11 @@
 """Simulated annealing: `walk` shortens the longest path, `settle` makes a placement fit.
 
 After Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing" (Science 220, 1983): a
-step that is worse by x is taken with probability exp(-x / temperature), and the temperature sinks.
+step that is worse by x is accepted with probability exp(-x / temperature), and the temperature
+falls.
 
-The random numbers have a seed, and work is counted in visited operators, so that a problem gives
-the same placement in every process.
+Random numbers are seeded and work is counted in visited operators, so that the result is
+deterministic.
 """
 
 import numpy as np
@@ -33,29 +34,29 @@ __all__ = ["allowance", "settle", "walk"]
 
 
 _COOLING = 7.0
-"""Natural logarithm of the first temperature over the last: it ends at a thousandth.
+"""Natural logarithm of initial over final temperature, which is about a thousandth.
 
 With 3, 5 or 10 the mean latency of 136 random graphs of up to 60 operators changes by less than
 0.3 %."""
 
 
 _STEP_WORK, _MOVE_WORK = 4, 2
-"""Work of a step, and of each operator that it moves, besides the visited operators. In operators;
-rough, so that a walk also ends where no neighbour fits."""
+"""Work of a step, and of each operator it moves, besides the visited operators. In operators; a
+rough figure that also ends a walk in which no neighbour fits."""
 
 
 @compiled
 def allowance(hottest: float, done: int, work: int, state: IntArray) -> float:
-    """Return by how much the next step may be worse, in the unit of `hottest`.
+    """Return the allowed worsening of the next step, in the unit of `hottest`.
 
-    Drawn before the step is evaluated, it decides with the same probability, and bad steps can be
+    Drawing it before the step is evaluated accepts with the same probability, and lets bad steps be
     refused early.
 
     Args:
-        hottest: first temperature; with 0 no step may be worse.
+        hottest: initial temperature; 0 allows no worsening.
         done: work done so far.
         work: total work.
-        state: of the random numbers, advanced by one number.
+        state: random state, advanced by one number.
 
     """
     return float(-hottest * np.exp(-_COOLING * done / work) * np.log(1.0 - share(state)))
@@ -71,35 +72,35 @@ def walk(  # noqa: PLR0917 - a compiled loop takes arrays
     heat: float,
     seed: int,
 ) -> tuple[float, IntArray]:
-    """Return the shortest longest path on the walk, and its devices.
+    """Return the shortest longest path found on the walk, and its devices.
 
     Args:
         tables: the operators.
         memory: bytes of each device. Shape (D,).
         start: a placement that fits. Shape (n,).
-        least_s: a lower bound of the longest path; the walk ends there.
+        least_s: lower bound of the longest path; the walk ends when it is reached.
         work: number of operators to visit.
-        heat: first temperature, as a share of the start's excess over `least_s`.
-        seed: of the random numbers.
+        heat: initial temperature, as a share of the start's excess over `least_s`.
+        seed: random seed.
 
     """
     n, state = start.shape[0], chance(seed)
     placing, moved = placing_of(tables, start, memory.shape[0]), nothing_moved(n)
     paths, cuts, best = paths_of(tables, start), np.empty((n, 2), dtype=np.int64), start.copy()
     now_s = longest(paths.head)
-    best_s, n_cuts, done = now_s, transfers(tables, start, paths.head, cuts), 0
+    best_s, n_cuts, work_done = now_s, transfers(tables, start, paths.head, cuts), 0
     hottest_s = heat * (now_s - least_s)
-    while done < work and best_s > least_s:
-        done += _STEP_WORK
+    while work_done < work and best_s > least_s:
+        work_done += _STEP_WORK
         fitting = propose(tables, placing, memory, moved, cuts, n_cuts, state)
-        bound_s = now_s + (allowance(hottest_s, done, work, state) if fitting else 0.0)
-        done += _MOVE_WORK * moved.many[0]
+        bound_s = now_s + (allowance(hottest_s, work_done, work, state) if fitting else 0.0)
+        work_done += _MOVE_WORK * moved.many[0]
         if not fitting:
             undo(tables, placing, moved)
             continue
-        kept, visited = keep_if_short(tables, placing, moved, paths, bound_s)
-        done += visited
-        if kept:
+        accepted, visited = keep_if_short(tables, placing, moved, paths, bound_s)
+        work_done += visited
+        if accepted:
             now_s = longest(paths.head)
             n_cuts = transfers(tables, placing.device, paths.head, cuts)
             if now_s < best_s:
@@ -114,21 +115,21 @@ def _move_or_exchange(
 ) -> tuple[int, int, int, int]:
     """Move a random operator, in half of the cases in exchange for another.
 
-    Returns the operator, its counterpart, and the devices that they were on. The operator is -1
-    when nothing moved, the counterpart when there was no exchange.
+    Returns the operator, its counterpart, and their previous devices. The operator is -1 if nothing
+    moved, the counterpart -1 without an exchange.
     """
     n = placing.device.shape[0]
-    op, target, other = below(state, n), below(state, devices), -1
+    op, target, counterpart = below(state, n), below(state, devices), -1
     origin = int(placing.device[op])
     if origin != target and share(state) < 0.5:
-        other = below(state, n)
-        target = int(placing.device[other])
+        counterpart = below(state, n)
+        target = int(placing.device[counterpart])
     if origin == target:
         return -1, -1, origin, target
-    if other >= 0:
-        shift(tables, placing, other, origin)
+    if counterpart >= 0:
+        shift(tables, placing, counterpart, origin)
     shift(tables, placing, op, target)
-    return op, other, origin, target
+    return op, counterpart, origin, target
 
 
 @compiled
@@ -137,31 +138,31 @@ def settle(  # noqa: PLR0917 - a compiled loop takes arrays
 ) -> tuple[bool, IntArray]:
     """Return whether the final placement fits, and its devices.
 
-    Each try moves an operator or exchanges two, to lower the bytes that exceed the devices.
+    Each try moves an operator or exchanges two, to lower the bytes over capacity.
 
     Args:
         tables: the operators.
         memory: bytes of each device. Shape (D,).
         start: device of each operator. Shape (n,).
         tries: number of tries.
-        heat_bytes: first temperature; with 0, no try that raises the excess is kept.
-        seed: of the random numbers.
+        heat_bytes: initial temperature; with 0, no try that raises the excess is accepted.
+        seed: random seed.
 
     """
     devices, state = memory.shape[0], chance(seed)
     placing = placing_of(tables, start, devices)
     over = overflow(placing, memory)
-    for done in range(tries):
+    for tried in range(tries):
         if over == 0:
             break
-        op, other, origin, target = _move_or_exchange(tables, placing, devices, state)
+        op, counterpart, origin, target = _move_or_exchange(tables, placing, devices, state)
         if op < 0:
             continue
-        now = overflow(placing, memory)
-        if now <= over + allowance(heat_bytes, done, tries, state):
-            over = now
+        trial_over = overflow(placing, memory)
+        if trial_over <= over + allowance(heat_bytes, tried, tries, state):
+            over = trial_over
             continue
         shift(tables, placing, op, origin)
-        if other >= 0:
-            shift(tables, placing, other, target)
+        if counterpart >= 0:
+            shift(tables, placing, counterpart, target)
     return over == 0, placing.device

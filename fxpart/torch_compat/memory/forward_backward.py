@@ -1,8 +1,8 @@
 """Memory of a forward graph and of the backward graph that runs after it.
 
 The forward returns its results, then values for the backward; the backward takes some of these, and
-gradients of the results. A value of both graphs is recognised by its storage or, where a graph was
-read from a file, by the name of its node.
+gradients of the results. A value in both graphs is recognized by its storage or, if a graph was
+read from a file, by its node's name.
 """
 
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ def get_fwd_bwd_interactions(
     *,
     n_results: int = 0,
 ) -> tuple[int, set[str]]:
-    """Return bytes that stay throughout the backward, and inputs that it may not release.
+    """Return the bytes live throughout the backward, and the inputs it may not release.
 
-    The bytes are those of results, inputs and attributes of the forward that are no input of the
+    The bytes are those of results, inputs and attributes of the forward that are not inputs of the
     backward. The names are those of inputs of the backward that are inputs of the forward or views
-    of these, or that the forward did not return.
+    of them, or that the forward did not return.
 
     Args:
         fwd_graph: nodes of both graphs have ``meta["val"]``.
         bwd_graph: its inputs have the names or the storages of values that the forward returns.
-        size_of: returns a number for a size in bytes that may be symbolic.
-        n_results: so many first outputs of the forward are kept by its caller: where the backward
-            reads them too, they may not be released.
+        size_of: returns the number for a possibly symbolic size in bytes.
+        n_results: number of leading outputs of the forward kept by its caller, which the backward
+            may not release even if it reads them.
 
     Raises:
-        CaptureError: for a node without ``meta["val"]``, a size without a number, or a forward
-            without an output.
+        CaptureError: if a node has no ``meta["val"]``, a size has no number, or the forward has no
+            output.
 
     """
     shared = _interface(graph_storages(fwd_graph), graph_storages(bwd_graph), n_results)
@@ -61,9 +61,9 @@ def get_peak_memory(
     """
     forward, backward = graph_storages(fwd_graph), graph_storages(bwd_graph)
     shared = _interface(forward, backward, n_results)
-    before = memory_profile(forward, lambda node: not is_input(node), size_of)
-    after = memory_profile(backward, lambda node: node.name not in shared.kept, size_of)
-    return max(*before, shared.resident_bytes(size_of) + max(after))
+    forward_bytes = memory_profile(forward, lambda node: not is_input(node), size_of)
+    backward_bytes = memory_profile(backward, lambda node: node.name not in shared.kept, size_of)
+    return max(*forward_bytes, shared.resident_bytes(size_of) + max(backward_bytes))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,9 +72,9 @@ class _Interface:
 
     forward: GraphStorages
     resident: list[int]
-    """Storages of the forward that stay and are no input of the backward."""
+    """Storages of the forward that stay live and are not inputs of the backward."""
     kept: set[str]
-    """Inputs of the backward that may not be released."""
+    """Names of inputs of the backward that may not be released."""
 
     def resident_bytes(self, size_of: SizeOf | None) -> int:
         """Return the bytes of `resident`."""
@@ -92,7 +92,7 @@ def _interface(forward: GraphStorages, backward: GraphStorages, n_results: int) 
     for node in [*inputs, *returned]:
         by_number.update(forward.in_storage[forward.position[node]])
     by_name = {node.name: node for node in returned}
-    read, kept = set[int](), set[str]()
+    read, unreleasable = set[int](), set[str]()
     for node, numbers in zip(backward.nodes, backward.in_storage, strict=True):
         if not is_input(node):
             continue
@@ -101,8 +101,8 @@ def _interface(forward: GraphStorages, backward: GraphStorages, n_results: int) 
             storages = forward.storages_of([by_name[node.name]])
         read.update(storages)
         if not any(s in passed and s not in owned for s in storages) and node.op == "placeholder":
-            kept.add(node.name)
-    return _Interface(forward, [s for s in {**owned, **passed} if s not in read], kept)
+            unreleasable.add(node.name)
+    return _Interface(forward, [s for s in {**owned, **passed} if s not in read], unreleasable)
 
 
 def _returned(forward: GraphStorages, n_results: int) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -1,4 +1,4 @@
-"""Bytes in use along a graph, in its order or another: `build_memory_profile`, `MemoryTracker`."""
+"""Live bytes along a graph, in graph order or another: `build_memory_profile`, `MemoryTracker`."""
 
 from collections.abc import Callable
 
@@ -21,23 +21,22 @@ def build_memory_profile(
     is_releasable: Callable[[fx.Node], bool],
     size_of: SizeOf | None = None,
 ) -> list[int]:
-    """Return the bytes in use along a run of `graph` in its order.
+    """Return the live bytes along a run of `graph` in graph order.
 
     The first entry is that of the inputs (placeholders and attributes, each storage once). Each
-    operator adds two entries: after it has allocated its results, and after the storages that it
-    was the last to read are freed. The results of the graph stay. Near-linear in nodes, edges and
-    results.
+    operator adds two entries: after allocating its results, and after freeing the storages it was
+    the last to read. The results of the graph stay. Near-linear in nodes, edges and results.
 
     Args:
         graph: nodes have ``meta["val"]``, as an export leaves it.
-        is_releasable: whether a storage that this node makes, or that is an input, may be freed
-            after its last use. Where several inputs share a storage, all must allow it. Not called
-            for attributes, which their module keeps.
-        size_of: returns a number for a size in bytes that may be symbolic; without it a symbolic
-            size counts as at the example inputs.
+        is_releasable: whether the storage of this node's result, or of this input, may be freed
+            after its last use. If several inputs share a storage, all must allow it. Not called for
+            attributes, which their module keeps.
+        size_of: returns the number for a possibly symbolic size in bytes; by default, its value at
+            the example inputs.
 
     Raises:
-        CaptureError: for a node without ``meta["val"]``, or a size without a number.
+        CaptureError: if a node has no ``meta["val"]``, or a size has no number.
 
     """
     return memory_profile(graph_storages(graph), is_releasable, size_of)
@@ -48,7 +47,7 @@ def memory_profile(
     is_releasable: Callable[[fx.Node], bool],
     size_of: SizeOf | None = None,
 ) -> list[int]:
-    """Return the `build_memory_profile` of a graph by its storages."""
+    """Return the `build_memory_profile` of a graph, given its storages."""
     sizes = storages.sizes(size_of)
     releasable = _releasable_storages(storages.makers, is_releasable)
     steps = list(zip(storages.nodes, storages.made, storages.freed_by(), strict=True))
@@ -67,22 +66,22 @@ def memory_profile(
 def _releasable_storages(
     makers: list[list[fx.Node]], is_releasable: Callable[[fx.Node], bool]
 ) -> list[bool]:
-    """Return for each storage, given its makers, whether it may be freed."""
+    """Return whether each storage may be freed, given its makers."""
     return [
         all(node.op != "get_attr" and is_releasable(node) for node in nodes) for nodes in makers
     ]
 
 
 def _is_no_primal(node: fx.Node) -> bool:
-    """Return whether a node is not named like an input of a forward by torch."""
+    """Return whether a node does not have torch's name for an input of a forward."""
     return not node.name.startswith("primals")
 
 
 class MemoryTracker:
-    """Tracks the memory of a schedule of a graph: any order in which nodes follow their operands.
+    """Tracks the memory of a schedule of a graph, any order in which nodes follow their operands.
 
-    The graph itself is not changed. A step takes O(operands + results). Writes in place are not
-    ordered here, but by the caller's schedule.
+    The graph itself is not changed. A step takes O(operands + results). Ordering in-place writes is
+    left to the caller's schedule.
     """
 
     def __init__(
@@ -96,8 +95,8 @@ class MemoryTracker:
 
         Args:
             graph: nodes have ``meta["val"]``.
-            is_releasable: see `build_memory_profile`; by default all nodes but those whose name
-                begins with ``primals``.
+            is_releasable: see `build_memory_profile`; by default true for all nodes except those
+                whose name begins with ``primals``.
             device_filter: whether storages on a device count; by default all do.
             size_of: see `build_memory_profile`.
 
@@ -109,7 +108,9 @@ class MemoryTracker:
             for tensor in self._storages.tensors
         ]
         sizes = self._storages.sizes(size_of)
-        self._sizes = [size if wanted else 0 for size, wanted in zip(sizes, counted, strict=True)]
+        self._sizes = [
+            size if is_counted else 0 for size, is_counted in zip(sizes, counted, strict=True)
+        ]
         self._releasable = _releasable_storages(
             self._storages.makers, is_releasable or _is_no_primal
         )
@@ -125,27 +126,27 @@ class MemoryTracker:
                 self._allocate(position)
 
     def get_current_memory_bytes(self) -> int:
-        """Return the bytes in use now."""
+        """Return the current live bytes."""
         return self.current_memory_bytes
 
     def schedule_node(self, node: fx.Node) -> None:
-        """Run `node` next. Inputs may be given too, and change nothing.
+        """Run `node` next. Inputs are accepted and have no effect.
 
         Raises:
-            SpecError: for a node of another graph, one that was scheduled before, or one that
-                reads a node that was not.
+            SpecError: if the node is from another graph, was already scheduled, or reads a node
+                that was not.
 
         """
         position = self._storages.position.get(node)
         if position is None:
-            names = (other.name for other in self._storages.nodes)
+            names = (known_node.name for known_node in self._storages.nodes)
             raise SpecError(
                 f"node {node.name} is not in the graph ({nearest_names(node.name, names)})"
             )
         if not self._unscheduled[position]:
             raise SpecError(f"node {node.name} was scheduled before; schedule each node once")
         operands = self._storages.operands[position]
-        late = [self._storages.nodes[at].name for at in operands if not self._ready[at]]
+        late = [self._storages.nodes[index].name for index in operands if not self._ready[index]]
         if late:
             raise SpecError(
                 f"node {node.name} cannot be scheduled before what it reads: {', '.join(late)};"

@@ -1,9 +1,9 @@
-"""`GraphStorages`: the storages that nodes of an fx graph make, share and free.
+"""`GraphStorages`: storages made, shared and freed by the nodes of an fx graph.
 
 A result shares the storage of an operand when their ``meta["val"]`` do, or when the operator's
-schema guarantees it. So graphs that were read from a file, where each node has its own storage,
-work too. A storage that a node shares with no operand is its own, even if the metadata was copied
-from another node.
+schema guarantees it. So graphs read from a file, where each node has its own storage, work too. A
+storage that a node shares with no operand is its own, even if its metadata was copied from another
+node.
 """
 
 import operator
@@ -26,16 +26,16 @@ __all__ = ["NEVER", "GraphStorages", "graph_storages", "is_input"]
 
 
 NEVER = -1
-"""Position of the node that frees a storage that is never freed."""
+"""Position of the freeing node for a storage that is never freed."""
 
 
 # Results that share the memory of an operand by the operator's schema.
 
 
 def _operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
-    """Return the operand that result number `result` of a node is a view of, or written into.
+    """Return the operand that result number `result` of a node is a view of, or is written into.
 
-    Where results or operands are lists, `item` is the index there. None where the schema does not
+    For results or operands that are lists, `item` is the index there. None if the schema does not
     guarantee it: ``reshape`` or ``to`` return their operand or a copy.
     """
     target = node.target
@@ -53,7 +53,7 @@ def _operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
 
 @cache
 def _sources(operator: OpOverload) -> tuple[tuple[int, str] | None, ...]:
-    """Return for each result the position and the name of the operand whose memory it shares."""
+    """Return, for each result, the position and name of the operand whose memory it shares."""
     schema = operator._schema
     operands = [
         (position, argument.name, argument.alias_info)
@@ -67,8 +67,8 @@ def _sources(operator: OpOverload) -> tuple[tuple[int, str] | None, ...]:
         alias = result.alias_info
         source = None
         if alias is not None and alias.is_write:
-            same = [o for o in operands if o[2].before_set & alias.before_set]
-            source = same[0][:2] if same else None
+            aliased = [o for o in operands if o[2].before_set & alias.before_set]
+            source = aliased[0][:2] if aliased else None
         elif alias is not None and view:
             source = operands[0][:2]
         sources.append(source)
@@ -79,32 +79,32 @@ def _sources(operator: OpOverload) -> tuple[tuple[int, str] | None, ...]:
 
 
 def is_input(node: fx.Node) -> bool:
-    """Return whether a node computes nothing, so that its tensors exist from the start."""
+    """Return whether a node is an input, whose tensors exist from the start."""
     return node.op in {"placeholder", "get_attr"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GraphStorages:
-    """Storages, numbered in the order in which they are made, and the nodes that have them.
+    """Storages, numbered in order of creation, and the nodes that use them.
 
-    Lists of nodes have an item for each node, in graph order.
+    Lists by node have one item per node, in graph order.
     """
 
     nodes: list[fx.Node] = field(default_factory=list)
     position: dict[fx.Node, int] = field(default_factory=dict)
     """Position of each node in the lists."""
     operands: list[list[int]] = field(default_factory=list)
-    """Positions of the nodes that a node reads, each once."""
+    """Positions of each node's operands, each once."""
     made: list[list[int]] = field(default_factory=list)
-    """Storages that first occur at a node, inputs included."""
+    """Storages that first occur at each node, including inputs."""
     in_result: list[list[int]] = field(default_factory=list)
-    """Storages in the result of a node, each once."""
+    """Storages in each node's result, each once."""
     tensors: list[Tensor] = field(default_factory=list)
-    """For each storage a tensor in it."""
+    """A tensor in each storage."""
     makers: list[list[fx.Node]] = field(default_factory=list)
-    """For each storage the node that makes it, or the inputs that share it."""
+    """For each storage, the node that creates it, or the inputs that share it."""
     in_storage: list[dict[int, int]] = field(default_factory=list)
-    """For each node its storages by `storage_number`; for an attribute also by its real number."""
+    """Storages of each node by `storage_number`; for an attribute, also by its real number."""
 
     def sizes(self, size_of: SizeOf | None = None) -> list[int]:
         """Return the bytes of each storage."""
@@ -116,23 +116,23 @@ class GraphStorages:
         return [storage for node in nodes for storage in self.in_result[self.position[node]]]
 
     def freed_by(self) -> list[list[int]]:
-        """Return for each node the storages that no later node needs.
+        """Return, for each node, the storages that no later node needs.
 
-        Results of the graph, and inputs that nothing reads, are needed to the end. An operator
-        whose result nothing reads frees it itself. O(nodes + edges + results).
+        Results of the graph and unread inputs are needed to the end. An operator whose result is
+        not read frees it itself. O(nodes + edges + results).
         """
         last = [NEVER if is_input(node) else position for position, node in enumerate(self.nodes)]
-        kept = [is_input(node) for node in self.nodes]
+        is_result = [is_input(node) for node in self.nodes]
         for position, node in enumerate(self.nodes):
             for operand in self.operands[position]:
                 last[operand] = position
-                kept[operand] = node.op == "output"
+                is_result[operand] = node.op == "output"
         ends = [NEVER] * len(self.tensors)
         forever = [False] * len(self.tensors)
         for position, storages in enumerate(self.in_result):
             for storage in storages:
                 ends[storage] = max(ends[storage], last[position])
-                forever[storage] |= kept[position]
+                forever[storage] |= is_result[position]
         released: list[list[int]] = [[] for _ in self.nodes]
         for storage, end in enumerate(ends):
             if not forever[storage]:
@@ -146,8 +146,8 @@ def graph_storages(graph: fx.Graph) -> GraphStorages:
     Memory inside graphs that operators run (branches, loops) does not count.
 
     Raises:
-        CaptureError: when a node that another reads has no ``meta["val"]``, or comes after one that
-            reads it.
+        CaptureError: if a node that is read has no ``meta["val"]``, or comes after one of its
+            readers.
 
     """
     return _Walk().over(graph)
@@ -187,7 +187,7 @@ class _Walk:
         for index, tensor in enumerate(tensors_with_memory(value)):
             of_tensor = [storage_number(tensor)]
             if node.op == "get_attr":
-                # The same attribute, or another name of it, may carry other metadata.
+                # The same attribute, under this or another name, may carry other metadata.
                 of_tensor += [storage_number(real) for real in _real_part(node, index)]
             names: list[object] = [*of_tensor]
             if node.op == "get_attr":
@@ -241,11 +241,15 @@ class _Walk:
         return candidates[0] if len(candidates) == 1 else None
 
     def _value(self, node: fx.Node) -> object:
-        """Return the value of a node by its metadata; for an item, by that of the whole."""
+        """Return a node's value from its metadata; for an item, from that of its container."""
         if node.op == "output":
             return None
-        whole = node.args[0] if node.target is operator.getitem else None
-        parts = self.values[self.storages.position[whole]] if isinstance(whole, fx.Node) else None
+        container = node.args[0] if node.target is operator.getitem else None
+        parts = (
+            self.values[self.storages.position[container]]
+            if isinstance(container, fx.Node)
+            else None
+        )
         if isinstance(parts, list | tuple | dict):
             value = parts[node.args[1]]  # type: ignore[index]
         elif "val" in node.meta or not node.users:
@@ -278,7 +282,7 @@ def _results(node: fx.Node, value: object) -> list[tuple[int, int, Tensor]]:
 
 
 def _attribute(node: fx.Node) -> object:
-    """Return the attribute that a node fetches; None where the graph has no module."""
+    """Return the attribute fetched by a node; None if the graph has no module."""
     value: object = node.graph.owning_module
     for name in str(node.target).split("."):
         value = getattr(value, name, None)
@@ -286,5 +290,5 @@ def _attribute(node: fx.Node) -> object:
 
 
 def _real_part(node: fx.Node, index: int) -> tuple[Tensor, ...]:
-    """Return tensor number `index` of an attribute, where the graph has a module."""
+    """Return tensor number `index` of an attribute, if the graph has a module."""
     return tensors_with_memory(_attribute(node))[index : index + 1]

@@ -14,7 +14,7 @@ from fxpart.errors import CaptureError
 __all__ = ["SizeOf", "hinted_bytes", "storage_number", "tensors_with_memory"]
 
 SizeOf = Callable[[int | torch.SymInt], int]
-"""Returns a number for a size in bytes that may be symbolic."""
+"""Returns the number for a possibly symbolic size in bytes."""
 
 _PLAIN = (FakeTensor, Tensor, torch.nn.Parameter)
 _COMPRESSED = {
@@ -26,10 +26,10 @@ _COMPRESSED = {
 
 
 def hinted_bytes(size: int | torch.SymInt) -> int:
-    """Return the size in bytes, for a symbolic one at the example inputs of the capture.
+    """Return the size in bytes; for a symbolic size, its value at the capture's example inputs.
 
     Raises:
-        CaptureError: for a size that depends on values of tensors.
+        CaptureError: if the size is data-dependent.
 
     """
     if isinstance(size, int):
@@ -60,15 +60,15 @@ def tensors_with_memory(value: object) -> tuple[Tensor, ...]:
 
 
 def storage_number(tensor: Tensor) -> int:
-    """Return a number that identifies the storage of a tensor while one of its tensors is alive.
+    """Return a number identifying a tensor's storage while one of the storage's tensors is alive.
 
     Raises:
-        CaptureError: for a tensor of a layout without storage.
+        CaptureError: if the tensor's layout has no storage.
 
     """
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError as error:  # raised by torch for sparse tensors
+    except NotImplementedError as error:  # raised by torch for a sparse tensor
         raise CaptureError(
             f"a tensor of layout {tensor.layout} has no storage to count; capture the model with"
             " dense tensors"
@@ -79,7 +79,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         inner: list[Any] = [getattr(tensor, name) for name in names]
-        return tuple(part for each in inner for part in _parts(each))
+        return tuple(part for component in inner for part in _parts(component))
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in _COMPRESSED:

@@ -1,9 +1,9 @@
 """A drop-in replacement of ``torch.fx.experimental.accelerator_partitioner``.
 
 Names, fields and their order are those of torch, including ``partitioner_utils`` and
-``graph_manipulation``. So are the answers of `size_based`, `sparse_nn`, `aot_based` and on one
-device, wherever torch's answer is complete. In `kl_based` and `cost_aware` the placement may
-differ; on random graphs its latency is never higher than that of a complete answer of torch.
+``graph_manipulation``. So are the answers of `size_based`, `sparse_nn`, `aot_based` and of a single
+device, whenever torch's answer is complete. In `kl_based` and `cost_aware` the placement may
+differ; on random graphs its latency is never higher than that of a complete answer by torch.
 ``docs/differences.md`` lists every difference. Placements are found on arrays, in
 `fxpart.torch_compat.accounting`; this package reads graphs and applies the plans.
 """

@@ -1,6 +1,6 @@
-"""Checks of the types and values in a caller's configuration, with errors of one line.
+"""Check the types and values of a caller's configuration, with one-line errors.
 
-Fields are read by name, so that configurations of torch's own types work too.
+Fields are read by name, so configurations of torch's own types work too.
 """
 
 import math
@@ -36,7 +36,7 @@ _LONGEST = 60
 
 
 def shown(value: object) -> str:
-    """Return a short form of `value` for a message, on one line."""
+    """Return a short one-line form of `value` for a message."""
     text = " ".join(repr(value).split())
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
     return text if isinstance(value, type(None) | str | Enum) else f"{text} ({_type(value)})"
@@ -49,24 +49,24 @@ def _type(value: object) -> str:
 
 
 def _is_whole(value: object) -> bool:
-    """Return whether `value` is an integer; True and False are none."""
+    """Return whether `value` is an integer other than True and False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-    """Return whether `value` is a finite real number; True and False are none."""
+    """Return whether `value` is a finite real number other than True and False."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     return math.isfinite(value)
 
 
 def _lacking(value: object, kind: type) -> list[str]:
-    """Return the fields of `kind` that `value` does not have."""
+    """Return the fields of `kind` that `value` lacks."""
     return [name for name in getattr(kind, "_fields", ()) if not hasattr(value, name)]
 
 
 def _check_device(device: object) -> None:
-    """Refuse anything but a device with integers as memory and id."""
+    """Refuse anything but a device with integer memory and id."""
     if _lacking(device, Device):
         raise ConfigError(
             f"config.devices holds {shown(device)}; give Device(name, available_mem_bytes,"
@@ -83,9 +83,9 @@ def _check_device(device: object) -> None:
             f"device {name} has {shown(memory)} as available_mem_bytes; give an int, in bytes"
         )
     if not 0 <= memory <= _MOST_BYTES:
-        wanted = "not negative" if memory < 0 else f"at most {_MOST_BYTES}"
+        requirement = "not negative" if memory < 0 else f"at most {_MOST_BYTES}"
         raise ConfigError(
-            f"device {name} has {memory} bytes of memory; give a number that is {wanted}"
+            f"device {name} has {memory} bytes of memory; give a number that is {requirement}"
         )
 
 
@@ -93,7 +93,7 @@ def check_devices(devices: Sequence[Device]) -> None:
     """Refuse anything but a list of one or more devices with distinct logical ids.
 
     Raises:
-        ConfigError: naming the fault.
+        ConfigError: if it is not, naming the fault.
 
     """
     if not isinstance(devices, Sequence) or isinstance(devices, str) or hasattr(devices, "_fields"):
@@ -104,16 +104,16 @@ def check_devices(devices: Sequence[Device]) -> None:
     for device in devices:
         _check_device(device)
         if device.logical_id in by_id:
-            other = by_id[device.logical_id]
+            first_device = by_id[device.logical_id]
             raise ConfigError(
-                f"devices {other.name!r} and {device.name!r} have the same logical id"
+                f"devices {first_device.name!r} and {device.name!r} have the same logical id"
                 f" {device.logical_id}; give each of the {len(devices)} devices its own"
             )
         by_id[device.logical_id] = device
 
 
 def _check_mode(mode: object) -> None:
-    """Refuse anything but a mode; for a mode's name or number, the error names the member."""
+    """Refuse anything but a mode; given a mode's name or number, the error names the member."""
     if isinstance(mode, Enum) and mode.name in PartitionMode.__members__:
         return
     meant = {**PartitionMode.__members__, **{str(m.value): m for m in PartitionMode}}.get(str(mode))
@@ -130,7 +130,7 @@ def _check_mapping(mapping: object, field: str, wanted: str) -> None:
 
 
 def _check_nodes(mapping: Mapping[Node, object], field: str) -> None:
-    """Refuse keys that are no nodes."""
+    """Refuse keys that are not nodes."""
     wrong = next((key for key in mapping if not isinstance(key, Node)), None)
     if wrong is not None or None in mapping:
         raise ConfigError(
@@ -139,10 +139,10 @@ def _check_nodes(mapping: Mapping[Node, object], field: str) -> None:
 
 
 def check_latency(node: Node, latency: NodeLatency) -> None:
-    """Refuse anything but a latency of finite numbers that are not negative.
+    """Refuse anything but a latency of finite, non-negative numbers.
 
     Raises:
-        ConfigError: naming the node and the value.
+        ConfigError: if it is not, naming the node and the value.
 
     """
     if _lacking(latency, NodeLatency):
@@ -160,7 +160,7 @@ def check_latency(node: Node, latency: NodeLatency) -> None:
 
 
 def _check_rate(rate: object) -> None:
-    """Refuse a transfer rate that is no number, or too small or large to divide by."""
+    """Refuse a transfer rate that is not a number, or too small or large to divide by."""
     if not isinstance(rate, Real) or isinstance(rate, bool):
         raise ConfigError(
             f"transfer_rate_bytes_per_sec is {shown(rate)}; give a number of bytes per second"
@@ -193,7 +193,7 @@ def _check_logical_ids(partition_id: object, ids: object) -> None:
 
 
 def _check_aot(config: PartitionerConfig) -> None:
-    """Refuse mappings of partitions and devices with other values than integers."""
+    """Refuse mappings of partitions and devices with non-integer values."""
     field, mapping = "node_to_partition_mapping", config.node_to_partition_mapping
     _check_mapping(mapping, field, "nodes and partition ids")
     _check_nodes(mapping, field)
@@ -212,10 +212,10 @@ def _check_aot(config: PartitionerConfig) -> None:
 def check_config(config: PartitionerConfig) -> None:
     """Refuse a configuration whose fields have wrong types or impossible values.
 
-    Further requirements of a mode are checked where it is used.
+    Further requirements of a mode are checked by the mode.
 
     Raises:
-        ConfigError: naming the field, its value, and what is wanted.
+        ConfigError: naming the field, its value, and the accepted values.
 
     """
     if _lacking(config, PartitionerConfig):
@@ -237,7 +237,7 @@ def check_graph_module(fx_module: GraphModule) -> None:
     """Refuse anything but a graph module.
 
     Raises:
-        ConfigError: naming its type.
+        ConfigError: if it is not, naming its type.
 
     """
     if not isinstance(fx_module, GraphModule):
@@ -251,7 +251,7 @@ def check_modules(fx_module: GraphModule, torch_module: nn.Module) -> None:
     """Refuse anything but a graph module and a module.
 
     Raises:
-        ConfigError: naming the type.
+        ConfigError: if one is of another type, naming the type.
 
     """
     check_graph_module(fx_module)

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ConfigError(SpecError, RuntimeError):
-    """A `PartitionerConfig`, device or mapping that cannot be used as it is.
+    """An unusable `PartitionerConfig`, device or mapping.
 
     Also a ``RuntimeError``, which callers of torch's partitioner catch.
     """
@@ -36,12 +36,12 @@ class Device(NamedTuple):
 
 
 class NodeLatency(NamedTuple):
-    """How long one operator takes, in seconds. The larger of the two counts."""
+    """Latency of one operator, in seconds. The larger of the two counts."""
 
     mem_latency_sec: float
-    """Time that the memory's bandwidth alone would require."""
+    """Time bound by memory bandwidth."""
     computer_latency_sec: float
-    """Time that the computation alone would require."""
+    """Time bound by computation."""
 
 
 class PartitionLatency(NamedTuple):
@@ -54,7 +54,7 @@ class PartitionLatency(NamedTuple):
 
 
 class PartitionMode(Enum):
-    """How partitions are chosen."""
+    """The method of choosing partitions."""
 
     size_based = 0
     sparse_nn = 1
@@ -69,7 +69,7 @@ class PartitionerConfig(NamedTuple):
     devices: list[Device]
     mode: PartitionMode = PartitionMode.size_based
     transfer_rate_bytes_per_sec: float = 0.0
-    """Rate of a transfer between two devices; required by cost_aware and kl_based."""
+    """Transfer rate between two devices; required by cost_aware and kl_based."""
     node_to_latency_mapping: dict["Node", NodeLatency] = {}  # noqa: RUF012 - as in torch
     """Latency of each operator; required by cost_aware and kl_based."""
     node_to_partition_mapping: dict["Node", int] = {}  # noqa: RUF012 - as in torch
@@ -77,4 +77,4 @@ class PartitionerConfig(NamedTuple):
     partition_to_logical_device_mapping: dict[int, list[int]] = {}  # noqa: RUF012 - as in torch
     """Logical ids of the devices of each partition, for aot_based."""
     saturate_host: bool = False
-    """Whether to replicate all partitions on idle devices, as often as these have room."""
+    """Whether to replicate all partitions on idle devices, as often as they fit."""

@@ -1,4 +1,4 @@
-"""The devices of partitions, and devices for partitions that have none."""
+"""Map partitions to devices, and find devices for unplaced partitions."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def get_logical_id_to_device(devices: Sequence[Device]) -> dict[int, Device]:
     """Return the device with each logical id.
 
     Raises:
-        ConfigError: when there are no devices, or two have one id.
+        ConfigError: if there are no devices, or two share an id.
 
     """
     check_devices(devices)
@@ -31,18 +31,18 @@ def get_logical_id_to_device(devices: Sequence[Device]) -> dict[int, Device]:
 
 
 def device_positions(logical_ids: Sequence[int], devices: Sequence[Device], what: str) -> list[int]:
-    """Return the index in `devices` of each logical id; errors call their owner `what`.
+    """Return the index in `devices` of each logical id; errors refer to their owner as `what`.
 
     Raises:
-        ConfigError: when no device has such an id.
+        ConfigError: if no device has such an id.
 
     """
     position = {device.logical_id: index for index, device in enumerate(devices)}
     unknown = [logical_id for logical_id in logical_ids if logical_id not in position]
     if unknown:
-        known = ", ".join(map(str, list(position)[:12]))
+        known_ids = ", ".join(map(str, list(position)[:12]))
         raise ConfigError(
-            f"{what} is put on logical device {unknown[0]}, which is none; there are: {known}"
+            f"{what} is put on logical device {unknown[0]}, which is none; there are: {known_ids}"
             + (f", ... ({len(position)} in all)" if len(position) > 12 else "")
         )
     return [position[logical_id] for logical_id in logical_ids]
@@ -51,37 +51,37 @@ def device_positions(logical_ids: Sequence[int], devices: Sequence[Device], what
 def get_device_partition_stats(
     partitions: Sequence[Partition], devices: Sequence[Device]
 ) -> tuple[dict[Device, list[Partition]], dict[Device, int], list[Partition]]:
-    """Return the partitions on each device, its bytes left, and the partitions without a device.
+    """Return the partitions on each device, its free bytes, and the partitions without a device.
 
     Raises:
-        ConfigError: when a partition is on a device that is not given, or two have one id.
+        ConfigError: if a partition is on an unknown device, or two devices share an id.
 
     """
     check_devices(devices)
     placed: dict[Device, list[Partition]] = {device: [] for device in devices}
-    left = {device: device.available_mem_bytes for device in devices}
+    free_bytes = {device: device.available_mem_bytes for device in devices}
     unplaced = []
     for partition in partitions:
         if not partition.logical_device_ids:
             unplaced.append(partition)
-        what = f"partition {partition.partition_id}"
-        for index in device_positions(partition.logical_device_ids, devices, what):
+        owner = f"partition {partition.partition_id}"
+        for index in device_positions(partition.logical_device_ids, devices, owner):
             placed[devices[index]].append(partition)
-            left[devices[index]] -= partition.used_mem_bytes
-    return placed, left, unplaced
+            free_bytes[devices[index]] -= partition.used_mem_bytes
+    return placed, free_bytes, unplaced
 
 
 def get_device_to_partitions_mapping(
     partitions: Sequence[Partition], devices: Sequence[Device]
 ) -> bool:
-    """Give each partition without a device one, and return whether that was possible.
+    """Assign a device to each partition without one, and return whether that was possible.
 
-    As in torch: the device with the least memory left that has room; values that several partitions
-    of a device read count once. Where that fails, exact fits and other orders are tried. When the
+    As in torch: the device with the least free memory that has room; values read by several
+    partitions of a device count once. If that fails, exact fits and other orders are tried. If the
     answer is False, no partition has been changed.
 
     Raises:
-        CaptureError: when a node has no size.
+        CaptureError: if a node has no size.
 
     """
     unplaced = get_device_partition_stats(partitions, devices)[2]

@@ -1,15 +1,15 @@
-"""`ties_of`: operators that must share a partition because one of them writes in place.
+"""`ties_of`: find operators that must share a partition because one of them writes in place.
 
-Partitions run in the order of their data dependences. These do not order a reader of a tensor and
-an operator that writes into it, and a write into a received copy does not reach other devices. So
-the following operators stay in one partition, where they run in graph order:
+Partitions run in the order of their data dependences. These do not order a reader of a tensor
+against an operator that writes into it, and a write into a received copy does not reach other
+devices. So the following operators stay in one partition, where they run in graph order:
 
-- where a tensor is read after a write under an older name (the tensor itself, or a view of it that
-  is not made from the result of the write), or returned under one: all operators that make the
-  tensor, its views and the writes, and those readers;
-- a reader before a write that the write does not depend on, and the write.
+- if a tensor is read or returned after a write under an older name (the tensor itself, or a view
+  not derived from the result of the write): all operators that make the tensor, its views and the
+  writes, and those readers;
+- a reader before a write that does not depend on it, and the write.
 
-An operator that writes into its operand is not tied where only its result is read afterwards, since
+An operator that writes into its operand is not tied if only its result is read afterwards, since
 it may as well write into a received copy.
 """
 
@@ -40,17 +40,17 @@ class Tie:
     ops: tuple[int, ...]
     """Their indices, in graph order."""
     tensor: str
-    """Name of the tensor that is written into."""
+    """Name of the tensor written into."""
 
 
 @dataclass(slots=True)
 class _Storage:
-    """One tensor that is written into, with all its views, during the walk over the graph."""
+    """A tensor written in place, with all its views, during the walk over the graph."""
 
     version: dict[Value, int] = field(default_factory=dict)
-    """Number of writes that each value certainly reflects."""
+    """Number of writes certainly reflected by each value."""
     makers: list[int] = field(default_factory=list)
-    """Operators that return it, a view of it, or write into it."""
+    """Operators that return it or a view of it, or write into it."""
     stale_readers: list[int] = field(default_factory=list)
     """Operators that read an older value after a write."""
     stale_output: bool = False
@@ -61,7 +61,7 @@ class _Storage:
 
 
 def _weights(root: GraphModule, node: Node) -> list[Value]:
-    """Return the storages of the weights that a node calls or fetches."""
+    """Return the storages of the weights called or fetched by a node."""
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         return storages("weight", [*module.parameters(), *module.buffers()])
@@ -88,16 +88,16 @@ def _shared_memory(
 
 
 def _waits_for(lowered: Lowered, write: int, earlier: Sequence[int]) -> set[int]:
-    """Return those of `earlier` that `write` depends on, directly or not."""
+    """Return the operators of `earlier` that `write` depends on, directly or indirectly."""
     graph, least = lowered.graph, min(earlier)
-    seen, stack = {write}, [write]
+    visited, stack = {write}, [write]
     while stack:
         op = stack.pop()
         for read in graph.reads[graph.read_start[op] : graph.read_start[op + 1]].tolist():
-            if read >= least and read not in seen:
-                seen.add(read)
+            if read >= least and read not in visited:
+                visited.add(read)
                 stack.append(read)
-    return seen.intersection(earlier)
+    return visited.intersection(earlier)
 
 
 def _visit(  # noqa: PLR0917 - one step of the walk below
@@ -131,10 +131,10 @@ def _visit(  # noqa: PLR0917 - one step of the walk below
 
 
 def ties_of(module: GraphModule, lowered: Lowered) -> list[Tie]:
-    """Return the operators of a graph that must stay together, for writes in place. O(graph).
+    """Return the operators of a graph that in-place writes force to stay together. O(graph).
 
-    Ties exist only where some reader needs them: a graph without such a write has none. A result
-    that is not certainly a new tensor counts as a view of all operands.
+    Ties exist only if some reader needs them. A result that is not certainly a new tensor counts as
+    a view of all operands.
     """
     effects = [effects_of(module, node) for node in lowered.ops]
     if not any(effect.written or effect.writes_weights for effect in effects):
@@ -146,7 +146,7 @@ def ties_of(module: GraphModule, lowered: Lowered) -> list[Tie]:
         for op, effect in enumerate(effects)
     ]
     ties = list[Tie]()
-    # What is written into, by its root in `memory`.
+    # Written tensors, by their root in `memory`.
     storages = {memory.root(value): _Storage() for values in written for value in values}
     for op, node in enumerate(lowered.ops):
         read: dict[Value, list[Value]] = {}

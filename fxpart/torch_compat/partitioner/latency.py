@@ -1,7 +1,7 @@
 """Latencies of partitions along the critical path, as torch's partitioner counts them.
 
-Torch walks every path by recursion; here each node and each partition is visited once. Sums run in
-torch's order, from the first operator on, so that they are equal to the last bit.
+Torch walks every path recursively; here each node and each partition is visited once. Sums run in
+torch's order, from the first operator on, so that they are bitwise equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def latency_of(node: Node, node_to_latency_mapping: Mapping[Node, NodeLatency]) 
     """Return the latency of an operator.
 
     Raises:
-        ConfigError: when the mapping has no valid latency for it.
+        ConfigError: if the mapping has no valid latency for it.
 
     """
     if not isinstance(node_to_latency_mapping, Mapping):
@@ -57,11 +57,11 @@ def get_latency_of_one_partition(
 ) -> PartitionLatency:
     """Return the sums along the longest path of operators inside the partition.
 
-    Independent operators run at the same time. Of equally long paths, the first in graph order
+    Independent operators run concurrently. If paths are equally long, the first in graph order
     counts.
 
     Raises:
-        ConfigError: when an operator has no latency.
+        ConfigError: if an operator has no latency.
 
     """
     until: dict[Node, PartitionLatency] = {}
@@ -95,12 +95,12 @@ def get_comm_latency_between(
     child_partition: Partition,
     transfer_rate_bytes_per_sec: float,
 ) -> float:
-    """Return the seconds of the transfer from parent to child, in which each tensor is sent once.
+    """Return the seconds of the transfer from parent to child, each tensor sent once.
 
-    Between partitions with the same devices it takes no time.
+    Zero between partitions on the same devices.
 
     Raises:
-        ConfigError: when the devices differ and the rate is not positive.
+        ConfigError: if the devices differ and the rate is not positive.
 
     """
     parents = [parent_partition]
@@ -115,7 +115,7 @@ def _comm_latencies(
 ) -> list[float]:
     """Return the seconds of the transfer from each parent to `child`.
 
-    `holders` may map nodes to the partitions that hold them, to save checking every parent.
+    `holders` may map nodes to the partitions containing them, which avoids checking every parent.
     """
     away = [
         not parent.logical_device_ids or parent.logical_device_ids != child.logical_device_ids
@@ -128,7 +128,7 @@ def _comm_latencies(
         )
     sent = dict.fromkeys(parents, 0)
     for operand in dict.fromkeys(x for node in child.nodes for x in node.all_input_nodes):
-        # Unlike elsewhere, a node without a size counts nothing: this is what torch does.
+        # Unlike elsewhere, a node without a size counts as 0, as in torch.
         size = getattr(operand, "size_bytes", None)
         near = holders.get(operand, parents)
         for parent in near if len(near) < len(parents) else parents:
@@ -145,8 +145,8 @@ def get_latency_of_partitioned_graph(
     """Return the seconds of the longest path of partitions and transfers between them.
 
     Raises:
-        CycleError: when partitions wait for each other.
-        ConfigError: when tensors change device and the rate is not positive.
+        CycleError: if partitions wait for each other.
+        ConfigError: if tensors change device and the rate is not positive.
 
     """
     holders: dict[Node, list[Partition]] = {}

@@ -1,4 +1,4 @@
-"""`lower`: an fx graph as the arrays on which placements are found."""
+"""`lower`: convert an fx graph into the arrays used by placement searches."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Lowered", "lower", "lower_partitions"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowered:
-    """An fx graph as arrays, and the nodes of their indices."""
+    """An fx graph as arrays, and the nodes behind their indices."""
 
     ops: tuple[Node, ...]
     """Call nodes in graph order. Length n."""
@@ -29,17 +29,19 @@ class Lowered:
 
 
 def _lower(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> Lowered:
-    """Return the arrays of `nodes`; other nodes that they read are sources."""
-    known = dict.fromkeys(nodes)
-    ops = [n for n in known if n.op not in SOURCES]
-    outside = dict.fromkeys(x for op in ops for x in op.all_input_nodes if x not in known)
-    sources = [*(n for n in known if n.op in SOURCES), *outside]
+    """Return the arrays of `nodes`; nodes read from outside are sources."""
+    members = dict.fromkeys(nodes)
+    ops = [n for n in members if n.op not in SOURCES]
+    outside = dict.fromkeys(x for op in ops for x in op.all_input_nodes if x not in members)
+    sources = [*(n for n in members if n.op in SOURCES), *outside]
     op_at = {node: index for index, node in enumerate(ops)}
     source_at = {node: index for index, node in enumerate(sources)}
     operands = [node.all_input_nodes for node in ops]
     sizes = [size_of(node) for node in ops]
     read_start, reads = csr([[op_at[x] for x in row if x in op_at] for row in operands])
-    source_start, used = csr([[source_at[x] for x in row if x in source_at] for row in operands])
+    source_start, source_indices = csr(
+        [[source_at[x] for x in row if x in source_at] for row in operands]
+    )
     seconds = [max(latencies[n]) if n in latencies else 0.0 for n in ops]
     graph = StaticGraph(
         names=tuple(node.name for node in ops),
@@ -50,7 +52,7 @@ def _lower(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> Lowe
         reads=reads,
         source_bytes=np.array([size_of(n).output_size for n in sources], dtype=np.int64),
         source_start=source_start,
-        sources=used,
+        sources=source_indices,
     )
     return Lowered(tuple(ops), tuple(sources), graph)
 
@@ -58,11 +60,11 @@ def _lower(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> Lowe
 def lower(fx_module: GraphModule, latencies: Mapping[Node, NodeLatency]) -> Lowered:
     """Return the graph of `fx_module` as arrays. O(graph).
 
-    The check of the inputs of an exported module is no operator; see
+    The input check of an exported module is not an operator; see
     `fxpart.execution.split.graph_module.is_guard`.
 
     Raises:
-        CaptureError: when the graph has no operators, or a node has no size.
+        CaptureError: if the graph has no operators, or a node has no size.
 
     """
     nodes = [n for n in fx_module.graph.nodes if n.op != "output" and not is_guard(n)]
@@ -78,7 +80,7 @@ def lower_partitions(partitions: Sequence[Partition]) -> tuple[StaticGraph, IntA
     """Return the nodes of `partitions` as arrays, and the partition's index for each call node.
 
     Raises:
-        CaptureError: when a node has no size.
+        CaptureError: if a node has no size.
 
     """
     index_of = {node: index for index, p in enumerate(partitions) for node in p.nodes}

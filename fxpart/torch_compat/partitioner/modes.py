@@ -1,4 +1,4 @@
-"""`MODES`: a function from a request to partitions for each mode."""
+"""`MODES`: for each mode, a function from a request to partitions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ from fxpart.torch_compat.partitioner.partition import Partition
 __all__ = ["MODES", "Request", "embeddings", "partitions_for"]
 
 
-# Partitions chosen by the caller: checked, and otherwise taken as they are.
+# Partitions chosen by the caller, checked and otherwise used unchanged.
 
 
 def _check_nodes(config: PartitionerConfig, ops: Sequence[Node]) -> None:
-    """Refuse a mapping without some operator, or with nodes of another graph."""
+    """Refuse a mapping that lacks an operator, or has nodes of another graph."""
     mapping = config.node_to_partition_mapping
     missing = [node.name for node in ops if node not in mapping]
     if missing:
@@ -46,7 +46,7 @@ def _check_nodes(config: PartitionerConfig, ops: Sequence[Node]) -> None:
 
 
 def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
-    """Return the logical ids that the mapping gives a partition, after checking them."""
+    """Return the logical ids mapped to a partition, after checking them."""
     mapping = config.partition_to_logical_device_mapping
     ids = mapping.get(partition_id)
     if not ids:
@@ -61,10 +61,10 @@ def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
 def _aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Partition]:
     """Return the partitions of the configuration's mappings, in their order there.
 
-    Memory is not checked, since the caller has decided.
+    Memory is not checked, since the caller decided.
 
     Raises:
-        ConfigError: when an operator has no partition, or a partition no device.
+        ConfigError: if an operator has no partition, or a partition no device.
 
     """
     _check_nodes(config, ops)
@@ -85,18 +85,18 @@ def _check_together(
     """Refuse partitions that separate tied operators, whose results would be wrong.
 
     Raises:
-        ConfigError: naming operators of two partitions, and the tensor that is written into.
+        ConfigError: naming operators of two partitions, and the tensor written into.
 
     """
     for tie in ties:
         first = ops[tie.ops[0]]
-        other = next(
+        stray = next(
             (o for op in tie.ops if partition_of[o := ops[op]] != partition_of[first]), None
         )
-        if other is not None:
+        if stray is not None:
             raise ConfigError(
-                f"operators {first.name} and {other.name} are in partitions {partition_of[first]}"
-                f" and {partition_of[other]}, but share the tensor {tie.tensor}, which is written"
+                f"operators {first.name} and {stray.name} are in partitions {partition_of[first]}"
+                f" and {partition_of[stray]}, but share the tensor {tie.tensor}, which is written"
                 f" into in place; put {', '.join(ops[op].name for op in tie.ops[:6])}"
                 f"{', ...' if len(tie.ops) > 6 else ''} into one partition"
             )
@@ -108,9 +108,9 @@ def _check_together(
 def embeddings(root: GraphModule, ops: Sequence[Node]) -> BoolArray:
     """Return whether each operator is an embedding. Shape (n,).
 
-    An embedding is a call of a module with "Embedding" in the name of its type, or that of a module
-    in it; a call of a function with "embedding" in its name, as in exported graphs; or an item of
-    the tuple that one of these returns.
+    An embedding is a call of a module with "Embedding" in the name of its type or of a submodule's
+    type; a call of a function with "embedding" in its name, as in exported graphs; or an item of a
+    tuple returned by one of these.
     """
     modules: dict[str, bool] = {}
     is_embedding: dict[Node, bool] = {}
@@ -131,13 +131,13 @@ def embeddings(root: GraphModule, ops: Sequence[Node]) -> BoolArray:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Request:
-    """A graph to be partitioned, and the configuration."""
+    """A graph to partition, and the configuration."""
 
     module: GraphModule
     config: PartitionerConfig
     lowered: Lowered
     contraction: Contraction | None = None
-    """The graph with one operator for those that must stay together."""
+    """The graph in which operators that must stay together are merged."""
 
     @property
     def problem(self) -> StaticProblem:
@@ -176,13 +176,13 @@ def _on_one_device(request: Request) -> list[Partition] | None:
     """Return the single partition of a graph that fits the device with the most memory, or None.
 
     Raises:
-        InfeasibleError: when the graph exceeds all devices together.
+        InfeasibleError: if the graph exceeds the total memory of all devices.
 
     """
     lowered, devices = request.lowered, request.config.devices
     needed = sum(size_of(n).total_size for n in (*lowered.sources, *lowered.ops))
-    most = max(devices, key=lambda device: device.available_mem_bytes)
-    if needed > most.available_mem_bytes:
+    largest = max(devices, key=lambda device: device.available_mem_bytes)
+    if needed > largest.available_mem_bytes:
         available = sum(device.available_mem_bytes for device in devices)
         if needed > available:
             raise InfeasibleError(
@@ -197,14 +197,16 @@ def _on_one_device(request: Request) -> list[Partition] | None:
         if node.op != "output" and not is_guard(node):
             partition.nodes.add(node)
     partition.set_used(needed)
-    partition.logical_device_ids = [most.logical_id]
+    partition.logical_device_ids = [largest.logical_id]
     return [partition]
 
 
 def _partitions_of(plan: StaticPlan, request: Request) -> list[Partition]:
     """Return the partitions of a plan, as `Partition.add_node` would fill them."""
     lowered, devices = request.lowered, request.config.devices
-    used = used_bytes(lowered.graph, plan.partition_of, len(plan.devices_of_partition))
+    used_per_partition = used_bytes(
+        lowered.graph, plan.partition_of, len(plan.devices_of_partition)
+    )
     partitions = [Partition(index) for index in range(len(plan.devices_of_partition))]
     graph = lowered.graph
     for op, index in enumerate(plan.partition_of):
@@ -212,14 +214,16 @@ def _partitions_of(plan: StaticPlan, request: Request) -> list[Partition]:
         for i in range(graph.source_start[op], graph.source_start[op + 1]):
             nodes.add(lowered.sources[graph.sources[i]])
         nodes.add(lowered.ops[op])
-    for partition, n_bytes, homes in zip(partitions, used, plan.devices_of_partition, strict=True):
+    for partition, n_bytes, homes in zip(
+        partitions, used_per_partition, plan.devices_of_partition, strict=True
+    ):
         partition.set_used(int(n_bytes))
         partition.logical_device_ids = [devices[home].logical_id for home in homes]
     return partitions
 
 
 def _with_ties(decide: Callable[[Request], StaticPlan], request: Request) -> StaticPlan:
-    """Return the plan of `decide` for the graph in which tied operators are one."""
+    """Return the plan of `decide` for the graph in which tied operators are merged."""
     ties = ties_of(request.module, request.lowered)
     if not ties:
         return decide(request)
@@ -231,7 +235,7 @@ def _with_ties(decide: Callable[[Request], StaticPlan], request: Request) -> Sta
 def _unless_one_device_does(
     decide: Callable[[Request], StaticPlan],
 ) -> Callable[[Request], list[Partition]]:
-    """Return a mode that calls `decide` only when no device holds the whole graph."""
+    """Return a mode that calls `decide` only if no device fits the whole graph."""
 
     def mode(request: Request) -> list[Partition]:
         return _on_one_device(request) or _partitions_of(_with_ties(decide, request), request)
@@ -253,18 +257,18 @@ MODES: dict[PartitionMode, Callable[[Request], list[Partition]]] = {
     PartitionMode.kl_based: _unless_one_device_does(lambda r: kl_based(_with_costs(r))),
     PartitionMode.aot_based: _aot_based,
 }
-"""The function of each mode. In torch's ``partition_graph``, a chain of ifs."""
+"""The function of each mode, a chain of ifs in torch's ``partition_graph``."""
 
 
 def partitions_for(request: Request) -> list[Partition]:
-    """Return the partitions that the mode of `request` chooses, each with its devices.
+    """Return the partitions chosen by the mode of `request`, each with its devices.
 
     Raises:
-        ConfigError: for an unknown mode, or one without the options that it requires.
-        InfeasibleError: when the devices cannot hold the graph.
+        ConfigError: if the mode is unknown, or a required option is missing.
+        InfeasibleError: if the graph does not fit the devices.
 
     """
-    # By name, so that configurations of torch's own types work too.
+    # By name, so configurations of torch's own types work too.
     mode = PartitionMode.__members__.get(getattr(request.config.mode, "name", ""))
     if mode is None:
         near = nearest_names(str(request.config.mode), [known.name for known in MODES])

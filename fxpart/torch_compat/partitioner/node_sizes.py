@@ -1,7 +1,7 @@
-"""The bytes of the nodes of an fx graph: ``node.size_bytes``.
+"""Sizes of the nodes of an fx graph, in bytes: ``node.size_bytes``.
 
-A node's size is read from ``meta["tensor_meta"]``, which shape propagation leaves, or from
-``meta["val"]``, which export leaves, in one pass over the graph and the modules it calls.
+A node's size is read from ``meta["tensor_meta"]``, set by shape propagation, or ``meta["val"]``,
+set by export, in one pass over the graph and the modules it calls.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ __all__ = [
 
 
 SOURCES = frozenset({"placeholder", "get_attr"})
-"""Kinds of nodes that compute nothing: they fetch an input or a weight."""
+"""Kinds of nodes that compute nothing but fetch an input or a weight."""
 
 _META = ("tensor_meta", "val", "example_value")
 
 
-# Example inputs: run a graph, so that each node has metadata of its result.
+# Run a graph on example inputs, so that each node has metadata of its result.
 
 
 class _Quiet(ShapeProp):
-    """Torch's shape propagation, without the traceback that it prints when a node fails."""
+    """Torch's shape propagation, without its printed traceback when a node fails."""
 
     current: Node | None = None
 
@@ -54,13 +54,13 @@ class _Quiet(ShapeProp):
 
 
 def _check_inputs(fx_module: GraphModule, args: Sequence[Any]) -> None:
-    """Refuse anything but a list of as many inputs as the graph takes."""
+    """Refuse anything but a list with the graph's number of inputs."""
     if not isinstance(args, (list, tuple)):
         kind = "a Tensor" if isinstance(args, torch.Tensor) else f"of type {type(args).__name__}"
         raise CaptureError(f"args is {kind}; give a list of example inputs, such as [x]")
     inputs = [node for node in fx_module.graph.nodes if node.op == "placeholder"]
     if type(fx_module.graph._codegen) is not CodeGen:
-        return  # nested inputs are checked where they are flattened
+        return  # nested inputs are checked when flattened
     required = [node for node in inputs if not node.args and not str(node.target).startswith("*")]
     starred = any(str(node.target).startswith("*") for node in inputs)
     if len(args) < len(required) or (len(args) > len(inputs) and not starred):
@@ -72,10 +72,10 @@ def _check_inputs(fx_module: GraphModule, args: Sequence[Any]) -> None:
 
 
 def propagate(fx_module: GraphModule, args: Sequence[Any]) -> None:
-    """Run `fx_module` on `args`, and leave ``meta["tensor_meta"]`` on each node.
+    """Run `fx_module` on `args`, setting ``meta["tensor_meta"]`` on each node.
 
     Raises:
-        CaptureError: when the inputs are not those of the graph, or an operator fails on them.
+        CaptureError: if the inputs are not those of the graph, or an operator fails on them.
 
     """
     _check_inputs(fx_module, args)
@@ -85,9 +85,10 @@ def propagate(fx_module: GraphModule, args: Sequence[Any]) -> None:
     except Exception as error:
         cause = error.__cause__ or error
         name = run.current.name if run.current else None
-        what = f"operator {name} fails on" if name else "the graph does not take"
+        subject = f"operator {name} fails on" if name else "the graph does not take"
         raise CaptureError(
-            f"{what} the example inputs ({one_line(cause)}); give inputs that the model can run on"
+            f"{subject} the example inputs ({one_line(cause)}); give inputs that the model can"
+            " run on"
         ) from cause
 
 
@@ -104,7 +105,7 @@ class size_bytes(NamedTuple):  # noqa: N801 - torch's spelling
 
 
 def _elements(shape: Sequence[int | torch.SymInt], node: Node) -> int:
-    """Return the number of elements; a symbolic dimension counts as in the example input."""
+    """Return the number of elements; symbolic dimensions take their example values."""
     count = 1
     for dim in shape:
         if isinstance(dim, torch.SymInt):
@@ -140,7 +141,7 @@ def _weight_bytes(module: torch.nn.Module) -> int:
 
 
 def _output_bytes(root: GraphModule, node: Node) -> int:
-    """Return the bytes of the result of `node`, or raise when there is no metadata of it."""
+    """Return the bytes of the result of `node`; raise if it has no metadata."""
     for key in _META:
         if key in node.meta:
             return _bytes(node.meta[key], node)
@@ -160,18 +161,18 @@ def _output_bytes(root: GraphModule, node: Node) -> int:
 
 
 def is_item_of_tuple(node: Node) -> bool:
-    """Return whether `node` takes an item of a tuple that another node returns."""
+    """Return whether `node` takes an item of a tuple returned by another node."""
     if node.op != "call_function" or getattr(node.target, "__name__", "") != "getitem":
         return False
-    made = node.args[0] if node.args else None
-    if not isinstance(made, Node):
+    container = node.args[0] if node.args else None
+    if not isinstance(container, Node):
         return False
-    value = next((made.meta[key] for key in _META if key in made.meta), None)
+    value = next((container.meta[key] for key in _META if key in container.meta), None)
     return isinstance(value, (tuple, list, dict)) and not isinstance(value, TensorMetadata)
 
 
 def _size(root: GraphModule, node: Node, weights: dict[str, int]) -> size_bytes:
-    """Return the size of `node`; `weights` caches bytes of modules by path."""
+    """Return the size of `node`; `weights` caches weight bytes by module path."""
     output = _output_bytes(root, node)
     if is_item_of_tuple(node):
         return size_bytes(output, 0)
@@ -186,25 +187,25 @@ def _size(root: GraphModule, node: Node, weights: dict[str, int]) -> size_bytes:
 def get_size_of_node(fx_module: GraphModule, node: Node) -> size_bytes:
     """Return the bytes of a node's result, without and with the weights of a called module.
 
-    Parameters and buffers count at their own dtype, and for each call of a module, since the calls
-    may be on different devices.
+    Parameters and buffers count at their own dtype, and once per call of a module, since calls may
+    be on different devices.
 
     Raises:
-        CaptureError: when there is no metadata of the result.
+        CaptureError: if the result has no metadata.
 
     """
     return _size(fx_module, node, {})
 
 
 def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = None) -> None:
-    """Set ``size_bytes`` on each node but the output to its `get_size_of_node`. O(graph).
+    """Set ``size_bytes`` on each node except the output to its `get_size_of_node`. O(graph).
 
-    With `args`, the graph is first run on them, to leave metadata of each node's result. An
-    exported graph has it already.
+    With `args`, the graph is first run on them, to obtain metadata of each node's result. An
+    exported graph already has it.
 
     Raises:
-        ConfigError: when `fx_module` is no graph module.
-        CaptureError: when the graph does not run on `args`, or there is no metadata of a result.
+        ConfigError: if `fx_module` is not a graph module.
+        CaptureError: if the graph does not run on `args`, or a result has no metadata.
 
     """
     check_graph_module(fx_module)
@@ -217,10 +218,10 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
 
 
 def size_of(node: Node) -> size_bytes:
-    """Return the size that `get_size_of_all_nodes` has set on `node`.
+    """Return the size of `node` set by `get_size_of_all_nodes`.
 
     Raises:
-        CaptureError: when it was not called.
+        CaptureError: if that was not called.
 
     """
     size: size_bytes | None = getattr(node, "size_bytes", None)
@@ -233,10 +234,10 @@ def size_of(node: Node) -> size_bytes:
 
 
 def get_tensor_meta(node: Node) -> TensorMetadata:
-    """Return shape, dtype and layout of the tensor that `node` returns.
+    """Return shape, dtype and layout of the tensor returned by `node`.
 
     Raises:
-        CaptureError: when there is no metadata of the result, or it is not a single tensor.
+        CaptureError: if the result has no metadata, or is not a single tensor.
 
     """
     value = next((node.meta[key] for key in _META if node.meta.get(key) is not None), None)

@@ -1,4 +1,4 @@
-"""`Partition`: operators that run on one device, and their bytes; and `OrderedSet`."""
+"""`Partition`: operators of one device and their bytes; and `OrderedSet`."""
 
 from collections.abc import Collection, Iterable, Iterator, MutableSet
 from typing import TypeVar
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class OrderedSet(MutableSet[T]):
-    """A set in order of insertion, with the methods that code for torch's partitions calls.
+    """An insertion-ordered set, with the methods used by code for torch's partitions.
 
-    `changes` counts additions and removals, so that a number derived from the members can be
-    checked for being up to date.
+    `changes` counts additions and removals, so that a cached value derived from the members can be
+    checked for staleness.
     """
 
     def __init__(self, members: Iterable[T] = ()) -> None:
@@ -37,13 +37,13 @@ class OrderedSet(MutableSet[T]):
         return f"OrderedSet({list(self._members)!r})"
 
     def add(self, value: T) -> None:
-        """Add a member at the end, if it is new."""
+        """Add a member at the end if it is new."""
         if value not in self._members:
             self._members[value] = None
             self.changes += 1
 
     def discard(self, value: T) -> None:
-        """Remove a member, if it is one."""
+        """Remove a member if present."""
         if value in self._members:
             del self._members[value]
             self.changes += 1
@@ -59,18 +59,18 @@ class OrderedSet(MutableSet[T]):
         return OrderedSet(self)
 
     def union(self, *others: Iterable[T]) -> "OrderedSet[T]":
-        """Return the members of this set, then the new ones of `others`."""
+        """Return the members of this set, then the additional ones of `others`."""
         joined = OrderedSet(self)
         joined.update(*others)
         return joined
 
     def intersection(self, *others: Iterable[T]) -> "OrderedSet[T]":
-        """Return the members that all `others` have too, in the order of this set."""
+        """Return the members also in all `others`, in the order of this set."""
         other_sets = [set(other) for other in others]
         return OrderedSet(m for m in self if all(m in other for other in other_sets))
 
     def difference(self, *others: Iterable[T]) -> "OrderedSet[T]":
-        """Return the members that none of `others` has, in the order of this set."""
+        """Return the members in none of `others`, in the order of this set."""
         excluded = {member for other in others for member in other}
         return OrderedSet(m for m in self if m not in excluded)
 
@@ -85,10 +85,10 @@ class OrderedSet(MutableSet[T]):
 
 
 def get_extra_size_of(node: Node, nodes: Collection[Node]) -> int:
-    """Return the bytes of `node` and of its operands that are not among `nodes`.
+    """Return the bytes of `node` and of its operands outside `nodes`.
 
     Raises:
-        CaptureError: when a node has no size.
+        CaptureError: if a node has no size.
 
     """
     operands = sum(size_of(n).output_size for n in node.all_input_nodes if n not in nodes)
@@ -96,10 +96,10 @@ def get_extra_size_of(node: Node, nodes: Collection[Node]) -> int:
 
 
 class Partition:
-    """Nodes, the partitions before and after, and the devices. As in torch.
+    """Nodes, parent and child partitions, and devices, as in torch.
 
-    `add_node` and `remove_node` update ``used_mem_bytes`` without a new sum over all nodes. After a
-    change of ``nodes`` itself, or of the nodes' sizes, call `recalculate_mem_size`.
+    `add_node` and `remove_node` update ``used_mem_bytes`` incrementally. After changing ``nodes``
+    itself, or the nodes' sizes, call `recalculate_mem_size`.
     """
 
     def __init__(self, partition_id: int) -> None:
@@ -126,48 +126,48 @@ class Partition:
         self.set_used(sum(get_extra_size_of(node, self.nodes) for node in self.nodes))
 
     def set_used(self, used: int) -> None:
-        """Set ``used_mem_bytes`` to the known sum of the present nodes."""
+        """Set ``used_mem_bytes`` to the known sum over the current nodes."""
         self.used_mem_bytes = used
         if isinstance(self.nodes, OrderedSet):
             self._summed = (self.nodes, self.nodes.changes, used)
 
     def add_node(self, node: Node) -> None:
         """Add `node`, and the placeholders and attributes that it reads."""
-        used = self._used_before()
+        used_bytes = self._used_before()
         for operand in node.all_input_nodes:
             if operand.op in SOURCES:
-                used += self._put(operand)
-        self.set_used(used + self._put(node))
+                used_bytes += self._put(operand)
+        self.set_used(used_bytes + self._put(node))
 
     def remove_node(self, node: Node) -> None:
-        """Remove `node`, and the placeholders and attributes that nothing else here reads."""
+        """Remove `node`, and the placeholders and attributes without other readers here."""
         if node not in self.nodes:
             return
-        used = self._used_before() - self._take(node)
+        used_bytes = self._used_before() - self._take(node)
         for operand in node.all_input_nodes:
             is_own_source = operand in self.nodes and operand.op in SOURCES
             if is_own_source and all(user not in self.nodes for user in operand.users):
-                used -= self._take(operand)
-        self.set_used(used)
+                used_bytes -= self._take(operand)
+        self.set_used(used_bytes)
 
     def _used_before(self) -> int:
-        """Return the bytes of the present nodes, from the last sum if that is up to date."""
-        known = self._summed
-        if known is not None and known[0] is self.nodes and isinstance(self.nodes, OrderedSet):
-            if known[1] == self.nodes.changes:
-                return known[2]
-        elif known is None and not self.nodes:
+        """Return the bytes of the current nodes, from the last sum if up to date."""
+        cached = self._summed
+        if cached is not None and cached[0] is self.nodes and isinstance(self.nodes, OrderedSet):
+            if cached[1] == self.nodes.changes:
+                return cached[2]
+        elif cached is None and not self.nodes:
             return 0
         return sum(get_extra_size_of(member, self.nodes) for member in self.nodes)
 
     def _readers(self, node: Node) -> int:
-        """Return the number of members that read `node`, counted on the shorter side."""
+        """Return the number of members that read `node`, iterating over the smaller collection."""
         if len(node.users) <= len(self.nodes):
             return sum(user in self.nodes for user in node.users)
         return sum(node in member.all_input_nodes for member in self.nodes)
 
     def _put(self, node: Node) -> int:
-        """Add one node and return the added bytes: its readers here no longer receive it."""
+        """Add a node and return the added bytes, as its readers here no longer receive it."""
         if node in self.nodes:
             return 0
         added = get_extra_size_of(node, self.nodes)
@@ -176,7 +176,7 @@ class Partition:
         return added
 
     def _take(self, node: Node) -> int:
-        """Remove one node and return the freed bytes: its readers here receive it now."""
+        """Remove a node and return the freed bytes, as its readers here now receive it."""
         self.nodes.remove(node)
         freed = get_extra_size_of(node, self.nodes)
         return freed - self._readers(node) * size_of(node).output_size

@@ -1,4 +1,4 @@
-"""`Partitioner`: cut an fx module so that its parts fit the devices, and the `DAG` of the parts."""
+"""`Partitioner`: cut an fx module into parts that fit the devices, and their `DAG`."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,7 +28,7 @@ __all__ = ["DAG", "DAGNode", "PartitionResult", "Partitioner"]
 
 
 class DAGNode:
-    """One partition in the emitted module: its call, inputs, outputs, devices and bytes."""
+    """A partition in the emitted module: its call, inputs, outputs, devices and bytes."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DAGNode:
 
 
 class DAG:
-    """The partitions in the order in which they run."""
+    """The partitions in execution order."""
 
     def __init__(self) -> None:
         self.nodes: list[DAGNode] = []
@@ -68,20 +68,20 @@ class DAG:
 
 
 class PartitionResult(NamedTuple):
-    """What `Partitioner.partition_graph` returns."""
+    """The result of `Partitioner.partition_graph`."""
 
     dag: DAG
     module_with_submodules: GraphModule
 
 
 class Partitioner:
-    """Cut an fx module into partitions and give each its devices.
+    """Cuts an fx module into partitions and assigns devices to them.
 
     After `partition_graph`: ``partitions``, ``node_to_partition`` (ids by node) and ``devices``.
     """
 
     graph_module: GraphModule
-    """The module that was cut last; unset before the first cut."""
+    """The last module cut; unset before the first cut."""
     torch_module: torch.nn.Module
     """The traced module of the last cut; unset before the first cut."""
 
@@ -96,7 +96,7 @@ class Partitioner:
         torch_module: torch.nn.Module,
         partitioner_config: PartitionerConfig,
     ) -> PartitionResult:
-        """Return the module cut into ``submod_<id>`` children, and the DAG of these.
+        """Return the module cut into ``submod_<id>`` children, and their DAG.
 
         Args:
             fx_module: a traced module whose nodes have sizes (`get_size_of_all_nodes`), or an
@@ -105,12 +105,12 @@ class Partitioner:
             partitioner_config: devices, mode, and options of the mode.
 
         Raises:
-            ConfigError: when the configuration lacks something or names something that is missing.
-            CaptureError: when the graph has no operators, or a node has no size.
-            InfeasibleError: when the devices cannot hold the graph in this mode.
-            CycleError: when the partitions of an aot mapping wait for each other.
+            ConfigError: if the configuration is incomplete or names something missing.
+            CaptureError: if the graph has no operators, or a node has no size.
+            InfeasibleError: if the graph does not fit the devices in this mode.
+            CycleError: if the partitions of an aot mapping wait for each other.
 
-        Each is a ``RuntimeError``, after which nothing has been emitted.
+        Each is a ``RuntimeError``, raised before anything is emitted.
 
         """
         check_modules(fx_module, torch_module)
@@ -132,19 +132,19 @@ class Partitioner:
 
 
 def _saturate(partitions: list[Partition], devices: list[Device]) -> None:
-    """Add to each partition the idle devices that hold replicas of it."""
+    """Add to each partition the idle devices that run its replicas."""
     homes = tuple(
         tuple(device_positions(p.logical_device_ids, devices, f"partition {p.partition_id}"))
         for p in partitions
     )
-    used = np.array([p.used_mem_bytes for p in partitions], dtype=np.int64)
+    used_bytes = np.array([p.used_mem_bytes for p in partitions], dtype=np.int64)
     memory = np.array([d.available_mem_bytes for d in devices], dtype=np.int64)
-    for partition, positions in zip(partitions, replicate(used, homes, memory), strict=True):
+    for partition, positions in zip(partitions, replicate(used_bytes, homes, memory), strict=True):
         partition.logical_device_ids = [devices[position].logical_id for position in positions]
 
 
 def _outputs(emitted: GraphModule, call: Node) -> list[Node]:
-    """Return the nodes of a partition's results: the items of a tuple, or the call itself."""
+    """Return the result nodes of a partition: the items of a tuple, or the call itself."""
     users = list(call.users)
     submodule = emitted.get_submodule(str(call.target))
     assert isinstance(submodule, GraphModule)
@@ -173,11 +173,11 @@ def _dag_of(emitted: GraphModule, submodules: dict[str, Partition]) -> DAG:
 def _emit(fx_module: GraphModule, node_to_partition: Mapping[Node, int]) -> GraphModule:
     """Return a module with a child ``submod_<id>`` for each partition id.
 
-    It has the signature of `fx_module`, nested inputs and outputs included; the check of the inputs
-    of an exported module runs before the partitions. `fx_module` itself keeps its graph.
+    It has the signature of `fx_module`, including nested inputs and outputs; the input check of an
+    exported module runs before the partitions. `fx_module` itself is not changed.
 
     Raises:
-        CycleError: when partitions wait for each other; see `fxpart.split_module`.
+        CycleError: if partitions wait for each other; see `fxpart.split_module`.
 
     """
     id_of = {

@@ -1,4 +1,4 @@
-"""Parents and children of partitions, their order and levels; and renamed targets of nodes."""
+"""Parents, children, order and levels of partitions; and replacement of node targets."""
 
 from collections.abc import Sequence
 
@@ -23,19 +23,19 @@ __all__ = [
 
 
 def get_node_to_partition_mapping(partitions: Sequence[Partition]) -> dict[Node, int]:
-    """Return the partition id of each node; of a node in several partitions, the last one's."""
+    """Return the partition id of each node, the last one for a node in several partitions."""
     return {node: p.partition_id for p in partitions for node in p.nodes}
 
 
 def set_parents_and_children(partitions: Sequence[Partition]) -> None:
-    """Set ``parents`` and ``children``: a child reads a node of the parent that it lacks itself."""
+    """Set ``parents`` and ``children``: a child reads a node that only the parent contains."""
     holders: dict[Node, list[Partition]] = {}
     for partition in partitions:
         partition.parents, partition.children = OrderedSet(), OrderedSet()
         for node in partition.nodes:
             holders.setdefault(node, []).append(partition)
-    # From the reader's side: a source is in every partition that reads it, so it has many readers,
-    # but its holders matter only to a partition that lacks it.
+    # From the reader's side: a source has many readers but is in each reading partition, so the
+    # partitions that contain it matter only to one that does not.
     for child in partitions:
         for node in child.nodes:
             for operand in node.all_input_nodes:
@@ -61,12 +61,12 @@ def reset_partition_device(partitions: Sequence[Partition]) -> None:
 def combine_two_partitions(
     partition_0: Partition, partition_1: Partition, partitions: list[Partition]
 ) -> None:
-    """Replace two of `partitions` by one with the nodes of both, at the end of the list.
+    """Replace two of `partitions` by their union, at the end of the list.
 
     It has no device; ids, ``parents`` and ``children`` of all are updated.
 
     Raises:
-        ConfigError: when they are not two of the list, which then is unchanged.
+        ConfigError: if they are not two distinct members of the list, which is left unchanged.
 
     """
     if partition_0 is partition_1 or not {partition_0, partition_1} <= set(partitions):
@@ -87,7 +87,7 @@ def running_order(partitions: Sequence[Partition]) -> list[Partition]:
     """Return the partitions in a topological order.
 
     Raises:
-        CycleError: when partitions wait for each other; the message names a circle of them.
+        CycleError: if partitions wait for each other; the message names a cycle.
 
     """
     waits = {p: len(p.parents) for p in partitions}
@@ -103,8 +103,8 @@ def running_order(partitions: Sequence[Partition]) -> list[Partition]:
 
 
 def _circle_message(waiting: Sequence[Partition]) -> str:
-    """Return the message that names one circle among partitions that wait for each other."""
-    # Imported for the message only: it takes half a second.
+    """Return the message naming one cycle among partitions that wait for each other."""
+    # Imported only for the message, since it takes half a second.
     import networkx
 
     among = set(waiting)
@@ -122,7 +122,7 @@ def get_bfs_level_partition(partitions: Sequence[Partition]) -> None:
     """Set ``bfs_level`` to the longest path from a partition without parents.
 
     Raises:
-        CycleError: when partitions wait for each other.
+        CycleError: if partitions wait for each other.
 
     """
     order = running_order(partitions)
@@ -134,15 +134,15 @@ def get_bfs_level_partition(partitions: Sequence[Partition]) -> None:
 
 
 def check_dependency(partition: Partition) -> bool:
-    """Return whether `partition` waits for itself, through its children."""
-    seen = {partition}
+    """Return whether `partition` waits for itself through its children."""
+    visited = {partition}
     queue = [partition]
     while queue:
         for child in queue.pop().children:
             if child is partition:
                 return True
-            if child not in seen:
-                seen.add(child)
+            if child not in visited:
+                visited.add(child)
                 queue.append(child)
     return False
 
@@ -156,7 +156,7 @@ def replace_target_nodes_with(
 ) -> None:
     """Replace `old_op` and `old_target` of nodes by `new_op` and `new_target`.
 
-    The nodes remain the same objects, with their arguments, names and metadata.
+    The nodes remain the same objects with the same arguments, names and metadata.
     """
     for node in fx_module.graph.nodes:
         if node.op == old_op and node.target == old_target:

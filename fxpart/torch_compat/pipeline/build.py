@@ -15,7 +15,7 @@ def build_pipeline_model(
     engine: str = "torch",
     **options: Any,  # noqa: ANN401 - the engine's own
 ) -> Any:  # noqa: ANN401 - the engine's own
-    """Return `stages` for an engine, named as in `fxpart.execution.stages.engines.ENGINES`.
+    """Return `stages` wrapped for an engine of `fxpart.execution.stages.engines.ENGINES`.
 
     `stages` is a chain, or a split module with children ``submod_0``, ``submod_1``, ...
 
@@ -23,14 +23,13 @@ def build_pipeline_model(
     torch's schedules. Call it in each process, after ``init_process_group``. Options are
     ``stage_index`` (the rank), ``device`` ("cpu") and ``group`` (all processes).
 
-    With ``deepspeed``: a ``deepspeed.pipe.PipelineModule`` of one layer a stage. Call it in each
-    process, after ``deepspeed.init_distributed``. Options are those of that class, such as
-    ``loss_fn``. What passes between layers is one tuple of tensors.
+    With ``deepspeed``: a ``deepspeed.pipe.PipelineModule`` with one layer per stage. Call it in
+    each process, after ``deepspeed.init_distributed``. Options are those of that class, such as
+    ``loss_fn``. Layers exchange a single tuple of tensors.
 
     Raises:
-        SpecError: for an engine that does not exist or is not installed, or stages that it does
-            not take.
-        CycleError: when a stage reads from a later one.
+        SpecError: if the engine is unknown or not installed, or does not take these stages.
+        CycleError: if a stage reads from a later one.
 
     """
     chosen = engine_named(engine)

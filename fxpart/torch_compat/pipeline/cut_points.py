@@ -1,6 +1,6 @@
-"""`generate_pipeline_partition`: cut a model into stages after modules that are named by path.
+"""`generate_pipeline_partition`: cut a model into stages after modules named by path.
 
-A cut may be at any depth, and a stage may span branches of the model:
+Cuts may be at any depth, and a stage may span branches of the model:
 
     cut_after = [enc.block.1, dec.block.0]
 
@@ -24,34 +24,34 @@ from fxpart.execution.stages.values import move_items_to_their_tuple
 __all__ = ["CutTrace", "generate_pipeline_partition"]
 
 
-# Tracing: modules that contain a cut are inlined, all others are single calls.
+# Tracing inlines modules that contain a cut; all others are single calls.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CutTrace:
-    """The graph of a module, and where the calls of its modules end."""
+    """The graph of a module, and the ends of the calls of its submodules."""
 
     graph_module: fx.GraphModule
     ends: dict[str, list[fx.Node]]
-    """For each called module, by path: the last node of each of its calls."""
+    """The last node of each call of a module, by module path."""
 
 
 def _trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
     """Return the graph of `model` in which it and the modules in `opened` are inlined.
 
-    All other modules are single calls, which need not be traceable.
+    All other modules are single calls and need not be traceable.
 
     Raises:
-        CaptureError: when a module in `opened`, or `model` itself, cannot be traced.
+        CaptureError: if a module in `opened`, or `model` itself, cannot be traced.
 
     """
     tracer = _Tracer(opened)
     try:
         with warnings.catch_warnings():
-            # Warnings of the model or torch concern a run with data.
+            # Warnings by the model or torch only matter for a run with data.
             warnings.simplefilter("ignore")
             graph = tracer.trace(model)
-    # Tracing runs the code of the model, which may fail in any way.
+    # Tracing runs the model's code, which may raise anything.
     except Exception as error:
         raise _untraceable(model, tracer.inside, error) from error
     return CutTrace(fx.GraphModule(model, graph, type(model).__name__), tracer.ends)
@@ -65,7 +65,7 @@ class _Tracer(fx.Tracer):
         self._opened = opened
         self.ends: dict[str, list[fx.Node]] = {}
         self.inside: list[str] = []
-        """Paths of the modules whose calls have begun and not ended, the innermost last."""
+        """Paths of the modules being called, innermost last."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is a single call."""
@@ -90,10 +90,10 @@ class _Tracer(fx.Tracer):
 def _untraceable(model: nn.Module, inside: list[str], error: Exception) -> CaptureError:
     path = inside[-1] if inside else ""
     failed = model.get_submodule(path)
-    what = f"{path} ({type(failed).__name__})" if path else type(failed).__name__
+    subject = f"{path} ({type(failed).__name__})" if path else type(failed).__name__
     higher = f"; cut at a higher level, such as after {path}" if path else ""
     return CaptureError(
-        f"{what} cannot be traced, which a cut inside it needs: {one_line(error)}{higher}; or"
+        f"{subject} cannot be traced, which a cut inside it needs: {one_line(error)}{higher}; or"
         " export the model and split it by operators, with split_by_assignment"
     )
 
@@ -105,18 +105,18 @@ def generate_pipeline_partition(model: nn.Module, cut_after: Sequence[str]) -> f
     """Return `model` with its operators in children ``submod_0``, ``submod_1``, ...
 
     A stage ends after each module named in `cut_after`, in the order in which the model calls them,
-    whatever the order of the list. Only modules that contain a named one are traced, so these must
-    be traceable by `torch.fx`; all others are single calls.
+    regardless of the order of the list. Only modules that contain a named one are traced, so these
+    must be traceable by `torch.fx`; all others are single calls.
 
     The result has the signature of `model` and computes the same. Weights are the same objects, so
-    tied ones stay tied, and in a stage they keep their path: parameter ``a.b.weight`` is
+    tied ones stay tied, and they keep their path within a stage: parameter ``a.b.weight`` becomes
     ``submod_1.a.b.weight``. ``result.meta["qualname_map"]`` maps every path of a module or weight
-    that a stage uses to the one in `model`.
+    used by a stage to its path in `model`.
 
     Raises:
-        SpecError: for the model itself, a path that does not exist or is named twice, a module that
-            is not called or more than once, or a cut that leaves a stage without operators.
-        CaptureError: when a module that contains a cut cannot be traced.
+        SpecError: if a path is the model itself, does not exist or is named twice, a module is not
+            called exactly once, or a cut leaves a stage without operators.
+        CaptureError: if a module that contains a cut cannot be traced.
 
     """
     _check_paths(model, cut_after)
@@ -140,28 +140,28 @@ def generate_pipeline_partition(model: nn.Module, cut_after: Sequence[str]) -> f
 
 
 def _parents(path: str) -> Iterator[str]:
-    """Yield the paths of the modules that contain the one at `path`, except the model itself."""
+    """Yield the paths of the modules containing the one at `path`, except the model itself."""
     parts = path.split(".")
     return (".".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def _check_paths(model: nn.Module, cut_after: Sequence[str]) -> None:
     kind = type(model).__name__
-    known = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    module_paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     if isinstance(cut_after, str) or not cut_after:
         raise SpecError(
             f"cut_after={cut_after!r} names no list of modules; give at least one path of {kind},"
-            f" such as [{known[0] if known else ''}]"
+            f" such as [{module_paths[0] if module_paths else ''}]"
         )
     for path in cut_after:
-        if not path or (path == kind and path not in known):
+        if not path or (path == kind and path not in module_paths):
             raise SpecError(
                 f"cut_after={path!r} is {kind} itself, and after it nothing is left; name modules"
-                f" inside it; {nearest_names(path, known)}"
+                f" inside it; {nearest_names(path, module_paths)}"
             )
-        if path not in known:
+        if path not in module_paths:
             raise SpecError(
-                f"{kind} has no module {path!r} to cut after; {nearest_names(path, known)}"
+                f"{kind} has no module {path!r} to cut after; {nearest_names(path, module_paths)}"
             )
     twice = next((path for path in cut_after if list(cut_after).count(path) > 1), None)
     if twice:
@@ -198,8 +198,8 @@ def _stages(graph: fx.Graph, ends: dict[str, fx.Node]) -> dict[fx.Node, int]:
             stage += 1
         stage_of[node] = stage
     move_items_to_their_tuple(graph, stage_of)
-    used = set(stage_of.values())
-    empty = next((s for s in range(len(cuts) + 1) if s not in used), None)
+    used_stages = set(stage_of.values())
+    empty = next((s for s in range(len(cuts) + 1) if s not in used_stages), None)
     if empty is not None:
         raise _empty_stage(cuts, empty)
     return stage_of

@@ -1,7 +1,7 @@
-"""Weights with several names, and the stages that must sum the gradient of a weight.
+"""Find weights with several names, and the stages that must sum a weight's gradient.
 
-A weight that two stages use is in both processes. Each computes a part of its gradient, so the
-stages must sum these parts before an optimizer takes a step.
+A weight used by two stages is in both processes. Each computes part of its gradient, so the stages
+must sum these parts before an optimizer step.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ __all__ = ["TiedGradient", "analyze_tie_weights", "tied_gradient_stages"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TiedGradient:
-    """A weight that several stages use, and its name in each of them."""
+    """A weight used by several stages, and its name in each of them."""
 
     parameter: nn.Parameter
     names: tuple[TiedName, ...]
-    """Stages and names of the weight in them, in the order of stages, each once."""
+    """Stages and the weight's name in each, in stage order, each once."""
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -35,16 +35,16 @@ class TiedGradient:
 def analyze_tie_weights(
     top: nn.Module, is_pipeline_partitioned: bool = True
 ) -> dict[nn.Parameter, set[tuple[str, int]]]:
-    """Return the names and stages of each weight that is one object under several names.
+    """Return the names and stages of each weight that has several names.
 
-    Partitioned: the stages are the children ``submod_<i>`` of `top`, or all of its children in
-    order if it has none. Names are those inside a stage, of which only the first counts. A weight
-    that several stages use is tied, even under one name.
+    If partitioned, the stages are the children ``submod_<i>`` of `top` or, if there are none, all
+    of its children in order. Names are those inside a stage, of which only the first counts. A
+    weight used by several stages is tied, even under one name.
 
-    Not partitioned: names are those in `top`, and the stage is 0.
+    If not partitioned, names are those in `top`, and the stage is 0.
 
     Raises:
-        SpecError: when a partitioned `top` has no children.
+        SpecError: if a partitioned `top` has no children.
 
     """
     if is_pipeline_partitioned:
@@ -57,13 +57,13 @@ def analyze_tie_weights(
 
 
 def tied_gradient_stages(stages: Chain | nn.Module) -> tuple[TiedGradient, ...]:
-    """Return the weights whose gradient several stages must sum, in the order of first use.
+    """Return the weights whose gradient several stages must sum, in order of first use.
 
     `stages` is a chain, with names as in `StageModule.module`, or a partitioned module as for
     `analyze_tie_weights`. Weights without a gradient are left out.
 
     Raises:
-        SpecError: when a partitioned module has no children.
+        SpecError: if a partitioned module has no children.
 
     """
     if isinstance(stages, Chain):
@@ -78,7 +78,7 @@ def tied_gradient_stages(stages: Chain | nn.Module) -> tuple[TiedGradient, ...]:
 
 
 def _tied_across(weights: list[dict[nn.Parameter, str]]) -> dict[nn.Parameter, list[TiedName]]:
-    """Return the weights of more than one stage, with the stages and the first name in each."""
+    """Return the weights of several stages, with the stages and the first name in each."""
     objects: dict[tuple[object, ...], nn.Parameter] = {}
     uses: dict[nn.Parameter, dict[int, str]] = {}
     for stage, name_of in enumerate(weights):
@@ -113,7 +113,7 @@ def _first_names(module: nn.Module) -> dict[nn.Parameter, str]:
 
 
 def _passed_weights(top: fx.GraphModule, call: fx.Node) -> Iterator[tuple[nn.Parameter, str]]:
-    """Yield the weights that a split module passes to one of its stages."""
+    """Yield the weights passed by a split module to one of its stages."""
     for operand in call.all_input_nodes:
         if operand.op == "get_attr":
             weight = fetched(top, str(operand.target))
