@@ -1,7 +1,7 @@
-"""From an `nn.Module` to a captured graph and its `OpGraph`.
+"""Capture an `nn.Module` as a graph and its `OpGraph`.
 
-The names in ``__init__.pyi`` are imported when they are first used, since the cache of graphs in
-here needs no torch.
+The names in ``__init__.pyi`` are imported on first use, since the graph cache in this package does
+not need torch.
 """
 
 from fxpart.support.lazy_import import attach_stub

@@ -1,4 +1,4 @@
-"""`capture`: from a module and example inputs to the traced module and its `OpGraph`."""
+"""`capture`: capture a module and example inputs as a traced module and its `OpGraph`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ __all__ = ["Capture", "capture", "capture_graph"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Capture:
-    """A captured model, as torch runs it and as arrays."""
+    """A captured model, as a torch module and as arrays."""
 
     graph_module: fx.GraphModule
-    """Has the signature of the model and computes the same; its call nodes have the names of the
+    """Has the signature of the model and computes the same; its call nodes are named like the
     operators in `graph`."""
     graph: OpGraph
 
@@ -37,11 +37,12 @@ def capture(
     """Return `module` captured for the shapes and dtypes of the example inputs.
 
     Parameters and inputs may all be on the meta device: then a model of any size takes no memory
-    for weights, and the graph is that of the real one. For `level`, see `fxpart.core.granularity`.
+    for weights, and the graph equals that of the real model. For `level`, see
+    `fxpart.core.granularity`.
 
     Raises:
-        SpecError: for an unknown level, or inputs that it does not take.
-        CaptureError: for a model that cannot be captured.
+        SpecError: if the level is unknown, or does not take these inputs.
+        CaptureError: if the model cannot be captured.
 
     """
     if _is_operator_level(module, kwargs, level):
@@ -57,7 +58,7 @@ def capture_graph(
     kwargs: Mapping[str, Any] | None = None,
     level: str = "operator",
 ) -> OpGraph:
-    """Return only the arrays, like ``capture(...).graph`` but sooner."""
+    """Return only the arrays, like ``capture(...).graph`` but faster."""
     if _is_operator_level(module, kwargs, level):
         return _exported(module, args, kwargs)[1]
     return module_graph(trace_modules(module), args)
@@ -70,10 +71,10 @@ def _exported(
     try:
         return program, op_graph(program)
     except GuardOnDataDependentSymNode as error:
-        # A size that depends on values of tensors is a symbol without a number.
+        # A data-dependent size is a symbol without a value.
         raise capture_failure(module, error) from error
     except TypeError as error:
-        if "SymInt" not in str(error):  # such a size, where a number is looked up
+        if "SymInt" not in str(error):  # a data-dependent size used as a number
             raise
         raise capture_failure(module, error) from error
 

@@ -1,7 +1,7 @@
 """`GraphBuilder`: collects captured operators into an `OpGraph`, with aliases and groups.
 
-Aliases are recognised by storage, never by name: nodes whose values share an untyped storage are
-one allocation, whatever operators lie between them.
+Aliases are recognized by storage, never by name: nodes whose values share an untyped storage are
+one allocation, regardless of the operators between them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fxpart.errors import CaptureError
 __all__ = ["GraphBuilder", "Mutation"]
 
 _SCALAR_BYTES = 8
-"""A number that an operator returns (`item`, a size) is sent as one 64-bit word."""
+"""A number returned by an operator (`item`, a size) is sent as one 64-bit word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Mutation:
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """Collects operators in order; `finish` freezes them."""
+    """Collects operators in order until `finish`."""
 
     names: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
@@ -58,9 +58,9 @@ class GraphBuilder:
     attention: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add_weight(self, name: str, tensor: torch.Tensor, seen_as: torch.Tensor) -> int:
-        """Return the index of the weight of `tensor`; one storage is one weight.
+        """Return the index of the weight of `tensor`; each storage is one weight.
 
-        `seen_as` is the tensor in its place in the captured graph.
+        `seen_as` is the corresponding tensor in the captured graph.
         """
         key = storage_key(tensor)
         known = self.weight_of_storage.get(key)
@@ -90,13 +90,13 @@ class GraphBuilder:
         return index
 
     def alias(self, values: Sequence[int | None], seen_as: torch.Tensor) -> None:
-        """Take the storage of `seen_as` for that of `values`."""
+        """Register the storage of `seen_as` as that of `values`."""
         key = storage_key(seen_as)
         self.storages.add(key)
         self.storage_of_value.update({value: key for value in values if value is not None})
 
     def _base(self, producer: int, key: int) -> int:
-        """Return the value whose storage it shares: an operand, or an earlier result; else -1."""
+        """Return the operand or earlier result that shares the storage `key`, else -1."""
         if producer < 0:
             return -1
         last_other = len(self.producers) - 1
@@ -110,7 +110,7 @@ class GraphBuilder:
         self.mutations.append(Mutation(op, storage_key(tensor)))
 
     def groups(self) -> list[int]:
-        """Return for each operator the first one that it must share a device with."""
+        """Return, for each operator, the first one it must share a device with."""
         touched = [(write.op, op) for write in self.mutations for op in self._touching(write)]
         return first_of_each(len(self.names), [*self.together, *touched])
 
@@ -118,8 +118,8 @@ class GraphBuilder:
         """Return the operators that would see another state of the storage on another device.
 
         A result written in place may be made from a received copy, which its readers then get. Only
-        when an older value of the storage is read after the write, the makers of the storage's
-        values and such readers must stay with the operator that writes.
+        if an older value of the storage is read after the write must the producers of the storage's
+        values and such readers stay with the writing operator.
         """
         older = {
             value
@@ -131,13 +131,13 @@ class GraphBuilder:
         }
         # The caller reads the outputs after everything else.
         stale = set().union(*late.values()) | older.intersection(self.outputs)
-        # Views between a stale value and the one written into share a storage only where all are
-        # on one device.
+        # Views between a stale value and the written one only share a storage if all are on one
+        # device.
         makers = sorted({self.producers[value] for value in older if self.producers[value] >= 0})
         makers = makers if stale else []
         readers = [op for op, read in late.items() if read]
         weight = self.weight_of_storage.get(mutation.storage)
-        users = [op for op, used in enumerate(self.uses) if weight in used]
+        users = [op for op, read_weights in enumerate(self.uses) if weight in read_weights]
         return makers + readers + (users if weight is not None else [])
 
     def finish(self) -> OpGraph:
@@ -156,9 +156,9 @@ class GraphBuilder:
                     f" {MOST_COUNTED:.3g} are counted; make it, its batch or its sequences smaller"
                 )
         read_start, reads = csr(self.reads)
-        # A weight that no operator reads would not be loaded onto any device.
-        used = sorted({w for uses in self.uses for w in uses})
-        number = {w: index for index, w in enumerate(used)}
+        # A weight without readers would not be loaded onto any device.
+        used_weights = sorted({w for uses in self.uses for w in uses})
+        number = {w: index for index, w in enumerate(used_weights)}
         use_start, uses = csr([[number[w] for w in uses] for uses in self.uses])
         is_output = np.zeros(len(self.producers), dtype=np.bool_)
         is_output[sorted(self.outputs)] = True
@@ -178,9 +178,9 @@ class GraphBuilder:
             value_is_output=is_output,
             read_start=read_start,
             reads=reads,
-            weight_names=tuple(self.weight_names[w] for w in used),
-            weight_bytes=np.array([self.weight_bytes[w] for w in used], dtype=np.int64),
-            weight_state_bytes=np.zeros(len(used), dtype=np.int64),
+            weight_names=tuple(self.weight_names[w] for w in used_weights),
+            weight_bytes=np.array([self.weight_bytes[w] for w in used_weights], dtype=np.int64),
+            weight_state_bytes=np.zeros(len(used_weights), dtype=np.int64),
             use_start=use_start,
             uses=uses,
             forward_of=np.arange(len(self.names)),

@@ -1,6 +1,7 @@
-"""Captured graphs on disk: one ``.npz`` a graph, plain arrays and text, never unpickled.
+"""Cache captured graphs on disk: one ``.npz`` per graph, plain arrays and text, never unpickled.
 
-The file name is a hash of all that decides the graph. The folder can be deleted at any time.
+The file name is a hash of everything that determines the graph. The folder can be deleted at any
+time.
 """
 
 import json
@@ -40,9 +41,9 @@ _ADVICE = "make the folder writable, or set capture.cache_dir or capture.use_cac
 _ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
 _FXPART = Path(__file__).resolve().parent.parent
 _SOURCES = ("core/granularity.py", "core/graph.py", "core/phases.py", "capture", "sharding")
-"""The code that makes graphs: mending it makes old entries unused."""
+"""Code that builds graphs; changing it invalidates old entries."""
 _SYMBOLIC_SOURCES = ("core/symbolic_graph.py",)
-"""The code that makes graphs in symbols, beside it."""
+"""Additional code that builds symbolic graphs."""
 
 
 def cache_key(
@@ -55,14 +56,14 @@ def cache_key(
 ) -> str:
     """Return the identity of a captured graph as 64 hex digits.
 
-    Versions of torch and fxpart, and fxpart's code that makes such graphs, are part of it.
+    It includes the versions of torch and fxpart, and fxpart's code that builds such graphs.
 
     Args:
-        model: everything that decides the model and its inputs (JSON-able).
-        level: how it is captured.
-        phase: what of it.
-        step: what else decides a training step.
-        symbolic: whether sizes are symbols.
+        model: everything that determines the model and its inputs (JSON-serializable).
+        level: level of the capture.
+        phase: captured phase.
+        step: everything else that determines a training step.
+        symbolic: whether sizes are symbolic.
 
     """
     sources = (*_SOURCES, *(_SYMBOLIC_SOURCES if symbolic else ()))
@@ -79,28 +80,28 @@ def cache_key(
 
 
 def cached_path(cache_dir: Path, key: str) -> Path:
-    """Return where the graph with that key lies, or would lie."""
+    """Return the path of the graph with that key, which need not exist."""
     return cache_dir / f"{key[:32]}.npz"
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Refuse a folder that cannot be written, before a capture is made for nothing.
+    """Refuse an unwritable folder before time is wasted on a capture.
 
-    One that is missing is not made yet.
+    A missing folder is not created yet.
 
     Raises:
-        CacheError: when the folder, or the nearest above it that exists, cannot be written.
+        CacheError: if the folder, or its nearest existing parent, cannot be written.
 
     """
-    what = f"cannot write the captured graph to {path.parent}"
+    failure = f"cannot write the captured graph to {path.parent}"
     try:
         nearest = next(folder for folder in path.absolute().parents if folder.exists())
     except OSError as error:
-        raise CacheError(f"{what}: {error.strerror or error}; {_ADVICE}") from error
+        raise CacheError(f"{failure}: {error.strerror or error}; {_ADVICE}") from error
     if not nearest.is_dir():
-        raise CacheError(f"{what}: {nearest} is not a directory; {_ADVICE}")
+        raise CacheError(f"{failure}: {nearest} is not a directory; {_ADVICE}")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise CacheError(f"{what}: it is not writable; {_ADVICE}")
+        raise CacheError(f"{failure}: it is not writable; {_ADVICE}")
 
 
 def write_graph(
@@ -110,30 +111,30 @@ def write_graph(
     text: Mapping[str, object] | None = None,
     arrays: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> None:
-    """Write `graph` to `path`, whole or not at all.
+    """Write `graph` to `path` atomically.
 
     Args:
-        path: the file; its folder is made.
-        graph: what is kept.
-        text: what else is kept (JSON-able), under names that no field of `OpGraph` has.
-        arrays: arrays that are kept too, under other such names.
+        path: the file, whose folder is created.
+        graph: the graph to store.
+        text: further data (JSON-serializable), under names that are not fields of `OpGraph`.
+        arrays: further arrays, under other such names.
 
     Raises:
-        CacheError: when the folder cannot be written.
+        CacheError: if the folder cannot be written.
 
     """
-    kept = {**{name: list(getattr(graph, name)) for name in _TEXT}, **(text or {})}
+    fields = {**{name: list(getattr(graph, name)) for name in _TEXT}, **(text or {})}
     columns = {**{name: getattr(graph, name) for name in _ARRAYS}, **(arrays or {})}
     with whole_file(path, f"the captured graph to {path.parent}", _ADVICE) as temporary:
-        packed = np.frombuffer(json.dumps(kept).encode(), dtype=np.uint8)
-        with temporary.open("wb") as file:  # of a mere name, numpy would make another one
+        packed = np.frombuffer(json.dumps(fields).encode(), dtype=np.uint8)
+        with temporary.open("wb") as file:  # given a name, numpy would change it
             np.savez(file, text=packed, **columns)
 
 
 def read_graph(path: Path) -> OpGraph | None:
-    """Return the graph at `path`; None when there is none, or it is damaged.
+    """Return the graph at `path`, or None if it is missing or damaged.
 
-    Such an entry is as good as none: the caller captures again and overwrites it.
+    The caller then captures again and overwrites the entry.
     """
     return _read_entry(path, lambda graph, _text, _arrays: graph)
 
@@ -142,9 +143,9 @@ def _read_entry(
     path: Path,
     make: Callable[[OpGraph, Mapping[str, Any], Mapping[str, npt.NDArray[Any]]], _Made],
 ) -> _Made | None:
-    """Return what `make` makes of an entry's graph, text and arrays; None as `read_graph`.
+    """Return the result of `make` for an entry's graph, text and arrays; None as in `read_graph`.
 
-    None too where `make` misses a name or fails with an `FxpartError`.
+    Also None if `make` misses a name or fails with an `FxpartError`.
     """
     try:
         regular_status(path)
@@ -170,19 +171,19 @@ _NOT_OURS = (
     IndexError,
     OverflowError,
     MemoryError,
-    RuntimeError,  # of an encrypted member, an unknown way of packing, or JSON that is too deep
+    RuntimeError,  # encrypted member, unknown compression, or JSON nested too deep
     zipfile.BadZipFile,
     zlib.error,
     FxpartError,
 )
-"""What comes of a file that is not there, or not what we wrote."""
+"""Errors raised for a file that is missing or not written by this module."""
 
 
 def _refuse_packed(archive: zipfile.ZipFile) -> None:
-    """Refuse members that are packed, which ours are not: a small file must not become a huge one.
+    """Refuse compressed members, which we never write, so that a small file cannot expand hugely.
 
     Raises:
-        ValueError: naming one.
+        ValueError: if a member is compressed, naming it.
 
     """
     for member in archive.infolist():
@@ -207,19 +208,19 @@ def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[st
             raise ValueError(f"{name} is no list of text")
 
 
-# Symbolic graphs are entries that hold the polynomials too.
+# Entries of symbolic graphs also contain the polynomials.
 
 _TABLES = ("state_tensor_bytes", "attention", "exponents")
 _GROWING = (*OF_OPERATORS, *OF_VALUES)
 _PREFIX = "coefficients."
-"""Before the name of the field that coefficients are of."""
+"""Prefix of the field name of coefficients."""
 
 
 def write_symbolic(path: Path, symbolic: SymbolicGraph) -> None:
-    """Write `symbolic` to `path`, whole or not at all.
+    """Write `symbolic` to `path` atomically.
 
     Raises:
-        CacheError: when the folder cannot be written.
+        CacheError: if the folder cannot be written.
 
     """
     text = {
@@ -234,7 +235,7 @@ def write_symbolic(path: Path, symbolic: SymbolicGraph) -> None:
 
 
 def read_symbolic(path: Path) -> SymbolicGraph | None:
-    """Return the symbolic graph at `path`; None as `read_graph`."""
+    """Return the symbolic graph at `path`; None as in `read_graph`."""
     return _read_entry(path, _symbolic_graph)
 
 

@@ -1,4 +1,4 @@
-"""The cost of one call: floating-point operations, and bytes read from and written to memory."""
+"""Cost of one call: floating-point operations, and bytes read from and written to memory."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 
 
 def _grouped_mm_flops(arguments: list[Any]) -> int:
-    """Return 2 T K N for T rows, each multiplied with one of the (E, K, N) weights."""
+    """Return 2 T K N for T rows, each multiplied by one of the (E, K, N) weights."""
     rows, weights = arguments[0], arguments[1]
     columns = weights.shape[-1] if rows.shape[-1] == weights.shape[-2] else weights.shape[-2]
     return 2 * int(rows.numel()) * int(columns)
@@ -31,7 +31,7 @@ def _grouped_mm_backward_flops(arguments: list[Any]) -> int:
 def _attention_flops(arguments: list[Any]) -> int:
     """Return 2 B H Sq Sk (D + Dv): scores, and their product with the values.
 
-    Masked products count too, as in torch's counts for other devices.
+    Masked products count as well, as in torch's counts for other devices.
     """
     query, key, value = arguments[:3]
     rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
@@ -56,14 +56,14 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
 }
 
-# Operators that read a few rows of their first operand, not all of it.
+# Operators that read only some rows of their first operand.
 _GATHERS = ("embedding", "index", "index_select", "gather", "take")
 
 # Products of rows, each with the weight of its expert: (rows, weights of all experts, ...).
 _EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
 
 # Operators that write the rows in their last operand into their first. Not index_put_, which
-# broadcasts that operand over rows that its indices alone tell.
+# broadcasts that operand over rows known only from its indices.
 _SCATTERS = ("index_copy_",)
 
 
@@ -80,14 +80,14 @@ class FlopCounter:
     """Counts a call's FLOPs by running it on meta tensors, once for each distinct signature.
 
     A composite operator counts as its parts, so attention counts 4 B H Sq Sk D. Elementwise
-    operators count 0: their time is that of the memory that they move.
+    operators count 0, as their time is bound by memory traffic.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, int] = {}
 
     def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the FLOPs of ``target(*args, **kwargs)``; tensors are read for shape only."""
+        """Return the FLOPs of ``target(*args, **kwargs)``; only shapes of tensors are read."""
         name = str(target)
         flat, spec = tree_flatten((args, kwargs))
         key = (name, _signature(flat))
@@ -113,7 +113,7 @@ class FlopCounter:
                 target(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
             # Operators without a meta kernel, or that need values (sort, histc, nonzero), do no
-            # matrix work: their cost is the memory that they move.
+            # matrix work: their cost is their memory traffic.
             _log.debug("%s counts 0 FLOPs: %s", target, error)
             return 0
         return int(counter.get_total_flops())
@@ -123,12 +123,12 @@ class FlopCounter:
 
 
 def dense_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of the tensor's elements, densely packed, as a transfer sends them."""
+    """Return the bytes of the tensor's elements, densely packed as in a transfer."""
     return int(tensor.numel()) * tensor.element_size()
 
 
 def _touched_bytes(tensor: torch.Tensor) -> int:
-    """Return the distinct bytes that reading the tensor touches; broadcasts touch less."""
+    """Return the distinct bytes touched by reading the tensor; broadcasts touch fewer."""
     if tensor.layout is not torch.strided:
         return dense_bytes(tensor)
     elements = 1
@@ -149,15 +149,15 @@ def moved_bytes(
 
     `made` are outputs with their own storage, `mutated` inputs that are written into; a call with
     neither is a view, or checks metadata, and moves nothing. A gather, whose first input is the
-    table, reads its indices and the rows that it returns; a bag of embeddings reads a row for each
-    index and returns their sums. Of experts no more are read than there are rows, but with
-    `every_expert`: the smaller of two numbers is no polynomial of sizes.
+    table, reads its indices and the returned rows; a bag of embeddings reads one row per index and
+    returns sums of rows. At most as many experts as rows are read, unless `every_expert` is set,
+    since the minimum of two numbers is not a polynomial in sizes.
     """
     inputs, made, mutated = list(inputs), list(made), list(mutated)
     if not made and not mutated:
         return 0
     written = sum(dense_bytes(t) for t in made) + sum(_touched_bytes(t) for t in mutated)
-    if operator == "copy_":  # what is overwritten is not read
+    if operator == "copy_":  # overwritten data is not read
         return sum(_touched_bytes(t) for t in inputs[1:]) + written
     if operator in _SCATTERS and len(inputs) > 1:
         return sum(_touched_bytes(t) for t in inputs[1:]) + _touched_bytes(inputs[-1])
@@ -170,7 +170,7 @@ def moved_bytes(
         return sum(_touched_bytes(t) for t in inputs[1:]) + rows + written
     read = sum(_touched_bytes(t) for t in inputs)
     if operator in _EXPERTS and inputs[1].dim() == 3 and not every_expert:
-        # At most as many experts are read as there are rows that are sent to them.
+        # At most as many experts are read as rows are routed to them.
         experts, rows = int(inputs[1].shape[0]), int(inputs[0].shape[0])
         read -= max(0, experts - rows) * (_touched_bytes(inputs[1]) // max(1, experts))
     return read + written

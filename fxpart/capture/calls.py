@@ -14,23 +14,23 @@ REGIONS = (
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that identifies the storage of a tensor while it is alive."""
+    """Return a number identifying a tensor's storage while it is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def place_in_memory(tensor: Tensor) -> tuple[object, ...]:
     """Return a key that is equal for tensors with the same elements in the same memory.
 
-    Parameters that are different objects may share it; then a step trains them as one.
+    Distinct parameter objects may share it; then a step trains them as one.
     """
     storage = tensor.untyped_storage()
-    # A storage without memory, empty or on the meta device, has no address.
+    # A storage without memory (empty, or on the meta device) has no address.
     address = storage.data_ptr() or -storage_key(tensor)
     return address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:
-    """Return the operands that a call writes into, by its schema; none for other nodes."""
+    """Return the operands written by a call according to its schema; empty for other nodes."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return []
@@ -46,10 +46,10 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def body_of(node: fx.Node) -> fx.GraphModule:
-    """Return the graph of a region that `node`, a ``get_attr``, fetches for its call.
+    """Return the region graph fetched by `node`, a ``get_attr``.
 
     Raises:
-        TypeError: for another attribute; captures refuse programs with any.
+        TypeError: if the attribute is not a graph; captures refuse such programs.
 
     """
     owner = node.graph.owning_module

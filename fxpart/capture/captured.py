@@ -1,6 +1,6 @@
-"""A model's graph, of one size or in symbols: from the cache, or captured and kept.
+"""Get a model's graph, concrete or symbolic: from the cache, or captured and cached.
 
-Torch is imported only when a capture is needed: a warm start reads one file.
+Torch is imported only if a capture is needed; a warm start reads one file.
 """
 
 import time
@@ -44,19 +44,19 @@ __all__ = [
 
 
 SYMBOLIC = {"none": (), "batch": ("batch",), "batch_and_seq_len": ("batch", "seq_len")}
-"""What ``capture.symbolic`` may be, and the symbols that it names."""
+"""Values of ``capture.symbolic``, and the symbols they name."""
 _FIELDS = {"batch": "batch_size", "seq_len": "seq_len", "context_len": "cache_len"}
-"""The field of `ModelSpec` that each symbol takes the place of."""
+"""The field of `ModelSpec` replaced by each symbol."""
 _EXAMPLE = 4
-"""What each symbol is, or is near, in the example inputs of the capture that all sizes share."""
+"""Value of each symbol, or near it, in the example inputs of the capture shared by all sizes."""
 _EXAMPLE_CONTEXTS = (2**14, _EXAMPLE)
-"""What a context is: beyond the windows of most models, and below them."""
+"""Example contexts: beyond the attention windows of most models, and below them."""
 _USUAL = StepOptions()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CapturedGraph:
-    """A graph, and whether it was captured now."""
+    """A graph, and whether it came from the cache."""
 
     graph: OpGraph
     seconds: float
@@ -66,7 +66,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CapturedSymbolic:
-    """A graph in symbols, and whether it was captured now."""
+    """A symbolic graph, and whether it came from the cache."""
 
     symbolic: SymbolicGraph
     """Its `SymbolicGraph.value_batch_dim` is that of `fxpart.analyze_batch_dims`."""
@@ -76,15 +76,15 @@ class CapturedSymbolic:
 
 
 def step_key(phase: str, *, train_mode: bool, options: StepOptions) -> dict[str, object]:
-    """Return what of a training step decides its graph beside the model; empty in inference."""
+    """Return the settings of a training step that determine its graph; empty in inference."""
     return {"train_mode": train_mode, **asdict(options)} if phase == "training" else {}
 
 
 def symbols_named(name: str) -> tuple[str, ...]:
-    """Return the symbols that a choice of `SYMBOLIC` names.
+    """Return the symbols named by a choice of `SYMBOLIC`.
 
     Raises:
-        SpecError: for another choice.
+        SpecError: if there is no such choice.
 
     """
     if name not in SYMBOLIC:
@@ -102,15 +102,15 @@ def captured_graph(
     train_mode: bool = False,
     options: StepOptions = _USUAL,
 ) -> CapturedGraph:
-    """Return the graph of the model that `spec` names; without `cache_dir`, always captured.
+    """Return the graph of the model named by `spec`; without `cache_dir`, always captured.
 
-    In the phase ``training`` that is the graph of `fxpart.capture.joint_capture` with `options`,
-    of the model in ``train()`` or, without `train_mode`, in ``eval()``.
+    In the phase ``training`` it is the graph of `fxpart.capture.joint_capture` with `options`, for
+    the model in ``train()`` or, without `train_mode`, in ``eval()`` mode.
 
     Raises:
-        SpecError: for a model, an input shape, a level or a phase that does not exist.
-        CaptureError: for a model that cannot be built or captured, or whose files change meanwhile.
-        CacheError: when the cache cannot be written.
+        SpecError: if the model, input shape, level or phase does not exist.
+        CaptureError: if the model cannot be built or captured, or its files change meanwhile.
+        CacheError: if the cache cannot be written.
 
     """
     check_level(level)
@@ -145,19 +145,19 @@ def graph_path(
     train_mode: bool = False,
     options: StepOptions = _USUAL,
 ) -> Path:
-    """Return where `captured_graph` keeps the graph that it returns for the same arguments."""
+    """Return the cache path of `captured_graph` for the same arguments."""
     step = step_key(phase, train_mode=train_mode, options=options)
     return cached_path(cache_dir, cache_key(spec.key(), level, phase, step))
 
 
 @contextmanager
 def _unchanged(spec: ModelSpec) -> Iterator[None]:
-    """Raise `CaptureError` if a file that the model is made of is changed in the block."""
-    before = spec.key() if spec.factory else None
-    # What a forward imports, it imports while it is captured.
+    """Raise `CaptureError` if a source file of the model changes inside the block."""
+    original_key = spec.key() if spec.factory else None
+    # Imports inside a forward happen while it is captured.
     with factory_as_imported(spec.factory, spec.depends_on):
         yield
-    if before is not None and spec.key() != before:
+    if original_key is not None and spec.key() != original_key:
         raise CaptureError(
             f"a file that factory={spec.factory} is made of changed meanwhile; leave it as it is,"
             " and start again"
@@ -188,55 +188,55 @@ def captured_symbolic(
     train_mode: bool = False,
     options: StepOptions = _USUAL,
 ) -> CapturedSymbolic:
-    """Return the graph of the model that `spec` names, for any value of `symbols`.
+    """Return the graph of the model named by `spec`, for any value of `symbols`.
 
-    All sizes share one capture and its entry in the cache. Where that does not hold for the sizes
-    of `spec`, or there is none, the model is captured near those, for an entry of their own. So
-    what comes back is the same whatever was captured before; it still may not hold for the sizes
-    of `spec`, as `SymbolicGraph.ranges` says.
+    All sizes share one capture and its cache entry. If there is none, or it is not valid for the
+    sizes of `spec`, the model is captured near those, with its own entry. So the result does not
+    depend on earlier captures; it may still be invalid for the sizes of `spec`, see
+    `SymbolicGraph.ranges`.
 
     Raises:
-        SpecError: for a model, a symbol or a phase that does not exist.
-        CaptureError: for a model that cannot be captured with these sizes symbolic, or whose files
-            change meanwhile.
-        CacheError: when the cache cannot be written.
+        SpecError: if the model, a symbol or the phase does not exist.
+        CaptureError: if the model cannot be captured with these sizes symbolic, or its files change
+            meanwhile.
+        CacheError: if the cache cannot be written.
 
     """
     check_phase(phase)
     begin = time.perf_counter()
-    near = _SymbolicCapture(spec, symbols, cache_dir, phase, train_mode, options)
+    own_capture = _SymbolicCapture(spec, symbols, cache_dir, phase, train_mode, options)
     examples = _EXAMPLE_CONTEXTS if "context_len" in symbols else (_EXAMPLE,)
     missing = []
-    for capture in (near, *(near.for_every_size(example) for example in examples)):
-        kept = capture.read()
-        if kept is not None and _holds(kept, spec):
-            return CapturedSymbolic(kept, time.perf_counter() - begin, from_cache=True)
-        if kept is None and capture is not near:
+    for capture in (own_capture, *(own_capture.for_every_size(example) for example in examples)):
+        cached = capture.read()
+        if cached is not None and _holds(cached, spec):
+            return CapturedSymbolic(cached, time.perf_counter() - begin, from_cache=True)
+        if cached is None and capture is not own_capture:
             missing.append(capture)
-    # What is kept of those that all sizes share does not hold.
-    made = (_shared_capture(shared, spec) for shared in missing)
-    symbolic = next((graph for graph in made if graph is not None), None)
+    # No cached capture shared by all sizes is valid for `spec`.
+    shared_graphs = (_shared_capture(shared, spec) for shared in missing)
+    symbolic = next((graph for graph in shared_graphs if graph is not None), None)
     if symbolic is None:
-        symbolic = near.capture()
+        symbolic = own_capture.capture()
     return CapturedSymbolic(symbolic, time.perf_counter() - begin, from_cache=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _SymbolicCapture:
-    """A capture in symbols, and where it is kept."""
+    """A symbolic capture and its place in the cache."""
 
     spec: ModelSpec
-    """Its sizes that are symbols are near those of the example inputs."""
+    """The model, with symbolic sizes near those of the example inputs."""
     symbols: tuple[str, ...]
     cache_dir: Path | None
     phase: str
     train_mode: bool
     options: StepOptions
     shared_at: int | None = None
-    """Of a capture that all sizes share, the context in its example inputs, if it has one."""
+    """For a capture shared by all sizes: the context in its example inputs, if any."""
 
     def for_every_size(self, context_len: int) -> "_SymbolicCapture":
-        """Return the capture that all sizes share; its example has a cache of `context_len`."""
+        """Return the capture shared by all sizes, with an example cache of `context_len`."""
         spec = self.spec
         if "batch" in self.symbols:
             spec = replace(spec, batch_size=_EXAMPLE)
@@ -247,7 +247,7 @@ class _SymbolicCapture:
         return replace(self, spec=spec, shared_at=context_len)
 
     def path(self) -> Path | None:
-        """Return where it is kept, None without a cache."""
+        """Return its cache path, or None without a cache."""
         if self.cache_dir is None:
             return None
         model = {**self.spec.key(), "symbols": list(self.symbols)}
@@ -260,12 +260,12 @@ class _SymbolicCapture:
         return cached_path(self.cache_dir, key)
 
     def read(self) -> SymbolicGraph | None:
-        """Return what is in the cache."""
+        """Return the cached capture, if any."""
         path = self.path()
         return read_symbolic(path) if path else None
 
     def capture(self) -> SymbolicGraph:
-        """Capture it now, and keep it."""
+        """Capture now, and cache the result."""
         # These import torch and transformers: seconds that a warm start does not pay.
         from fxpart.capture.batch_dim.analyze import analyze_batch_dims, value_batch_dims
         from fxpart.capture.models.symbolic_inputs import symbolic_inputs
@@ -302,17 +302,18 @@ class _SymbolicCapture:
 
 
 def _shared_capture(shared: _SymbolicCapture, spec: ModelSpec) -> SymbolicGraph | None:
-    """Return the capture that all sizes share if it holds for those of `spec`."""
+    """Return the capture shared by all sizes if it is valid for those of `spec`."""
     try:
         symbolic = shared.capture()
     except (CaptureError, SpecError):
-        # Perhaps of the example's sizes alone: if not, those of `spec` are refused in its words.
+        # The failure may concern only the example's sizes; otherwise capturing `spec` raises it
+        # too.
         return None
     return symbolic if _holds(symbolic, spec) else None
 
 
 def _holds(symbolic: SymbolicGraph, spec: ModelSpec) -> bool:
-    """Return whether the sizes of `spec` are in the range of a capture."""
+    """Return whether the sizes of `spec` are within the ranges of a capture."""
     try:
         symbolic.check_sizes({name: getattr(spec, _FIELDS[name]) for name in symbolic.symbols})
     except SpecError:
@@ -321,7 +322,7 @@ def _holds(symbolic: SymbolicGraph, spec: ModelSpec) -> bool:
 
 
 def _batch_dims(program: "SymbolicProgram", dims: tuple[SymbolicDim, ...]) -> dict[str, int]:
-    """Return which dimension of each input is the batch, by its name in the program."""
+    """Return the batch dimension of each input, by its name in the program."""
     exported = program.program if program.step is None else program.step.forward
     names = exported.graph_signature.user_inputs
     return {str(names[dim.leaf]): dim.dim for dim in dims if dim.symbol == "batch"}

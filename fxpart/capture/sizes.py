@@ -1,8 +1,8 @@
-"""`Sizes`: the values of a captured program at numbers for its symbols.
+"""`Sizes`: values of a captured program with numbers substituted for its symbols.
 
-A program that was exported with symbolic dimensions has tensors whose sizes are expressions. With
-numbers for the symbols, each becomes a meta tensor of definite sizes; tensors that share a storage
-still do. Values of a program without symbols stay as they are.
+A program exported with symbolic dimensions has tensors whose sizes are expressions. Given numbers
+for the symbols, each becomes a meta tensor of concrete sizes; tensors that share a storage still
+do. Values of a program without symbols are unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,36 +21,36 @@ _SYMBOLIC = (SymInt, SymFloat, SymBool)
 
 
 class Sizes:
-    """The values of one program's nodes at numbers for its symbols."""
+    """Values of a program's nodes, with numbers substituted for its symbols."""
 
     def __init__(self, numbers: Mapping[sympy.Symbol, int]) -> None:
         self._numbers = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
         self._known: dict[sympy.Basic, Any] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
-        """By the program's storages. Also keeps them alive, so that no address is used twice."""
+        """By the program's storages, which it keeps alive so that no address is reused."""
 
     def of(self, node: fx.Node) -> Any:  # noqa: ANN401 - a node's value is anything
-        """Return the value of `node`, with tensors of definite sizes; None without one.
+        """Return the value of `node`, with tensors of concrete sizes, or None if it has no value.
 
         Raises:
-            CaptureError: for a size that depends on more than the symbols.
+            CaptureError: if a size depends on more than the symbols.
 
         """
         return self._at_numbers(node.meta.get("val"))
 
     @property
     def are_symbolic(self) -> bool:
-        """Whether the program has symbols: what is counted must then be a polynomial of them."""
+        """Whether the program has symbols; counts must then be polynomials in them."""
         return bool(self._numbers)
 
     def is_size(self, node: fx.Node) -> bool:
-        """Return whether a call only computes with, or checks, sizes. Never without symbols."""
+        """Return whether a call only computes or checks sizes; always False without symbols."""
         if not self._numbers or node.op != "call_function":
             return False
         value = node.meta.get("val")
         if isinstance(value, _SYMBOLIC):
             return self._knows(value)
-        operands = [before.meta.get("val") for before in node.all_input_nodes]
+        operands = [operand.meta.get("val") for operand in node.all_input_nodes]
         is_check = value is None and bool(operands)
         return is_check and all(isinstance(v, _SYMBOLIC) and self._knows(v) for v in operands)
 
@@ -69,7 +69,7 @@ class Sizes:
         return value
 
     def _number(self, value: Any) -> Any:  # noqa: ANN401 - an int, a float or a bool
-        """Return an expression's number. Not by `int`, which would fix the symbol for good."""
+        """Return an expression's number, without `int`, which would fix the symbol permanently."""
         if not isinstance(value, _SYMBOLIC):
             return value
         expression = value.node.expr
@@ -108,7 +108,7 @@ def _plain(value: SymInt | SymFloat | SymBool, result: sympy.Basic) -> bool | in
 
 
 def example_sizes(placeholders: Iterable[fx.Node]) -> Sizes:
-    """Return the sizes of the example inputs that a program was captured with."""
+    """Return the `Sizes` at the example inputs of the capture."""
     numbers: dict[sympy.Symbol, int] = {}
     for node in placeholders:
         value = node.meta.get("val")
@@ -119,14 +119,14 @@ def example_sizes(placeholders: Iterable[fx.Node]) -> Sizes:
 
 
 def solved(expression: sympy.Expr, number: int) -> dict[sympy.Symbol, int]:
-    """Return the single symbol of `expression` with the number that makes it `number`.
+    """Solve `expression` = `number` for the single symbol of `expression`.
 
-    Empty for no symbol or several, and for anything but a multiple plus a constant.
+    Empty if there is no symbol or several, or if it is not a multiple plus a constant.
     """
     symbols = list(expression.free_symbols)
     if len(symbols) != 1:
         return {}
-    factor, rest = expression.coeff(symbols[0], 1), expression.coeff(symbols[0], 0)
-    if not (factor.is_Integer and rest.is_Integer and factor):
+    factor, offset = expression.coeff(symbols[0], 1), expression.coeff(symbols[0], 0)
+    if not (factor.is_Integer and offset.is_Integer and factor):
         return {}
-    return {symbols[0]: (number - int(rest)) // int(factor)}
+    return {symbols[0]: (number - int(offset)) // int(factor)}

@@ -1,17 +1,17 @@
-"""`analyze_batch_dims`: the batch dimension of every node of a graph, by rules of its operators.
+"""`analyze_batch_dims`: find the batch dimension of every node of a graph, by operator rules.
 
-The answers describe ``N`` processes that each run the graph on an even part of the batch, with the
+The answers describe ``N`` processes that each run the graph on an equal part of the batch, with the
 same weights, and communicate only where the answers say so. In contrast to `BatchDimAnalyzer`,
 whose contract it extends:
 
 - A reduction over the batch is partial, whatever else it reduces. So is a product that sums over
   the batch, such as a gradient of a weight.
-- Answers come from the rule of an operator; sizes are compared only where there is none. With a
+- Answers come from operator rules; sizes are compared only for operators without a rule. With a
   symbolic batch, no other size can equal that of the batch by chance.
 - A mean over the batch is partial with scale 1, an average of the parts, and the gradients of a
   mean loss are larger on each process by the number of processes; see `Layout.scale`.
 - ``ones_like`` of a partial loss is replicated, since it depends on the shape alone.
-- A partial value must be all-reduced before an operator reads it that is not linear in it; from
+- A partial value must be all-reduced before an operator that is not linear in it reads it; from
   then on it is replicated. The result of a linear operator (sum, product with replicated values,
   view, cast) stays partial.
 - Values that each process computes differently are marked with the reason: positions within the
@@ -47,7 +47,7 @@ __all__ = [
 
 
 State = dict[fx.Node, list[Layout]]
-"""The layouts of the results of each node so far."""
+"""Layouts of the results of each node visited so far."""
 
 _KEEP_EXTREMES = frozenset({"getitem", "alias", "clone", "contiguous", "detach"})
 
@@ -63,13 +63,13 @@ class NodeBatchDim:
     target: str
     """The called operator; ``""`` for an input."""
     layouts: tuple[Layout, ...]
-    """One for a tensor, one for each item of a tuple; other values count as replicated."""
+    """One layout for a tensor, one per item for a tuple; other values count as replicated."""
     is_tuple: bool
     all_reduced: tuple[str, ...] = ()
     """Partial values that must be all-reduced before the node runs, and are replicated from then
     on. Listed at their first reader only."""
     by_size: bool = False
-    """Whether the answer relies on an equality of sizes, for want of a rule."""
+    """Whether the answer relies on equal sizes, for lack of a rule."""
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -83,13 +83,13 @@ class BatchDimReport:
 
     nodes: tuple[NodeBatchDim, ...]
     outputs: tuple[str, ...]
-    """Names of the nodes that the graph returns, in order."""
+    """Names of the nodes returned by the graph, in order."""
 
     def of(self, name: str) -> NodeBatchDim:
         """Return the answer for the node of that name.
 
         Raises:
-            BatchDimError: when there is none.
+            BatchDimError: if there is no such node.
 
         """
         answer = next((node for node in self.nodes if node.name == name), None)
@@ -103,11 +103,11 @@ def value_batch_dims(report: BatchDimReport, value_names: Sequence[str]) -> IntA
     """Return the answer for each value of an `OpGraph`, int64, of the length of `value_names`.
 
     Args:
-        report: of the graph from which the values were captured.
+        report: report of the graph from which the values were captured.
         value_names: ``name`` for the result of a node, ``name.i`` for item i of a tuple.
 
     Raises:
-        BatchDimError: for a name that the graph does not have.
+        BatchDimError: if the graph has no such name.
 
     """
     dims: dict[str, int] = {}
@@ -130,7 +130,7 @@ def _dim(dims: Mapping[str, int], name: str) -> int:
 
 
 def input_batch_dims(program: ExportedProgram) -> dict[str, int]:
-    """Return the batch dimension of each user input that has one: 0, where its size fits.
+    """Return the batch dimension of each user input that has one: 0 if its size fits.
 
     The first input's first dimension is the batch size; inputs with another size there, or without
     dimensions, count as the same for all examples. A symbolic size with the batch's symbol, such as
@@ -163,14 +163,14 @@ def analyze_batch_dims(
     Args:
         program: an exported program, or an ATen graph whose nodes have ``meta["val"]``; captured
             with sizes of the whole batch or of any part, or with symbols. With numbers, choose a
-            batch size that no other size of the model equals; a number that the model computed from
-            its sizes is then a constant like any other.
+            batch size different from every other size of the model; a number computed by the model
+            from its sizes is then a constant like any other.
         batch_dims: the batch dimension of each placeholder that has one, by name; the others are
             replicated. By default `input_batch_dims` of an exported program.
 
     Raises:
-        BatchDimError: for a placeholder that is missing or has no such dimension, for a graph
-            without ``meta["val"]``, and when no placeholder has a batch dimension.
+        BatchDimError: if a placeholder is missing or lacks its dimension, the graph has no
+            ``meta["val"]``, or no placeholder has a batch dimension.
 
     """
     graph = program if isinstance(program, fx.Graph) else program.graph
@@ -271,7 +271,7 @@ def _answer(node: fx.Node, batch: Batch, state: State) -> NodeBatchDim:
 def _settle_extremes(call: Call, state: State) -> None:
     """All-reduce maxima and minima of parts before anything but a view reads them.
 
-    Rules of linear operators hold for sums only.
+    Rules of linear operators only hold for sums.
     """
     if call.name in VIEWS or call.name in _KEEP_EXTREMES:
         return
@@ -281,7 +281,7 @@ def _settle_extremes(call: Call, state: State) -> None:
 
 
 def _write(node: fx.Node, layouts: Sequence[Layout], state: State) -> None:
-    """Give the first operand of an operator that writes into it the layout of the result."""
+    """Set the layout of a written first operand to that of the result."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
         return

@@ -20,8 +20,8 @@ Sizes = tuple[Extent, ...]
 def base_name(node: fx.Node) -> str:
     """Return the name of the called operator without namespace and overload.
 
-    An operator that writes into its argument has the name of the one that does not: ``add`` for
-    ``aten.add_``. A Python function has its own name.
+    An in-place operator has the name of its functional variant: ``add`` for ``aten.add_``. A Python
+    function has its own name.
     """
     if isinstance(node.target, torch._ops.OpOverload):
         name = node.target._schema.name.rpartition("::")[2]
@@ -31,9 +31,9 @@ def base_name(node: fx.Node) -> str:
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments by the names of the schema, with defaults where the call has none.
+    """Return the arguments by schema name, with defaults for omitted ones.
 
-    Without a schema, positional arguments have their position as name.
+    Without a schema, positional arguments are named by position.
     """
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -52,21 +52,21 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def tensors_of(value: object) -> list[torch.Tensor | None]:
-    """Return the items of a node's value, a single one for a tensor; None in place of others."""
+    """Return the tensors in a node's value, a single one for a tensor; None for other items."""
     items = list(value) if isinstance(value, list | tuple) else [value]
     return [item if isinstance(item, torch.Tensor) else None for item in items]
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A call node; rules read it, and set `reduced`, `apart` and `by_size`."""
+    """A call node, read by rules, which set `reduced`, `apart` and `by_size`."""
 
     node: fx.Node
     name: str
     """See `base_name`."""
     arguments: Mapping[str, Any]
     results: list[Sizes | None]
-    """Sizes of each result; None for a result that is no tensor."""
+    """Sizes of each result; None for a non-tensor result."""
     batch: Batch
     state: Mapping[fx.Node, Sequence[Layout]]
     reduced: list[fx.Node] = field(default_factory=list)
@@ -74,11 +74,11 @@ class Call:
     apart: list[fx.Node] = field(default_factory=list)
     """Operands that may differ between processes without affecting the results."""
     by_size: bool = False
-    """Whether the answer relies on an equality of sizes, for want of a rule."""
+    """Whether the answer relies on equal sizes, for lack of a rule."""
 
     @property
     def operands(self) -> list[fx.Node]:
-        """All nodes that the call reads, in order."""
+        """All nodes read by the call, in order."""
         return [n for n in self.node.all_input_nodes if n in self.state]
 
     def first(self) -> fx.Node:
@@ -86,18 +86,18 @@ class Call:
         return self.operands[0]
 
     def layout(self, value: object) -> Layout:
-        """Return the layout of an argument; numbers are replicated, and 0 is known to be zero."""
+        """Return the layout of an argument; numbers are replicated, and 0 is marked as zero."""
         if isinstance(value, fx.Node):
             return self.state[value][0] if value in self.state else Layout()
         return Layout(is_zero=isinstance(value, int | float) and value == 0)
 
     def sizes(self, value: object) -> Sizes:
-        """Return the sizes of an argument; none for a number."""
+        """Return the sizes of an argument, empty for a number."""
         tensor = value.meta.get("val") if isinstance(value, fx.Node) else None
         return extents(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
 
     def whole(self, value: object) -> Layout:
-        """Return the layout of an argument after an all-reduce if it is partial."""
+        """Return the layout of an argument, after an all-reduce if it is partial."""
         layout = self.layout(value)
         if not layout.is_partial or not isinstance(value, fx.Node):
             return layout

@@ -14,7 +14,7 @@ import torch
 __all__ = ["Extent", "extent", "extents", "product", "quotient", "strides"]
 
 Extent: TypeAlias = int | sympy.Expr
-"""A number of elements: known, or an expression in the symbols of a dynamic export."""
+"""A number of elements: an integer, or an expression in the symbols of a dynamic export."""
 
 
 def extent(size: int | torch.SymInt) -> Extent:
@@ -31,7 +31,7 @@ def extents(shape: Sequence[int | torch.SymInt]) -> tuple[Extent, ...]:
 
 
 def product(factors: Iterable[Extent]) -> Extent:
-    """Return the product; 1 without factors."""
+    """Return the product, 1 if empty."""
     result: Extent = 1
     for factor in factors:
         result = result * factor

@@ -1,4 +1,4 @@
-"""`Layout`: how a value is distributed when the batch is split evenly over ``N`` processes."""
+"""`Layout`: distribution of a value when the batch is split evenly over ``N`` processes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,18 +41,18 @@ class Layout:
     dim: int = REPLICATED
     """The dimension along which the batch is split; -1 replicated; -2 partial."""
     outer: Extent = 1
-    """How often the batch repeats in that dimension; each process has its part of each repeat."""
+    """Number of repeats of the batch in that dimension; each process has its part of each."""
     scale: int = 0
     reduction: str = "sum"
-    """How parts of a partial value are combined: ``sum``, ``max`` or ``min``."""
+    """Reduction that combines the parts of a partial value: ``sum``, ``max`` or ``min``."""
     differs: str = ""
-    """Why the parts do not make up the whole; empty if they do."""
+    """Reason why the parts do not make up the whole; empty if they do."""
     is_zero: bool = False
     """Whether every element is known to be 0."""
 
     @property
     def is_split(self) -> bool:
-        """Whether each process has some of the examples."""
+        """Whether each process has part of the examples."""
         return self.dim >= 0
 
     @property
@@ -62,7 +62,7 @@ class Layout:
 
 
 class Batch:
-    """The sizes that depend on the batch: those with its symbols, or equal to it as numbers."""
+    """The sizes that depend on the batch: those with its symbols, or numerically equal to it."""
 
     def __init__(self, sizes: Iterable[Extent]) -> None:
         self._sizes = tuple(dict.fromkeys(sizes))
@@ -82,7 +82,7 @@ class Batch:
         return not self.symbols.isdisjoint(size.free_symbols)
 
     def see(self, size: Extent) -> None:
-        """Record the size of a dimension with the batch in it, such as all tokens."""
+        """Record the size of a dimension that contains the batch, such as all tokens."""
         self._seen[size] = None
 
     def was_seen(self, size: Extent) -> bool:
@@ -90,11 +90,11 @@ class Batch:
         return self.is_in(size) or size in self._seen
 
     def divides(self, size: int) -> bool:
-        """Return whether `size` is a multiple of a batch size that is a number."""
+        """Return whether `size` is a multiple of a numeric batch size."""
         return any(isinstance(batch, int) and size % batch == 0 for batch in self._sizes if batch)
 
     def power_of(self, size: Extent) -> int | None:
-        """Return p where `size` is ``batch ** p`` times a factor; None if there is no such p."""
+        """Return p such that `size` is ``batch ** p`` times a factor, or None if there is none."""
         if isinstance(size, int):
             return 0
         half = size.subs({symbol: symbol / 2 for symbol in self.symbols}, simultaneous=True)
@@ -117,8 +117,8 @@ def act_spec(batch_dim: int, value: object, mesh: DeviceMesh) -> DTensorSpec:
     """Return the spec of `value` on `mesh`, whose first dimension splits the batch.
 
     Over the other dimensions of the mesh the value is replicated. Shape, strides and dtype are
-    those of the whole tensor; a value that is no tensor has none. ``spec.mesh`` and
-    ``spec.placements`` are arguments of today's `distribute_tensor` and `DTensor.from_local`.
+    those of the whole tensor; a non-tensor value has none. ``spec.mesh`` and
+    ``spec.placements`` are arguments of the current `distribute_tensor` and `DTensor.from_local`.
     """
     meta = None
     if isinstance(value, torch.Tensor):

@@ -1,9 +1,9 @@
-"""`moved`: the position of the batch after an operator that only moves elements.
+"""`moved`: find the position of the batch after an operator that only moves elements.
 
-A dimension along which the batch is split may hold more than the batch: after a view of ``(5, B)``
-as ``(5 * B,)`` the batch repeats five times, and `outer` is 5. A reshape is followed by strides: in
-a dense tensor, the batch of input dimension ``d`` repeats every ``T`` elements, and is in that
-output dimension whose elements are within ``T`` and whose extent covers it. So there is no need to
+A dimension along which the batch is split may be larger than the batch: after a view of ``(5, B)``
+as ``(5 * B,)`` the batch repeats five times, and `outer` is 5. A reshape is tracked by strides: in
+a dense tensor, the batch of input dimension ``d`` repeats every ``T`` elements, and is in the
+output dimension whose stride is below ``T`` and whose extent covers ``T``. So there is no need to
 guess which dimensions were joined or split, and sizes may be symbolic.
 """
 
@@ -40,7 +40,7 @@ _WIDER = frozenset(
     {"expand", "expand_as", "broadcast_to", "repeat", "tile", "unsqueeze", "squeeze"}
 )
 VIEWS = RESHAPES | _SWAPS | _PIECES | _WIDER | {"repeat_interleave"}
-"""Names of the operators that `moved` knows."""
+"""Names of the operators handled by `moved`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Moved:
 
     dim: int
     outer: Extent = 1
-    """How often the batch repeats in that dimension."""
+    """Number of repeats of the batch in that dimension."""
 
 
 def moved(
@@ -59,11 +59,11 @@ def moved(
     after: Sequence[Sequence[Extent]],
     at: Moved,
 ) -> list[Moved | None]:
-    """Return the position of the batch in each result of a view; None where it is not whole.
+    """Return the position of the batch in each result of a view; None if a result lacks part of it.
 
     Args:
-        name: of the operator, in `VIEWS`.
-        arguments: of the call, by the names of its schema.
+        name: name of the operator, in `VIEWS`.
+        arguments: arguments of the call, by schema name.
         before: sizes of the operand.
         after: sizes of each result.
         at: position of the batch in the operand.
@@ -81,12 +81,12 @@ def moved(
 
 
 def reshaped(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> Moved | None:
-    """Return where the batch is after a reshape; None where its parts are no parts of any dim."""
+    """Return the position of the batch after a reshape; None if no dimension contains its parts."""
     if list(before[: at.dim + 1]) == list(after[: at.dim + 1]):
         return at
-    every = _period(before, at)
+    period = _period(before, at)
     for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
-        inside, outer = quotient(every, step), quotient(product((step, size)), every)
+        inside, outer = quotient(period, step), quotient(product((step, size)), period)
         if inside is not None and inside != 1 and outer is not None and outer != 0:
             return Moved(dim, outer)
     return None
@@ -95,36 +95,37 @@ def reshaped(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> Mo
 def overlapping_dim(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> int | None:
     """Return the first output dimension with elements of the batch dimension.
 
-    For reshapes with known sizes that mix the batch with others. None where sizes are symbolic.
+    For reshapes with known sizes that mix the batch with other dimensions. None if sizes are
+    symbolic.
     """
-    every, low = _period(before, at), strides(before)[at.dim]
+    period, low = _period(before, at), strides(before)[at.dim]
     for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
-        if not all(isinstance(x, int) for x in (every, low, step, size)):
+        if not all(isinstance(x, int) for x in (period, low, step, size)):
             return None
-        if step < every and step * size > low:
+        if step < period and step * size > low:
             return dim
     return None
 
 
 def _period(sizes: Sequence[Extent], at: Moved) -> Extent:
-    """Return after how many elements of a dense tensor the batch repeats."""
-    whole = product((strides(sizes)[at.dim], sizes[at.dim]))
-    return quotient(whole, at.outer) or whole
+    """Return the number of elements after which the batch repeats in a dense tensor."""
+    dim_elements = product((strides(sizes)[at.dim], sizes[at.dim]))
+    return quotient(dim_elements, at.outer) or dim_elements
 
 
 def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
-    """Return the dimension of the operand that each dimension of the result comes from."""
+    """Return the operand dimension behind each dimension of the result."""
     order = list(range(rank))
     if name == "permute":
         return [int(dim) % rank for dim in arguments["dims"]]
     if name in {"movedim", "moveaxis"}:
         sources, targets = _many(arguments["source"]), _many(arguments["destination"])
-        rest = [dim for dim in order if dim not in {s % rank for s in sources}]
+        order_without_sources = [dim for dim in order if dim not in {s % rank for s in sources}]
         for target, source in sorted(
             (t % rank, s % rank) for t, s in zip(targets, sources, strict=True)
         ):
-            rest.insert(target, source)
-        return rest
+            order_without_sources.insert(target, source)
+        return order_without_sources
     if name == "numpy_T":
         return order[::-1]
     if name in {"t", "mT"}:
@@ -199,7 +200,7 @@ def _pieces(
 
 
 def _rounds(size: Extent, begin: Extent, length: Extent, at: Moved) -> Moved | None:
-    """Return the position of the batch in a piece of whole repeats of it, else None."""
+    """Return the position of the batch in a piece made of whole repeats, else None."""
     if length == size:
         return at
     batch = quotient(size, at.outer)

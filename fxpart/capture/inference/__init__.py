@@ -1,1 +1,1 @@
-"""One pass forward as a graph: exported operator by operator, or traced module by module."""
+"""Capture a forward pass as a graph: exported by operator, or traced by module."""

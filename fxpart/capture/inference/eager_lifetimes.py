@@ -1,9 +1,9 @@
-"""How long Python keeps the values of a captured model when the model is called eagerly.
+"""Lifetimes of a captured model's values in Python when the model is called eagerly.
 
-A captured graph frees a value after its last reader. A module that is called eagerly keeps it until
-Python releases it: a local variable until it is bound again or its function returns, an argument
-until the call returns. `torch.export` runs that Python, so every release is observed then, by weak
-references; the nodes of the graph carry what was seen, and `values_held` reads it from them.
+A captured graph frees a value after its last reader. A module called eagerly keeps it until Python
+releases it: a local variable until it is rebound or its function returns, an argument until the
+call returns. `torch.export` runs that Python, so releases are observed during export, by weak
+references; the nodes of the graph carry the observations, which `values_held` reads.
 """
 
 import weakref
@@ -26,32 +26,32 @@ from fxpart.core.graph import IntArray, OpGraph
 __all__ = ["CALL", "HELD", "NO_CALL", "TO_THE_END", "values_held", "watching_python"]
 
 CALL = "fxpart_call"
-"""Key of a node's ``meta``: the number of the call of torch, counted as Python makes them, that
-returned the node's result. Nodes inside a function of torch that is written in Python have none,
-and those of a backward, which Python does not call, `NO_CALL`."""
+"""Key of a node's ``meta``: the index, in Python's order, of the torch call that returned the
+node's result. Nodes inside a torch function written in Python have none, and those of a backward,
+which Python does not call, have `NO_CALL`."""
 HELD = "fxpart_held"
-"""Key of a node's ``meta``: for each tensor that Python received as the node's result, how many
-calls had been made when it released that; shared by the copies of a node."""
+"""Key of a node's ``meta``: for each tensor received by Python as the node's result, the number of
+calls made when Python released it; shared by copies of the node."""
 NO_CALL = -1
 TO_THE_END = 2**62
-"""In `HELD`: until the forward is done."""
+"""In `HELD`: until the end of the forward."""
 
 
 @contextmanager
 def watching_python() -> Iterator[None]:
-    """Export programs in this context to have `CALL` and `HELD` on their nodes.
+    """Make exports inside the block set `CALL` and `HELD` on their nodes.
 
-    What Python releases must be gone then, so autograd is kept from saving tensors for a backward,
-    which no export runs.
+    Tensors released by Python must really be freed, so autograd is kept from saving tensors for a
+    backward, which an export does not run.
     """
     with _Watch(), saved_tensors_hooks(weakref.ref, lambda saved: saved()):
         yield
 
 
 def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
-    """Return for each value of `graph` the last operator that begins before Python releases it.
+    """Return, for each value of `graph`, the last operator that begins before Python releases it.
 
-    Shape (V,); -1 for a value that Python never receives or keeps, and where nothing was seen.
+    Shape (V,); -1 for a value that Python never receives or keeps, or without observations.
 
     Args:
         graph: operators of an exported program, or of a training step of one.
@@ -63,7 +63,7 @@ def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
     calls: list[int] = []
     upcoming = TO_THE_END
     for op in reversed(forward):
-        # An operator inside a function of torch belongs to the call that returns after it.
+        # An operator inside a torch function belongs to the next call that returns.
         upcoming = min(upcoming, call_of[op] or upcoming)
         calls.append(upcoming)
     calls.reverse()
@@ -83,7 +83,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._calls = 0
-        # A callback runs only while its reference lives.
+        # A callback only runs while its weak reference is alive.
         self._seen: list[weakref.ref[Tensor]] = []
 
     def __torch_function__(
@@ -103,7 +103,7 @@ class _Watch(TorchFunctionMode):
         return result
 
     def _see(self, tensor: Tensor, mode: ProxyTorchDispatchMode) -> None:
-        """Record that Python has a tensor, if that has a node in the graph."""
+        """Record that Python received a tensor, if it has a node in the graph."""
         slot = get_proxy_slot(tensor, mode.tracer, None)
         if slot is None:
             return

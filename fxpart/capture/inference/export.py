@@ -22,10 +22,10 @@ from fxpart.errors import CaptureError, one_line
 __all__ = ["capture_failure", "export_program", "quiet", "unmasked_attention", "without_transforms"]
 
 
-# A model of transformers that runs without a padding mask leaves the mask out where attention can
-# be told that it is causal, or needs none. While it is exported it makes the mask, since the export
-# might be called with other lengths. Ours is of the shapes that it is captured for: with masks, and
-# copies of keys and values for every head that come with them, it would hold more than a run does.
+# A transformers model without a padding mask skips the mask if attention can be flagged as causal
+# or needs none. During export it builds the mask anyway, since the export might be called with
+# other lengths. Our export is only used for its captured shapes: with masks, and the per-head
+# copies of keys and values that come with them, it would take more memory than a real run.
 
 _MASKS = "transformers.masking_utils"
 _ATTENTION = "transformers.integrations.sdpa_attention"
@@ -37,24 +37,24 @@ _POSITIONS = "position_ids"
 
 @contextmanager
 def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Let models of transformers leave out masks while they are exported, as when they run.
+    """Let transformers models skip masks during export, as they do in a run.
 
-    A mask whose values decide is still made: one that the inputs bring, or that separates
-    sequences packed into one row, which positions among the inputs may say. Other models are not
-    affected, nor versions of transformers without these functions. Not thread-safe.
+    A mask whose values matter is still built: one given as input, or one that separates sequences
+    packed into one row, as positions among the inputs may indicate. Other models, and versions of
+    transformers without these functions, are not affected. Not thread-safe.
 
     Args:
-        args: the positional inputs of the model.
-        kwargs: its inputs by name.
+        args: positional inputs of the model.
+        kwargs: named inputs of the model.
 
     """
-    # One token against a cache attends by groups of queries; compiled, it copies keys and values.
+    # One token against a cache uses grouped-query attention; compiled, it copies keys and values.
     answers: dict[tuple[str, str], Callable[..., Any]] = {
         (_MASKS, _EXPORTING): _no,
         (_ATTENTION, _COMPILING): _no,
     }
     if not args and _POSITIONS not in kwargs:
-        # Positions that the model counts itself are of one sequence a row.
+        # Positions counted by the model itself imply one sequence per row.
         answers[_MASKS, _PACKED] = _none
     modules = {place: sys.modules.get(place) for place in (_MASKS, _ATTENTION)}
     originals = {
@@ -101,17 +101,18 @@ _HINTS = (
 _TRANSFORMS = "torch._functorch.predispatch"
 _CHANCE = "; phase.train_mode=false leaves out what depends on chance"
 _DROPPED = {"layerdrop": "0", "apply_spec_augment": "false"}
-"""Settings of transformers that leave out layers, or mask spans, by numbers drawn while it runs."""
+"""Settings of transformers that randomly drop layers, or mask spans, at run time."""
 _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
 
 
 def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
-    """Return the error that says why `module` cannot be captured, and what helps if known."""
+    """Return the error stating why `module` cannot be captured and, if known, what helps."""
     message = f"{type(error).__name__} {error}"
     hint = next((text for key, text in _HINTS if key in message), "")
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
         config = getattr(module, "config", object)
-        # Every configuration says how experts are run, those of mixtures also how many there are.
+        # Every configuration names an experts implementation, but only mixtures have a number of
+        # experts.
         counts = [key for key in vars(config) if "experts" in key and not key.startswith("_")]
         if any(type(getattr(config, key)) is int for key in counts):
             hint += _EXPERTS
@@ -139,7 +140,7 @@ def _failure(module: nn.Module, error: BaseException, hint: str) -> CaptureError
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress what torch warns, logs and prints: of a failure it is pages, ours is one line."""
+    """Suppress torch's warnings, logs and prints, pages of them on a failure; ours is one line."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -151,9 +152,9 @@ def quiet() -> Iterator[None]:
 
 
 def without_transforms(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return `program` with the operators that ``torch.vmap`` and the like stand for.
+    """Return `program` with ``torch.vmap`` and similar transforms expanded into operators.
 
-    `torch.export` leaves the calls that enter and leave such a transform in the graph.
+    `torch.export` leaves the calls that enter and exit such a transform in the graph.
     """
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
     if any(getattr(target, "__module__", "") == _TRANSFORMS for target in targets):
@@ -170,17 +171,16 @@ def export_program(
     """Return `module` exported for the shapes and dtypes of the example inputs.
 
     Parameters, buffers and inputs may all be on the meta device; then a model of any size takes no
-    memory. What the model creates on the default device is created where its parameters are, else
-    where its buffers are, else where its inputs are. Every call node of the result carries the path
-    of the module it comes from. `dynamic_shapes` says which sizes of the inputs are symbols, as
-    `torch.export.export` takes it. Attention of transformers models is that of a run, see
-    `unmasked_attention`. Where values decide shapes, it is exported again with those that are known
-    (`fxpart.capture.inference.known_values`): of small tensors that the model makes itself, and of
-    its tokens.
+    memory. Tensors that the model creates on the default device are created on the device of its
+    parameters, else of its buffers, else of its inputs. Every call node of the result carries the
+    path of its module. `dynamic_shapes` declares symbolic input sizes, as in `torch.export.export`.
+    Attention of transformers models is as in a run, see `unmasked_attention`. If shapes are
+    data-dependent, the model is exported again with known values
+    (`fxpart.capture.inference.known_values`): those of its tokens and of small tensors it creates.
 
     Raises:
-        CaptureError: when the model cannot be exported; the message names the cause and, where
-            one is known, the switch that helps.
+        CaptureError: if the model cannot be exported; the message names the cause and, if known,
+            the setting that helps.
 
     """
     inputs = dict(kwargs or {})
@@ -199,12 +199,12 @@ def export_program(
             return export()
     except CaptureError:
         if program is not None:
-            return program  # whose sizes are refused where they are needed
+            return program  # its sizes are refused where needed
         raise failed or AssertionError from None
 
 
 def _known_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the values of whole numbers among `inputs`; of a model on meta, such as it may get."""
+    """Return the values of integer `inputs`; for a model on meta, plausible ones."""
     whole = {
         name: value
         for name, value in inputs.items()
@@ -219,7 +219,7 @@ def _known_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Ten
 
 
 def _by_values(error: CaptureError) -> bool:
-    """Return whether shapes that values decide are why a model was not exported."""
+    """Return whether the export failed because of data-dependent shapes."""
     return any(hint in str(error) for hint in (_BRANCHES, _READS))
 
 

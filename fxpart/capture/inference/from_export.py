@@ -1,7 +1,7 @@
-"""`op_graph`: an exported program as an `OpGraph`, with an operator for each call node.
+"""`op_graph`: convert an exported program into an `OpGraph`, with one operator per call node.
 
-A region that the model runs under `torch.no_grad` or autocast is a call of its own graph where the
-mode differs from the one around it. It is one operator, which costs as much as its calls.
+A region run under `torch.no_grad` or autocast is a call of its own graph if the mode differs from
+the surrounding one. It becomes one operator, with the total cost of its calls.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,17 +27,17 @@ def op_graph(
     sizes: Sizes | None = None,
     counter: FlopCounter | None = None,
 ) -> OpGraph:
-    """Return the `OpGraph` of an exported program: one operator for each of its call nodes.
+    """Return the `OpGraph` of an exported program, with one operator per call node.
 
-    Calls that only compute with symbolic sizes are left out: a capture without symbols lacks them.
+    Calls that only compute symbolic sizes are left out, as a capture without symbols lacks them.
 
     Args:
-        program: as exported.
-        sizes: numbers for its symbols; None for those of its example inputs.
-        counter: counts FLOPs and caches the counts; None for a new one.
+        program: the exported program.
+        sizes: numbers for its symbols; by default those of its example inputs.
+        counter: counts FLOPs and caches the counts; by default a new one.
 
     Raises:
-        CaptureError: for control flow, and for sizes that depend on the values of tensors.
+        CaptureError: if there is control flow, or sizes are data-dependent.
 
     """
     placeholders = program.graph.find_nodes(op="placeholder")
@@ -64,7 +64,7 @@ def op_graph(
 
 @dataclass(eq=False, slots=True)
 class _Reading:
-    """The graph of a program, as far as it has been read."""
+    """The graph of a program while it is being read."""
 
     sizes: Sizes
     counter: FlopCounter
@@ -108,7 +108,7 @@ def _module_path(node: fx.Node) -> str:
 
 
 def compute_dtype(outputs: list[Any], inputs: list[torch.Tensor]) -> str:
-    """Return the dtype in which an operator computes: that of its first floating-point tensor."""
+    """Return an operator's compute dtype: that of its first floating-point tensor."""
     tensors = [t for t in [*outputs, *inputs] if isinstance(t, torch.Tensor)]
     floating = [t for t in tensors if t.is_floating_point() or t.is_complex()]
     chosen = (floating or tensors or [torch.empty((), device="meta")])[0]
@@ -138,7 +138,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     for tensor in mutated:
         builder.mutate(op, tensor)
     single = len(outputs) == 1
-    # A result may be missing, but items are addressed by their index.
+    # Results may be missing, but items are addressed by index.
     values[node] = [
         None
         if out is None
@@ -146,7 +146,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
         for i, out in enumerate(outputs)
     ]
     if _passed_on(node) is not node:
-        # What is a view of the result is one of the operand.
+        # A view of the result is a view of the operand.
         builder.alias(values[node], reading.sizes.of(node))
     kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
     made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
@@ -159,7 +159,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
 
 
 def _is_causal(node: fx.Node) -> bool:
-    """Return whether a call of attention is told that no query sees a key after its own."""
+    """Return whether an attention call is flagged as causal."""
     schema = getattr(node.target, "_schema", None)
     names = [argument.name for argument in schema.arguments] if schema else []
     arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -167,9 +167,9 @@ def _is_causal(node: fx.Node) -> bool:
 
 
 def _passed_on(node: fx.Node) -> fx.Node:
-    """Return the operand that a call returns as it is, or `node` where it makes a result.
+    """Return the operand that a call returns unchanged, or `node` if it creates a result.
 
-    Dropout that drops nothing returns its operand; while a model is exported it seems to copy it.
+    Dropout that drops nothing returns its operand, although it appears as a copy in an export.
     """
     if node.target is not torch.ops.aten.dropout.default:
         return node
@@ -188,7 +188,7 @@ def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bo
 
 
 def _mutated(node: fx.Node, sizes: Sizes) -> list[torch.Tensor]:
-    """Return the tensors that a call writes into."""
+    """Return the tensors written by a call."""
     written = [sizes.of(operand) for operand in written_operands(node)]
     return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
 
@@ -200,7 +200,7 @@ def _costs(
     made: list[torch.Tensor],
     mutated: list[torch.Tensor],
 ) -> tuple[int, int]:
-    """Return the FLOPs of a call, and the bytes that it moves."""
+    """Return the FLOPs of a call, and the bytes it moves."""
     if node.target not in REGIONS:
         bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
         every_expert = reading.sizes.are_symbolic

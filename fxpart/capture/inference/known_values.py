@@ -1,8 +1,8 @@
-"""`KnownValues`: values of small tensors, while a model is exported whose shapes they decide.
+"""`KnownValues`: track the values of small tensors that determine shapes during an export.
 
-An export knows shapes alone. Some models compute others from values: how large the images of a
-batch are (``grid_thw``), where a text has its separators. Where these come from what the model is
-given, or makes itself, they are computed beside the export, on the CPU.
+An export only knows shapes. Some models compute shapes from values, such as the image sizes of a
+batch (``grid_thw``) or the positions of separators in a text. Values that follow from the inputs,
+or from tensors the model creates, are computed alongside the export, on the CPU.
 """
 
 import inspect
@@ -22,21 +22,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 __all__ = ["KnownValues", "with_known_values"]
 
 _MOST = 2**20
-"""Numbers of a tensor up to which its values are kept."""
+"""Maximal number of elements of a tensor whose values are tracked."""
 _READS = frozenset(
     ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose")
 ) | {"__contains__", "is_nonzero"}
-"""Functions that give Python a tensor's values."""
+"""Functions that return a tensor's values to Python."""
 _SIZED = frozenset(
     ("nonzero", "argwhere", "unique", "_unique2", "unique_consecutive", "masked_select", "bincount")
 )
-"""Functions whose result is as large as the values say."""
+"""Functions whose result size depends on values."""
 _OF_NUMBERS = frozenset(
     ("arange", "linspace", "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full")
 ) | {"view", "reshape", "expand", "narrow", "repeat", "split", "select", "tile", "unflatten"}
-"""Functions that take numbers, and tensors of one number in place of them."""
+"""Functions that take numbers, or one-element tensors in their place."""
 _MAKERS = frozenset(("arange", "linspace", "zeros", "ones", "full", "empty"))
-"""Those of them whose first argument is a number."""
+"""Factory functions whose first argument is a number."""
 _IN_PLACE = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__ior__", "__iand__"))
 _UNKNOWN = object()
 _BY_CHANCE = ("rand", "bernoulli", "multinomial", "normal", "uniform", "dropout", "empty")
@@ -44,7 +44,7 @@ _BY_CHANCE = ("rand", "bernoulli", "multinomial", "normal", "uniform", "dropout"
 
 @contextmanager
 def with_known_values(module: nn.Module, known: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let `module` be called with `KnownValues`, and `known` ones of its inputs by name."""
+    """Run calls of `module` under `KnownValues`, with `known` values of its inputs by name."""
     forward, is_own = module.forward, "forward" in vars(module)
     signature = inspect.signature(forward)
 
@@ -68,10 +68,10 @@ def with_known_values(module: nn.Module, known: Mapping[str, Tensor]) -> Iterato
 
 
 class KnownValues(TorchFunctionMode):
-    """Answers for the values of tensors that follow from those `known`.
+    """Provides the values of tensors that follow from the `known` ones.
 
-    A size that values decide is a number in the graph then. What does not follow from them, such as
-    what a layer computes, stays unknown. Not thread-safe.
+    Data-dependent sizes then become numbers in the graph. Values that do not follow from known
+    ones, such as a layer's results, stay unknown. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class KnownValues(TorchFunctionMode):
         self._shapes = FakeTensorMode(allow_non_fake_inputs=True)
 
     def know(self, tensor: Tensor, values: Tensor) -> None:
-        """Say which `values`, on the CPU, `tensor` has."""
+        """Record the `values`, on the CPU, of `tensor`."""
         self._values[tensor] = values
 
     def __torch_function__(
@@ -90,10 +90,10 @@ class KnownValues(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Call `func`, or answer for it, and keep the values of its result."""
+        """Call `func`, or answer in its place, and track the values of its result."""
         named = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__", "size", "dim", "stride"):  # of shapes and dtypes
+        if name in ("__get__", "__set__", "size", "dim", "stride"):  # accesses to shapes and dtypes
             return func(*args, **named)
         tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         is_known = all(tensor in self._values for tensor in tensors)
@@ -118,9 +118,9 @@ class KnownValues(TorchFunctionMode):
         return func(*args, **named)
 
     def _computed(self, func: Callable[..., Any], args: Any, named: Any) -> Any:  # noqa: ANN401
-        """Return what `func` makes of the known values.
+        """Return the result of `func` on the known values.
 
-        `_UNKNOWN` where it fails on them, and where it would make more than is kept.
+        `_UNKNOWN` if it fails on them, or the result would be too large to track.
         """
 
         def real(leaf: object) -> object:
@@ -135,15 +135,15 @@ class KnownValues(TorchFunctionMode):
                 return _UNKNOWN
             try:
                 return func(*args, **named)
-            except (RuntimeError, TypeError, ValueError, IndexError):  # the export says it
+            except (RuntimeError, TypeError, ValueError, IndexError):  # the export reports it
                 return _UNKNOWN
 
     def _is_large(self, func: Callable[..., Any], args: Any, named: Any) -> bool:  # noqa: ANN401
-        """Return whether a result has more than `_MOST` numbers, without making it."""
+        """Return whether a result has more than `_MOST` elements, without computing it."""
         try:
             with self._shapes:
                 result = func(*args, **named)
-        # Also where values decide the shape: of tensors as small as those are that are kept.
+        # Includes data-dependent shapes, which are bounded since tracked tensors are small.
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError):
             return False
         return any(isinstance(t, Tensor) and t.numel() > _MOST for t in tree_leaves(result))
@@ -158,7 +158,7 @@ class KnownValues(TorchFunctionMode):
                 self._values[tensor] = value
 
     def _forget(self, written: object) -> None:
-        """Forget the values of a tensor that something unknown was written into, and its views."""
+        """Forget the values of a tensor overwritten by something unknown, and of its views."""
         for tensor in tree_leaves(written):
             values = self._values.get(tensor) if isinstance(tensor, Tensor) else None
             if values is None:
@@ -169,7 +169,7 @@ class KnownValues(TorchFunctionMode):
                     del self._values[other]
 
     def _is_sized(self, name: str, args: tuple[Any, ...]) -> bool:
-        """Return whether the result is as large as values of `args` say."""
+        """Return whether the result size depends on values of `args`."""
         if name == "where":
             return len(args) == 1
         if name == "repeat_interleave":
@@ -179,7 +179,7 @@ class KnownValues(TorchFunctionMode):
     def _sized(
         self, name: str, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, with numbers for tensors that say how large the result is."""
+        """Return the arguments, with tensors that determine the result size replaced by numbers."""
         if name in _OF_NUMBERS:
             first, rest = (args[:1], args[1:]) if name not in _MAKERS else ((), args)
             return (*first, *tree_map(self._number, rest)), tree_map(self._number, named)
@@ -193,7 +193,7 @@ class KnownValues(TorchFunctionMode):
         return args, named
 
     def _numbered(self, index: tuple[Any, ...]) -> Iterator[Any]:
-        """Yield the parts of an index, masks as the positions where they are true."""
+        """Yield the parts of an index, masks replaced by the positions of their true elements."""
         for part in index:
             if _is_mask(part) and part in self._values:
                 with _outside():
@@ -206,7 +206,7 @@ class KnownValues(TorchFunctionMode):
                 yield self._number(part)
 
     def _number(self, leaf: object) -> object:
-        """Return the number that a whole number's tensor has; anything else as it is."""
+        """Return the number in an integer one-element tensor; anything else unchanged."""
         if not isinstance(leaf, Tensor) or leaf.dim() or leaf.is_floating_point():
             return leaf
         if leaf.dtype == torch.bool or leaf not in self._values:
@@ -215,7 +215,7 @@ class KnownValues(TorchFunctionMode):
             return int(self._values[leaf])
 
     def _constant(self, values: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor of the export that has these values."""
+        """Return a constant tensor of the export with these values."""
         with _outside():
             numbers = values.tolist()
         made = torch.tensor(numbers, dtype=values.dtype, device=device)
@@ -225,7 +225,7 @@ class KnownValues(TorchFunctionMode):
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    """Compute what is known as if nothing were exported."""
+    """Compute known values outside the export's modes."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -235,7 +235,7 @@ def _is_mask(part: object) -> bool:
 
 
 def _written(args: tuple[Any, ...], named: Mapping[str, Any]) -> object:
-    """Return the tensor, or the list of them, that a call writes into."""
+    """Return the tensor, or list of tensors, written by a call."""
     return named.get("out", args[0] if args else named)
 
 

@@ -1,4 +1,4 @@
-"""Module-level capture by `torch.fx.symbolic_trace`, where a leaf module is one operator.
+"""Module-level capture by `torch.fx.symbolic_trace`, with one operator per leaf module.
 
 For plain modules (multilayer perceptrons, convolutional networks, recommenders); models with
 control flow over tensors need `fxpart.capture.export_program`.
@@ -28,7 +28,7 @@ def trace_modules(module: nn.Module) -> fx.GraphModule:
     """Return `module` traced with its leaf modules kept as calls.
 
     Raises:
-        CaptureError: when the module's Python cannot be traced.
+        CaptureError: if the module's Python cannot be traced.
 
     """
 
@@ -45,13 +45,13 @@ def trace_modules(module: nn.Module) -> fx.GraphModule:
 
 
 def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
-    """Return the `OpGraph` of a traced module, one operator for each call node.
+    """Return the `OpGraph` of a traced module, with one operator per call node.
 
     Sizes, aliases and costs come from one run on the example inputs; parameters and inputs may be
     on the meta device, where a run computes nothing.
 
     Raises:
-        CaptureError: when the run fails.
+        CaptureError: if the run fails.
 
     """
 
@@ -145,10 +145,10 @@ class _Recorder(fx.Interpreter):
         builder.moved.append(moved_bytes(self._kind(node), [*parameters, *inputs], made, mutated))
 
     def _reads(self, node: fx.Node, outputs: list[object]) -> list[int]:
-        """Return the values that a node reads; an item of a tuple reads only that item."""
+        """Return the values read by a node; taking an item of a tuple reads only that item."""
         read = [v for i in node.all_input_nodes for v in self._values.get(i, ())]
         if self._is_item(node):
-            # An item that is itself a tuple, or a slice of one, is recognised by its storages.
+            # An item that is itself a tuple, or a slice of one, is recognized by its storages.
             keys = {storage_key(t) for t in outputs if isinstance(t, torch.Tensor)}
             source, position = node.args
             results = self._results[source]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""`symbolic_graph`: sizes and costs of one capture as polynomials of its input sizes."""
+"""`symbolic_graph`: express sizes and costs of one capture as polynomials in its input sizes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,21 +19,21 @@ __all__ = ["SymbolicProgram", "fitted_graph", "symbolic_graph", "symbolic_progra
 
 
 _FAR = 64
-"""A size at which polynomials are checked, besides the smallest, where the range includes it."""
+"""A size at which polynomials are checked besides the smallest, if within the range."""
 
 _USUAL = StepOptions()
 
 
 def fitted_graph(program: SymbolicProgram) -> SymbolicGraph:
-    """Return the polynomials of all sizes and costs of a program.
+    """Return polynomials for all sizes and costs of a program.
 
-    `torch.export` keeps sizes as expressions. They are evaluated at a few points, exactly as a
-    capture of definite sizes would count them, and the integer polynomials through these points are
-    checked at others. `SymbolicGraph.value_batch_dim` is -1 throughout.
+    `torch.export` keeps sizes as expressions. They are evaluated at a few points, exactly as in a
+    capture of concrete sizes, and the integer polynomials through these points are checked at
+    others. `SymbolicGraph.value_batch_dim` is -1 throughout.
 
     Raises:
-        CaptureError: for a size that is no polynomial of the symbols, a condition of the capture
-            that does not hold at one of the points, and a range of fewer than three values.
+        CaptureError: if a size is not a polynomial in the symbols, a condition of the capture fails
+            at one of the points, or a range has fewer than three values.
 
     """
     start = [
@@ -41,21 +41,21 @@ def fitted_graph(program: SymbolicProgram) -> SymbolicGraph:
     ]
     points = dict.fromkeys([*grid(start), program.captured_at, *_checks(program)])
     counter = FlopCounter()
-    at = {point: program.operators(point, counter) for point in points}
-    graph = program.whole(at[program.captured_at])
+    graphs = {point: program.operators(point, counter) for point in points}
+    graph = program.whole(graphs[program.captured_at])
     tables, exponents = {}, np.empty((0, 0), dtype=np.int64)
     for field in (*OF_OPERATORS, *OF_VALUES):
         names = graph.names if field in OF_OPERATORS else graph.value_names
-        columns = {point: getattr(g, field) for point, g in at.items()}
+        columns = {point: getattr(g, field) for point, g in graphs.items()}
         exponents, tables[field] = fitted(columns, start, field, names)
-    used = np.any([table.any(axis=0) for table in tables.values()], axis=0)
-    used |= ~exponents.any(axis=1)
+    nonzero = np.any([table.any(axis=0) for table in tables.values()], axis=0)
+    nonzero |= ~exponents.any(axis=1)
     return SymbolicGraph(
         graph=graph,
         symbols=tuple(program.torch_symbols),
         captured_at=program.captured_at,
-        exponents=exponents[used],
-        coefficients={field: table[:, used] for field, table in tables.items()},
+        exponents=exponents[nonzero],
+        coefficients={field: table[:, nonzero] for field, table in tables.items()},
         value_batch_dim=np.full(graph.n_values, -1, dtype=np.int64),
         ranges=tuple(program.ranges.values()),
         exact_from=program.exact_from,
@@ -67,7 +67,7 @@ def _examples(program: SymbolicProgram) -> dict[str, int]:
 
 
 def _start(low: int, high: int | None, at: int) -> int:
-    """Return the smallest value to fit at: the example's, if the range has enough values above."""
+    """Return the smallest value to fit at: the example's, if enough of the range lies above it."""
     if high is None or at + DEGREE <= high:
         return at
     if high - DEGREE >= low:
@@ -78,7 +78,7 @@ def _start(low: int, high: int | None, at: int) -> int:
 
 
 def _checks(program: SymbolicProgram) -> list[Point]:
-    """Return points to check polynomials at: all symbols at their least, and all far away."""
+    """Return points to check polynomials at: all symbols at their minimum, and all far from it."""
     least = tuple(low for low, _ in program.ranges.values())
     far = tuple(_FAR if top is None else min(top, _FAR) for _, top in program.ranges.values())
     return [least, far]
@@ -94,14 +94,14 @@ def symbolic_graph(
     options: StepOptions = _USUAL,
     ranges: Ranges | None = None,
 ) -> SymbolicGraph:
-    """Return the graph of `module`, or of a training step, as polynomials of its input sizes.
+    """Return the graph of `module`, or of its training step, as polynomials in its input sizes.
 
     See `symbolic_program` for the arguments. `SymbolicGraph.value_batch_dim` is -1 throughout.
 
     Raises:
-        SpecError: for no `dims`, or some that the example inputs do not have.
-        CaptureError: for a module that cannot be captured at all, or not with these sizes
-            symbolic, and for a size that is no polynomial of them.
+        SpecError: if `dims` is empty, or names dimensions that the example inputs lack.
+        CaptureError: if the module cannot be captured with these sizes symbolic, or a size is not a
+            polynomial in them.
 
     """
     program = symbolic_program(

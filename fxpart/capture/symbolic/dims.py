@@ -1,4 +1,4 @@
-"""`affine_dims`: the dimensions of inputs that grow with a symbol, found by comparing shapes."""
+"""`affine_dims`: find the input dimensions that grow with a symbol, by comparing shapes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SymbolicDim:
-    """One dimension of one input: ``factor * symbol + offset`` long."""
+    """A dimension of an input, of length ``factor * symbol + offset``."""
 
     leaf: int
     """Index of the input among all flat inputs, positional ones first."""
@@ -33,15 +33,15 @@ class SymbolicDim:
 def affine_dims(
     symbol: str, shapes_at: Mapping[int, Sequence[Shape | None]]
 ) -> tuple[SymbolicDim, ...]:
-    """Return the dimensions that grow with `symbol`, from shapes at three or more of its values.
+    """Return the dimensions that grow with `symbol`, from shapes at three or more values.
 
     Args:
         symbol: name of the symbol.
-        shapes_at: by value, the shape of each flat input; None for one that is no tensor.
+        shapes_at: by value, the shape of each flat input; None for a non-tensor.
 
     Raises:
-        CaptureError: for a dimension that is no multiple of the symbol plus a constant, and when
-            the number or ranks of inputs depend on it.
+        CaptureError: if a dimension is not a multiple of the symbol plus a constant, or the number
+            or ranks of inputs depend on the symbol.
 
     """
     (low, *_), (middle, *_) = (list(shapes_at)[i:] for i in (0, 1))
@@ -55,17 +55,17 @@ def affine_dims(
             )
     for leaf, shape in enumerate(first):
         for dim, size in enumerate(shape or ()):
-            at = {value: (shapes[leaf] or ())[dim] for value, shapes in shapes_at.items()}
-            if len(set(at.values())) == 1:
+            lengths = {value: (shapes[leaf] or ())[dim] for value, shapes in shapes_at.items()}
+            if len(set(lengths.values())) == 1:
                 continue
             grown = (second[leaf] or ())[dim] - size
-            factor, rest = divmod(grown, middle - low)
+            factor, remainder = divmod(grown, middle - low)
             offset = size - factor * low
-            if rest or factor < 1 or any(at[v] != factor * v + offset for v in at):
+            if remainder or factor < 1 or any(lengths[v] != factor * v + offset for v in lengths):
                 raise CaptureError(
-                    f"dimension {dim} of input {leaf} is {', '.join(map(str, at.values()))} long at"
-                    f" {symbol}={', '.join(map(str, at))}: no multiple of it and a constant; set"
-                    " capture.symbolic=none"
+                    f"dimension {dim} of input {leaf} is {', '.join(map(str, lengths.values()))}"
+                    f" long at {symbol}={', '.join(map(str, lengths))}: no multiple of it and a"
+                    " constant; set capture.symbolic=none"
                 )
             dims.append(SymbolicDim(leaf, dim, symbol, factor, offset))
     return tuple(dims)

@@ -1,4 +1,4 @@
-"""`fitted`: exact integer polynomials through given points."""
+"""`fitted`: fit exact integer polynomials to given points."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -12,7 +12,7 @@ from fxpart.errors import CaptureError
 __all__ = ["DEGREE", "Point", "fitted", "grid"]
 
 DEGREE = 2
-"""The highest power of a symbol: scores of attention are positions times positions."""
+"""Highest power of a symbol, since attention scores are quadratic in positions."""
 
 Point = tuple[int, ...]
 """A value for each symbol."""
@@ -34,11 +34,11 @@ def fitted(
     Args:
         columns: a number for each row, at the points of ``grid(start)`` and any others.
         start: the smallest value of each symbol in the grid.
-        what: what the numbers are, for messages.
+        what: description of the numbers, for messages.
         names: names of the rows, for messages.
 
     Raises:
-        CaptureError: when a row is no integer polynomial of that degree at all points, or a
+        CaptureError: if a row is not an integer polynomial of that degree at all points, or a
             coefficient exceeds an int64.
 
     """
@@ -82,7 +82,7 @@ def _coefficients(
     bases: Sequence[list[list[Fraction]]],
     exponents: Sequence[tuple[int, ...]],
 ) -> list[int] | None:
-    """Return the coefficient of each monomial; None where one is no int64."""
+    """Return the coefficient of each monomial, or None if one is not an int64."""
     corners = list(product(range(DEGREE + 1), repeat=len(bases)))
     coefficients: list[int] = []
     for powers in exponents:

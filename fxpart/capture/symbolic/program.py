@@ -1,4 +1,4 @@
-"""`symbolic_program`: a model, or a training step, captured once for any sizes of its inputs."""
+"""`symbolic_program`: capture a model, or a training step, once for any input sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,17 +39,17 @@ _SUM = _ATEN.sum.dim_IntList
 _USUAL = StepOptions()
 
 
-# Operators that a capture with a size of 1 lacks.
+# Operators that are absent from a capture with a size of 1.
 #
-# A transposed matrix is not contiguous, unless one of its dimensions is 1: then `contiguous` copies
+# A transposed matrix is not contiguous unless one of its dimensions is 1, when `contiguous` copies
 # nothing. A gradient is not summed over a dimension of 1. A symbolic program does both at every
-# size, so that at 1 it has a few more operators.
+# size, so it has a few more operators at 1.
 
 
 def exact_from(
     program: ExportedProgram, symbols: Mapping[str, sympy.Symbol], example: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return for each symbol 2 where a size of 1 makes operators of `program` needless, else 1.
+    """Return, for each symbol, 2 if a size of 1 makes operators of `program` redundant, else 1.
 
     Args:
         program: a captured model or training step.
@@ -75,7 +75,7 @@ def exact_from(
 
 def _may_be_needless(node: fx.Node) -> bool:
     if node.target is _ATEN.clone.default:
-        # Without a format it is a copy that the model asks for.
+        # Without a format it is a copy requested by the model.
         return node.kwargs.get("memory_format") is not None
     if node.target is _SUM:
         # Of the backward: the model's own sums stay. So does one over a dimension that the result
@@ -87,17 +87,17 @@ def _may_be_needless(node: fx.Node) -> bool:
 
 def _is_needed(node: fx.Node, sizes: Sizes) -> bool:
     source = node.args[0]
-    before = sizes.of(source) if isinstance(source, fx.Node) else None
-    if not isinstance(before, Tensor):
+    source_value = sizes.of(source) if isinstance(source, fx.Node) else None
+    if not isinstance(source_value, Tensor):
         return False
     if node.target is _SUM:
-        return bool(before.numel() != sizes.of(node).numel())
+        return bool(source_value.numel() != sizes.of(node).numel())
     if node.target is _ATEN.reshape.default:
-        return not _is_view(before, sizes.of(node))
+        return not _is_view(source_value, sizes.of(node))
     reshaped = [user for user in node.users if user.target is _ATEN._unsafe_view.default]
-    if reshaped and any(_is_view(before, sizes.of(user)) for user in reshaped):
+    if reshaped and any(_is_view(source_value, sizes.of(user)) for user in reshaped):
         return False
-    return not before.is_contiguous()
+    return not source_value.is_contiguous()
 
 
 def _is_view(before: Tensor, after: Tensor) -> bool:
@@ -109,12 +109,12 @@ def _is_view(before: Tensor, after: Tensor) -> bool:
     return True
 
 
-# The capture.
+# Capture.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SymbolicProgram:
-    """A program that was captured with symbolic sizes, without its arrays."""
+    """A program captured with symbolic sizes, without its arrays."""
 
     program: ExportedProgram
     """The model, or the training step, with sizes as expressions of torch's symbols."""
@@ -130,24 +130,26 @@ class SymbolicProgram:
     """See `SymbolicGraph`."""
 
     def operators(self, point: Point, counter: FlopCounter | None = None) -> OpGraph:
-        """Return the operators and values at `point`, a value for each symbol in order.
+        """Return the operators and values at `point`, one value per symbol in order.
 
         Raises:
-            CaptureError: when an assumption of the capture does not hold there.
+            CaptureError: if an assumption of the capture does not hold there.
 
         """
         numbers = dict(zip(self.torch_symbols.values(), point, strict=True))
         failing = guards_that_fail(self.program, numbers)
         if failing:
-            at = ", ".join(f"{n}={v}" for n, v in zip(self.torch_symbols, point, strict=True))
+            sizes_text = ", ".join(
+                f"{n}={v}" for n, v in zip(self.torch_symbols, point, strict=True)
+            )
             raise CaptureError(
-                f"the model does something else at {at}: {failing[0]} does not hold; set"
+                f"the model does something else at {sizes_text}: {failing[0]} does not hold; set"
                 " capture.symbolic=none"
             )
         return op_graph(self.program, Sizes(numbers), counter)
 
     def whole(self, graph: OpGraph) -> OpGraph:
-        """Return `graph`, one of `operators`, with partners and gradients of a training step."""
+        """Return `graph`, one of `operators`, with a training step's partners and gradients."""
         return graph if self.step is None else self.step.arrays(graph)
 
 
@@ -161,30 +163,30 @@ def symbolic_program(
     options: StepOptions = _USUAL,
     ranges: Ranges | None = None,
 ) -> SymbolicProgram:
-    """Return `module`, or a training step of it, captured once for any sizes of its inputs.
+    """Return `module`, or its training step, captured once for any input sizes.
 
     Args:
-        module: to be captured, in its present mode (train or eval).
+        module: the module to capture, in its current mode (train or eval).
         args: example inputs by position. Symbolic sizes must be 2 or more, since torch would assume
             that a size of 1 is always 1.
         kwargs: example inputs by name.
         dims: symbolic dimensions; symbols are numbered in this order.
         phase: ``inference`` or ``training``.
-        options: how a training step is run.
-        ranges: the smallest and largest value of each symbol; by default 1 and no limit. Narrowed
-            where the model allows less.
+        options: options of the training step.
+        ranges: the smallest and largest value of each symbol; by default 1 and unlimited. Narrowed
+            if the model allows less.
 
     Raises:
-        SpecError: for no `dims`, or some that the example inputs do not have.
-        CaptureError: for a module that cannot be captured at all, or not with these sizes symbolic.
+        SpecError: if `dims` is empty, or names dimensions that the example inputs lack.
+        CaptureError: if the module cannot be captured with these sizes symbolic.
 
     """
     check_phase(phase)
     inputs = dict(kwargs or {})
     sizes = _example_sizes(tree_leaves((args, inputs)), dims)
-    wanted = {name: (ranges or {}).get(name, (1, None)) for name in sizes}
+    requested = {name: (ranges or {}).get(name, (1, None)) for name in sizes}
     subject = _Subject(module, args, inputs, phase, options)
-    step, program, allowed = _captured(subject, dims, wanted)
+    step, program, allowed = _captured(subject, dims, requested)
     shapes = {(d.leaf, d.dim): (d.symbol, d.factor, d.offset) for d in dims}
     forward = program if step is None else step.forward
     symbols = symbols_of(forward, shapes)
@@ -207,8 +209,8 @@ def _example_sizes(leaves: list[Any], dims: Sequence[SymbolicDim]) -> dict[str, 
         leaf = leaves[dim.leaf] if dim.leaf < len(leaves) else None
         if not isinstance(leaf, Tensor) or dim.dim >= leaf.dim():
             raise SpecError(f"input {dim.leaf} has no dimension {dim.dim}; there are {len(leaves)}")
-        number, rest = divmod(int(leaf.shape[dim.dim]) - dim.offset, dim.factor)
-        if rest or number < 2 or sizes.setdefault(dim.symbol, number) != number:
+        number, remainder = divmod(int(leaf.shape[dim.dim]) - dim.offset, dim.factor)
+        if remainder or number < 2 or sizes.setdefault(dim.symbol, number) != number:
             raise SpecError(
                 f"dimension {dim.dim} of input {dim.leaf} is {leaf.shape[dim.dim]} long, which is"
                 f" not {dim.factor} * {dim.symbol} + {dim.offset} for the one {dim.symbol} of 2 or"
@@ -233,7 +235,7 @@ class _Subject:
             program = export_program(self.module, self.args, self.kwargs, shapes)
             drop_whole_slices(program)
             return None, program
-        # For convolutions of 16 examples or more the CPU would choose another library, so that the
+        # For convolutions of 16 examples or more the CPU would choose another library, so the
         # trace would only hold on one side of that size.
         with torch.backends.nnpack.flags(enabled=False):
             step = joint_programs(self.module, self.args, self.kwargs, self.options, shapes)
@@ -243,13 +245,13 @@ class _Subject:
 def _captured(
     subject: _Subject, dims: Sequence[SymbolicDim], ranges: Ranges
 ) -> tuple[JointProgram | None, ExportedProgram, Ranges]:
-    """Return the step and the program, and `ranges` as far as torch allows them."""
+    """Return the step and the program, and `ranges` as narrowed by torch."""
     leaves = tree_leaves((subject.args, subject.kwargs))
     while True:
         try:
             return *subject.captured(_shapes(leaves, dims, ranges)), ranges
         except CaptureError as error:
-            # Terminates, since a range gets narrower each time, or this raises.
+            # Terminates, since each round narrows a range or raises.
             ranges = tightened(ranges, error)
 
 

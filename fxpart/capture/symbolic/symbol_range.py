@@ -1,6 +1,6 @@
-"""Ranges of symbolic sizes: as requested, as `torch.export` finds, and as a trace assumes.
+"""Ranges of symbolic sizes: as requested, as found by `torch.export`, and as assumed by a trace.
 
-A model often does not allow every size from 1: a table of positions has an end.
+Models often do not allow every size from 1, as position tables are finite.
 """
 
 import re
@@ -18,18 +18,18 @@ from fxpart.errors import CaptureError
 __all__ = ["Ranges", "guards_that_fail", "ranges_of", "symbols_of", "tightened"]
 
 Ranges = dict[str, tuple[int, int | None]]
-"""The smallest and largest value of each symbol; None is no limit."""
+"""The smallest and largest value of each symbol; None means unlimited."""
 
 _FIX = re.compile(r"^\s*(\w+) = (.*)$", re.MULTILINE)
 _LIMIT = re.compile(r"\b(min|max)=(\d+)")
 
 
 def tightened(ranges: Ranges, error: CaptureError) -> Ranges:
-    """Return `ranges` narrowed as `torch.export` suggests in its refusal of them.
+    """Return `ranges` narrowed as suggested by `torch.export` in its error.
 
     Raises:
-        CaptureError: when the refusal has another reason, or the model fixes a symbol to a number
-            or to another symbol.
+        CaptureError: if the error has another reason, or the model fixes a symbol to a number or to
+            another symbol.
 
     """
     text, cause = str(error), error.__cause__
@@ -37,11 +37,11 @@ def tightened(ranges: Ranges, error: CaptureError) -> Ranges:
         text, cause = f"{text}\n{cause}", cause.__cause__
     suggested = text.partition("Suggested fixes:")[2]
     fixes = dict(_FIX.findall(suggested))
-    known = {name: fix for name, fix in fixes.items() if name in ranges}
-    if not known:
+    relevant_fixes = {name: fix for name, fix in fixes.items() if name in ranges}
+    if not relevant_fixes:
         raise _refusal(error, text) from error
     narrow = dict(ranges)
-    for name, fix in known.items():
+    for name, fix in relevant_fixes.items():
         if not fix.startswith("Dim("):
             raise CaptureError(
                 f"{name} cannot be symbolic: the model holds for {name} = {fix} alone; set"
@@ -70,7 +70,7 @@ def symbols_of(
     `shapes` has the symbol, factor and offset of each symbolic size, by input and dimension.
 
     Raises:
-        CaptureError: when the program has fixed a size, or unified two symbols.
+        CaptureError: if the program fixed a size, or unified two symbols.
 
     """
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
@@ -105,12 +105,12 @@ def ranges_of(
     environment = _environment(program)
     ranges: Ranges = {}
     for name, (low, high) in requested.items():
-        known = [program.range_constraints.get(symbols[name])]
+        torch_ranges = [program.range_constraints.get(symbols[name])]
         if environment is not None:
-            known.append(environment.var_to_range.get(symbols[name]))
-        tops = [int(r.upper) for r in known if r is not None and r.upper.is_Integer]
-        lows = [int(r.lower) for r in known if r is not None and r.lower.is_Integer]
-        # Torch assumes sizes of 2 or more while it traces, yet accepts 1 for the result.
+            torch_ranges.append(environment.var_to_range.get(symbols[name]))
+        tops = [int(r.upper) for r in torch_ranges if r is not None and r.upper.is_Integer]
+        lows = [int(r.lower) for r in torch_ranges if r is not None and r.lower.is_Integer]
+        # Torch assumes sizes of 2 or more while tracing, yet accepts 1 for the result.
         least = max([low, *(bound for bound in lows if bound > 2)])
         ranges[name] = (least, min([*tops, *([high] if high is not None else [])], default=None))
     return _with_statistics(ranges, program, symbols)
@@ -119,10 +119,10 @@ def ranges_of(
 def _with_statistics(
     ranges: Ranges, program: ExportedProgram, symbols: Mapping[str, sympy.Symbol]
 ) -> Ranges:
-    """Return `ranges` without the sizes of 1 that leave a batch normalization one number a channel.
+    """Return `ranges` without sizes of 1 that leave a batch normalization one number per channel.
 
-    Torch refuses those: one number has no variance. Where several symbols would do, the last one
-    gives way.
+    Torch refuses those, since one number has no variance. If several symbols could avoid it, the
+    last one is restricted.
     """
     norms = [
         node
@@ -155,7 +155,7 @@ def _takes_statistics(node: fx.Node) -> bool:
 
 
 def guards_that_fail(program: ExportedProgram, numbers: Mapping[sympy.Symbol, int]) -> list[str]:
-    """Return the assumptions of the trace that do not hold for `numbers`."""
+    """Return the assumptions of the trace that fail for `numbers`."""
     environment = _environment(program)
     if environment is None:
         return []

@@ -1,8 +1,7 @@
-"""`drop_whole_slices`: remove slices of whole tensors, which a capture of definite sizes lacks.
+"""`drop_whole_slices`: remove slices of whole tensors, absent from captures of concrete sizes.
 
-Indexing such as ``x[:, :n]`` makes no slice where the size is known to be n, as when the model
-really runs. Where the size is a symbol the slice is recorded, and its backward would copy the whole
-gradient.
+Indexing such as ``x[:, :n]`` creates no slice if the size is known to be n, as in a real run. If
+the size is a symbol, the slice is recorded, and its backward would copy the whole gradient.
 """
 
 from torch import SymInt, Tensor, fx, ops
@@ -27,16 +26,16 @@ def drop_whole_slices(program: ExportedProgram) -> None:
 
 def _is_whole(node: fx.Node) -> bool:
     source = node.args[0]
-    before = source.meta.get("val") if isinstance(source, fx.Node) else None
-    after = node.meta.get("val")
-    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+    operand = source.meta.get("val") if isinstance(source, fx.Node) else None
+    result = node.meta.get("val")
+    if not isinstance(operand, Tensor) or not isinstance(result, Tensor):
         return False
-    # A slice of the same length begins at 0 and has a step of 1.
-    return all(_is_same(a, b) for a, b in zip(before.shape, after.shape, strict=True))
+    # A slice of the same length starts at 0 with step 1.
+    return all(_is_same(a, b) for a, b in zip(operand.shape, result.shape, strict=True))
 
 
 def _is_same(a: int | SymInt, b: int | SymInt) -> bool:
-    """Return whether two sizes are equal, without a guard on a symbol."""
+    """Return whether two sizes are equal, without adding a guard on a symbol."""
     if isinstance(a, SymInt) and isinstance(b, SymInt):
         return bool(a.node.expr == b.node.expr)
     return not isinstance(a, SymInt) and not isinstance(b, SymInt) and a == b

@@ -1,10 +1,10 @@
-"""`delay_weight_gradients`: a training step whose backward computes weights' gradients last.
+"""`delay_weight_gradients`: reorder a training step to compute weight gradients last.
 
-Autograd computes all gradients of a call at once, that of its weight before or after that of its
-input, and what the earlier layers wait for is only the latter. Here the backward first computes
-what leads on to earlier layers, and then, in the same order, what leads to gradients of weights
-alone. On one device that is how a zero-bubble pipeline runs a stage: its input's gradient, passed
-on at once, then the gradients of its weights, for which activations and gradients stay alive.
+Autograd computes all gradients of a call together, that of its weight before or after that of its
+input, although earlier layers only wait for the latter. Here the backward first computes everything
+that earlier layers depend on and then, in the same order, everything that only contributes to
+weight gradients. This is how a zero-bubble pipeline runs a stage on a device: first the input
+gradient, sent at once, then the weight gradients, for which activations and gradients stay alive.
 
 Reference: Qi, Wan, Huang, Lin: Zero bubble pipeline parallelism. ICLR 2024, arXiv:2401.10241.
 """
@@ -23,22 +23,22 @@ __all__ = ["delay_weight_gradients"]
 
 
 def delay_weight_gradients(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:
-    """Move what only leads to gradients of weights to the end of the backward, in its order.
+    """Move nodes that only lead to weight gradients to the end of the backward, in order.
 
-    What writes into a tensor keeps its place among all that read that tensor, and a call that makes
-    both gradients at once, such as that of a convolution, stays where it is. A formula of autograd
-    whose weights' part is moved becomes two, so that each part frees what it alone has saved.
+    In-place writes keep their position among the readers of the tensor, and a call that computes
+    both gradients at once, such as that of a convolution, is not moved. An autograd formula whose
+    weight part is moved is split in two, so that each part frees the tensors saved for it alone.
 
     Args:
-        graph: of a training step, as `fxpart.capture.training.joint_trace.trace_step` makes it; it
-            is changed.
+        graph: graph of a training step from `fxpart.capture.training.joint_trace.trace_step`,
+            modified in place.
         inputs: the placeholders that are the user's inputs, not weights.
 
     """
     of_weights, staying = _from_weights(graph, inputs), set[fx.Node]()
     while True:
         late = _weight_gradients(graph, of_weights, staying)
-        # What stays keeps what it reads: until nothing more has to stay.
+        # A node that stays forces its operands to stay, so repeat until nothing changes.
         stuck = _stuck(graph, late)
         if not stuck:
             break
@@ -55,7 +55,7 @@ def delay_weight_gradients(graph: fx.Graph, inputs: Collection[fx.Node]) -> None
 
 
 def _from_weights(graph: fx.Graph, inputs: Collection[fx.Node]) -> list[int]:
-    """Return the `ORDER`, sorted, of nodes of the forward that no input reaches, such as casts."""
+    """Return the sorted `ORDER` of forward nodes not reachable from an input, such as casts."""
     reached, orders = set(inputs), list[int]()
     for node in graph.nodes:
         if node.op != "call_function" or node.meta.get(FORWARD) is not None:
@@ -70,10 +70,10 @@ def _from_weights(graph: fx.Graph, inputs: Collection[fx.Node]) -> list[int]:
 def _weight_gradients(
     graph: fx.Graph, of_weights: list[int], staying: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Return the nodes of the backward whose results end in gradients and in no earlier layer.
+    """Return the backward nodes whose results only reach weight gradients, no earlier layer.
 
-    A result that another call's formula reads leads on, unless that call only made ready a weight.
-    Those `staying` are not among them.
+    A result read by another call's formula reaches earlier layers, unless that call only prepared a
+    weight. Nodes in `staying` are excluded.
     """
 
     def stays(user: fx.Node, node: fx.Node) -> bool:
@@ -95,10 +95,10 @@ def _weight_gradients(
 
 
 def _stuck(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
-    """Return those of `late` that have to stay.
+    """Return the nodes of `late` that cannot be moved.
 
-    They share a tensor that is written to with other nodes of the backward, or are an item of a
-    call that makes another one for earlier layers, too.
+    They share a written tensor with other nodes of the backward, or are an item of a call that also
+    produces an item for earlier layers.
     """
     touching: dict[int, list[fx.Node]] = {}
     written: set[int] = set()

@@ -1,8 +1,8 @@
-"""Attention with a learned bias, such as relative positions, as accelerators train it.
+"""Attention with a learned bias, such as relative positions, as trained on accelerators.
 
-The fused kernels of a CPU take no mask that requires a gradient: torch then computes attention by
-its definition, and keeps all probabilities for the backward. The memory-efficient kernels of CUDA
-take such a mask, keep one number a row, and compute the probabilities again.
+Fused CPU kernels do not accept a mask that requires a gradient: torch then computes attention by
+its definition and saves all probabilities for the backward. CUDA's memory-efficient kernels accept
+such a mask, save one number per row, and recompute the probabilities.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,20 +23,20 @@ def biased_attention(
 ) -> Callable[[], Tensor] | None:
     """Return a function to run in place of `scaled_dot_product_attention`; None to run the call.
 
-    Only for what the fused kernels compute: a batch of heads of one size each, and a floating-point
-    mask that requires a gradient. The call must be without dropout.
+    Only for cases covered by the fused kernels: a batch of heads of one size, and a floating-point
+    mask that requires a gradient. The call must not use dropout.
     """
-    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
-    mask, tensors = given.get("attn_mask"), [given[name] for name in _NAMES[:3]]
-    if mask is None or not mask.requires_grad or given.get("is_causal", False):
+    named_args = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+    mask, tensors = named_args.get("attn_mask"), [named_args[name] for name in _NAMES[:3]]
+    if mask is None or not mask.requires_grad or named_args.get("is_causal", False):
         return None
     query, key, value = tensors
-    if given.get("enable_gqa", False) or any(t.dim() != _DIMS for t in tensors):
+    if named_args.get("enable_gqa", False) or any(t.dim() != _DIMS for t in tensors):
         return None
     width = query.shape[-1]
     if not isinstance(width, int) or value.shape[-1] != width or mask.dtype != query.dtype:
         return None
-    scale = given.get("scale")
+    scale = named_args.get("scale")
     factor = width**-0.5 if scale is None else float(scale)
 
     def run() -> Tensor:
@@ -48,7 +48,7 @@ def biased_attention(
 
 
 class _BiasedAttention(torch.autograd.Function):
-    """Softmax of scaled scores plus a bias, times values; the backward computes scores again."""
+    """Softmax of scaled scores plus a bias, times values; the backward recomputes the scores."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - as torch calls it
@@ -81,7 +81,7 @@ class _BiasedAttention(torch.autograd.Function):
         )
         if not ctx.needs_input_grad[3]:
             return (*of_inputs, None, None)
-        # In place: the kernels hold the scores and their slopes, and no more of that size.
+        # In place, since the kernels hold only the scores and their gradients at that size.
         scores = torch.matmul(query, key.transpose(-2, -1)).mul_(ctx.scale).add_(bias)
         probabilities = scores.sub_(log_sums.unsqueeze(-1)).exp_()
         slopes = torch.matmul(gradient, value.transpose(-2, -1))

@@ -1,13 +1,13 @@
-"""`checkpoint_blocks`: activation checkpointing, which recomputes a block for its backward.
+"""`checkpoint_blocks`: activation checkpointing, recomputing a block for its backward.
 
-Between forward and backward a block keeps its inputs; the other values that its backward reads are
-recomputed right before the first formula of the block's backward that needs any of them. That is
-when `torch.utils.checkpoint` does it too, and like there it stops when all values are available.
+Between forward and backward a block keeps its inputs; the other values read by its backward are
+recomputed right before the first formula of the block's backward that needs any of them, as in
+`torch.utils.checkpoint`, and like there recomputation stops once all values are available.
 
-A selective run keeps the results of fused attention, of every second matrix product, and of sums
-that are scattered, too; these are kept until the block's backward is through, even where nobody
-reads them. Megatron-LM's selective recomputation is of the core of attention alone, what lies
-between its two products: a run of its own in each block.
+Selective checkpointing also keeps the results of fused attention, of every second matrix product,
+and of reduce-scatters; these are kept until the block's backward has finished, even if unread.
+Megatron-LM's selective recomputation covers only the core of attention, between its two products,
+as a separate run in each block.
 
 References: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
 arXiv:1604.06174; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
@@ -39,12 +39,12 @@ __all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "compute_again"]
 
 
 _NO_BLOCK = -1
-"""In place of a run's number, for readers outside of all blocks."""
+"""Stands for a run's number for readers outside all blocks."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockRun:
-    """One run through a block in the forward: consecutive calls."""
+    """One pass through a block in the forward: consecutive calls."""
 
     number: int
     path: str
@@ -52,28 +52,28 @@ class BlockRun:
 
 
 class StepNodes:
-    """The nodes that make, read and write the storages of a training step, by block."""
+    """The nodes that produce, read and write the storages of a training step, by block."""
 
     def __init__(self, graph: fx.Graph, blocks: Sequence[str], *, cores_only: bool = False) -> None:
-        """Sort the nodes of `graph`; `blocks` are paths that are not nested.
+        """Sort the nodes of `graph`; `blocks` are non-nested paths.
 
-        With `cores_only` a run is not a whole block, but the core of an attention in it.
+        With `cores_only`, a run is the core of an attention in a block instead of the block.
         """
         self.position = {node: position for position, node in enumerate(graph.nodes)}
         self.maker: dict[int, fx.Node] = {}
-        """The first node with a storage."""
+        """The first node of each storage."""
         self.writers: dict[int, list[fx.Node]] = {}
-        """Calls that write into a storage, in order."""
+        """Calls that write into each storage, in order."""
         self.runs: list[BlockRun] = []
         self.run_of: dict[fx.Node, BlockRun] = {}
-        """The run of each call of the forward in a block."""
+        """The run of each forward call in a block."""
         self.backward: list[list[fx.Node]] = []
-        """For each run, the calls of the backward that compute its gradients."""
+        """Backward calls that compute the gradients of each run."""
         self._backward_of: dict[fx.Node, BlockRun] = {}
-        """The run of each call of the backward in a block."""
+        """The run of each backward call in a block."""
         self._blocks = dict.fromkeys(blocks)
         self._readers: dict[int, set[int]] = {}
-        """Numbers of the runs whose backward reads a storage."""
+        """Numbers of the runs whose backward reads each storage."""
         for node in graph.nodes:
             for key in self.storages(node):
                 self.maker.setdefault(key, node)
@@ -91,11 +91,11 @@ class StepNodes:
         return list(dict.fromkeys(storage_key(tensor) for tensor in tensors))
 
     def written(self, node: fx.Node) -> list[int]:
-        """Return the storages that a call writes into."""
+        """Return the storages written by a call."""
         return [key for operand in written_operands(node) for key in self.storages(operand)]
 
     def needed_outside(self, run: BlockRun) -> set[int]:
-        """Return the storages of `run` that other runs' backward reads, and that so stay."""
+        """Return the storages of `run` read by other runs' backward, which must stay."""
         keys = (key for node in run.nodes for key in self.storages(node))
         return {key for key in keys if self._readers.get(key, set()) - {run.number}}
 
@@ -125,9 +125,9 @@ class StepNodes:
         return next(node for node in calls if node.meta[FORMULA] == formula)
 
     def saving(self, run: BlockRun) -> list[fx.Node]:
-        """Return the nodes of those formulas of its backward that saved values of the forward.
+        """Return the nodes of the run's backward formulas that saved values of the forward.
 
-        `torch.utils.checkpoint` keeps the inputs of a block until the last of them.
+        `torch.utils.checkpoint` keeps the inputs of a block until the last of these nodes.
         """
         calls = self.backward[run.number]
         saved = [n.meta[FORMULA] for n in calls if any(map(self._is_saved, n.all_input_nodes))]
@@ -135,23 +135,23 @@ class StepNodes:
         return [node for node in calls if node.meta[FORMULA] in formulas]
 
     def _is_saved(self, node: fx.Node) -> bool:
-        # Sizes are numbers, which need not be recomputed.
+        # Sizes are numbers and need not be recomputed.
         return self._is_forward(node) and bool(self.storages(node))
 
     def _is_forward(self, node: fx.Node) -> bool:
         return node.meta.get(FORWARD) is None
 
     def _sort_forward(self, graph: fx.Graph, *, cores_only: bool) -> None:
-        before: str | None = None
+        previous_path: str | None = None
         for node in _calls(graph):
             if not self._is_forward(node) or not self.storages(node):
                 continue
             path = self._block_of(node)
             if path is not None:
-                if path != before:
+                if path != previous_path:
                     self.runs.append(BlockRun(len(self.runs), path, []))
                 self.runs[-1].nodes.append(node)
-            before = path
+            previous_path = path
         if cores_only:
             cores = [(run.path, core) for run in self.runs for core in _attention_cores(run.nodes)]
             self.runs = [BlockRun(n, path, core) for n, (path, core) in enumerate(cores)]
@@ -181,7 +181,7 @@ class StepNodes:
                 self._readers.setdefault(key, set()).add(number)
 
     def _block_of(self, node: fx.Node) -> str | None:
-        """Return the block of a call, by its module stack."""
+        """Return the block of a call, from its module stack."""
         stack = node.meta.get("nn_module_stack") or {}
         paths = (str(entry[0]) for entry in stack.values())
         plain = (path.removeprefix("L['self'].") for path in paths)
@@ -194,16 +194,16 @@ def _calls(graph: fx.Graph) -> Iterator[fx.Node]:
 
 _SOFTMAX = re.compile(r"\b_?(causal_|safe_)?softmax\b")
 _PRODUCT = torch.ops.aten.bmm.default
-"""Of queries and keys, and of probabilities and values."""
+"""The products of queries and keys, and of probabilities and values."""
 _MIXING = (_PRODUCT, torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-"""What does not lie inside of the core of an attention."""
+"""Operators that cannot be inside the core of an attention."""
 
 
 def _attention_cores(calls: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """Return the calls of each attention from the product before its softmax to the one after it.
 
-    The view that gives the sum its shape is of the same formula in the backward. A softmax that
-    does not read one product and feed the other, as that of a router, is of no attention.
+    The view that shapes the sum belongs to the same formula in the backward. A softmax that does
+    not read one product and feed another, such as a router's, is not an attention.
     """
     place_of = {node: place for place, node in enumerate(calls)}
     cores = []
@@ -220,39 +220,40 @@ def _attention_cores(calls: Sequence[fx.Node]) -> list[list[fx.Node]]:
 
 
 def _nearest_products(node: fx.Node, among: Container[fx.Node], towards: str) -> list[fx.Node]:
-    """Return the batched products that `node` leads to with no product of any kind between."""
-    pending, seen, products = list(getattr(node, towards)), {node}, []
+    """Return the nearest batched products from `node`, without any other product in between."""
+    pending, visited, products = list(getattr(node, towards)), {node}, []
     while pending:
-        near = pending.pop()
-        if near in seen or near not in among:
+        neighbour = pending.pop()
+        if neighbour in visited or neighbour not in among:
             continue
-        seen.add(near)
-        if near.target is _PRODUCT:
-            products.append(near)
-        elif near.target not in _MIXING:
-            pending += getattr(near, towards)
+        visited.add(neighbour)
+        if neighbour.target is _PRODUCT:
+            products.append(neighbour)
+        elif neighbour.target not in _MIXING:
+            pending += getattr(neighbour, towards)
     return products
 
 
 def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "block") -> None:
-    """Change a training step to recompute the values inside of `blocks`, paths of modules.
+    """Change a training step to recompute the values inside `blocks`, given as module paths.
 
-    A value that is read outside its block is kept. So is one that cannot be recomputed since one of
-    its operands has been written to. Random numbers are drawn again, so that memory and cost are
-    right, but dropout, if the graph is run, differs from that of the forward. Batch normalization
-    in training counts its batch twice, as under torch's own checkpointing. Consecutive calls of a
-    block are one run.
+    A value read outside its block is kept, as is one that cannot be recomputed because an operand
+    has been overwritten. Random numbers are drawn again, so memory and cost are right, but if the
+    graph is run, dropout differs from that of the forward. Batch normalization in training counts
+    its batch twice, as under torch's own checkpointing. Consecutive calls of a block form one run.
 
     Args:
-        graph: as `fxpart.capture.training.joint_trace.trace_step` makes it; it is changed.
-        blocks: paths that are not nested.
-        how: ``block``; ``selective``: keep what `torch.utils.checkpoint` keeps by torchtitan's
-            policy ``selective_ac_option="op"``: fused attention, ``reduce_scatter`` and, of the
-            products ``mm`` of a block, the first, the third and so on; ``core_attention``: keep
-            all but the scores of attention and what is made of them before the values are summed.
+        graph: graph from `fxpart.capture.training.joint_trace.trace_step`, modified in place.
+        blocks: non-nested paths.
+        how: ``block``; ``selective``: keep the values kept by `torch.utils.checkpoint` under
+            torchtitan's policy ``selective_ac_option="op"``: fused attention, ``reduce_scatter``
+            and every second ``mm`` product of a block, starting with the first;
+            ``core_attention``: keep all but the attention scores and values derived from them
+            before the product with the values.
 
     Raises:
-        NotApplicableError: for ``core_attention`` where no block computes attention as products.
+        NotApplicableError: if ``core_attention`` is set and no block computes attention as
+            products.
 
     """
     nodes = StepNodes(graph, blocks, cores_only=how == "core_attention")
@@ -266,7 +267,7 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "blo
         for node in _saved_by_policy(run):
             node.meta[SAVED] = run.number
     plans: list[tuple[BlockRun, list[fx.Node]]] = []
-    # Later blocks first: they decide which results of earlier ones are kept.
+    # Later blocks first, since they determine which results of earlier ones are kept.
     for run in reversed(nodes.runs):
         again = _Plan(nodes, run).again()
         if again:
@@ -284,7 +285,7 @@ class _Plan:
     nodes: StepNodes
     run: BlockRun
     kept: set[int] = field(default_factory=set)
-    """Storages made in the block that stay in memory."""
+    """Storages created in the block that stay in memory."""
     fixed: set[fx.Node] = field(default_factory=set)
     """Nodes that cannot be recomputed."""
 
@@ -313,8 +314,8 @@ class _Plan:
             chosen[node] = None
             pending += [i for i in node.all_input_nodes if self._is_recomputed(i)]
             freed = [key for key in self.nodes.storages(node) if self._is_freed(key)]
-            # Calls in the block that wrote into the storage, perhaps through a view, write again.
-            # Later writes did not change what autograd saved: it would have refused them.
+            # Calls in the block that wrote into the storage, even through a view, are repeated.
+            # Later writes did not change saved values, since autograd would have refused them.
             writers = (w for key in freed for w in self.nodes.writers.get(key, ()))
             pending += [w for w in writers if self.nodes.run_of.get(w) is self.run]
         return chosen
@@ -324,7 +325,7 @@ class _Plan:
         return inside and any(self._is_freed(key) for key in self.nodes.storages(node))
 
     def _is_freed(self, key: int) -> bool:
-        """Return whether a storage is made in the block and not kept."""
+        """Return whether a storage is created in the block and not kept."""
         return self.nodes.run_of.get(self.nodes.maker[key]) is self.run and key not in self.kept
 
     def _is_stuck(self, node: fx.Node) -> bool:
@@ -332,7 +333,7 @@ class _Plan:
         if any(not self._is_freed(key) for key in self.nodes.written(node)):
             return True
         position = self.nodes.position
-        kept = (
+        kept_storages = (
             key
             for operand in node.all_input_nodes
             for key in self.nodes.storages(operand)
@@ -340,7 +341,7 @@ class _Plan:
         )
         return any(
             position[writer] > position[node]
-            for key in kept
+            for key in kept_storages
             for writer in self.nodes.writers.get(key, ())
         )
 
@@ -349,7 +350,7 @@ _ATTENTIONS = ("_scaled_dot_product", "context_attention")
 
 
 def _saved_by_policy(run: BlockRun) -> list[fx.Node]:
-    """Return the calls of a run whose results a selective checkpoint keeps."""
+    """Return the calls of a run whose results a selective checkpoint saves."""
     products = [node for node in run.nodes if node.target is torch.ops.aten.mm.default]
     attentions = [n for n in run.nodes if any(name in str(n.target) for name in _ATTENTIONS)]
     sums = [n for n in run.nodes if getattr(n.target, "name", str)() == "fxpart::reduce_scatter"]
@@ -373,9 +374,9 @@ def compute_again(
     readers: Iterable[fx.Node],
     block: int | None,
 ) -> list[fx.Node]:
-    """Insert copies of the calls `again` before a node; `readers` then read these; return them.
+    """Insert copies of the calls `again` before a node, redirect `readers`, and return the copies.
 
-    The copies belong to the backward of their calls and, where one is given, to a block's run.
+    The copies belong to the backward of their calls and, if given, to a block's run.
     """
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(before):

@@ -1,8 +1,8 @@
-"""`gather_again`: gathers of a forward that are repeated for its backward, not kept.
+"""`gather_again`: repeat a forward's gathers for its backward instead of keeping their results.
 
-Of a sequence in pieces Megatron-LM saves the piece, and gathers it once more where the gradient of
-a weight needs the whole (Korthikanti et al., arXiv:2205.05198, section 4.2.2). A checkpointed block
-runs its forward once more, which gathers and saves pieces as the first one did.
+With sequence parallelism Megatron-LM saves each device's piece and gathers it again when a weight
+gradient needs the full sequence (Korthikanti et al., arXiv:2205.05198, section 4.2.2). A
+checkpointed block reruns its forward, which gathers and saves pieces as the first run did.
 """
 
 from torch import fx
@@ -37,12 +37,12 @@ def _is_forward(node: fx.Node) -> bool:
 
 
 def _is_recomputed(node: fx.Node) -> bool:
-    """Return whether a node is of a checkpointed block's second forward."""
+    """Return whether a node is part of a checkpointed block's recomputation."""
     return not _is_forward(node) and node.meta[FORWARD] == node.meta[ORDER]
 
 
 def _is_later(reader: fx.Node, gather: fx.Node) -> bool:
-    """Return whether `reader` comes when the forward that `gather` is of is through."""
+    """Return whether `reader` runs after the end of the forward containing `gather`."""
     if _is_forward(gather):
         return not _is_forward(reader)
     return not _is_recomputed(reader)
@@ -50,7 +50,7 @@ def _is_later(reader: fx.Node, gather: fx.Node) -> bool:
 
 def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
     (storage,) = nodes.storages(gather)
-    # The gather, and the views of what it makes.
+    # The gather and the views of its result.
     parts = [
         node
         for node in nodes.position

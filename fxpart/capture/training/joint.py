@@ -1,6 +1,6 @@
-"""`joint_capture`: forward, loss and backward of a training step as one graph.
+"""`joint_capture`: capture forward, loss and backward of a training step as one graph.
 
-Further memory of a step, such as an optimizer's state, is not in the graph.
+Other memory of a step, such as optimizer states, is not in the graph.
 """
 
 from collections import Counter
@@ -50,15 +50,15 @@ _USUAL = StepOptions()
 
 
 def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
-    """Return the paths of the blocks that `module` repeats, in the order of its tree.
+    """Return the paths of the repeated blocks of `module`, in module order.
 
     A block is a member of a list (`ModuleList`, `Sequential`) with another member of the same
-    class. It has submodules or a class that is not torch's, so that a single layer such as a Linear
-    is none. Of nested blocks, the outermost count. A member that only wraps a list of such blocks,
-    like a stage of a ResNet, is replaced by these.
+    class. It has submodules or a class that is not torch's, so a single layer such as a Linear does
+    not count. Of nested blocks, the outermost count. A member that only wraps a list of such
+    blocks, like a stage of a ResNet, is replaced by them.
 
     Raises:
-        SpecError: when there are none.
+        SpecError: if there are none.
 
     """
     blocks: list[str] = []
@@ -84,7 +84,7 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
 
 
 def _checkpointed(module: nn.Module, options: StepOptions) -> tuple[str, ...]:
-    """Return the paths of the blocks that are computed again."""
+    """Return the paths of the checkpointed blocks."""
     if options.checkpointing == "none":
         return ()
     blocks = repeated_blocks(module)
@@ -112,7 +112,7 @@ def _is_block(part: nn.Module) -> bool:
 
 
 def _unwrapped(path: str, block: nn.Module) -> list[str]:
-    """Return the path of `block`, or those of its members where it only wraps their list."""
+    """Return the path of `block`, or those of its members if it only wraps a list of them."""
     while True:
         parts = dict(block.named_children())
         name, only = next(iter(parts.items()), ("", block))
@@ -135,26 +135,26 @@ def _unwrapped(path: str, block: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JointProgram:
-    """A captured training step as torch runs it, without its arrays."""
+    """A captured training step as a torch program, without its arrays."""
 
     program: ExportedProgram
     """Its `graph_module` takes, flat and in the order of ``graph_signature.input_specs``, the
     weights (tied ones once) and the inputs that are tensors; it returns the loss, then the
     gradients. All tensors are on the CPU."""
     gradients: Mapping[str, str]
-    """The name of the gradient of each parameter, and of each input that requires one. Those that
-    the loss does not depend on are missing; tied ones have their first name."""
+    """The name of the gradient of each parameter, and of each input that requires one. Tensors that
+    do not affect the loss are missing; tied parameters have their first name."""
     forward: ExportedProgram
     """The exported module, without the loss."""
 
     def arrays(self, operators: OpGraph) -> OpGraph:
-        """Return `operators`, those of `program` at any sizes, with partners and gradients."""
+        """Return `operators`, those of `program` at some sizes, with partners and gradients."""
         return step_graph(operators, self.program, self.gradients)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JointCapture:
-    """A captured training step, as torch runs it and as arrays."""
+    """A captured training step, as a torch program and as arrays."""
 
     program: ExportedProgram
     """See `JointProgram`."""
@@ -164,8 +164,7 @@ class JointCapture:
     forward: ExportedProgram
     """See `JointProgram`."""
     exported_names: tuple[str, ...]
-    """For each operator the call node of `forward` that it belongs to; ``""`` for the loss and in
-    the backward."""
+    """For each operator, its call node in `forward`; ``""`` for the loss and in the backward."""
 
 
 def joint_graph(
@@ -187,28 +186,28 @@ def joint_capture(
 ) -> JointCapture:
     """Return forward, loss and backward of `module` for the shapes of the example inputs.
 
-    The loss is the module's first floating-point result: itself if it is a single number (a model
-    of transformers that is given ``labels`` returns its loss first), else its mean in float32.
-    Gradients are those of all parameters, and inputs, that require them. The module is captured in
-    its present mode: call ``train()`` first to have dropout in the graph. Parameters and inputs may
-    be on the meta device; attention is captured as the fused call of the CPU or, with dropout, by
-    `options`.
+    The loss is the module's first floating-point result: the result itself if it is a single number
+    (a transformers model given ``labels`` returns its loss first), else its mean in float32.
+    Gradients are computed for all parameters and inputs that require them. The module is captured
+    in its current mode: call ``train()`` first to include dropout in the graph. Parameters and
+    inputs may be on the meta device; attention is captured as the fused call of the CPU or, with
+    dropout, by `options`.
 
-    Every operator has the path of a module; in the backward, that of the forward operator whose
-    gradient it computes.
+    Every operator has a module path; in the backward, that of the forward operator whose gradient
+    it computes.
 
     Args:
-        module: to be trained.
+        module: the module to train.
         args: example inputs by position.
         kwargs: example inputs by name.
-        options: how the step is run.
-        dynamic_shapes: symbolic sizes of the inputs, as for `torch.export.export`; then `program`
-            has symbols, and `graph` is that at the sizes of the example.
+        options: options of the training step.
+        dynamic_shapes: symbolic sizes of the inputs, as in `torch.export.export`; then `program`
+            has symbols, and `graph` is evaluated at the example's sizes.
 
     Raises:
-        CaptureError: for a module that cannot be exported or differentiated, that takes no tensor,
-            or that returns no floating-point one.
-        SpecError: for checkpointing of a module without repeated blocks.
+        CaptureError: if the module cannot be exported or differentiated, takes no tensor, or
+            returns no floating-point tensor.
+        SpecError: if checkpointing is set for a module without repeated blocks.
 
     """
     step = joint_programs(module, args, kwargs, options, dynamic_shapes)
@@ -240,8 +239,10 @@ def joint_programs(
                 if dynamic_shapes is not None:
                     drop_whole_slices(program)
                 leaves = tree_leaves((args, inputs))
-                wanted = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
-                joint = joint_program(program, wanted, options, blocks)
+                needs_gradient = [
+                    isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
+                ]
+                joint = joint_program(program, needs_gradient, options, blocks)
             return JointProgram(joint, gradients_of(joint), program)
         except CaptureError as error:
             raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error

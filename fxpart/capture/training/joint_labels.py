@@ -26,17 +26,17 @@ BLOCK = "fxpart_block"
 """Key of a node's ``meta``, only in the backward of a checkpointed block: the number of the run
 through it. Set on recomputed nodes, and on formulas that saved values of the forward."""
 EXPORTED = "fxpart_exported"
-"""Key of a node's ``meta``: the name of the exported node that it belongs to, in the forward; None
-in the backward and for the loss."""
+"""Key of a node's ``meta``: in the forward, the name of its exported node; None in the backward and
+for the loss."""
 ORDER = "fxpart_order"
-"""Key of a node's ``meta``: the number of nodes traced before it, removed ones included. For a
+"""Key of a node's ``meta``: the number of nodes traced before it, including removed ones; for a
 recomputed node, that of the original."""
 FORWARD = "fxpart_forward"
 """Key of a node's ``meta``: the `ORDER` of the last node of the forward call whose gradient the
 node computes; None in the forward."""
 FORMULA = "fxpart_formula"
-"""Key of a node's ``meta``: number of the formula of autograd that made it; None for others, such
-as sums of gradients between two formulas."""
+"""Key of a node's ``meta``: number of the autograd formula that created it; None for other nodes,
+such as sums of gradients between two formulas."""
 
 
 SAVED = "fxpart_saved"
@@ -74,9 +74,9 @@ class Labels:
     count: int = 0
     """Number of labelled nodes."""
     formulas: int = 0
-    """Number of formulas of autograd that have begun."""
+    """Number of autograd formulas begun."""
     tagged: dict[Node, Label] = field(default_factory=dict)
-    """Labels of autograd's nodes: those of the calls that made them."""
+    """Labels of autograd's nodes, those of the calls that created them."""
 
     def begin(self, label: Label) -> None:
         """Label the nodes since the last call; the next nodes get `label`."""
@@ -97,7 +97,7 @@ class Labels:
         self.label = label
 
     def tag(self, result: object, stack: dict[str, Any]) -> None:
-        """Assign `stack` to the nodes of autograd behind `result` that have no label yet."""
+        """Assign `stack` to the autograd nodes behind `result` that have no label yet."""
         self.begin(self.label)
         label = Label(stack, self.count - 1)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -106,10 +106,10 @@ class Labels:
             node = pending.pop()
             if node not in self.tagged:
                 self.tagged[node] = label
-                pending.extend(before for before, _ in node.next_functions if before is not None)
+                pending.extend(parent for parent, _ in node.next_functions if parent is not None)
 
     def start_backward(self) -> None:
-        """Register hooks by which autograd tells whose gradient it is computing."""
+        """Register hooks that report which call's gradient autograd is computing."""
         self.begin(Label({}, self.count - 1))
         for node, label in self.tagged.items():
             node.register_prehook(_Begin(self, label))
@@ -129,7 +129,7 @@ class _Begin:
     label: Label
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
-        """Label the next nodes as a formula of the call whose gradient is computed."""
+        """Label the next nodes as a formula of the call being differentiated."""
         number = self.labels.formulas
         self.labels.formulas += 1
         self.labels.begin(Label(self.label.stack, self.label.forward, formula=number))
@@ -143,5 +143,5 @@ class _End:
     label: Label
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Label the next nodes, sums of the results, as of the call but of no formula."""
+        """Label the next nodes, sums of the results, with the call but without a formula."""
         self.labels.begin(self.label)

@@ -1,4 +1,4 @@
-"""`joint_program`: the training step of an exported model, with the names of its weights."""
+"""`joint_program`: build the training step of an exported model, keeping weight names."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,11 +39,11 @@ def joint_program(
     Args:
         program: the model, exported with gradients.
         wanted: for each flat input, whether its gradient is computed.
-        options: how the step is run.
-        blocks: paths of modules inside which values are recomputed instead of kept.
+        options: options of the training step.
+        blocks: paths of modules whose values are recomputed instead of kept.
 
     Raises:
-        CaptureError: for a model that takes no tensor or returns no floating-point one.
+        CaptureError: if the model takes no tensor or returns no floating-point tensor.
 
     """
     nodes = program.graph.find_nodes(op="placeholder")
@@ -87,7 +87,7 @@ class _Inputs:
 
 def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _Inputs:
     """Return the tensors of the placeholders, created in the ambient fake mode."""
-    inputs, seen = _Inputs([], [], []), dict[Hashable, int]()
+    inputs, index_of = _Inputs([], [], []), dict[Hashable, int]()
     by_user = iter(wanted)
     for index, (spec, fake) in enumerate(
         zip(program.graph_signature.input_specs, fakes, strict=True)
@@ -101,14 +101,14 @@ def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _
         key: Hashable = index
         real = program.state_dict.get(spec.target or "", program.constants.get(spec.target or ""))
         if isinstance(real, Tensor):
-            # Non-strict export has a placeholder for each name of a tied weight.
+            # Non-strict export creates one placeholder per name of a tied weight.
             key = place_in_memory(real)
             gradient = spec.kind == InputKind.PARAMETER and real.requires_grad
-        if key not in seen:
-            seen[key] = len(inputs.tensors)
+        if key not in index_of:
+            index_of[key] = len(inputs.tensors)
             inputs.tensors.append(cpu_twin(fake, requires_grad=gradient))
             inputs.specs.append(spec)
-        inputs.tensor_of.append(seen[key])
+        inputs.tensor_of.append(index_of[key])
     return inputs
 
 
@@ -123,7 +123,7 @@ def _signed(program: ExportedProgram, step: StepTrace, inputs: _Inputs) -> Expor
     for node, spec in zip(graph.find_nodes(op="placeholder"), inputs.specs, strict=True):
         node.name = node.target = spec.arg.name
     step.graph_module.recompile()
-    # Two parameters may share one gradient, so results are not always different nodes.
+    # Two parameters may share one gradient, so results are not always distinct nodes.
     loss, *gradients = (str(result) for result in tree_leaves(graph.output_node().args[0]))
     results = [OutputSpec(OutputKind.LOSS_OUTPUT, TensorArgument(loss), None)]
     results += [

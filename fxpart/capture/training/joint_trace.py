@@ -1,6 +1,6 @@
-"""`trace_step`: forward and backward of an exported model as one graph of ATen calls.
+"""`trace_step`: trace forward and backward of an exported model as one graph of ATen calls.
 
-The exported graph is run once more under autograd, on fake tensors, while
+The exported graph is rerun under autograd, on fake tensors, while
 `torch.fx.experimental.proxy_tensor.make_fx` records every call. Each call is labelled with its
 module: a forward call with that of its exported node, a backward call with that of the forward call
 whose gradient it computes, by autograd's own graph.
@@ -46,12 +46,12 @@ _DEVICE = torch.device("cpu")
 which keep every probability; here it is one fused call, unless it has dropout."""
 
 _CHECKS = ("aten._assert_tensor_metadata.default",)
-"""Calls that only check what the capture has fixed."""
+"""Calls that only check values fixed by the capture."""
 
 _Arithmetic = Callable[[Any, Any], Any]
 
 
-# Calls that a device runs as one, and the CPU as several.
+# Calls that accelerators run as one kernel, and the CPU as several.
 
 
 def fused(
@@ -66,7 +66,7 @@ def fused(
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
-    """Return dropout with a mask of one byte an element; the CPU's mask has floats."""
+    """Return dropout with a mask of one byte per element, since the CPU's mask uses floats."""
     if not train or not 0 < p < 1:
         return None
 
@@ -78,10 +78,10 @@ def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
 
 
 def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
-    """Return attention with the memory and cost of a fused call that the CPU lacks; None if not.
+    """Return attention with the memory and cost of a fused call that the CPU lacks, or None.
 
-    That is attention with a learned bias, and with dropout: such a call draws the same numbers
-    again in its backward, for which it only keeps the state of the generator. Here it has none.
+    This covers attention with a learned bias, and with dropout: a fused call redraws the same
+    random numbers in its backward and only keeps the generator's state, which is omitted here.
     """
     position = _PROBABILITY_POSITION
     probability = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
@@ -106,7 +106,7 @@ def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[],
 def _compute_sizes_from_inputs(graph: fx.Graph) -> None:
     """Make `graph` compute every size from the sizes of its placeholders.
 
-    A size that is no polynomial in these stays as it is. A graph without symbols is not changed.
+    A size that is not a polynomial in these is unchanged, as is a graph without symbols.
     """
     sizes = _Sizes(graph)
     for node in list(graph.nodes):
@@ -123,9 +123,9 @@ class _Sizes:
 
     graph: fx.Graph
     made: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
-    """By size."""
+    """Nodes by size."""
     input_dims: dict[sympy.Symbol, tuple[fx.Node, int]] = field(default_factory=dict)
-    """A placeholder, and its dimension, that has each symbol as size."""
+    """A placeholder and its dimension with each symbol as size."""
     last: fx.Node = field(init=False)
     """The node after which the next size is inserted."""
 
@@ -140,7 +140,7 @@ class _Sizes:
         self.last = placeholders[-1]
 
     def node_of(self, size: sympy.Expr) -> fx.Node | None:
-        """Return the node that computes `size`; None where it is no polynomial in input sizes."""
+        """Return the node that computes `size`; None if it is not a polynomial in input sizes."""
         if size in self.made:
             return self.made[size]
         if not size.free_symbols <= self.input_dims.keys() or not size.is_polynomial():
@@ -205,15 +205,14 @@ def trace_step(
     fake_mode: AbstractContextManager[Any],
     options: StepOptions,
 ) -> StepTrace:
-    """Return the training step of `program` on `tensors`, which are fake ones of `fake_mode`.
+    """Return the training step of `program` on `tensors`, fake tensors of `fake_mode`.
 
-    `tensor_of` has for each placeholder of the program its index in `tensors`; several may share
-    one, and None is a constant that is no tensor. The loss is the `loss_of` the first
-    floating-point result. Gradients are those of the tensors that require them, except of tensors
-    that the loss does not depend on.
+    `tensor_of` has the index in `tensors` of each placeholder of the program; several may share
+    one, and None is a non-tensor constant. The loss is the `loss_of` the first floating-point
+    result. Gradients are computed for the tensors that require them and affect the loss.
 
     Raises:
-        CaptureError: when no result is floating-point.
+        CaptureError: if no result is floating-point.
 
     """
     step = _Step(program, tuple(tensor_of), options)
@@ -248,20 +247,22 @@ class _Step:
         labels = Labels(mode.tracer.graph)
         forward = _Forward(self.program.graph_module, labels, self.options)
         results = forward.run(*self._inputs(tensors))
-        # As by a function that returns the loss alone.
+        # As in a function that returns only the loss.
         _hold(results, (TO_THE_END,))
         labels.begin(NOWHERE)
         loss = self._loss(results)
         labels.tag(loss, {})
-        wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        trained = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         gradients: Sequence[Tensor | None] = ()
-        if loss.requires_grad and wanted:
+        if loss.requires_grad and trained:
             labels.start_backward()
-            gradients = torch.autograd.grad(loss, [tensors[i] for i in wanted], allow_unused=True)
+            gradients = torch.autograd.grad(loss, [tensors[i] for i in trained], allow_unused=True)
         labels.finish()
-        kept = [(i, g) for i, g in zip(wanted, gradients, strict=False) if g is not None]
-        self.with_gradient = tuple(i for i, _ in kept)
-        return [loss, *(gradient for _, gradient in kept)]
+        indexed_gradients = [
+            (i, g) for i, g in zip(trained, gradients, strict=False) if g is not None
+        ]
+        self.with_gradient = tuple(i for i, _ in indexed_gradients)
+        return [loss, *(gradient for _, gradient in indexed_gradients)]
 
     def _inputs(self, tensors: Sequence[Tensor]) -> list[Any]:
         nodes = self.program.graph.find_nodes(op="placeholder")
@@ -320,14 +321,14 @@ class _Forward(fx.Interpreter):
     def call_function(
         self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - as the class above types it
-        """Call `target` with `_DEVICE` in place of every device in its arguments."""
+        """Call `target` with every device in its arguments replaced by `_DEVICE`."""
         if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             enabled, body, *inputs = args
             with torch.set_grad_enabled(enabled):
                 return self._inside(body).run(*inputs)
         if target is torch.ops.higher_order.wrap_with_autocast:
             _, dtype, enabled, _, body, *inputs = args
-            # A cache would reuse casts made without gradients where gradients are wanted.
+            # A cache would reuse casts made without gradients where gradients are needed.
             with torch.autocast(_DEVICE.type, dtype, enabled=enabled, cache_enabled=False):
                 return self._inside(body).run(*inputs)
         args, kwargs = tree_map(
@@ -337,7 +338,7 @@ class _Forward(fx.Interpreter):
         if replacement is not None:
             return replacement()
         if target is torch.ops.aten.histc.default and not args[0].is_floating_point():
-            # Histograms of the CPU take no integers, those of other devices do.
+            # Histograms on the CPU do not take integers, those on other devices do.
             counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return counted.to(args[0].dtype)
         if target is torch.ops.aten.pad.default:

@@ -11,7 +11,7 @@ __all__ = ["first_real", "loss_of", "training_loss"]
 
 
 def first_real(results: Iterable[object]) -> Tensor | None:
-    """Return the first floating-point tensor of a model's flat results; None without one."""
+    """Return the first floating-point tensor of a model's flat results, if any."""
     tensors = (result for result in results if isinstance(result, Tensor))
     return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
 
@@ -25,10 +25,10 @@ def training_loss(results: Sequence[Tensor]) -> Tensor:
     """Return the `loss_of` the first floating-point result.
 
     Args:
-        results: of the model, flat.
+        results: flat results of the model.
 
     Raises:
-        SpecError: when there is none, or it depends on no weight.
+        SpecError: if there is none, or it depends on no weight.
 
     """
     result = first_real(results)

@@ -1,7 +1,7 @@
-"""`step_graph`: the arrays of a training step, with partners, gradients and lifetimes.
+"""`step_graph`: build the arrays of a training step, with partners, gradients and lifetimes.
 
-A partner is the forward operator of a backward one; lifetimes are those of values that autograd, or
-a checkpointed block, keeps.
+A partner is the forward operator of a backward one; lifetimes are those of values kept by autograd
+or by a checkpointed block.
 """
 
 from bisect import bisect_right
@@ -23,16 +23,16 @@ __all__ = ["exported_names_of", "step_graph", "with_block_lifetimes", "with_form
 
 
 def with_formula_lifetimes(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
-    """Return `graph` in which the last operator of a formula also reads all inputs of the formula.
+    """Return `graph` with the last operator of each formula reading all inputs of the formula.
 
-    Autograd computes the gradient of one call by one formula, which may be several operators.
-    Tensors that the forward saved for it, and incoming gradients, are freed when the whole formula
-    is done, not after their last reader. Values that the formula computes itself are freed after
-    their last reader. No transfer is added: operators of one formula must be of one group.
+    Autograd computes the gradient of a call by one formula, which may be several operators. Saved
+    tensors and incoming gradients are freed at the end of the formula, not after their last reader;
+    values computed inside the formula are freed after their last reader. No transfer is added:
+    operators of one formula must be in one group.
 
     Args:
-        graph: of a training step.
-        formula: for each operator the number of its formula; None for other operators.
+        graph: graph of a training step.
+        formula: the formula number of each operator; None for other operators.
 
     """
     last = {number: op for op, number in enumerate(formula) if number is not None}
@@ -58,19 +58,19 @@ def with_block_lifetimes(
     saving: Sequence[int | None],
     saved: Sequence[int | None] = (),
 ) -> OpGraph:
-    """Return `graph` in which formulas of a block's backward also read the inputs of the block.
+    """Return `graph` with formulas of a block's backward also reading the inputs of the block.
 
-    `torch.utils.checkpoint` keeps the inputs of a block, to recompute it, until the last formula of
-    its backward that saved anything. No transfer is added: operands of a recomputed operator are
-    kept for the last formula of its own group, which computes its gradient. So an input of a block
-    is kept to the end where an operator reads it that saves something for its gradient.
+    `torch.utils.checkpoint` keeps the inputs of a block, for its recomputation, until the last
+    formula of its backward that saved anything. No transfer is added: operands of a recomputed
+    operator are kept for the last formula of its own group, which computes its gradient. So an
+    input of a block is kept to the end if an operator that reads it saves something for its
+    gradient.
 
     Args:
-        graph: of a training step.
-        again: for each recomputed operator the number of its run through a block; None for others.
-        saving: for each operator of a formula that saved values of such a run the number of the
-            run; None for others.
-        saved: for each operator whose results are kept for such a run its number; None for others.
+        graph: graph of a training step.
+        again: the run through a block of each recomputed operator; None for others.
+        saving: the run of each operator of a formula that saved values of it; None for others.
+        saved: the run for which an operator's results are kept; None for others.
 
     """
     group = graph.group.tolist()
@@ -108,7 +108,7 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     formula = [node.meta.get(FORMULA) for node in calls]
     extended = with_formula_lifetimes(_with_partners(graph, calls), formula)
     block = [node.meta.get(BLOCK) for node in calls]
-    # A recomputed operator belongs to no formula.
+    # Recomputed operators belong to no formula.
     again = [None if of is not None else run for run, of in zip(block, formula, strict=True)]
     saving = [None if of is None else run for run, of in zip(block, formula, strict=True)]
     saved = [node.meta.get(SAVED) for node in calls]
@@ -117,7 +117,7 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
 
 
 def exported_names_of(graph: OpGraph, program: ExportedProgram) -> tuple[str, ...]:
-    """Return for each operator the exported call that it belongs to; ``""`` for none."""
+    """Return the exported call of each operator, ``""`` if none."""
     return tuple(node.meta.get(EXPORTED) or "" for node in _calls(graph, program))
 
 
@@ -129,7 +129,7 @@ def _calls(graph: OpGraph, program: ExportedProgram) -> list[fx.Node]:
 def _with_gradients(graph: OpGraph, gradients: Mapping[str, str]) -> OpGraph:
     """Return `graph` with its gradients and their weights.
 
-    Gradients that are constants of the graph, or of an input or an unused weight, are left out.
+    Gradients that are constants of the graph, and those of inputs or unused weights, are left out.
     """
     value_of = {name: value for value, name in enumerate(graph.value_names)}
     weight_of = {name: weight for weight, name in enumerate(graph.weight_names)}
@@ -153,11 +153,11 @@ def _with_partners(graph: OpGraph, calls: list[fx.Node]) -> OpGraph:
     first_part: dict[str, int] = {}
     label = np.arange(graph.n_ops)
     for op, node in enumerate(calls):
-        of = node.meta.get(FORWARD)
-        if of is not None and forward_ops:
-            # That node may have been removed for want of a user: the last remaining one before it
-            # takes its place, or the first of all.
-            forward_of[op] = forward_ops[max(bisect_right(orders, of) - 1, 0)]
+        forward_order = node.meta.get(FORWARD)
+        if forward_order is not None and forward_ops:
+            # That node may have been removed for lack of users, and is replaced by the last
+            # remaining one before it, or else by the first.
+            forward_of[op] = forward_ops[max(bisect_right(orders, forward_order) - 1, 0)]
         elif node.meta.get(EXPORTED):
             label[op] = first_part.setdefault(node.meta[EXPORTED], op)
     group = join_groups(join_groups(graph.group, forward_of), label)

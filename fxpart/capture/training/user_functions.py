@@ -1,9 +1,9 @@
-"""A user's `torch.autograd.Function` in a training step: exported as one call, with its backward.
+"""Export each call of a user's `torch.autograd.Function` as one call, with its backward.
 
-`torch.export` records the operators of a Function's forward, of which autograd would then take the
-derivative, in place of the Function's own backward. Here each call of a Function is exported as one
-call of an operator that applies the Function itself: whoever runs the program under autograd, be it
-to trace a training step or with data, runs the user's forward and backward.
+`torch.export` records the operators of a Function's forward, which autograd would then
+differentiate instead of using the Function's own backward. Here each call of a Function is exported
+as one call of an operator that applies the Function itself, so that running the program under
+autograd, whether to trace a training step or with data, runs the user's forward and backward.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +25,13 @@ torch.library.define(_NAME, "(Tensor[] tensors, SymInt[] sizes, int call) -> Ten
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """What a call of a Function takes besides tensors and sizes, and how it returns them."""
+    """Structure and non-tensor arguments of a Function's call, and the structure of its results."""
 
     function: type[Function]
     structure: TreeSpec
-    """Of the arguments."""
+    """Structure of the arguments."""
     leaves: list[Any]
-    """The flat arguments; in place of a tensor or a symbolic size `_TENSOR` or `_SIZE`."""
+    """The flat arguments, with `_TENSOR` or `_SIZE` in place of tensors and symbolic sizes."""
     results: tuple[list[Any], TreeSpec] | None = None
     """The flat results, with `_TENSOR` in place of each tensor, and their structure; known once
     the Function has been applied."""
@@ -40,26 +40,29 @@ class _Call:
 _TENSOR = object()
 _SIZE = object()
 _calls: list[_Call] = []
-"""Every exported call of this process: programs refer to them by index."""
+"""All exported calls of this process; programs refer to them by index."""
 _applying: list[type[Function]] = []
 """The Functions whose own forward is running, the outermost first."""
 
 
 def _apply(tensors: Sequence[Tensor], sizes: Sequence[int | SymInt], call: int) -> list[Tensor]:
     """Apply the Function of a call, and return the tensors among its results."""
-    of = _calls[call]
+    recorded = _calls[call]
     next_tensor, next_size = iter(tensors), iter(sizes)
     leaves = [
         next(next_tensor) if leaf is _TENSOR else next(next_size) if leaf is _SIZE else leaf
-        for leaf in of.leaves
+        for leaf in recorded.leaves
     ]
-    args = tree_unflatten(leaves, of.structure)
-    _applying.append(of.function)
+    args = tree_unflatten(leaves, recorded.structure)
+    _applying.append(recorded.function)
     try:
-        results, structure = tree_flatten(of.function.apply(*args))  # type: ignore[no-untyped-call]
+        results, structure = tree_flatten(recorded.function.apply(*args))  # type: ignore[no-untyped-call]
     finally:
         _applying.pop()
-    of.results = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in results], structure
+    recorded.results = (
+        [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in results],
+        structure,
+    )
     return [leaf for leaf in results if isinstance(leaf, Tensor)]
 
 
@@ -75,16 +78,16 @@ def _recorded(function: type[Function], args: tuple[Any, ...]) -> Any:  # noqa: 
         _TENSOR if isinstance(leaf, Tensor) else _SIZE if isinstance(leaf, SymInt) else leaf
         for leaf in leaves
     ]
-    of = _Call(function, structure, blanks)
-    _calls.append(of)
+    recorded_call = _Call(function, structure, blanks)
+    _calls.append(recorded_call)
     results = iter(torch.ops.fxpart_user.function(tensors, sizes, len(_calls) - 1))
-    assert of.results is not None, "the operator has been run"
-    flat, structure = of.results
+    assert recorded_call.results is not None, "the operator has been run"
+    flat, structure = recorded_call.results
     return tree_unflatten([next(results) if leaf is _TENSOR else leaf for leaf in flat], structure)
 
 
 def _replaced(function: type[Function]) -> Callable[..., Any]:
-    """Return what stands for the forward of `function` while a model is exported."""
+    """Return the replacement for the forward of `function` during an export."""
     original = function.forward
     # A Function that defines `setup_context` has a forward without a context.
     first = 0 if function.setup_context is not Function.setup_context else 1
@@ -101,7 +104,7 @@ def _replaced(function: type[Function]) -> Callable[..., Any]:
 def exported_functions() -> Iterator[None]:
     """Export every call of a user's `Function` in the block as one call; not thread-safe.
 
-    Functions of torch itself are left as they are, and so are calls inside of another Function.
+    Functions of torch itself, and calls inside another Function, are not affected.
     """
     functions = [f for f in _subclasses(Function) if not f.__module__.startswith("torch.")]
     replaced = [(function, _replaced(function)) for function in functions]
@@ -119,7 +122,7 @@ def exported_functions() -> Iterator[None]:
 
 
 def functions_called(module: fx.GraphModule) -> list[str]:
-    """Return the names of the Functions that an exported module applies, each once, in order."""
+    """Return the names of the Functions applied by an exported module, each once, in order."""
     calls = [
         node.args[2]
         for inner in module.modules()

@@ -28,7 +28,7 @@ def get_node_to_partition_mapping(partitions: Sequence[Partition]) -> dict[Node,
 
 
 def set_parents_and_children(partitions: Sequence[Partition]) -> None:
-    """Set ``parents`` and ``children``: a child reads a node that only the parent contains."""
+    """Set ``parents`` and ``children``: a child reads a parent's node that it lacks."""
     holders: dict[Node, list[Partition]] = {}
     for partition in partitions:
         partition.parents, partition.children = OrderedSet(), OrderedSet()

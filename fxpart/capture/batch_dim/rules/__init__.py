@@ -1,4 +1,4 @@
-"""`rule_of`: the rule of an operator, by its name."""
+"""`rule_of`: look up the rule of an operator by name."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -175,7 +175,7 @@ _EXTREMES_OF_TWO = frozenset({"max", "min"})
 
 
 def rule_of(node: fx.Node) -> Rule:
-    """Return the rule of a call node; `unknown`, which compares sizes, where there is none."""
+    """Return the rule of a call node, or `unknown`, which compares sizes, if there is none."""
     name, value = base_name(node), node.meta.get("val")
     if value is None or isinstance(
         value, torch.SymInt | torch.SymBool | torch.SymFloat | int | float

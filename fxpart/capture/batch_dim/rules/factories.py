@@ -1,4 +1,4 @@
-"""Rules of operators that create tensors from sizes, and of numbers."""
+"""Rules for operators that create tensors from sizes, and for numbers."""
 
 from dataclasses import replace
 
@@ -22,9 +22,12 @@ def _split(call: Call) -> Layout:
     sizes = call.results[0] or ()
     split = [operand for operand in call.operands if call.layout(operand).is_split]
     for operand in split:
-        at, before = call.layout(operand), call.sizes(operand)
-        if at.dim < min(len(before), len(sizes)) and sizes[at.dim] == before[at.dim]:
-            return Layout(at.dim, at.outer)
+        source_layout, source_sizes = call.layout(operand), call.sizes(operand)
+        if (
+            source_layout.dim < min(len(source_sizes), len(sizes))
+            and sizes[source_layout.dim] == source_sizes[source_layout.dim]
+        ):
+            return Layout(source_layout.dim, source_layout.outer)
     grows = call.batch.was_seen if split else call.batch.is_in
     dim = next((dim for dim, size in enumerate(sizes) if grows(size)), None)
     if dim is None:
@@ -34,7 +37,7 @@ def _split(call: Call) -> Layout:
 
 
 def constant(call: Call) -> list[Layout]:
-    """Return the layout of a tensor filled with one number, which only has the operand's shape."""
+    """Return the layout of a tensor filled with one number, of which only the shape matters."""
     call.apart.extend(call.operands)
     value = call.arguments.get("fill_value", call.arguments.get("s"))
     is_zero = call.name in _ZEROS or (isinstance(value, int | float) and value == 0)
@@ -46,26 +49,30 @@ def constant(call: Call) -> list[Layout]:
 
 
 def positions(call: Call) -> list[Layout]:
-    """Return the layout of ascending numbers, which start from 0 on each process."""
+    """Return the layout of ascending numbers, which start at 0 on each process."""
     layout = Layout(0) if _numbers_rows(call) else _split(call)
     return [replace(layout, differs=POSITIONS) if layout.is_split else layout]
 
 
 def _numbers_rows(call: Call) -> bool:
-    """Return whether the numbers are written at as many split indices, to invert an order."""
+    """Return whether the numbers are written at equally many split indices, inverting an order."""
     for user in call.node.users:
         if base_name(user) == "index_put" and user.args[2] is call.node:
-            by = [n for n in tree_leaves(user.args[1]) if isinstance(n, fx.Node)]
-            if any(call.layout(n).is_split and call.sizes(n) == call.results[0] for n in by):
+            indices = [n for n in tree_leaves(user.args[1]) if isinstance(n, fx.Node)]
+            if any(call.layout(n).is_split and call.sizes(n) == call.results[0] for n in indices):
                 return True
     return False
 
 
 def random(call: Call) -> list[Layout]:
-    """Return the layout of random numbers, which differ between processes if they are split."""
+    """Return the layout of random numbers, which differ between processes if split."""
     call.apart.extend(call.operands)
-    at = call.layout(call.first()) if call.operands else Layout()
-    split = [replace(at, scale=0, is_zero=False)] if at.is_split else [_split(call)]
+    source_layout = call.layout(call.first()) if call.operands else Layout()
+    split = (
+        [replace(source_layout, scale=0, is_zero=False)]
+        if source_layout.is_split
+        else [_split(call)]
+    )
     return [replace(x, differs=RANDOM) if x.is_split else x for x in split * len(call.results)]
 
 

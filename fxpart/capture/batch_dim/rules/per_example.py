@@ -1,4 +1,4 @@
-"""Rules of operators that treat each example alone, and of operators without a rule.
+"""Rules for operators that treat examples independently, and for operators without a rule.
 
 The batch is located by its size: first in the dimension of the operand, then in any.
 """
@@ -49,14 +49,14 @@ PARAMETERS = {
     "_embedding_bag_backward": (0,),
     "_embedding_bag_dense_backward": (0,),
 }
-"""The results of a backward that are gradients of parameters, and so sums over the batch."""
+"""Results of a backward that are gradients of parameters, and so sums over the batch."""
 
 
-# Sums and products of layouts, of which rules are made.
+# Sums and products of layouts, the building blocks of rules.
 
 
 def combined(layouts: Sequence[Layout]) -> Layout:
-    """Return the position of the batch in a result of several operands, none of them partial."""
+    """Return the position of the batch in a result of several non-partial operands."""
     split = [layout for layout in layouts if layout.is_split]
     if not split:
         return Layout()
@@ -68,29 +68,29 @@ def unlinear(call: Call, values: Sequence[object], rank: int) -> Layout:
     """Return the layout of a function that is not linear in `values`, broadcast to `rank`."""
     layouts = [call.aligned(value, rank, call.whole(value)) for value in values]
     layout = combined(layouts)
-    if any(each.scale for each in layouts if not each.is_zero):
+    if any(term.scale for term in layouts if not term.is_zero):
         return replace(layout, differs=layout.differs or SCALES)
     return layout
 
 
 def added(call: Call, values: Sequence[object], rank: int) -> Layout:
-    """Return the layout of a sum, or of any choice, of `values`, broadcast to `rank`.
+    """Return the layout of a sum of, or choice between, `values`, broadcast to `rank`.
 
     A replicated value equals a partial one of the next scale, since the sum of N copies is N times
     the value. So a mean over the batch plus a number is a mean over the batch.
     """
     layouts = [call.layout(value) for value in values]
-    live = [each for each in layouts if not each.is_zero]
-    if any(each.is_partial for each in live):
-        scales = {each.scale + (not each.is_partial) for each in live}
-        sums = all(each.reduction == "sum" for each in live)
-        if len(scales) == 1 and sums and not any(each.is_split for each in layouts):
+    live = [term for term in layouts if not term.is_zero]
+    if any(term.is_partial for term in live):
+        scales = {term.scale + (not term.is_partial) for term in live}
+        sums = all(term.reduction == "sum" for term in live)
+        if len(scales) == 1 and sums and not any(term.is_split for term in layouts):
             return Layout(PARTIAL, scale=scales.pop())
         layouts = [call.whole(value) for value in values]
-        live = [each for each in layouts if not each.is_zero]
-    placed = [call.aligned(v, rank, each) for v, each in zip(values, layouts, strict=True)]
+        live = [term for term in layouts if not term.is_zero]
+    placed = [call.aligned(v, rank, term) for v, term in zip(values, layouts, strict=True)]
     layout = combined(placed)
-    scales = {each.scale for each in live}
+    scales = {term.scale for term in live}
     if len(scales) > 1:
         return replace(layout, differs=layout.differs or SCALES)
     return replace(layout, scale=max(scales, default=0), is_zero=not live)
@@ -99,7 +99,7 @@ def added(call: Call, values: Sequence[object], rank: int) -> Layout:
 def multiplied(
     call: Call, values: Sequence[object], rank: int, powers: Sequence[int] | None = None
 ) -> Layout:
-    """Return the layout of a product of `values`, each to the power 1 or -1, element by element."""
+    """Return the layout of an elementwise product of `values`, each to the power 1 or -1."""
     exponents = [1] * len(values) if powers is None else powers
     layouts = [call.layout(value) for value in values]
     partial = [i for i, layout in enumerate(layouts) if layout.is_partial]
@@ -119,13 +119,13 @@ def multiplied(
 
 
 def located(call: Call, operand: fx.Node, sizes: Sizes) -> int | None:
-    """Return the dimension, among the `sizes` of a result, of the batch of `operand`."""
-    at, before = call.layout(operand), call.sizes(operand)
-    if not 0 <= at.dim < len(before):
+    """Return the dimension of a result of the given `sizes` that has the batch of `operand`."""
+    operand_layout, operand_sizes = call.layout(operand), call.sizes(operand)
+    if not 0 <= operand_layout.dim < len(operand_sizes):
         return None
-    batch = before[at.dim]
-    if at.dim < len(sizes) and sizes[at.dim] == batch:
-        return at.dim
+    batch = operand_sizes[operand_layout.dim]
+    if operand_layout.dim < len(sizes) and sizes[operand_layout.dim] == batch:
+        return operand_layout.dim
     return sizes.index(batch) if batch in sizes else None
 
 
@@ -134,23 +134,23 @@ def _main(call: Call) -> fx.Node | None:
 
 
 def per_example(call: Call) -> list[Layout]:
-    """Return the layouts of the results of an operator that treats each example alone."""
+    """Return the layouts of the results of an operator that treats examples independently."""
     main = _main(call)
     if main is None:
         return _unsplit(call)
     for node in call.operands:
         call.whole(node)
-    at = call.layout(main)
+    main_layout = call.layout(main)
     live = [call.layout(n) for n in call.operands if not call.layout(n).is_partial]
     differs = SCALES if any(x.scale for x in live) and call.name not in _LINEAR else ""
-    return [_result(call, main, at, sizes, differs) for sizes in call.results]
+    return [_result(call, main, main_layout, sizes, differs) for sizes in call.results]
 
 
 def _unsplit(call: Call) -> list[Layout]:
-    """Return the layouts where no operand is split: linear operators keep sums of parts."""
+    """Return the layouts if no operand is split; linear operators preserve partial sums."""
     first = call.layout(call.first()) if call.operands else Layout()
-    others = [call.layout(node) for node in call.operands[1:]]
-    if first.is_partial and call.name in _LINEAR and not any(x.is_partial for x in others):
+    other_layouts = [call.layout(node) for node in call.operands[1:]]
+    if first.is_partial and call.name in _LINEAR and not any(x.is_partial for x in other_layouts):
         return [first for _ in call.results]
     for node in call.operands:
         call.whole(node)
@@ -177,17 +177,17 @@ def backward(call: Call) -> list[Layout]:
     grad = call.first()
     if call.layout(grad).is_partial and not any(call.layout(n).is_split for n in call.operands):
         return [call.layout(grad) for _ in call.results]
-    at = call.whole(grad)
-    known = PARAMETERS.get(call.name)
-    main = grad if at.is_split else _main(call)
+    grad_layout = call.whole(grad)
+    parameter_results = PARAMETERS.get(call.name)
+    main = grad if grad_layout.is_split else _main(call)
     layouts = []
     for index, sizes in enumerate(call.results):
         if sizes is None or main is None:
             layouts.append(Layout())
-        elif known is not None and index in known:
-            layouts.append(Layout(PARTIAL, scale=at.scale))
+        elif parameter_results is not None and index in parameter_results:
+            layouts.append(Layout(PARTIAL, scale=grad_layout.scale))
         else:
             layout = _result(call, main, call.layout(main), sizes, "")
-            layouts.append(replace(layout, scale=at.scale))
-    call.by_size = known is None and any(each.is_partial for each in layouts)
+            layouts.append(replace(layout, scale=grad_layout.scale))
+    call.by_size = parameter_results is None and any(result.is_partial for result in layouts)
     return layouts

@@ -1,4 +1,4 @@
-"""Rules of elementwise operators."""
+"""Rules for elementwise operators."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ def same(call: Call) -> list[Layout]:
     """Return the layout of a copy or cast; a partial value must be summed before it is rounded."""
     operand = call.first()
     layout = call.layout(operand)
-    before, after = operand.meta["val"], call.node.meta["val"]
-    if layout.is_partial and not after.is_floating_point() and before.dtype != after.dtype:
+    source, result = operand.meta["val"], call.node.meta["val"]
+    if layout.is_partial and not result.is_floating_point() and source.dtype != result.dtype:
         return [call.whole(operand)]
     return [layout]
 
@@ -42,16 +42,16 @@ def choice(call: Call) -> list[Layout]:
     """Return the layout of ``where`` and ``masked_fill``, which choose from two values."""
     arguments, rank = call.arguments, call.rank()
     condition = arguments.get("condition", arguments.get("mask"))
-    two = [arguments["self"], arguments.get("other", arguments.get("value"))]
+    options = [arguments["self"], arguments.get("other", arguments.get("value"))]
     mask = call.aligned(condition, rank, call.whole(condition))
-    if mask.is_split and any(call.layout(value).is_partial for value in two):
-        two_layouts = [call.aligned(value, rank, call.whole(value)) for value in two]
+    if mask.is_split and any(call.layout(value).is_partial for value in options):
+        two_layouts = [call.aligned(value, rank, call.whole(value)) for value in options]
         return [combined([mask, *two_layouts])]
-    chosen = added(call, two, rank)
+    chosen = added(call, options, rank)
     if not mask.is_split:
         return [chosen]
-    both = combined([mask, chosen])
-    return [replace(both, scale=chosen.scale, is_zero=chosen.is_zero)]
+    position = combined([mask, chosen])
+    return [replace(position, scale=chosen.scale, is_zero=chosen.is_zero)]
 
 
 def multiply(call: Call) -> list[Layout]:
@@ -62,9 +62,9 @@ def multiply(call: Call) -> list[Layout]:
 def divide(call: Call) -> list[Layout]:
     """Return the layout of a quotient.
 
-    The gradient of a mean is divided by a number of elements, which depends on the batch. Where
-    sizes are numbers, a divisor counts as one if it equals the number of elements of the result, or
-    if the batch divides it and the dividend has just been repeated for each example.
+    The gradient of a mean is divided by a number of elements, which depends on the batch. If sizes
+    are numbers, a divisor counts as such if it equals the number of elements of the result, or if
+    the batch divides it and the dividend was just repeated for each example.
     """
     above, below = call.arguments["self"], call.arguments["other"]
     if call.arguments.get("rounding_mode") is not None:
@@ -92,11 +92,11 @@ def gradient(call: Call) -> list[Layout]:
     """Return the layout of an elementwise gradient, which is linear in the first argument."""
     values = _tensors(call)
     grad = call.layout(values[0])
-    others = [call.layout(value) for value in values[1:]]
-    if grad.is_partial and not any(x.is_split or x.is_partial for x in others):
+    other_layouts = [call.layout(value) for value in values[1:]]
+    if grad.is_partial and not any(x.is_split or x.is_partial for x in other_layouts):
         return [grad]
     grad = call.whole(values[0])
-    rest = unlinear(call, values[1:], call.rank())
-    both = combined([call.aligned(values[0], call.rank(), grad), rest])
-    differs = both.differs or (SCALES if rest.differs == SCALES else "")
-    return [replace(both, scale=grad.scale, differs=differs, is_zero=grad.is_zero)]
+    factor = unlinear(call, values[1:], call.rank())
+    position = combined([call.aligned(values[0], call.rank(), grad), factor])
+    differs = position.differs or (SCALES if factor.differs == SCALES else "")
+    return [replace(position, scale=grad.scale, differs=differs, is_zero=grad.is_zero)]

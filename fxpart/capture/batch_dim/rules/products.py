@@ -1,6 +1,6 @@
-"""Rules of matrix products, which are partial where they sum over the batch.
+"""Rules for matrix products, which are partial if they sum over the batch.
 
-Each dimension of the operands has a label, as in Einstein's notation.
+Each dimension of the operands has a label, as in Einstein notation.
 """
 
 from collections.abc import Sequence
@@ -80,47 +80,51 @@ def linear(call: Call) -> list[Layout]:
 
 def _plus(call: Call, product: Layout, term: object) -> Layout:
     """Return the layout of a product plus `term`."""
-    other = call.layout(term)
-    if other.is_zero or (product.is_partial and other == product):
+    term_layout = call.layout(term)
+    if term_layout.is_zero or (product.is_partial and term_layout == product):
         return product
     if product.is_partial:
-        # A whole must not be added to each part.
-        return product if other.scale + 1 == product.scale else replace(product, differs=SCALES)
-    other = call.aligned(term, call.rank(), call.whole(term))
-    differs = product.differs or (SCALES if other.scale != product.scale else "")
-    if product.is_split and other.is_split and other.dim != product.dim:
+        # A complete term must not be added to each part.
+        return (
+            product if term_layout.scale + 1 == product.scale else replace(product, differs=SCALES)
+        )
+    term_layout = call.aligned(term, call.rank(), call.whole(term))
+    differs = product.differs or (SCALES if term_layout.scale != product.scale else "")
+    if product.is_split and term_layout.is_split and term_layout.dim != product.dim:
         differs = differs or PAIRS
-    return replace(product if product.is_split else other, scale=product.scale, differs=differs)
+    return replace(
+        product if product.is_split else term_layout, scale=product.scale, differs=differs
+    )
 
 
 def einsum(call: Call) -> list[Layout]:
     """Return the layout of ``einsum`` of two tensors without an ellipsis."""
     equation = str(call.arguments["equation"]).replace(" ", "")
     values = call.arguments["tensors"]
-    left, arrow, out = equation.partition("->")
-    labels = left.split(",")
+    operand_labels, arrow, out = equation.partition("->")
+    labels = operand_labels.split(",")
     if not arrow or "." in equation or len(values) != 2:
         return per_example(call)
     return [_product(call, values, labels, list(out))]
 
 
 def grouped_product(call: Call) -> list[Layout]:
-    """Return the layouts of products of groups of rows with a matrix each, or of their gradients.
+    """Return the layouts of products of groups of rows with one matrix each, or their gradients.
 
-    As in a mixture of experts, with the tokens of all examples in the order of their experts. Each
-    process counts the ends of its own groups: that count is partial, and read without all-reduce.
+    As in a mixture of experts, with the tokens of all examples sorted by expert. Each process
+    counts the ends of its own groups; the counts are partial, and read without all-reduce.
     """
     rows = next((n for n in call.operands if call.layout(n).is_split), None)
     if rows is None:
         return [Layout() for _ in call.results]
-    at = call.layout(rows)
+    row_layout = call.layout(rows)
     scale = max(call.layout(n).scale for n in call.operands if call.layout(n).is_split)
     layouts = []
     for sizes in call.results:
         if sizes is None:
             layouts.append(Layout())
         elif sizes[0] == call.sizes(rows)[0]:
-            layouts.append(replace(at, scale=scale, differs=at.differs or ALONG))
+            layouts.append(replace(row_layout, scale=scale, differs=row_layout.differs or ALONG))
         else:
             layouts.append(Layout(PARTIAL, scale=scale))
     return layouts

@@ -1,4 +1,4 @@
-"""Rules of reductions, losses, batch normalization and dropout."""
+"""Rules for reductions, losses, batch normalization and dropout."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ NO_SUM = "over the batch, is not made of what processes have of it alone"
 STATISTICS = "is normalized by the statistics of one process's own examples"
 
 _SUMS = {"sum": 0, "nansum": 0, "mean": 1, "nanmean": 1}
-"""Reductions that sum, and the scale of their parts."""
+"""Reductions by summation, and the scale of their parts."""
 _COUNTS = frozenset({"count_nonzero"})
 _EXTREMES = {"amax": "max", "max": "max", "any": "max", "amin": "min", "min": "min", "all": "min"}
 _OTHERS = frozenset(
@@ -31,7 +31,7 @@ _OTHERS = frozenset(
      "linalg_vector_norm", "norm", "mode", "aminmax"}
 )  # fmt: skip
 REDUCTIONS = frozenset(_SUMS) | _COUNTS | frozenset(_EXTREMES) | _OTHERS
-"""Names of the operators that `reduction` knows."""
+"""Names of the operators handled by `reduction`."""
 _NONE, _MEAN = 0, 1
 _MODES = {"none": _NONE, "mean": _MEAN, "sum": 2}
 
@@ -47,18 +47,25 @@ def reduction(call: Call) -> list[Layout]:
     """Return the layout of a reduction over some dimensions, or all."""
     operand = call.first()
     is_sum = call.name in _SUMS
-    at = call.layout(operand) if is_sum else call.whole(operand)
-    if not at.is_split:
-        keeps = not at.is_partial or at.reduction == "sum"
-        return [at if keeps else call.whole(operand) for _ in call.results]
+    operand_layout = call.layout(operand) if is_sum else call.whole(operand)
+    if not operand_layout.is_split:
+        keeps = not operand_layout.is_partial or operand_layout.reduction == "sum"
+        return [operand_layout if keeps else call.whole(operand) for _ in call.results]
     rank = len(call.sizes(operand))
     dims = _dims(call, rank)
-    if at.dim in dims:
-        return [_over_the_batch(call, at, index) for index in range(len(call.results))]
+    if operand_layout.dim in dims:
+        return [_over_the_batch(call, operand_layout, index) for index in range(len(call.results))]
     keeps_dims = call.arguments.get("keepdim", False)
-    dim = at.dim if keeps_dims else at.dim - sum(other < at.dim for other in dims)
-    differs = SCALES if at.scale and not is_sum else ""
-    return [replace(at, dim=dim, differs=at.differs or differs) for _ in call.results]
+    dim = (
+        operand_layout.dim
+        if keeps_dims
+        else operand_layout.dim - sum(other < operand_layout.dim for other in dims)
+    )
+    differs = SCALES if operand_layout.scale and not is_sum else ""
+    return [
+        replace(operand_layout, dim=dim, differs=operand_layout.differs or differs)
+        for _ in call.results
+    ]
 
 
 def _over_the_batch(call: Call, at: Layout, index: int) -> Layout:
@@ -73,8 +80,8 @@ def _over_the_batch(call: Call, at: Layout, index: int) -> Layout:
 
 def counted(call: Call) -> list[Layout]:
     """Return the layout of a histogram, whose counts are summed."""
-    at = call.whole(call.first())
-    return [Layout(PARTIAL) if at.is_split else Layout()]
+    operand_layout = call.whole(call.first())
+    return [Layout(PARTIAL) if operand_layout.is_split else Layout()]
 
 
 # Losses: a mean over the batch is partial with scale 1, a sum with scale 0.
@@ -86,10 +93,10 @@ def _mode(call: Call) -> int:
 
 
 def loss(call: Call) -> list[Layout]:
-    """Return the layouts of a loss, and of the sum of weights that some losses return too.
+    """Return the layouts of a loss, and of the sum of weights also returned by some losses.
 
-    A mean is over the targets that count, of which each process is assumed to have equally many, as
-    wherever gradients of processes are averaged.
+    A mean is over the targets that count. Each process is assumed to have equally many, as always
+    when gradients of processes are averaged.
     """
     mode = _mode(call)
     if mode == _NONE:
@@ -104,13 +111,13 @@ def loss(call: Call) -> list[Layout]:
 def loss_backward(call: Call) -> list[Layout]:
     """Return the layout of the gradient with respect to the operand of the loss.
 
-    The sum of weights is read without all-reduce: a process divides by its own sum.
+    The sum of weights is read without all-reduce, as a process divides by its own sum.
     """
     grad = call.whole(call.first())
     target = call.arguments.get("self", call.operands[1])
-    at = call.whole(target)
-    mean = 1 if _mode(call) == _MEAN and at.is_split else 0
-    return [replace(at, scale=grad.scale + mean) for _ in call.results]
+    target_layout = call.whole(target)
+    mean = 1 if _mode(call) == _MEAN and target_layout.is_split else 0
+    return [replace(target_layout, scale=grad.scale + mean) for _ in call.results]
 
 
 # Batch normalization and dropout.
@@ -135,9 +142,9 @@ def batch_norm(call: Call) -> list[Layout]:
 
 def batch_norm_backward(call: Call) -> list[Layout]:
     """Return the layouts of its gradients; saved statistics are read without all-reduce."""
-    kept = [call.arguments.get(name) for name in ("save_mean", "save_invstd")]
+    saved = [call.arguments.get(name) for name in ("save_mean", "save_invstd")]
     layouts = backward(call)
-    call.reduced[:] = [node for node in call.reduced if node not in kept]
+    call.reduced[:] = [node for node in call.reduced if node not in saved]
     if not _trains(call):
         return layouts
     return [
@@ -147,7 +154,7 @@ def batch_norm_backward(call: Call) -> list[Layout]:
 
 
 def dropout(call: Call) -> list[Layout]:
-    """Return the layouts of a dropout, an identity outside of training or with probability 0."""
+    """Return the layouts of a dropout, the identity outside training or with probability 0."""
     trains = call.arguments.get("train", call.arguments.get("training", True))
     if not trains or call.arguments.get("p") == 0:
         return [*same(call), *(Layout() for _ in call.results[1:])]

@@ -1,4 +1,4 @@
-"""Rules of operators that only move elements, and of their gradients."""
+"""Rules for operators that only move elements, and for their gradients."""
 
 from dataclasses import replace
 
@@ -25,27 +25,34 @@ MIXED = "mixes the batch with other dimensions: a part of the examples is no par
 
 
 def view(call: Call) -> list[Layout]:
-    """Return the layouts after a view; a value that is not split stays as it is."""
+    """Return the layouts after a view; a value that is not split keeps its layout."""
     operand = call.first()
-    at = call.layout(operand)
-    if not at.is_split:
-        return [at for _ in call.results]
-    before, after = call.sizes(operand), [sizes or () for sizes in call.results]
-    positions = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
+    operand_layout = call.layout(operand)
+    if not operand_layout.is_split:
+        return [operand_layout for _ in call.results]
+    operand_sizes, result_sizes = call.sizes(operand), [sizes or () for sizes in call.results]
+    positions = moved(
+        call.name,
+        call.arguments,
+        operand_sizes,
+        result_sizes,
+        Moved(operand_layout.dim, operand_layout.outer),
+    )
     return [
-        _lost(call, at, result)
-        if to is None or _is_fixed(call, before, after[result], at.dim, to.dim)
-        else replace(at, dim=to.dim, outer=to.outer)
-        for result, to in enumerate(positions)
+        _lost(call, operand_layout, result)
+        if target is None
+        or _is_fixed(call, operand_sizes, result_sizes[result], operand_layout.dim, target.dim)
+        else replace(operand_layout, dim=target.dim, outer=target.outer)
+        for result, target in enumerate(positions)
     ]
 
 
 def _is_fixed(call: Call, before: Sizes, after: Sizes, source: int, dim: int) -> bool:
-    """Return whether a reshape makes equally many groups of any number of examples.
+    """Return whether a reshape makes the same number of groups from any number of examples.
 
-    Then the size of `dim` is fixed. Where sizes are numbers, one that the batch does not divide
-    counts as fixed if another dimension is inferred (-1), or if no dimension has the batch's
-    stride any more.
+    Then the size of `dim` is fixed. If sizes are numbers, one that is not a multiple of the batch
+    counts as fixed if another dimension is inferred (-1), or if no dimension has the batch's stride
+    any more.
     """
     size = after[dim] if dim < len(after) else 1
     if call.name not in RESHAPES or not isinstance(size, int) or call.batch.was_seen(size):
@@ -53,8 +60,10 @@ def _is_fixed(call: Call, before: Sizes, after: Sizes, source: int, dim: int) ->
     if not isinstance(before[source], int):
         return True
     sizes: list[object] = call.arguments.get("size", call.arguments.get("shape", []))
-    rest = -1 in sizes and sizes[dim] != -1
-    return not call.batch.divides(size) and (rest or strides(before)[source] not in strides(after))
+    is_inferred = -1 in sizes and sizes[dim] != -1
+    return not call.batch.divides(size) and (
+        is_inferred or strides(before)[source] not in strides(after)
+    )
 
 
 def _lost(call: Call, at: Layout, result: int) -> Layout:
@@ -62,30 +71,32 @@ def _lost(call: Call, at: Layout, result: int) -> Layout:
         return replace(at, dim=REPLICATED, outer=1, differs=at.differs or SOME_EXAMPLES)
     if call.name in {"slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split"}:
         return replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)
-    before, after = call.sizes(call.first()), call.results[result] or ()
-    dim = overlapping_dim(before, after, Moved(at.dim, at.outer))
+    operand_sizes, result_sizes = call.sizes(call.first()), call.results[result] or ()
+    dim = overlapping_dim(operand_sizes, result_sizes, Moved(at.dim, at.outer))
     return replace(at, dim=dim or 0, outer=1, differs=at.differs or MIXED)
 
 
 def repeated(call: Call) -> list[Layout]:
-    """Return the layout of a tensor that is repeated, possibly for each example.
+    """Return the layout of a repeated tensor, possibly once for each example.
 
-    A value that is already split and repeated for each example again pairs examples. With numbers
-    as sizes that cannot be told from another dimension of the same size, which is assumed instead.
+    Repeating an already split value for each example pairs examples. With numeric sizes this cannot
+    be distinguished from another dimension of the same size, which is assumed instead.
     """
     operand = call.first()
-    before, after = call.sizes(operand), call.results[0] or ()
-    new = len(after) - len(before)
+    operand_sizes, result_sizes = call.sizes(operand), call.results[0] or ()
+    new = len(result_sizes) - len(operand_sizes)
     grown = [
         dim
-        for dim, size in enumerate(after)
-        if (dim < new or before[dim - new] != size) and call.batch.is_in(size)
+        for dim, size in enumerate(result_sizes)
+        if (dim < new or operand_sizes[dim - new] != size) and call.batch.is_in(size)
     ]
     if not call.layout(operand).is_split:
         return [replace(call.whole(operand), dim=grown[0])] if grown else view(call)
     layouts = view(call)
-    others = [dim for dim in grown if dim != layouts[0].dim and not isinstance(after[dim], int)]
-    return [replace(x, differs=x.differs or PAIRS) for x in layouts] if others else layouts
+    paired_dims = [
+        dim for dim in grown if dim != layouts[0].dim and not isinstance(result_sizes[dim], int)
+    ]
+    return [replace(x, differs=x.differs or PAIRS) for x in layouts] if paired_dims else layouts
 
 
 def item(call: Call) -> list[Layout]:
@@ -97,7 +108,7 @@ def item(call: Call) -> list[Layout]:
 
 
 def cat(call: Call) -> list[Layout]:
-    """Return the layout of concatenated tensors; along the batch, it repeats for each of them."""
+    """Return the layout of concatenated tensors; concatenation along the batch repeats it."""
     tensors = call.arguments["tensors"]
     layouts = [call.layout(tensor) for tensor in tensors]
     if (
@@ -110,10 +121,10 @@ def cat(call: Call) -> list[Layout]:
         return [layouts[0]]
     rank, first = call.rank(), split[0]
     along = int(call.arguments.get("dim") or 0) % rank
-    same = {(x.dim, x.outer, x.scale) for x in split if not x.is_zero}
-    if along != first.dim and len(same) <= 1:
+    positions = {(x.dim, x.outer, x.scale) for x in split if not x.is_zero}
+    if along != first.dim and len(positions) <= 1:
         return [replace(first, is_zero=all(x.is_zero for x in layouts))]
-    if len(same) > 1 or len(split) < len(layouts):
+    if len(positions) > 1 or len(split) < len(layouts):
         return [replace(first, outer=1, differs=first.differs or SOME_EXAMPLES)]
     outer = first.outer
     for layout in split[1:]:
@@ -136,34 +147,52 @@ def stack(call: Call) -> list[Layout]:
 
 def gathered(call: Call) -> list[Layout]:
     """Return the layout of the parts of a tensor-parallel group, in a new first dimension."""
-    at = call.layout(call.first())
-    # Gathered along a dimension that is there, or in a new first one.
+    operand_layout = call.layout(call.first())
+    # Gathered along an existing dimension, or in a new first one.
     stays = len(call.sizes(call.first())) == call.rank()
-    return [replace(at, dim=at.dim + 1) if at.is_split and not stays else at]
+    return [
+        replace(operand_layout, dim=operand_layout.dim + 1)
+        if operand_layout.is_split and not stays
+        else operand_layout
+    ]
 
 
 def scattered(call: Call) -> list[Layout]:
     """Return the layout of this device's part of a sum, of parts in a first dimension or along."""
-    at = call.layout(call.first())
+    operand_layout = call.layout(call.first())
     stays = len(call.sizes(call.first())) == call.rank()
-    return [replace(at, dim=at.dim - 1) if at.is_split and not stays else at]
+    return [
+        replace(operand_layout, dim=operand_layout.dim - 1)
+        if operand_layout.is_split and not stays
+        else operand_layout
+    ]
 
 
 def select_backward(call: Call) -> list[Layout]:
     """Return the layout of the gradient of `select`, which restores the dimension."""
-    at = call.layout(call.first())
+    operand_layout = call.layout(call.first())
     along = int(call.arguments["dim"]) % call.rank()
-    return [replace(at, dim=at.dim + (along <= at.dim)) if at.is_split else at]
+    return [
+        replace(operand_layout, dim=operand_layout.dim + (along <= operand_layout.dim))
+        if operand_layout.is_split
+        else operand_layout
+    ]
 
 
 def slice_backward(call: Call) -> list[Layout]:
-    """Return the layout of the gradient of a slice, with zeros outside of it."""
+    """Return the layout of the gradient of a slice, with zeros outside the slice."""
     operand = call.first()
-    at, sizes = call.layout(operand), call.results[0] or ()
-    if not at.is_split or int(call.arguments["dim"]) % call.rank() != at.dim:
-        return [at]
+    operand_layout, sizes = call.layout(operand), call.results[0] or ()
+    if (
+        not operand_layout.is_split
+        or int(call.arguments["dim"]) % call.rank() != operand_layout.dim
+    ):
+        return [operand_layout]
     # Outside are whole repeats of the batch, or some examples.
-    outer = quotient(product((sizes[at.dim], at.outer)), call.sizes(operand)[at.dim])
+    outer = quotient(
+        product((sizes[operand_layout.dim], operand_layout.outer)),
+        call.sizes(operand)[operand_layout.dim],
+    )
     if outer is None:
-        return [replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)]
-    return [replace(at, outer=outer)]
+        return [replace(operand_layout, outer=1, differs=operand_layout.differs or SOME_EXAMPLES)]
+    return [replace(operand_layout, outer=outer)]
