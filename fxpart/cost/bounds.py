@@ -7,9 +7,10 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.least_placement import least_placement
-from fxpart.cost.memory_bound import memory_bound_s
+from fxpart.cost.memory_bound import memory_bound_s, sections_along
 from fxpart.cost.possible_times import possible_s, work_shares
 from fxpart.cost.problem import BY_TIME, Problem
+from fxpart.cost.roomy_bound import roomy_bound_s
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
@@ -239,9 +240,9 @@ def lower_bound_s(problem: Problem) -> float:
     """Return a lower bound in seconds of the latency of placements of whole operators that fit.
 
     A placement that splits operators over devices (tensor parallelism) can beat it. It is the
-    maximum of three bounds. For the one from memory, see `fxpart.cost.memory_bound`. For the one
-    from dependencies, see `_path_bound_s`; every operator is on its fastest device and every
-    transfer on the fastest link. The third is from work: with device shares y that sum to 1, any
+    maximum of four bounds. For the two from memory, see `fxpart.cost.memory_bound` and
+    `fxpart.cost.roomy_bound`. For the one from dependencies, see `_path_bound_s`; every operator is
+    on its fastest device and every transfer on the fastest link. The fourth is from work: with device shares y that sum to 1, any
     placement takes at least the sum over operators of the minimum of ``y_d * time_d`` (linear
     programming duality). The shares are proportional to speed on the whole model, which for equal
     devices gives work / D.
@@ -257,7 +258,9 @@ def lower_bound_s(problem: Problem) -> float:
         t.link_latency_s[off_diagonal].min() + t.value_bytes * t.s_per_byte[off_diagonal].min()
     )
     path = float(_path_bound_s(t, order, time_s, cheapest_s))
-    path = max(path, memory_bound_s(problem, order.before, time_s, cheapest_s))
+    edges, sections = sections_along(problem, order.before, time_s, cheapest_s)
+    path = max(path, memory_bound_s(problem, sections, time_s))
+    path = max(path, roomy_bound_s(problem, edges, sections, time_s, cheapest_s))
     return max(path, _work_bound_s(t.op_time_s, times))
 
 

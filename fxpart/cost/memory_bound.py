@@ -17,7 +17,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["memory_bound_s"]
+__all__ = ["Edges", "Sections", "memory_bound_s", "sections_along"]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -26,7 +26,7 @@ _LONGEST = 96
 ones, such as activations read by the backward, keeps the bound valid."""
 
 
-class _Sections(NamedTuple):
+class Sections(NamedTuple):
     """A chain of G gates, and the sections between consecutive ones, for n operators.
 
     A section is at home if its gate and all its operators that have weights, or results that are
@@ -47,7 +47,7 @@ class _Sections(NamedTuple):
     """Lower bound of the time from gate to gate if the section is not at home. Length G."""
 
 
-class _Edges(NamedTuple):
+class Edges(NamedTuple):
     """Predecessors of each operator: producers of its reads, then the previous one of its group.
 
     Those of operator i are from ``start[i]`` to ``start[i + 1]``.
@@ -60,7 +60,7 @@ class _Edges(NamedTuple):
 
 
 @compiled
-def _edges(t: CostTables, before: IntArray) -> _Edges:
+def _edges(t: CostTables, before: IntArray) -> Edges:
     """Return the edges of the graph; inputs of the model have none."""
     n = before.shape[0]
     start = np.zeros(n + 1, dtype=np.int64)
@@ -75,11 +75,11 @@ def _edges(t: CostTables, before: IntArray) -> _Edges:
             maker[count] = before[op]
             count += 1
         start[op + 1] = count
-    return _Edges(start, maker[:count], value[:count])
+    return Edges(start, maker[:count], value[:count])
 
 
 @compiled
-def _longest_path(edges: _Edges, time_s: FloatArray) -> IntArray:
+def _longest_path(edges: Edges, time_s: FloatArray) -> IntArray:
     """Return the operators of the longest path, in order; groups run sequentially."""
     n = time_s.shape[0]
     finish_s, via = np.zeros(n), np.full(n, -1)
@@ -104,9 +104,9 @@ def _longest_path(edges: _Edges, time_s: FloatArray) -> IntArray:
 
 @compiled
 def _gates(  # noqa: PLR0912 - a few loops, compiled whole
-    edges: _Edges, path: IntArray, n: int
+    edges: Edges, path: IntArray, n: int
 ) -> tuple[IntArray, IntArray]:
-    """Return `_Sections.gate` and `section`; no detour bypasses a gate."""
+    """Return `Sections.gate` and `section`; no detour bypasses a gate."""
     count = path.shape[0]
     place = np.full(n, -1)
     for k in range(count):
@@ -149,12 +149,12 @@ def _gates(  # noqa: PLR0912 - a few loops, compiled whole
 
 @compiled
 def _sections(
-    edges: _Edges,
+    edges: Edges,
     group: IntArray,
     time_s: FloatArray,
     cheapest_s: FloatArray,
     is_heavy: BoolArray,
-) -> _Sections:
+) -> Sections:
     """Return the sections along the longest path with their bounds.
 
     `is_heavy` marks operators that take memory permanently. Times are relative to the end of the
@@ -187,7 +187,7 @@ def _sections(
 
 @inlined
 def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
-    edges: _Edges,
+    edges: Edges,
     group: IntArray,
     time_s: FloatArray,
     cheapest_s: FloatArray,
@@ -196,7 +196,7 @@ def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
     section: IntArray,
     head_s: FloatArray,
     tail_s: FloatArray,
-) -> _Sections:
+) -> Sections:
     """Return the sections with their costs; see `_sections`."""
     n, count = time_s.shape[0], gate.shape[0]
     away_s, from_away_s = np.zeros(n), np.zeros(n)
@@ -233,7 +233,7 @@ def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
     for k in range(1, count):
         least_s[k] = head_s[gate[k]]
         apart_s[k] = max(apart_s[k], least_s[k])
-    return _Sections(gate, section, away_s + from_away_s, least_s, apart_s)
+    return Sections(gate, section, away_s + from_away_s, least_s, apart_s)
 
 
 @inlined
@@ -300,10 +300,10 @@ def _shortest(
     return float(done_s[count - 1])
 
 
-def memory_bound_s(
+def sections_along(
     problem: Problem, before: IntArray, time_s: FloatArray, cheapest_s: FloatArray
-) -> float:
-    """Return a lower bound in seconds of the latency of placements that fit in memory.
+) -> tuple[Edges, Sections]:
+    """Return the predecessors of each operator, and the sections along the longest path.
 
     Args:
         problem: a graph on several devices.
@@ -312,9 +312,22 @@ def memory_bound_s(
         cheapest_s: time to transfer each value over the fastest link.
 
     """
+    edges = _edges(problem.costs, before)
+    heavy = _heavy(problem.memory)
+    return edges, _sections(edges, problem.graph.group, time_s, cheapest_s, heavy)
+
+
+def memory_bound_s(problem: Problem, sections: Sections, time_s: FloatArray) -> float:
+    """Return a lower bound in seconds of the latency of placements that fit in memory.
+
+    Args:
+        problem: a graph on several devices.
+        sections: those along the longest path.
+        time_s: time of each operator on its fastest device.
+
+    """
     t, m = problem.costs, problem.memory
     heavy = _heavy(m)
-    sections = _sections(_edges(t, before), problem.graph.group, time_s, cheapest_s, heavy)
     section, count = sections.section, len(sections.gate)
     inside = np.flatnonzero(section >= 0)
     by_section = inside[np.argsort(section[inside], kind="stable")]

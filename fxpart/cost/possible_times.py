@@ -5,7 +5,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.problem import Problem
 
-__all__ = ["needed_bytes", "possible_s", "work_shares"]
+__all__ = ["needed_bytes", "possible_s", "transient_bytes", "work_shares"]
 
 
 def possible_s(problem: Problem) -> FloatArray:
@@ -38,13 +38,24 @@ def needed_bytes(problem: Problem) -> IntArray:
     ):
         distinct = np.unique(np.stack([graph.group[ops], items], axis=1), axis=0)
         np.add.at(group_bytes, distinct[:, 0], item_bytes[distinct[:, 1]])
+    return np.asarray(group_bytes[graph.group] + transient_bytes(problem), dtype=np.int64)
+
+
+def transient_bytes(problem: Problem) -> IntArray:
+    """Return a lower bound of the live bytes on its device while each operator runs. Shape (n,).
+
+    Counted are its results, and its operands except views, whose storage may be another value's,
+    and inputs of the model.
+    """
+    graph, m = problem.graph, problem.memory
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(m.read_start))
     op_bytes = np.zeros(graph.n_ops, dtype=np.int64)
-    read = ~is_input & (m.base[m.reads] < 0)
+    read = (m.producer[m.reads] >= 0) & (m.base[m.reads] < 0)
     values = m.reads[read]
     np.add.at(op_bytes, reader[read], np.minimum(m.alloc_bytes[values], m.value_bytes[values]))
     produced = np.flatnonzero((m.producer >= 0) & (m.base < 0))
     np.add.at(op_bytes, m.producer[produced], m.alloc_bytes[produced])
-    return np.asarray(group_bytes[graph.group] + op_bytes, dtype=np.int64)
+    return op_bytes
 
 
 def work_shares(op_time_s: FloatArray) -> FloatArray:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.kernels import schedule_log
 from fxpart.cost.least_placement import least_placement
 from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
+from fxpart.placement.search.anneal_latency import anneal_latency
 from fxpart.placement.search.elite import Elite
 from fxpart.placement.search.local_search import SearchTables
 from fxpart.placement.search.refine import (
@@ -18,12 +20,17 @@ from fxpart.placement.search.refine import (
     search_tables,
 )
 from fxpart.placement.search.throughput import Annealer, cost_of
-from fxpart.placement.search.units import Units, atomic_units
+from fxpart.placement.search.units import Units, atomic_units, working_units
 from fxpart.placement.search.whole import BY_WHOLE, annealed_whole
+from fxpart.placement.single import devices_that_hold_all
 
 __all__ = ["ModelSearch"]
 
 _KICKS = 24
+_MOST_STEPS, _MOST_WORK = 150_000, 60_000_000
+"""Of annealing where memory is short: steps, and steps times operators, some two seconds."""
+_COOL = 0.1
+"""Of `_HEATS`, that of latency: a plan that fits is soon lost, and seldom found again."""
 _HEATS = (0.03, 0.01, 0.003)
 
 Start = Callable[[Problem], Assignment]
@@ -40,6 +47,7 @@ class ModelSearch:
     elite: Elite = field(default_factory=Elite)
     """The best placements found with their costs, best first."""
     _round: int = 0
+    _is_short: bool = False
     _annealer: Annealer | None = None
     _kicked: tuple[SearchTables, Units] | None = None
 
@@ -80,7 +88,32 @@ class ModelSearch:
             elif self.problem.objective == "throughput":
                 self._rebalance(rank, tried, seed)
             else:
-                self._kick(rank, seed)
+                self._speed_up(tried, seed)
+
+    def _speed_up(self, tried: int, seed: int) -> None:
+        """Kick a placement; in every other step anneal one, where no device holds the model."""
+        if tried == 0:
+            self._is_short = not devices_that_hold_all(self.problem)
+        if self._is_short and tried % 2 == 1:
+            self._anneal((tried // 2) % min(2, len(self.elite)), tried, seed)
+        else:
+            self._kick(0 if tried % 2 == 0 else (tried // 2) % len(self.elite), seed)
+
+    def _anneal(self, rank: int, tried: int, seed: int) -> None:
+        costs, device_of = self.problem.costs, self.elite[rank].copy()
+        units = working_units(self.problem.graph, costs.op_time_s.max(axis=1) > 0)
+        anneal_latency(
+            costs,
+            self.problem.memory,
+            schedule_log(costs),
+            self.problem.topology.memory_bytes,
+            units,
+            device_of,
+            seed,
+            min(_MOST_STEPS, _MOST_WORK // len(device_of) + 1),
+            _COOL * _HEATS[tried // 2 % 3],
+        )
+        self.take(device_of)
 
     def _kick(self, rank: int, seed: int) -> None:
         if self._kicked is None:

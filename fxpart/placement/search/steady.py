@@ -32,8 +32,8 @@ __all__ = ["steadily"]
 
 _OPERATORS_SEARCHED = 600
 """Limit of operators times searches of a model: six for 100 operators, about a second."""
-_DEVICES_SEARCHED = 32
-"""Limit of devices times searches: six for five devices."""
+_DEVICES_SEARCHED = 48
+"""Limit of devices times searches: nine for five devices."""
 _SLOWED, _SLOWER = 1, 2.0
 """Most times that links are slowed down, and the factor."""
 _ROUNDING = 1e-9
