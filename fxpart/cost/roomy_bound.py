@@ -82,7 +82,7 @@ def roomy_bound_s(
         # One of them runs what needs most.
         roomy = 1 + max(0, spare_bytes - largest_bytes) // large_bytes
         further_bytes = np.maximum(memory[1:roomy] - large_bytes, 0).sum()
-        room_bytes = float(memory[0] - largest_bytes + further_bytes)
+        room_bytes = float(max(0, memory[0] - largest_bytes) + further_bytes)
         is_large = needs >= large_bytes
         is_placed = _placed(sections, is_large, weight_bytes)
         classes = _Classes(is_large, weight_bytes, is_placed)
