@@ -242,10 +242,10 @@ def lower_bound_s(problem: Problem) -> float:
     A placement that splits operators over devices (tensor parallelism) can beat it. It is the
     maximum of four bounds. For the two from memory, see `fxpart.cost.memory_bound` and
     `fxpart.cost.roomy_bound`. For the one from dependencies, see `_path_bound_s`; every operator is
-    on its fastest device and every transfer on the fastest link. The fourth is from work: with device shares y that sum to 1, any
-    placement takes at least the sum over operators of the minimum of ``y_d * time_d`` (linear
-    programming duality). The shares are proportional to speed on the whole model, which for equal
-    devices gives work / D.
+    on its fastest device and every transfer on the fastest link. The fourth is from work: with
+    device shares y that sum to 1, any placement takes at least the sum over operators of the
+    minimum of ``y_d * time_d`` (linear programming duality). The shares are proportional to speed
+    on the whole model, which for equal devices gives work / D.
     """
     t, order = problem.costs, group_order(problem.graph.group)
     times = possible_s(problem)
