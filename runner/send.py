@@ -39,16 +39,18 @@ def parsed(arguments: "Sequence[str]") -> Request:
     """Parse the command line. Raises `SpecError` for unknown arguments or a missing folder."""
     parser = Parser(
         prog=_COMMAND,
-        description="Log the runs that could not be logged when they ended: each has left a file"
-        " unsent.json in its folder, which goes when the run is in the store. Each is logged once,"
-        " however often this is run or broken off.",
+        description=(
+            "Log the runs that could not be logged when they ended: each has left a file "
+            "unsent.json in its folder, which is removed when the run is in the store. Each run "
+            "is logged once, however often this is repeated or interrupted."
+        ),
     )
     parser.add_argument(
         "folder",
         nargs="?",
         type=Path,
         default=Path("outputs"),
-        help="where to look, and below (outputs)",
+        help="folder to search, with its subfolders (outputs)",
     )
     parser.add_argument(
         "--uri",
@@ -58,7 +60,7 @@ def parsed(arguments: "Sequence[str]") -> Request:
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         raise SpecError(
-            f"there is no folder {options.folder}; {_COMMAND} takes the one with the runs"
+            f"there is no folder {options.folder}; give {_COMMAND} the one with the runs"
         )
     return Request(options.folder, options.uri)
 
@@ -91,7 +93,7 @@ def _send(request: Request) -> int:
     finally:
         countdown.stop()
     trackers.close_sweeps()
-    show(f"sent {counted(sent, 'run')}" if paths else f"nothing is unsent below {request.folder}")
+    show(f"sent {counted(sent, 'run')}" if paths else f"no unsent runs below {request.folder}")
     if problems:
         first_problem = next(iter(problems))
         raise TrackingError(f"{counted(n_failed, 'run')} could not be sent: {first_problem}")

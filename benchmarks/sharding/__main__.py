@@ -123,6 +123,10 @@ def _split_rows(name: str, count: int) -> Iterator[list[str]]:
             part = f"ep={count}" + f" tp={tensor}" * (tensor > 1)
             yield from _rows_of(name, part, predicted(share, tensor), runs)
     if name == "llama":
+        # The kernel of this machine has no groups of heads: keys would be copied for each.
+        alone = {"num_key_value_heads": _SIZES["num_attention_heads"]}
+        spec = replace(spec, config={**spec.config, **alone})
+        whole = whole_run(0, 1, spec)
         runs = run_group(count, context_run, spec)
         logits = torch.from_numpy(whole.result)
         _check_results(runs, [piece(logits, rank, count).numpy() for rank in range(count)])

@@ -86,7 +86,12 @@ def _gathered(part: Tensor) -> Tensor:
 def _scattered(whole: Tensor) -> Tensor:
     """Return this device's piece of the sum of gradients of `whole`."""
     size = dist.get_world_size()
-    parts = torch.stack([piece(whole.transpose(1, 2), rank, size) for rank in range(size)])
+    by_chunk = whole.transpose(1, 2).chunk(2 * size, dim=1)
+    batch, count, *others = by_chunk[0].shape
+    parts = whole.new_empty((size, batch, 2 * count, *others))
+    for rank in range(size):
+        for room, number in zip(parts[rank].chunk(2, dim=1), chunks(rank, size), strict=True):
+            room.copy_(by_chunk[number])
     mine = parts.new_empty(parts.shape[1:])
     dist.reduce_scatter_tensor(mine, parts.flatten(0, 1))
     return mine.transpose(1, 2)
@@ -114,25 +119,36 @@ class _Chunks(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         query, key, value, result, sums = ctx.saved_tensors
         keys, values = _gathered(key), _gathered(value)
-        to_query, to_keys, to_values = [], torch.zeros_like(keys), torch.zeros_like(values)
-        halves = zip(gradient.chunk(2, 2), result.chunk(2, 2), sums.chunk(2, -2), strict=True)
-        for call, (slope, out, total) in zip(_calls(query, keys, values), halves, strict=True):
-            q, k, v, *rest = call
+        to_query = torch.empty_like(query)
+        to_keys, to_values = torch.zeros_like(keys), torch.zeros_like(values)
+        parts = (t.chunk(2, -2) for t in (to_query, gradient, result, sums))
+        calls = zip(_calls(query, keys, values), *parts, strict=True)
+        del keys, values
+        for (q, k, v, *_, mask), room, slope, out, total in calls:
             made = _BACKWARD(
-                slope, q, k, v, out, total, 0.0, False, attn_mask=rest[2], scale=ctx.scale
+                slope, q, k, v, out, total, 0.0, False, attn_mask=mask, scale=ctx.scale
             )
-            to_query.append(made[0])
-            for room, of in ((to_keys, made[1]), (to_values, made[2])):
-                heads = of.view(len(of), room.shape[1], -1, *of.shape[2:]).sum(2)
-                room[:, :, : of.shape[2]] += heads
-        return torch.cat(to_query, 2), _scattered(to_keys), _scattered(to_values), None
+            room.copy_(made[0])
+            to_keys[:, :, : k.shape[2]] += _of_groups(made[1], to_keys.shape[1])
+            to_values[:, :, : v.shape[2]] += _of_groups(made[2], to_values.shape[1])
+            del q, k, v, made
+        return to_query, _scattered(to_keys), _scattered(to_values), None
+
+
+def _of_groups(gradient: Tensor, count: int) -> Tensor:
+    """Return the sum over the heads of each of `count` groups."""
+    if gradient.shape[1] == count:
+        return gradient
+    return gradient.view(len(gradient), count, -1, *gradient.shape[2:]).sum(2)
 
 
 def _calls(query: Tensor, keys: Tensor, values: Tensor) -> list[tuple[Any, ...]]:
     """Return the arguments of a call for each chunk of queries."""
     size, rank = dist.get_world_size(), dist.get_rank()
     width, groups = query.shape[2] // 2, query.shape[1] // keys.shape[1]
-    every = [t.repeat_interleave(groups, dim=1) for t in (keys, values)]
+    every = [keys, values]
+    if groups > 1:  # which this kernel does not know
+        every = [t.repeat_interleave(groups, dim=1) for t in every]
     calls = []
     for part, number in zip(query.chunk(2, dim=2), chunks(rank, size), strict=True):
         end = (number + 1) * width

@@ -117,8 +117,8 @@ def captured_graph(
     check_phase(phase, level)
     if spec.autocast is not None and level != "operator":
         raise SpecError(
-            f"model.autocast={spec.autocast} casts what operators read, got capture.level={level};"
-            " use capture.level=operator"
+            f"model.autocast={spec.autocast} casts the inputs of operators, got "
+            f"capture.level={level}; use capture.level=operator"
         )
     begin = time.perf_counter()
     path = None
@@ -159,8 +159,8 @@ def _unchanged(spec: ModelSpec) -> Iterator[None]:
         yield
     if original_key is not None and spec.key() != original_key:
         raise CaptureError(
-            f"a file that factory={spec.factory} is made of changed meanwhile; leave it as it is,"
-            " and start again"
+            f"a source file of factory={spec.factory} changed during the capture; start again "
+            "without editing it"
         )
 
 

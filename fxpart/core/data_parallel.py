@@ -78,10 +78,9 @@ def split_topology(topology: Topology, replicas: int, asked: str | None = None) 
                 return DataParallel(_part(topology, rings[0]), rings, ring_links(topology, rings))
     suggestion = nearest_degrees(replicas, _kind_counts(topology))
     raise NotApplicableError(
-        f"{asked or f'data_parallel={replicas}'} needs as many equal parts of the devices, there"
-        f" are {n}: {_shown(topology)}; make it {suggestion},"
-        f" or give each kind a number that {replicas} divides, and each part the"
-        " same links"
+        f"{asked or f'data_parallel={replicas}'} needs that many equal parts of the devices, but "
+        f"there are {n}: {_shown(topology)}; make it {suggestion}, or give each kind a number that "
+        f"{replicas} divides, and each part the same links"
     )
 
 

@@ -113,8 +113,8 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
     products = _convertible(graph, layout)
     if not products:
         raise SpecError(
-            f"weights={layout.name} converts no weight of this model: nothing multiplies by one"
-            f" outside of {', '.join(layout.keep) or 'embeddings'}; set weights=none"
+            f"weights={layout.name} quantizes no weight of this model: no matrix product reads one "
+            f"outside of {', '.join(layout.keep) or 'embeddings'}; set weights=none"
         )
     weight_bytes, moved = graph.weight_bytes.copy(), graph.moved_bytes.copy()
     targets = list(graph.targets)
@@ -201,8 +201,8 @@ def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
     is_key_value, tensor_bytes = _keys_and_values(graph)
     if not is_key_value.any():
         raise SpecError(
-            f"kv_cache={dtype} converts nothing of this model, which keeps no keys and values; set"
-            " kv_cache=auto"
+            f"kv_cache={dtype} converts nothing in this model, which caches no keys and values; "
+            "set kv_cache=auto"
         )
     saved_bytes = np.where(
         is_key_value, graph.value_bytes - (graph.value_bytes * share).astype(np.int64), 0

@@ -205,15 +205,15 @@ def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
 def _refuse_untrained(graph: OpGraph, optimizer: Optimizer) -> None:
     if not len(graph.gradient_values):
         raise SpecError(
-            f"optimizer={optimizer.name} updates weights by their gradients, the graph of"
-            f" {graph.n_ops} operators has none: it is no training step, or no weight that its loss"
-            " depends on requires a gradient; capture one with phase=training, unfreeze weights, or"
-            " use optimizer=none"
+            f"optimizer={optimizer.name} updates weights by their gradients, but the graph of "
+            f"{graph.n_ops} operators has none: it is not a training step, or no weight that its "
+            "loss depends on requires a gradient; capture one with phase=training, unfreeze "
+            "weights, or use optimizer=none"
         )
     if graph.is_update.any():
         raise SpecError(
-            f"optimizer={optimizer.name} was asked for, the graph has updates of"
-            f" {graph.targets[-1].removeprefix(UPDATE)} already; give the graph without them"
+            f"optimizer={optimizer.name} was requested, but the graph has updates of "
+            f"{graph.targets[-1].removeprefix(UPDATE)} already; give the graph without them"
         )
 
 

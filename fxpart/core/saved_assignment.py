@@ -201,9 +201,9 @@ def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
     if foreign:
         near = nearest_names(foreign[0], graph.names)
         raise SpecError(
-            f"the saved assignment places {foreign[0]}, which the model does not have; {near};"
-            " is it of another model, or of a capture with another phase or capture.symbolic,"
-            " which numbers operators otherwise? Use one of the same"
+            f"the saved assignment places {foreign[0]}, which the model does not have; {near}; is "
+            "it from another model, or from a capture with another phase or capture.symbolic, "
+            "which numbers operators differently? Use one of the same kind"
         )
     missing = [name for name in graph.names if name not in partition_of]
     if missing:

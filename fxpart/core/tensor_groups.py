@@ -80,7 +80,7 @@ def _refuse_unlike(topology: Topology, group: list[int]) -> None:
         )
         if not same:
             raise NotApplicableError(
-                f"tensor_parallel={len(group)} splits every operator evenly over {len(group)}"
-                f" neighbours, and devices {group[0]} to {group[-1]} are {first.name} and"
-                f" {device.name}; use equal devices, or a smaller tensor_parallel"
+                f"tensor_parallel={len(group)} splits every operator evenly over {len(group)} "
+                f"neighbours, but devices {group[0]} to {group[-1]} are {first.name} and "
+                f"{device.name}; use equal devices, or a smaller tensor_parallel"
             )

@@ -93,13 +93,13 @@ class OffloadOptions:
                 raise SpecError(f"offload.{name}={amount} does not exist; {near}")
         if self.cache == "all" and not self.stream:
             raise SpecError(
-                f"offload.cache=all copies caches to devices, offload={self.name} copies nothing;"
-                " use offload=auto or offload.cache=none"
+                f"offload.cache=all copies caches to devices, but offload={self.name} copies "
+                "nothing; use offload=auto or offload.cache=none"
             )
         if self.weights == "all" and self.optimizer == "none":
             raise SpecError(
-                "offload.weights=all leaves weights with the host, where they are updated; leave"
-                " out offload.optimizer=none"
+                "offload.weights=all keeps weights on the host, where they are updated; leave out "
+                "offload.optimizer=none"
             )
         if not (self.stream or self.on_host):
             raise SpecError(f"offload={self.name} neither streams nor computes on the host")
@@ -126,8 +126,8 @@ def tiers_of(tiers: Sequence[Tier]) -> Tiers | None:
             )
         if not 0 < tier.memory_bytes <= MAX_MEMORY_BYTES:
             raise SpecError(
-                f"tier {tier.name} has {show_bytes(tier.memory_bytes)}, from 1 byte to"
-                f" {show_bytes(MAX_MEMORY_BYTES)} are counted"
+                f"tier {tier.name} has {show_bytes(tier.memory_bytes)}; give 1 byte to "
+                f"{show_bytes(MAX_MEMORY_BYTES)}"
             )
         by_kind[tier.kind] = tier
     host, disk = by_kind.get(HOST), by_kind.get(DISK)

@@ -144,8 +144,8 @@ def all_reduce_cost(
     """
     if assignment.replicas > 1:
         raise SpecError(
-            "data_parallel copies a placement by itself, this one has copies already; leave out"
-            " devices.saturate_host"
+            "data_parallel copies a placement itself, but this one has copies already; leave out "
+            "devices.saturate_host"
         )
     check_bucket_bytes(bucket_bytes)
     device_of, n = assignment.device_of, replicas.n_replicas

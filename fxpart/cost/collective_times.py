@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,16 +21,19 @@ __all__ = [
 ]
 
 _OURS = "fxpart."
+_MOST_KEPT = 12
+"""Graphs whose collectives are kept: a recommendation alternates between this many."""
 
 
-def collective_kinds(graph: OpGraph) -> dict[int, str]:
+@lru_cache(maxsize=_MOST_KEPT)
+def collective_kinds(graph: OpGraph) -> Mapping[int, str]:
     """Return the kind (one of `COLLECTIVES`) of each collective operator of `graph`."""
     kinds = {}
     for op, target in enumerate(graph.targets):
         kind = target.removeprefix(_OURS).partition(".")[0]
         if target.startswith(_OURS) and kind in COLLECTIVES:
             kinds[op] = kind
-    return kinds
+    return MappingProxyType(kinds)
 
 
 def collective_bytes(graph: OpGraph) -> dict[int, int]:

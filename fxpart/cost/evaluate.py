@@ -87,7 +87,7 @@ def _as_published(problem: Problem, assignment: Assignment, simulated: Evaluatio
     workload, device_of = problem.workload, assignment.device_of
     assert workload is not None
     if assignment.rounds > 1:
-        raise SpecError("a published problem knows no replicas; leave out devices.saturate_host")
+        raise SpecError("a published problem has no replicas; leave out devices.saturate_host")
     refuse_unfit(workload, device_of)
     loads = device_loads_s(workload, device_of)
     if workload.most_pieces is None:
@@ -113,15 +113,15 @@ def _check(problem: Problem, assignment: Assignment) -> None:
     # Compiled code does no bounds checks, so its input must be valid.
     if len(assignment.partition_of) != problem.graph.n_ops:
         raise SpecError(
-            f"the assignment places {len(assignment.partition_of)} operators, the model has"
-            f" {problem.graph.n_ops}; make it for this model"
+            f"the assignment places {len(assignment.partition_of)} operators, the model has "
+            f"{problem.graph.n_ops}; make it for this model"
         )
     for homes in assignment.devices_of_partition:
         wrong = [device for device in homes if not 0 <= device < problem.topology.n_devices]
         if wrong:
             raise SpecError(
-                f"the assignment uses device {wrong[0]}, there are"
-                f" {problem.topology.n_devices}; make it for this topology"
+                f"the assignment uses device {wrong[0]}, there are {problem.topology.n_devices}; "
+                "make it for this topology"
             )
 
 

@@ -54,7 +54,8 @@ def make_problem(
         )
     if objective not in BY_TIME and isinstance(latency, Workload):
         raise SpecError(
-            f"objective={objective} is for models, a published problem has latency and throughput"
+            f"objective={objective} applies to models; a published problem has latency and "
+            "throughput"
         )
     unrated = dict.fromkeys(device.name for device in topology.devices if not device.power_w)
     if objective == "energy" and unrated:

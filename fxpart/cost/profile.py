@@ -69,8 +69,8 @@ class OperatorProfile:
         """
         if graph.n_ops != len(self.seconds):
             raise SpecError(
-                f"the profile is of {len(self.seconds)} operators and the graph has {graph.n_ops};"
-                " profile this graph"
+                f"the profile has {len(self.seconds)} operators, but the graph has {graph.n_ops}; "
+                "profile this graph"
             )
         return same_on_every_device(self.seconds, topology)
 

@@ -109,7 +109,7 @@ class Coverage(NamedTuple):
     def sentence(self) -> str:
         """Return the coverage as a sentence."""
         total = self.exact + self.interpolated + sum(self.missing.values())
-        share = f"{self.exact} of {total} operators at their very sizes"
+        share = f"{self.exact} of {total} operators at their exact sizes"
         others = ", ".join(f"{count} {name}" for name, count in self.missing.items())
         rest = f", {sum(self.missing.values())} by the roofline ({others})" if others else ""
         return f"{share}, {self.interpolated} interpolated{rest}"
@@ -239,7 +239,7 @@ def read_trace(path: Path) -> Trace:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, TypeError, AttributeError, KeyError, EOFError, RecursionError) as error:
         raise SpecError(
-            f"{path} is no trace of torch.profiler, or damaged ({one_line(error)}); {_ADVICE}"
+            f"{path} is not a trace of torch.profiler, or is damaged ({one_line(error)}); {_ADVICE}"
         ) from error
     samples: defaultdict[_Call, list[float]] = defaultdict(list)
     for call, seconds in zip(calls, times, strict=True):

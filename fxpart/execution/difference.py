@@ -104,7 +104,7 @@ def refuse_more(what: str, difference: float, allowed: float, of: str = "") -> N
     """Raise `ExecutionError` if `what` of a split model differs by more than `allowed`."""
     if difference > allowed:
         raise ExecutionError(
-            f"the split model's {what} are {difference:.3g}{of} from the unsplit one's, more than"
-            f" the {allowed:.3g} of rounding; a call that depends on chance or on what ran before"
-            " it cannot be split: take it out of the model"
+            f"the split model's {what} are {difference:.3g}{of} from the unsplit model's, more than"
+            f" the {allowed:.3g} of rounding; a random call, or one that depends on earlier calls,"
+            " cannot be split: take it out of the model"
         )

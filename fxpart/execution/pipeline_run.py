@@ -188,8 +188,8 @@ def _check(
     empty = next((stage.index for stage in chain.stages if not stage.outputs), None)
     if empty is not None:
         raise SpecError(
-            f"stage {empty} of {len(chain.stages)} hands on no tensor, and torch's engine passes at"
-            " least one; join it with the stage beside it"
+            f"stage {empty} of {len(chain.stages)} passes on no tensor, but torch's engine passes "
+            "at least one; join it with the stage beside it"
         )
 
 

@@ -63,8 +63,8 @@ def run_step(
         raise SpecError(f"repeats={repeats} must be 1 or more: without a run nothing is measured")
     if real.device.type != "cpu":
         raise SpecError(
-            f"a step in another order than autograd's is run on the CPU, got {real.device}; set"
-            " execute.device=cpu, or backward_order=autograd"
+            f"a step in another order than autograd's runs on the CPU only, got {real.device}; set "
+            "execute.device=cpu, or backward_order=autograd"
         )
     check_memory(real, training=True)
     try:

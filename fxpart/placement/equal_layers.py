@@ -48,8 +48,8 @@ def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) ->
     layer_of, count = _layers(graph)
     if each > 1 and count < each * devices:
         raise NotApplicableError(
-            f"mode.interleave={each} on {devices} devices makes {each * devices} stages, the model"
-            f" has {count} layers; take mode.interleave={max(1, count // devices)}"
+            f"mode.interleave={each} on {devices} devices makes {each * devices} stages, but the "
+            f"model has {count} layers; use mode.interleave={max(1, count // devices)}"
         )
     of_device = [_shares(size, each) for size in _shares(count, devices).tolist()]
     of_stage = np.stack(of_device, axis=1).ravel()

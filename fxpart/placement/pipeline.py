@@ -81,7 +81,7 @@ class PipelineOptions:
         # On a command line, the path of a Sequential's child is parsed as a number.
         object.__setattr__(self, "cut_after", tuple(str(path) for path in cut_after))
         if self.stages is not None and (type(self.stages) is not int or self.stages < 1):
-            raise SpecError(f"mode.stages must be a number from 1 on, got {self.stages!r}")
+            raise SpecError(f"mode.stages must be a whole number, 1 or more, got {self.stages!r}")
         if self.interleave < 1:
             raise SpecError(f"mode.interleave must be at least 1, got {self.interleave}")
         if self.stages is not None and self.cut_after:
@@ -98,8 +98,8 @@ class PipelineOptions:
         count = self.stages or (len(self.cut_after) + 1 if self.cut_after else self.interleave)
         if count % self.interleave:
             raise NotApplicableError(
-                f"mode.interleave={self.interleave} puts that many stages on each device, which"
-                f" {count} stages do not give; take a multiple of {self.interleave}"
+                f"mode.interleave={self.interleave} puts that many stages on each device, which "
+                f"does not divide {count} stages; use a multiple of {self.interleave}"
             )
 
     @property
@@ -175,13 +175,13 @@ def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: 
     if devices > available:
         more = f" of {interleave} stages each" if interleave > 1 else ""
         raise NotApplicableError(
-            f"mode=pipeline was asked for {stages} stages on {devices} devices{more}, there are"
-            f" {available}; ask for fewer stages, or more on each device with mode.interleave"
+            f"mode=pipeline was set to {stages} stages on {devices} devices{more}, but there are "
+            f"{available}; use fewer stages, or more on each device with mode.interleave"
         )
     if stages > line.n_units:
         raise SpecError(
-            f"mode=pipeline was asked for {stages} stages, the model can be cut into"
-            f" {line.n_units} at most; ask for fewer"
+            f"mode=pipeline was set to {stages} stages, but the model can be cut into "
+            f"{line.n_units} at most; use fewer"
         )
     return devices
 
@@ -335,14 +335,13 @@ def _by_shares(
 ) -> Iterator[IntArray]:
     """Yield cuts with the smallest largest stage, limited to a share of each device's memory."""
     stages_per_device = len(homes) // (max(homes) + 1)
+    sizes = problem.topology.memory_bytes
+    whole = StageSolver(line, Slots(homes, [int(sizes[home]) for home in homes], False, flights))
     for step in range(_SHARES + 1):
         # From the whole memory, where the load is smallest but stages rarely fit together, down to
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
-        sizes = problem.topology.memory_bytes
-        allowed = [int(sizes[device] * share) for device in homes]
-        solver = StageSolver(line, Slots(homes, allowed, False, flights))
-        stages = solver.least_load()
+        stages = whole.with_memory([int(sizes[home] * share) for home in homes]).least_load()
         if stages is not None:
             yield _cuts(stages)
 

@@ -129,8 +129,8 @@ def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
     units = embedding_units(problem.graph)
     if not units:
         raise SpecError(
-            "mode=sparse_nn spreads embedding tables over devices, this model has no embedding"
-            " operators; take mode=size_based or mode=kl_based"
+            "mode=sparse_nn spreads embedding tables over devices, but this model has no embedding "
+            "operators; take mode=size_based or mode=kl_based"
         )
     bins = _packed(problem, units)
     # Home 0 is the dense rest; home d + 1 is the tables of device d.
@@ -148,8 +148,9 @@ def _refuse_unequal(problem: Problem) -> None:
     sizes = problem.topology.memory_bytes.tolist()
     if len(set(sizes)) > 1:
         raise SpecError(
-            f"mode=sparse_nn needs devices of equal memory, there are {describe_devices(sizes)};"
-            " take equal ones such as devices=8x24gb, or mode=size_based or mode=kl_based"
+            "mode=sparse_nn needs devices of equal memory, but there are "
+            f"{describe_devices(sizes)}; take equal ones such as devices=8x24gb, or "
+            "mode=size_based or mode=kl_based"
         )
 
 

@@ -104,7 +104,7 @@ def _refuse_unknown(graph: OpGraph, holders: Iterable[str], whole: Sequence[str]
         if module not in known:
             near = nearest_names(module, (path for path in known if path))
             raise SpecError(
-                f"the device map is to keep {module} whole, which the model does not have; {near}"
+                f"the device map should keep {module} whole, which the model does not have; {near}"
             )
 
 

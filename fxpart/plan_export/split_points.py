@@ -44,8 +44,8 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
         where = f"operator {graph.names[ops[index]]} of {modules[index] or 'the model itself'}"
         if after != before + 1:
             raise SpecError(
-                f"{where} is in partition {after} and comes right after partition {before}; stages"
-                f" are runs of operators, one after another: {_CHANGE}"
+                f"{where} is in partition {after} and directly follows partition {before}; stages "
+                f"must be consecutive runs of operators: {_CHANGE}"
             )
         cut = module_bound(modules, index, calls, places)
         if cut is None:

@@ -121,8 +121,8 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
     """
     if assignment.replicas > 1:
         raise NotApplicableError(
-            "a schedule needs each partition on one device, the placement has replicas; leave out"
-            f" devices.saturate_host, or {_REMEDY}"
+            "a schedule needs each partition on one device, but the placement has replicas; leave "
+            f"out devices.saturate_host, or {_REMEDY}"
         )
     device_of, forward_of = assignment.device_of, graph.forward_of
     split_pairs = np.flatnonzero(device_of != device_of[forward_of])
@@ -153,8 +153,8 @@ def _refuse_other_than_turns(devices: list[int]) -> None:
     if len(devices) % len(used) or devices != used * (len(devices) // len(used)):
         shown = ", ".join(map(str, devices[:12])) + (", ..." if devices[12:] else "")
         raise NotApplicableError(
-            f"a schedule needs stages that go over the devices in turn, equally many on each; the"
-            f" {len(devices)} of this placement are on devices {shown}; {_REMEDY}"
+            "a schedule needs stages that take the devices in turn, with the same number on each; "
+            f"the {len(devices)} of this placement are on devices {shown}; {_REMEDY}"
         )
 
 

@@ -75,8 +75,8 @@ def _interleaved(device: int, devices: int, chunks: int, microbatches: int) -> l
     if microbatches % rounds:
         nearest = microbatches - microbatches % devices
         raise NotApplicableError(
-            f"schedule=interleaved over {devices} devices takes micro-batches in {rounds} equal"
-            f" rounds, which {microbatches} are not; take {nearest} or {nearest + devices}"
+            f"schedule=interleaved over {devices} devices runs microbatches in {rounds} equal "
+            f"rounds, got microbatches={microbatches}; use {nearest} or {nearest + devices}"
         )
     round_size, total = microbatches // rounds, microbatches * chunks
 
@@ -101,9 +101,10 @@ def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> lis
 def _refuse_chunks(name: str, devices: int, chunks: int) -> None:
     if chunks > 1:
         raise NotApplicableError(
-            f"schedule={name} runs one stage on each device, the placement has {chunks * devices}"
-            f" stages on {devices} devices; take schedule=interleaved, or a mode that places one"
-            " stage on each: mode=pipeline, or mode=equal_layers, with mode.interleave=1"
+            f"schedule={name} runs one stage on each device, but the placement has "
+            f"{chunks * devices} stages on {devices} devices; take schedule=interleaved, or a mode "
+            "that places one stage on each: mode=pipeline, or mode=equal_layers, with "
+            "mode.interleave=1"
         )
 
 
@@ -134,9 +135,9 @@ def ordered_actions(
         raise SpecError(f"microbatches must be at least 1, got {microbatches}")
     if devices * chunks * microbatches > MOST_ACTIONS:
         raise SpecError(
-            f"microbatches={microbatches} on {devices * chunks} stages are"
-            f" {devices * chunks * microbatches} forwards, at most {MOST_ACTIONS} are simulated;"
-            f" take at most {MOST_ACTIONS // (devices * chunks)} microbatches"
+            f"microbatches={microbatches} on {devices * chunks} stages make "
+            f"{devices * chunks * microbatches} forwards, but at most {MOST_ACTIONS} are "
+            f"simulated; use at most {MOST_ACTIONS // (devices * chunks)} microbatches"
         )
     order = SCHEDULES[name]
     rows = (order(device, devices, chunks, microbatches) for device in range(devices))

@@ -148,8 +148,8 @@ def _refuse_other_than_turns(homes: Sequence[int], devices: Sequence[int]) -> No
     if homes != expected or len(homes) % len(devices):
         shown = ", ".join(map(str, homes[:12])) + (", ..." if homes[12:] else "")
         raise SpecError(
-            f"a schedule needs stages that go over the {len(devices)} devices in turn, equally many"
-            f" on each; they are on devices {shown}; place the model with mode=pipeline"
+            f"a schedule needs stages that take the {len(devices)} devices in turn, with the same "
+            f"number on each; they are on devices {shown}; place the model with mode=pipeline"
         )
 
 

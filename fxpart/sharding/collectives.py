@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 __all__ = [
+    "IN_ORDER",
     "all_gather",
     "all_reduce",
     "embedded_rows",
@@ -34,6 +35,7 @@ _AGAIN, _GATHER_AGAIN = "fxpart::gathered_again", "fxpart::all_gather.again"
 _IN_PLACE, _SCATTER_IN_PLACE = "fxpart::scattered_in_place", "fxpart::reduce_scatter.in_place"
 _CONTEXT, _GATHER_CONTEXT = "fxpart::gathered_context", "fxpart::all_gather.context"
 _SCATTER_CONTEXT = "fxpart::reduce_scatter.context"
+IN_ORDER, _BY_DEVICE = "fxpart::in_order", "fxpart::by_device"
 _SCHEMA = "(Tensor x, int group) -> Tensor"
 _Step = Callable[[Tensor, int], Tensor]
 _SEQUENCE = 1
@@ -72,9 +74,11 @@ def gather_sequence(x: Tensor, group: int, *, again: bool = False) -> Tensor:
 
 
 def gather_context(x: Tensor, group: int) -> Tensor:
-    """Gather the positions of all devices that share a sequence, in rank order.
+    """Gather the positions of all devices that share a sequence, in sequence order.
 
-    A captured step gathers again in the backward. The gradient is reduce-scattered.
+    Each device holds two chunks of it, an early and a late one, so what is gathered is copied into
+    sequence order, and gradients back into rank order. A captured step gathers again in the
+    backward. The gradient is reduce-scattered.
     """
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.gathered_context(x, group)
@@ -146,6 +150,8 @@ torch.library.define(_GATHER_AGAIN, _SCHEMA)
 torch.library.define(_SCATTER_IN_PLACE, _SCHEMA)
 torch.library.define(_GATHER_CONTEXT, _SCHEMA)
 torch.library.define(_SCATTER_CONTEXT, _SCHEMA)
+torch.library.define(IN_ORDER, _SCHEMA)
+torch.library.define(_BY_DEVICE, _SCHEMA)
 
 
 @torch.library.impl(_REDUCE, "CPU")
@@ -245,8 +251,42 @@ def _own_part(gradient: Tensor, group: int) -> Tensor:
 
 _gathered_once_more: _Step = torch.ops.fxpart.all_gather.again
 _scattered_as_it_lies: _Step = torch.ops.fxpart.reduce_scatter.in_place
-_context_gathered: _Step = torch.ops.fxpart.all_gather.context
-_context_scattered: _Step = torch.ops.fxpart.reduce_scatter.context
+
+
+def _chunk_places(group: int) -> list[int]:
+    """Return which of 2 `group` chunks of a sequence lie one after the other, device by device."""
+    return [chunk for rank in range(group) for chunk in (rank, 2 * group - 1 - rank)]
+
+
+@torch.library.impl(IN_ORDER, "CPU")
+def _in_order(x: Tensor, group: int) -> Tensor:
+    parts, places = torch.chunk(x, 2 * group, dim=_SEQUENCE), _chunk_places(group)
+    return torch.cat([parts[places.index(chunk)] for chunk in range(2 * group)], dim=_SEQUENCE)
+
+
+@torch.library.impl(_BY_DEVICE, "CPU")
+def _by_device(x: Tensor, group: int) -> Tensor:
+    parts = torch.chunk(x, 2 * group, dim=_SEQUENCE)
+    return torch.cat([parts[chunk] for chunk in _chunk_places(group)], dim=_SEQUENCE)
+
+
+def _copied_shape(x: Tensor, group: int) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+torch.library.register_fake(IN_ORDER, _copied_shape)
+torch.library.register_fake(_BY_DEVICE, _copied_shape)
+
+
+def _context_gathered(x: Tensor, group: int) -> Tensor:
+    whole: Tensor = torch.ops.fxpart.in_order(torch.ops.fxpart.all_gather.context(x, group), group)
+    return whole
+
+
+def _context_scattered(x: Tensor, group: int) -> Tensor:
+    by_device = torch.ops.fxpart.by_device(x, group)
+    piece: Tensor = torch.ops.fxpart.reduce_scatter.context(by_device, group)
+    return piece
 
 
 def _define(name: str, forward: _Step, backward: _Step, schema: str = _SCHEMA) -> None:

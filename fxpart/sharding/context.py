@@ -54,7 +54,7 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
     attentions = _attentions(module)
     is_causal = bool(attentions) and all(part.is_causal is True for part in attentions)
     if config is None or "position_ids" not in names or not is_causal:
-        raise _refused(module, group, "is no decoder of transformers that is told positions")
+        raise _refused(module, group, "is not a transformers decoder that takes positions")
     if getattr(config, "sliding_window", None) is not None:
         raise _refused(module, group, f"sees a window of {config.sliding_window} tokens")
     if reason := _not_attention_alone(layers, config):
@@ -98,7 +98,7 @@ def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401
     """Return why `_attend` cannot replace all attention in `layers`; empty if it can."""
     attentions = _attentions(layers)
     if not all(_looks_up_attention(part) for part in attentions):
-        return "has attention code of its own, which nothing can be put in place of"
+        return "has its own attention code, which cannot be replaced"
     if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
         return f"sees chunks of {chunk} tokens"
     count, depth = len(attentions), getattr(config, "num_hidden_layers", None)
@@ -230,15 +230,14 @@ torch.library.define(
 torch.library.define(
     _ATTEND_BACK,
     "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor result, Tensor log_sums,"
-    " float scale, bool is_causal, int group, int rank) -> (Tensor, Tensor, Tensor)",
+    " float scale, bool is_causal, int group, int rank) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 def _scores(query: Tensor, key: Tensor, scale: float, group: int, rank: int) -> Tensor:
     """Return the scaled scores in float32, minus infinity for keys after the query."""
     count = query.shape[2]
-    keys = torch.cat([positions_of(count, group, r) for r in range(group)])
-    is_later = keys > positions_of(count, group, rank).unsqueeze(1)
+    is_later = torch.arange(count * group) > positions_of(count, group, rank).unsqueeze(1)
     scores = query.float() @ key.float().transpose(-2, -1) * scale
     return scores.masked_fill(is_later, float("-inf"))
 
@@ -287,7 +286,7 @@ def _gradients(  # noqa: PLR0917
     is_causal: bool,
     group: int,
     rank: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     keys, values = _per_query_head(key, query).float(), _per_query_head(value, query).float()
     weights = (_scores(query, keys, scale, group, rank) - log_sums.unsqueeze(-1)).exp()
     gradient_f32 = gradient.float()
@@ -297,20 +296,31 @@ def _gradients(  # noqa: PLR0917
     to_query = score_gradients @ keys * scale
     to_key = score_gradients.transpose(-2, -1) @ query.float() * scale
     to_value = weights.transpose(-2, -1) @ gradient_f32
-    gradients = _gradient_shapes(gradient, query, key, value)
+    gradients = _gradient_shapes(gradient, query, key, value, group, rank)
     shared = (len(key), key.shape[1], -1, key.shape[2])
-    for room, of in zip(gradients[1:], (to_key, to_value), strict=True):
+    for room, of in zip(gradients[1:3], (to_key, to_value), strict=True):
         room.copy_(of.view(*shared, of.shape[-1]).sum(2))
     gradients[0].copy_(to_query)
     return gradients
 
 
 def _gradient_shapes(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *others: Tensor | float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients, and what a call of the kernel makes of them for the later chunk.
+
+    The kernel is called for each chunk of queries with the keys up to its end, which for the first
+    device are all; its results are added up.
+    """
     rooms = (t.transpose(1, 2) for t in (query, key, value))
     to_query, to_key, to_value = (t.new_empty(t.shape).transpose(1, 2) for t in rooms)
-    return to_query, to_key, to_value
+    group = others[-2]
+    of_chunk = query.numel() // 2 + key.numel() + value.numel()
+    return to_query, to_key, to_value, query.new_empty(of_chunk if group != 1 else 0)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
@@ -320,7 +330,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _attend_backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # noqa: ANN401
     gradients = torch.ops.fxpart.context_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
-    return (*gradients, None, None, None, None)
+    return (*gradients[:3], None, None, None, None)
 
 
 torch.library.register_fake(_ATTEND, _attended_shapes)

@@ -70,9 +70,9 @@ def spread_experts(
     homes = expert_paths(module)
     if not homes:
         raise NotApplicableError(
-            f"expert_parallel={group} spreads experts over devices, {type(module).__name__} has"
-            " none that its class says how to spread (ep_plan); choose a mixture of experts, such"
-            " as model=mixtral_8x7b, or set expert_parallel=1"
+            f"expert_parallel={group} spreads experts over devices, {type(module).__name__} has no "
+            "plan for spreading experts (ep_plan); choose a mixture of experts, such as "
+            "model=mixtral_8x7b, or set expert_parallel=1"
         )
     styles = styles_of(module, module.ep_plan)  # type: ignore[arg-type]
     for path in homes:

@@ -106,8 +106,8 @@ def shard_module(
     for path, style in styles.items():
         if style not in _STYLES:
             raise NotApplicableError(
-                f"{path} is {style} in the plan of {type(module).__name__}, which is not known;"
-                f" {nearest_names(style, _STYLES)}"
+                f"{path} has the unknown style {style} in the plan of {type(module).__name__}; "
+                f"{nearest_names(style, _STYLES)}"
             )
         if path in parameters:
             owner, _, name = path.rpartition(".")

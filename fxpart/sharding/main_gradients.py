@@ -33,11 +33,14 @@ def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
     gradients = graph.gradient_values
     makers = graph.value_producer[gradients]
     if (makers < 0).any():
-        raise SpecError("a gradient is an input of the graph; engine=megatron needs a's")
+        raise SpecError(
+            "a gradient is an input of the graph, but engine=megatron needs gradients that "
+            "operators compute; capture a training step with phase=training"
+        )
     dtypes = [graph.dtypes[op] for op in makers.tolist()]
     odd = next((dtype for dtype in dtypes if dtype not in _ITEMSIZE), None)
     if odd is not None:
-        raise SpecError(f"engine=megatron adds up gradients of real numbers, one is {odd}")
+        raise SpecError(f"engine=megatron accumulates real-valued gradients, but one is {odd}")
     itemsize = np.array([_ITEMSIZE[dtype] for dtype in dtypes], dtype=np.int64)
     main_bytes = graph.value_bytes[gradients] // itemsize * _MAIN_ITEMSIZE
     graph = with_state(graph, graph.gradient_weights, [main_bytes])

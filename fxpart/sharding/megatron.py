@@ -36,8 +36,8 @@ def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
     head: Any = getattr(module, "lm_head", None)
     if not isinstance(head, nn.Linear) or not hasattr(module, "loss_function"):
         raise NotApplicableError(
-            "engine=megatron trains causal language models of transformers (lm_head),"
-            f" {type(module).__name__} is none; set engine=torch"
+            "engine=megatron trains causal language models of transformers (lm_head), "
+            f"{type(module).__name__} is not one; set engine=torch"
         )
     for part in module.modules():
         parts = dict(part.named_children())

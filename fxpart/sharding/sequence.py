@@ -66,7 +66,7 @@ def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str
     if incomplete is not None:
         raise _refused(module, f"{incomplete} does not both begin by columns and end by rows")
     if len(embeddings) != 1:
-        raise _refused(module, f"{len(embeddings)} embeddings are split, one is to be")
+        raise _refused(module, f"{len(embeddings)} embeddings are split instead of one")
     paths = tuple(by_parent)
     inner = frozenset(p for p, s in styles.items() if s in _COLUMNS and p not in parameters)
     outside = []
@@ -79,8 +79,8 @@ def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str
 
 def _refused(module: nn.Module, reason: str) -> NotApplicableError:
     return NotApplicableError(
-        f"sequence_parallel=true splits what lies between attentions and MLPs, in the plan of"
-        f" {type(module).__name__} {reason}; set sequence_parallel=false"
+        "sequence_parallel=true splits the operators between attention and MLP, but in the plan of "
+        f"{type(module).__name__} {reason}; set sequence_parallel=false"
     )
 
 
@@ -110,7 +110,7 @@ def count_positions(module: nn.Module) -> None:
     forward = module.forward
     if getattr(config, "_attn_implementation", None) == "eager":
         if not is_causal_alone(module):
-            raise _refused(module, "attention as products is not causal over all that came before")
+            raise _refused(module, "attention as products is not causal over all earlier positions")
         forward = partial(_with_mask, forward, next(module.parameters()).dtype)
     module.forward = partial(with_positions, forward, names, torch.arange)
 

@@ -27,9 +27,8 @@ def tensor_plan(module: nn.Module) -> dict[str, str]:
     stated = getattr(module, "tp_plan", None)
     if not isinstance(stated, dict) or not stated:
         raise NotApplicableError(
-            f"tensor_parallel needs a plan of which layers are split, {type(module).__name__}"
-            " states none (tp_plan); choose another model, or leave out"
-            " tensor_parallel"
+            f"tensor_parallel needs a plan of the layers to split, but {type(module).__name__} has "
+            "none (tp_plan); choose another model, or leave out tensor_parallel"
         )
     return styles_of(module, stated)
 

@@ -60,7 +60,9 @@ def with_zero(
     if stage not in STAGES:
         raise SpecError(f"zero={stage} does not exist; there are 0, 1, 2 and 3")
     if not len(graph.gradient_values):
-        raise SpecError(f"zero={stage} shards gradients, the graph has none; add phase=training")
+        raise SpecError(
+            f"zero={stage} shards gradients, but the graph has none; add phase=training"
+        )
     same = np.arange(graph.n_values)
     if stage == 0 or replicas == 1:
         return Sharded(graph, same)
@@ -70,7 +72,8 @@ def with_zero(
         return _with_parts_of_gradients(graph, sharing)
     if not np.isin(sharing, (1, replicas)).all():
         raise SpecError(
-            f"zero={stage} shards weights over all replicas, some are on a part of them"
+            f"zero={stage} shards weights over all replicas, but some weights are on a subset of "
+            "them"
         )
     return _rebuilt(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas)))
 
@@ -80,7 +83,9 @@ def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
     gradients = graph.gradient_values
     count, makers = len(gradients), graph.value_producer[gradients]
     if (makers < 0).any():
-        raise SpecError("a gradient is an input of the graph; zero=1 needs those of its weights")
+        raise SpecError(
+            "a gradient is an input of the graph, but zero=1 needs gradients that operators compute"
+        )
     # Values are ordered by their producer.
     order = np.argsort(np.concatenate([graph.value_producer, makers]), kind="stable")
     number = np.empty_like(order)

@@ -152,8 +152,8 @@ class BatchDimAnalyzer:
     def _shapes(self, node: fx.Node) -> list[tuple[Extent, ...]]:
         if "val" not in node.meta:
             raise BatchDimError(
-                f"node {node.name} does not say what it makes; trace with fake tensors, as"
-                ' torch.export and make_fx do, so that meta["val"] is there'
+                f'node {node.name} has no meta["val"], which describes its result; trace with'
+                " fake tensors, as torch.export and make_fx do"
             )
         tensors = tensors_of(node.meta["val"])
         return [extents(tensor.shape) for tensor in tensors if tensor is not None]

@@ -80,9 +80,9 @@ def refuse_sweep_settings(config: "Config") -> None:
     """
     for name in ("where", "zip"):
         if getattr(config, name):
-            raise SpecError(f"{name}= is about the jobs of a sweep; add -m, or leave it out")
+            raise SpecError(f"{name}= applies to the jobs of a sweep; add -m, or leave it out")
     if config.rerun == "":
-        raise SpecError("rerun= names no run; give the run's id, which MLflow's page of it shows")
+        raise SpecError("rerun= names no run; give the run's id, which its MLflow page shows")
 
 
 def _parser() -> Parser:
@@ -105,13 +105,13 @@ def _flag(name: str, value: object) -> str:
 
 def _refuse_flag(flag: str) -> None:
     if "=" in flag.strip("-") and not flag.startswith("-="):
-        raise SpecError(f"{flag} is no flag; write {flag.lstrip('-')}, without -")
+        raise SpecError(f"{flag} is not a flag; write {flag.lstrip('-')}, without -")
     suggestion = (
         f"{nearest_names(flag, [*_SWITCHES, *_OPTIONS])}; " if flag.startswith("--") else ""
     )
     raise SpecError(
-        f"{flag} is no flag; {suggestion}-m runs a sweep, -v says more, --cfg job shows the values,"
-        " --help all that can be chosen"
+        f"{flag} is not a flag; {suggestion}-m runs a sweep, -v says more, --cfg job shows the "
+        "values, --help lists all choices"
     )
 
 
@@ -127,12 +127,12 @@ def _check_flags(given: MutableMapping[str, Any]) -> None:
     """Raise `SpecError` for flags without effect; make ``--config-path`` absolute."""
     if given["experimental_rerun"] is not None:
         raise SpecError(
-            "--experimental-rerun is Hydra's and reads files that are not written here; a logged"
-            " run is repeated by rerun=<run id>"
+            "--experimental-rerun is Hydra's and reads files that are not written here; use "
+            "rerun=<run id> to repeat a logged run"
         )
     if given["package"] is not None and given["cfg"] is None:
         raise SpecError(
-            f"--package {given['package']} is about --cfg; add --cfg job, or leave it out"
+            f"--package {given['package']} applies to --cfg; add --cfg job, or leave it out"
         )
     folder, primary = given["config_dir"], given["config_path"]
     if folder is not None:
@@ -164,8 +164,8 @@ def _check_name(name: str | None, folders: list[str | Path | None], primary: str
         return
     if name is None:
         raise SpecError(
-            f"--config-path {primary}: there is no config.yaml in it, of which every run is made;"
-            " to add choices of your own, write --config-dir"
+            f"--config-path {primary} has no config.yaml, which every run needs; to add choices of "
+            "your own, use --config-dir"
         )
     where = ", ".join(
         "fxpart's own conf" if folder == conf_dir() else shown_path(folder.absolute())

@@ -118,7 +118,7 @@ def unreadable_override(override: str, message: str) -> str:
     quoted = without_password(shlex.quote(f'{key}="{value}"'))
     # Quotes would turn a list or a mapping into text.
     as_it_is = value[:1] in ("[", "{") or set("\"'") & set(value)
-    return f"{shown} cannot be read{why}; mend it" + (
+    return f"{shown} cannot be read{why}; correct it" + (
         "" if as_it_is else f", or quote it: {quoted}"
     )
 
@@ -170,7 +170,7 @@ def _of_value(error: "OmegaConfBaseException", where: str) -> str | None:
 def _bad_yaml(error: "MarkedYAMLError") -> str:
     mark = error.problem_mark or error.context_mark
     if mark is None:
-        return f"a file of the configuration is not valid YAML: {error}"
+        return f"a configuration file is not valid YAML: {error}"
     position = f"line {mark.line + 1}, column {mark.column + 1}"
     return f"{shown_path(Path(mark.name))} is not valid YAML: {position}: {error.problem}"
 
@@ -211,28 +211,29 @@ _MEANINGS = (
     ),
     (
         r"In '.*': Could not override '(\w+)@[^']+'\.\s+Did you mean to override \w+\?",
-        "override /{0} would be for the section that the file is in; write"
-        " `override /{0}@_global_.{0}: ...`",
+        "override /{0} applies to the section that the file is in; write `override "
+        "/{0}@_global_.{0}: ...`",
     ),
     (
         r"In '.*': Could not override '([\w/]+)",
-        "override {0} overrides nothing; write `override /GROUP: ...` for what --help lists",
+        "override {0} overrides nothing; write `override /GROUP: ...` for a group that --help "
+        "lists",
     ),
     (
         r"(?:Ambiguous value for argument|Sweep parameters) '([^']*)'",
         "{0} has several values; add -m for a sweep over them",
     ),
     (r"maximum recursion depth", "a defaults list leads back to itself; leave that entry out"),
-    (r"Invalid loaded object type", "a file holds a single value; write `key: value` lines"),
+    (r"Invalid loaded object type", "a file has a single value; write `key: value` lines"),
     (
         r"Unexpected type for root|AttributeError: 'NoneType' object has no attribute 'get'",
-        "what is null has no values to set; give them in a file of its section, as conf/devices/"
-        "2x_dgx_h100.yaml does for devices.between_nodes",
+        "a section that is null has no values to set; set them in a file of that section, as "
+        "conf/devices/2x_dgx_h100.yaml does for devices.between_nodes",
     ),
     (
         r"Input config does not have a `_target_` field",
-        "hydra.launcher and hydra.sweeper are chosen with a slash, hydra/launcher=joblib; in a file"
-        " by an entry of its defaults, `- override /hydra/launcher: joblib`",
+        "choose hydra.launcher and hydra.sweeper with a slash, hydra/launcher=joblib; in a file "
+        "by an entry of its defaults, `- override /hydra/launcher: joblib`",
     ),
     (
         r"^KeyError: '(\w+)'$",

@@ -300,7 +300,7 @@ def _refuse_no_choice(override: str, group: str, value: str) -> None:
     if value.lower() == "null":
         raise SpecError(f"{override} names nothing; give a name, which --help lists")
     if value.startswith("["):
-        raise SpecError(f"{override}: one is chosen, not a list; write {group}={value.strip('[]')}")
+        raise SpecError(f"{override}: choose one, not a list; write {group}={value.strip('[]')}")
     if group == _ACCELERATORS:
         specs = ",".join(f"1x{name}" for name in value.split(","))
         raise SpecError(f"{override}: accelerators are chosen by devices; write devices={specs}")

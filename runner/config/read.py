@@ -99,7 +99,9 @@ def read_config(composed: DictConfig) -> Config:
     options = dict(values.mode)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise SpecError(f"mode.name must be a mode's name, got {name!r}; such as mode=kl_based")
+        raise SpecError(
+            f"mode.name must be the name of a mode, got {name!r}; choose one, such as mode=kl_based"
+        )
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
     _refuse_unknown(values, "")
     config = Config(**sections, mode=ModeConfig(name, options))

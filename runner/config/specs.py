@@ -78,8 +78,8 @@ def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
     missing = [key for key in _NEEDED if key not in values]
     if missing:
         raise SpecError(
-            f"accelerator file {path} does not state {', '.join(missing)};"
-            " see the files of conf/accelerator"
+            f"accelerator file {path} does not set {', '.join(missing)}; see the files of "
+            "conf/accelerator"
         )
     try:
         memory_bytes = _memory_bytes(str(values["memory"]))
@@ -214,8 +214,8 @@ def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
     devices = [part for part, match in zip(parts, matches, strict=True) if not match]
     if tiers and not devices:
         raise SpecError(
-            f"devices={spec} are tiers, which hold weights for devices; add one, such as"
-            f" 1x24gb+{spec}"
+            f"devices={spec} has only tiers, which store weights of devices; add a device, such as "
+            f"1x24gb+{spec}"
         )
     return ("+".join(devices) if tiers else spec), tiers
 

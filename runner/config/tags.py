@@ -92,13 +92,13 @@ def config_from_tags(tags: Mapping[str, str]) -> Config:
     text = config_text(tags)
     if not text:
         raise SpecError(
-            f"the run has no tag {PREFIX}0, so what it ran is not known; name a run that this"
-            " command has logged, not the parent of a sweep"
+            f"the run has no tag {PREFIX}0, so its configuration is unknown; name a run logged by "
+            "this command, not the parent of a sweep"
         )
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise _damaged(f"they are no whole JSON: {error}") from error
+        raise _damaged(f"they are not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise _damaged(f"they are a {type(document).__name__}, not sections")
     return config_from_document(document)

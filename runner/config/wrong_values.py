@@ -91,9 +91,9 @@ _MEANINGS = (
     (r"could not be converted to Integer", "must be a whole number"),
     (r"could not be converted to Float", "must be a number"),
     (r"to string", "must be text"),
-    (r"is not Optional|Incompatible value 'None'", "needs a value, null is none"),
+    (r"is not Optional|Incompatible value 'None'", "needs a value, got null"),
     (r"expected one of \[(.*)\]", "must be one of {0}"),
-    (r"does not support deletion", "cannot be taken away; give it another value"),
+    (r"does not support deletion", "cannot be deleted; set another value"),
 )
 """OmegaConf's messages about values, with our wording."""
 
@@ -171,12 +171,12 @@ _REFERENCES = (
     ),
     (
         r"Unsupported interpolation type ([\w.]+)",
-        "asks for ${{{0}:...}}, which there is not; write ${{section.key}} or ${{oc.env:NAME}}",
+        "asks for ${{{0}:...}}, which does not exist; write ${{section.key}} or ${{oc.env:NAME}}",
     ),
     (r"[Rr]ecursi", "refers to itself; write a value"),
     (
         r"(?:resolving|dereferencing) interpolation\b[^:]*: ([^\n]*)",
-        "cannot be worked out ({0}); mend it",
+        "cannot be resolved ({0}); correct it",
     ),
     (
         r"(.*(?:input|at) '.*)",

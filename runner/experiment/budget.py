@@ -31,7 +31,7 @@ def within_budget(config: Config) -> tuple[Config, str]:
     """
     without = replace(config, checkpointing="none")
     if _fits(without):
-        return without, "nothing is computed again, the step fits"
+        return without, "no block is recomputed, the step fits without"
     recomputing = replace(config, checkpointing="block")
     plan(recomputing, model_spec(recomputing))  # raises with advice if even this does not fit
     problems = [_problem(step) for step in (without, recomputing)]
@@ -41,11 +41,11 @@ def within_budget(config: Config) -> tuple[Config, str]:
     def fits(names: Sequence[str]) -> bool:
         nonlocal tried
         tried += 1
-        with progress(f"computing {counted(len(names), 'block')} again"):
+        with progress(f"recomputing {counted(len(names), 'block')}"):
             return _fits(replace(recomputing, recomputed_blocks=list(names)))
 
     names = chosen_blocks(blocks, fits)
-    summary = f"{len(names)} of {counted(len(blocks), 'block')} computed again"
+    summary = f"{len(names)} of {counted(len(blocks), 'block')} recomputed"
     return replace(recomputing, recomputed_blocks=list(names)), summary + _gap(
         config, problems[0], blocks, names
     )

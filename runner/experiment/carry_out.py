@@ -100,8 +100,8 @@ def _refuse_other_measurements(config: Config) -> None:
         measured, run = getattr(config.latency, name), getattr(config.execute, name)
         if measured != run:
             raise SpecError(
-                f"latency.{name}={measured} measures operators in another way than they are run,"
-                f" execute.{name}={run}; leave latency.{name} out, or make the two equal"
+                f"latency.{name}={measured} differs from execute.{name}={run}, so operators would "
+                f"not be measured as they are run; leave out latency.{name}, or make the two equal"
             )
 
 

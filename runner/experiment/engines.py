@@ -105,10 +105,10 @@ def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
     if config.mode.name != "pipeline" or not is_text or config.phase.name == "inference":
         return ""
     if finetunes(config):
-        return "; no files of engines: adapters are in none of them"
+        return "; no engine files: no engine's file covers adapters"
     try:
         stages_of(graph, assignment)
     except SpecError as error:
         depth = max(block_of(module).count(".") + 1 for module in graph.modules)
-        return f"; no files of engines: {error}; add granularity={depth}"
+        return f"; no engine files: {error}; add granularity={depth}"
     return ""

@@ -60,14 +60,14 @@ def check_mesh(config: Config) -> None:
     for choice, is_chosen in _against(config).items():
         if is_chosen:
             raise NotApplicableError(
-                f"{chosen} is planned operator by operator at one size, and not run here; leave out"
-                f" {choice}, or {chosen.partition('=')[0]}"
+                f"{chosen} is planned operator by operator at one size, and cannot be run here; "
+                f"leave out {choice}, or {chosen.partition('=')[0]}"
             )
     if context > 1 and is_serving(config) and config.phase.name != "prefill":
         raise NotApplicableError(
-            f"context_parallel={context} cuts the sequences of a pass, and a step of"
-            f" phase={config.phase.name} has one token of each; use phase=prefill, or leave out"
-            " context_parallel"
+            f"context_parallel={context} splits the sequences of a pass, but a step of "
+            f"phase={config.phase.name} has one token per sequence; use phase=prefill, or leave "
+            "out context_parallel"
         )
     if experts > 1:
         _check_experts(config)
@@ -91,8 +91,8 @@ def check_imbalance(imbalance: float, degree: int) -> None:
     if not 1 <= imbalance <= degree:
         hint = f"from 1 to expert_parallel={degree}" if degree > 1 else "1 without expert_parallel"
         raise SpecError(
-            f"expert_imbalance={imbalance} is how much more than its share of the tokens the"
-            f" busiest device gets; give {hint}"
+            f"expert_imbalance={imbalance} is the ratio of the busiest device's tokens to an equal "
+            f"share; use {hint}"
         )
 
 
@@ -110,9 +110,9 @@ def _check_experts(config: Config) -> None:
         )
     if config.zero >= GATHERING and tensor * replicas != degree:
         raise NotApplicableError(
-            f"zero={config.zero} with expert_parallel={degree} is planned where all replicas share"
-            f" the experts, there are {replicas} replicas; use"
-            f" expert_parallel={tensor * replicas}, or zero=1"
+            f"zero={config.zero} with expert_parallel={degree} requires that all replicas share "
+            f"the experts, but there are {replicas} replicas; use "
+            f"expert_parallel={tensor * replicas}, or zero=1"
         )
 
 

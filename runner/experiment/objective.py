@@ -54,8 +54,8 @@ def check_objective(config: Config) -> None:
     is_repeated = config.schedule.name != "none" or replica_count(config) > 1
     if config.objective in BY_WHOLE and is_repeated:
         raise SpecError(
-            f"objective={config.objective} is of one input, without schedule, data_parallel and"
-            " context_parallel; leave those out, or use objective=throughput"
+            f"objective={config.objective} applies to one input, without schedule, data_parallel "
+            "and context_parallel; leave those out, or use objective=throughput"
         )
     if config.model.path is None:
         return
@@ -75,8 +75,8 @@ def check_objective(config: Config) -> None:
         if value != usual:
             use = "null" if usual is None else usual
             raise SpecError(
-                f"{key}={value} is for models, model=workload has a problem whose times are given;"
-                f" use {key}={use}"
+                f"{key}={value} applies to models, but the times of model=workload are given; use "
+                f"{key}={use}"
             )
 
 

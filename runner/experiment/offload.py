@@ -82,14 +82,15 @@ def check_offload(config: Config) -> None:
     if tiers is None:
         if options.name != "auto":
             raise SpecError(
-                f"offload={options.name} is of tensors in tiers, and devices={config.devices.spec}"
-                " has none; add one, such as +host64gb, or leave out offload"
+                f"offload={options.name} needs a tier for tensors, but "
+                f"devices={config.devices.spec} has none; add one, such as +host64gb, or leave out "
+                "offload"
             )
         for name in ("cache", "optimizer", "activations", "weights"):
             if getattr(options, name) == "all":
                 raise SpecError(
-                    f"offload.{name}=all moves to a tier, and devices={config.devices.spec} has"
-                    " none; add one, such as +host64gb"
+                    f"offload.{name}=all needs a tier, but devices={config.devices.spec} has none; "
+                    "add one, such as +host64gb"
                 )
         return
     trains = is_training(config)
@@ -112,9 +113,9 @@ def check_offload(config: Config) -> None:
     }
     for choice in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
-            f"tier {tiers.host.name} holds weights and caches of a pass or a step of serving, or"
-            " optimizer states and activations of a training step, on one machine at one size;"
-            f" leave out {choice} or the tier"
+            f"tier {tiers.host.name} is supported for weights and caches of a pass or a serving "
+            "step, or for optimizer states and activations of a training step, on one machine at "
+            f"one size; leave out {choice} or the tier"
         )
 
 
@@ -129,7 +130,8 @@ def _check_amounts(config: Config, options: OffloadOptions) -> None:
     for name, (step, phase, is_so) in wrong.items():
         if getattr(options, name) == "all" and not is_so:
             raise NotApplicableError(
-                f"offload.{name}=all is of {step}, got phase={config.phase.name}; add {phase}"
+                f"offload.{name}=all applies to {step}, not to phase={config.phase.name}; add "
+                f"{phase}"
             )
 
 
@@ -137,13 +139,13 @@ def _check_host_times(config: Config, what: str, host: Tier) -> None:
     instead = "offload.optimizer=none" if "optimizer" in what else "offload=prefetch"
     if host.processor is None:
         raise SpecError(
-            f"{what} on the host, and tier {host.name} states no flops_per_s and"
-            f" memory_bandwidth_bytes_per_s; give them, or use {instead}"
+            f"{what} on the host, but tier {host.name} has no flops_per_s and "
+            f"memory_bandwidth_bytes_per_s; set them, or use {instead}"
         )
     if config.latency.source not in _SOURCES:
         raise NotApplicableError(
-            f"{what} on the host, and latency={config.latency.source} has times of one kind of"
-            f" device alone; use latency={' or '.join(_SOURCES)}, or {instead}"
+            f"{what} on the host, but latency={config.latency.source} has times for one kind of "
+            f"device only; use latency={' or '.join(_SOURCES)}, or {instead}"
         )
 
 
@@ -245,7 +247,7 @@ def offload_line(config: Config, offloaded: Offloaded) -> str:
     parts.append(f"{format_size(free_bytes)} of {tiers.host.name} left")
     source = config.latency.source
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
-        parts.append(f"none on the host, since latency={source} has no times of it")
+        parts.append(f"none on the host, because latency={source} has no times for it")
     return ", ".join(parts)
 
 
@@ -361,7 +363,10 @@ def carried_by(offloaded: Offloaded) -> str:
     streams = "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
     if not (offloaded.ways == HOSTED).any():
         return streams
-    return f"{streams}; what is planned on the host, llama.cpp runs there and accelerate copies"
+    return (
+        f"{streams}; modules planned on the host run there in llama.cpp, and are copied by "
+        "accelerate"
+    )
 
 
 def _trained_by(offloaded: Offloaded) -> str:
@@ -371,7 +376,9 @@ def _trained_by(offloaded: Offloaded) -> str:
     tools = []
     if (offloaded.ways == HOSTED).any():
         if n_devices > 1:
-            return f"nothing yet: states on the host of a step on {n_devices} devices"
+            return (
+                f"nothing yet: no engine keeps states on the host for a step on {n_devices} devices"
+            )
         tools.append(
             "DeepSpeed (zero_optimization.offload_param and offload_optimizer), torch's fully_shard"
             " with CPUOffloadPolicy"

@@ -69,8 +69,8 @@ def check_latency(config: Config) -> None:
         _trace_times(latency)
     if latency.source in ("kernels", "trace") and config.capture.symbolic != "none":
         raise SpecError(
-            f"latency={latency.name} has times that are no polynomials, and capture.symbolic="
-            f"{config.capture.symbolic} makes formulas; use latency=roofline"
+            f"latency={latency.name} has times that are not polynomials, but "
+            f"capture.symbolic={config.capture.symbolic} needs formulas; use latency=roofline"
         )
     if latency.source != "roofline" and config.capture.level != "operator":
         does = {"kernels": "has curves of", "trace": "has times of"}.get(latency.source, "measures")
@@ -91,14 +91,14 @@ def _check_measurable(config: Config) -> None:
             else f"capture.symbolic={config.capture.symbolic}"
         )
         raise SpecError(
-            f"latency={config.latency.name} measures operators of one size, and {override} captures"
-            " them for all; use latency=roofline, or a calibration from a file (latency.file)"
+            f"latency={config.latency.name} measures operators at one size, but {override} "
+            "captures them for all sizes; use latency=roofline, or a calibration from a file "
+            "(latency.file)"
         )
     if is_training(config) and config.optimizer.name != "none":
         raise SpecError(
-            f"latency={config.latency.name} measures operators of the model, and updates of"
-            f" optimizer={config.optimizer.name} are none; add optimizer=none, or use"
-            " latency=roofline"
+            f"latency={config.latency.name} measures operators of the model, not the updates of "
+            f"optimizer={config.optimizer.name}; add optimizer=none, or use latency=roofline"
         )
 
 
@@ -185,7 +185,9 @@ def _kernel_model(latency: LatencyConfig) -> KernelModel:
     families = {str(name): family_from(name, curves) for name, curves in latency.curves.items()}
     tables = Path(latency.tables) if latency.tables else None
     if tables and not tables.is_dir():
-        raise SpecError(f"latency.tables={tables} is no folder; name one of measured tables")
+        raise SpecError(
+            f"latency.tables={tables} is not a folder; name a folder of measured tables"
+        )
     return KernelModel(families, _roofline(latency), tables, carries=latency.carries_curves)
 
 
@@ -266,8 +268,8 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
         return f"of {config.latency.file}: {times.coverage(graph).sentence()}"
     if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:
         return (
-            f"other work had the processor for {times.lost_share:.0%} of the measurement; operators"
-            " are charged for their own processor time"
+            f"other processes used the processor for {times.lost_share:.0%} of the measurement; "
+            "operators are charged for their own processor time"
         )
     return ""
 
@@ -285,8 +287,8 @@ def _curves_note(config: Config, times: KernelModel) -> str:
         notes.append(f"of curves of {with_curves}" + f", a roofline of {without}" * bool(without))
     if times.layout:
         notes.append(
-            f"{'' if notes else 'of curves, but '}a roofline for products of weights in"
-            f" {times.layout}, of which no kernels are measured"
+            f"{'' if notes else 'of curves, but '}a roofline for products of weights in "
+            f"{times.layout}, for which no kernels were measured"
         )
     if config.execute.name != "none":
         notes.append(f"{'' if notes else 'of curves, '}{_NOT_HERE}")
@@ -305,7 +307,7 @@ def _roofline_note(config: Config) -> str:
     reason = roofline_reason(config)
     has_own = any(pool.own_curves for pool in config.devices.pools)
     if reason and has_own and not config.latency.carries_curves:
-        notes.append(f"since {reason} takes no curves")
+        notes.append(f"since {reason} uses no curves")
     if config.execute.name != "none":
         notes.append(_NOT_HERE)
     return f"of a roofline of {names}, {', '.join(notes)}" if notes else ""

@@ -36,8 +36,8 @@ def check_schedule(config: Config) -> None:
         raise SpecError(f"microbatches={config.microbatches} must be 1 or more")
     if config.microbatches > MOST_ACTIONS:
         raise SpecError(
-            f"microbatches={config.microbatches} is more than can be simulated, at most"
-            f" {MOST_ACTIONS}; take fewer, larger ones"
+            f"microbatches={config.microbatches} is more than can be simulated (at most "
+            f"{MOST_ACTIONS}); use fewer, larger microbatches"
         )
     if name == "none" and config.microbatches > 1:
         raise NotApplicableError(

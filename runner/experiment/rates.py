@@ -86,7 +86,7 @@ def check_prices(config: Config) -> None:
         # OmegaConf accepts a nested mapping in place of a number.
         if not isinstance(price, float | int) or not 0 < price < float("inf"):
             raise SpecError(
-                f"price_per_hour.{name} must be positive and finite, in USD, is {price}"
+                f"price_per_hour.{name} must be positive and finite, in USD, got {price}"
             )
 
 

@@ -33,15 +33,15 @@ def check_replicas(config: Config) -> None:
     check_bucket_bytes(config.all_reduce.bucket_bytes)
     if replica_count(config) > 1 and config.devices.saturate_host:
         raise NotApplicableError(
-            f"{replica_degrees(config)} copies the placement, and devices.saturate_host=true too;"
-            " leave one of the two out"
+            f"{replica_degrees(config)} copies the placement, and so does "
+            "devices.saturate_host=true; leave out one of the two"
         )
     if replicas == 1:
         return
     if config.execute.name != "none":
         raise SpecError(
-            f"data_parallel={replicas} is planned, not run here; leave out"
-            f" execute={config.execute.name}, or data_parallel"
+            f"data_parallel={replicas} can be planned, but not run here; leave out "
+            f"execute={config.execute.name}, or data_parallel"
         )
     if config.capture.level != "operator":
         raise SpecError(
@@ -86,7 +86,7 @@ def replicas_line(replicas: Replicas, group: int = 1) -> str:
     worst = int(cost.busy_s.argmax())
     devices = counted(replicas.parallel.replica.n_devices * group, "device")
     if not cost.reduced_bytes.any():
-        return f"{count} replicas of {devices}, which sum nothing"
+        return f"{count} replicas of {devices}, which all-reduce nothing"
     return (
         f"{count} replicas of {devices}; all-reduce of"
         f" {format_size(int(cost.reduced_bytes[worst]))} on device {worst} takes"

@@ -41,8 +41,8 @@ def check_runtime(config: Config) -> None:
     }
     for choice in (choice for choice, is_chosen in against.items() if is_chosen):
         raise NotApplicableError(
-            "runtime=compiled predicts kernels that a compiler fuses, of operators that are"
-            f" captured at one size and not run here; leave out {choice}, or use runtime=graph"
+            "runtime=compiled predicts the fused kernels of operators captured at one size, and "
+            f"cannot be run here; leave out {choice}, or use runtime=graph"
         )
 
 

@@ -56,8 +56,8 @@ def check_serving(config: Config) -> None:
         return
     if not is_serving(config):
         raise NotApplicableError(
-            f"context_len={config.context_len} is of a cache, got phase={config.phase.name}; add"
-            " phase=decode or phase=prefill"
+            f"context_len={config.context_len} sets the length of a cache, got "
+            f"phase={config.phase.name}; use phase=decode or phase=prefill"
         )
     if config.context_len < 1:
         raise SpecError(f"context_len={config.context_len} must be a whole number, 1 or more")
@@ -69,8 +69,8 @@ def _check_generate(config: Config) -> None:
         for name, length in _lengths(config).items():
             if length is not None:
                 raise NotApplicableError(
-                    f"{name}={length} is of a generation, got phase={config.phase.name}; add"
-                    " phase=generate"
+                    f"{name}={length} applies to a generation, not to phase={config.phase.name}; "
+                    "add phase=generate"
                 )
         return
     generated_len(config)
@@ -121,7 +121,8 @@ def _check_serving_sweep(config: Config) -> None:
         return
     if not generates(config):
         raise NotApplicableError(
-            f"serving_sweep is of a generation, got phase={config.phase.name}; add phase=generate"
+            f"serving_sweep applies to a generation, not to phase={config.phase.name}; add "
+            "phase=generate"
         )
     least_context = 1 + (config.output_len or 0)
     for name, sizes, low in (("batches", batches, 1), ("contexts", contexts, least_context)):
@@ -141,8 +142,8 @@ def _check_few_bits(config: Config) -> None:
         raise SpecError(f"kv_cache={config.kv_cache} does not exist; {suggestion}")
     if config.kv_cache != "auto" and not is_serving(config):
         raise NotApplicableError(
-            f"kv_cache={config.kv_cache} is of a cache, got phase={config.phase.name}; add"
-            " phase=decode or phase=prefill"
+            f"kv_cache={config.kv_cache} sets the dtype of a cache, got phase={config.phase.name}; "
+            "use phase=decode or phase=prefill"
         )
     chosen = {
         f"weights={config.weights.name}": config.weights.name != "none",
@@ -151,39 +152,39 @@ def _check_few_bits(config: Config) -> None:
     against = {
         f"phase={config.phase.name}": (
             config.phase.name == "training" and config.finetune.name == "none",
-            "serving, and for frozen weights of finetune=lora",
+            "serving, and for the frozen weights of finetune=lora",
         ),
         f"execute={config.execute.name}": (
             config.execute.name != "none",
-            "a plan that is not run: drawn weights are of the model's dtype",
+            "plans that are not run, because random weights have the model's dtype",
         ),
         f"capture.symbolic={config.capture.symbolic}": (
             config.capture.symbolic != "none",
-            "one size, formulas count whole dtypes",
+            "one size, because formulas count whole dtypes",
         ),
         f"data_parallel={config.data_parallel}": (
             config.data_parallel > 1,
-            "one replica, others serve texts of their own",
+            "one replica, because others serve separate texts",
         ),
         f"model.autocast={config.model.autocast}": (
             config.model.autocast is not None,
-            "products that read them, not a cast of theirs",
+            "matrix products that read such weights, not a cast of them",
         ),
         f"latency={config.latency.name}": (
             config.latency.source not in ("roofline", "kernels"),
-            "a roofline, no kernels of few bits are measured",
+            "rooflines, because no quantized kernels were measured",
         ),
     }
     for choice in (name for name, is_set in chosen.items() if is_set):
         for conflict, (is_set, reason) in against.items():
             if is_set:
                 raise NotApplicableError(
-                    f"{choice} is planned for {reason}; leave out {conflict} or it"
+                    f"{choice} is supported for {reason}; leave out {conflict}, or {choice}"
                 )
     if config.kv_cache != "auto" and config.latency.source == "kernels":
         raise NotApplicableError(
-            f"kv_cache={config.kv_cache} is planned for a roofline, attention over it is not"
-            " measured; leave out latency=kernels or it"
+            f"kv_cache={config.kv_cache} is supported for rooflines, because attention over such a "
+            "cache was not measured; leave out latency=kernels, or kv_cache"
         )
 
 

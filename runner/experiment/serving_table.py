@@ -42,16 +42,16 @@ def check_table(config: Config, steps: ServingSteps) -> None:
         return
     if steps.has_encoder:
         raise NotApplicableError(
-            "serving_sweep.contexts is of decoders, whose prompts have any length; an encoder is"
-            " captured at prompt_len alone: leave it out, or sweep prompt_len with -m"
+            "serving_sweep.contexts applies to decoders, whose prompts can have any length; an "
+            "encoder is captured at prompt_len only: leave it out, or sweep prompt_len with -m"
         )
     try:
         steps.decode(steps.sizes.texts, max(contexts))
     except SpecError as error:
         reason, _, _ = str(error).partition(";")
         raise SpecError(
-            f"serving_sweep.contexts has {max(contexts)}, which the model has no room for:"
-            f" {reason}; leave it out"
+            f"serving_sweep.contexts has {max(contexts)}, which is too long for the model: "
+            f"{reason}; leave it out"
         ) from error
 
 

@@ -253,8 +253,8 @@ def symbols_of(config: Config) -> tuple[str, ...]:
     symbols = symbols_named(config.capture.symbolic)
     if symbols and config.execute.name != "none":
         raise SpecError(
-            f"capture.symbolic={config.capture.symbolic} is planned for, execute="
-            f"{config.execute.name} runs one size; leave out one of the two"
+            f"capture.symbolic={config.capture.symbolic} plans for all sizes, but "
+            f"execute={config.execute.name} runs one size; leave out one of the two"
         )
     if symbols and config.capture.level != "operator":
         raise SpecError(

@@ -73,16 +73,16 @@ def check_split(config: Config) -> None:
     for choice, is_chosen in conflicts.items():
         if is_chosen:
             raise NotApplicableError(
-                f"tensor_parallel={size} is planned operator by operator at one size, and not run"
-                f" here; leave out {choice}, or tensor_parallel"
+                f"tensor_parallel={size} is planned operator by operator at one size, and cannot "
+                f"be run here; leave out {choice}, or tensor_parallel"
             )
 
 
 def _check_sequence(config: Config) -> None:
     if config.tensor_parallel == 1:
         raise NotApplicableError(
-            "sequence_parallel=true splits what lies between tensor-parallel layers, got"
-            " tensor_parallel=1; add tensor_parallel=2 or more"
+            "sequence_parallel=true splits the operators between tensor-parallel layers, got "
+            "tensor_parallel=1; add tensor_parallel=2 or more"
         )
     if is_serving(config):
         raise NotApplicableError(

@@ -72,12 +72,14 @@ def _check_finetune(config: Config) -> None:
         for field, usual in vars(FinetuneConfig()).items():
             if (value := getattr(chosen, field)) != usual:
                 raise NotApplicableError(
-                    f"finetune.{field}={value} is of adapters, got finetune=none; add finetune=lora"
+                    f"finetune.{field}={value} applies to adapters, got finetune=none; add "
+                    "finetune=lora"
                 )
         return
     if not is_training(config):
         raise NotApplicableError(
-            f"{name} is of a training step, got phase={config.phase.name}; add phase=training"
+            f"{name} applies to a training step, not to phase={config.phase.name}; add "
+            "phase=training"
         )
     if not math.isfinite(chosen.alpha):
         raise SpecError(f"finetune.alpha={chosen.alpha} must be a finite number")
@@ -94,7 +96,7 @@ def _check_finetune(config: Config) -> None:
     }
     for conflict in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
-            f"{name} is planned for one replica of whole layers at one size; leave out {conflict}"
+            f"{name} is supported for one replica of whole layers at one size; leave out {conflict}"
         )
 
 
@@ -136,13 +138,13 @@ def check_training(config: Config) -> None:
         _check_order(config)
     if not is_training(config) and config.checkpointing != "none":
         raise NotApplicableError(
-            f"checkpointing={config.checkpointing} is of a training step, got"
-            f" phase={config.phase.name}; add phase=training"
+            f"checkpointing={config.checkpointing} applies to a training step, not to "
+            f"phase={config.phase.name}; add phase=training"
         )
     if config.recomputed_blocks and config.checkpointing in ("none", BUDGET):
         raise NotApplicableError(
-            f"recomputed_blocks says which blocks checkpointing=block computes again, got"
-            f" checkpointing={config.checkpointing}; use checkpointing=block, or leave it out"
+            "recomputed_blocks selects the blocks that checkpointing=block recomputes, got "
+            f"checkpointing={config.checkpointing}; use checkpointing=block, or leave it out"
         )
     for index, path in enumerate(config.recomputed_blocks):
         if path in config.recomputed_blocks[:index]:
@@ -191,8 +193,8 @@ def _check_megatron(config: Config) -> None:
     for got, (fitting, is_so) in wrong.items():
         if not is_so:
             raise NotApplicableError(
-                f"engine=megatron is planned as a training step with its distributed optimizer, got"
-                f" {got}; use {fitting}, or engine=torch"
+                "engine=megatron plans a training step with Megatron's distributed optimizer, got "
+                f"{got}; use {fitting}, or engine=torch"
             )
 
 
@@ -200,16 +202,16 @@ def _check_order(config: Config) -> None:
     """Raise `SpecError` if the backward order conflicts with the rest of `config`."""
     order = f"backward_order={config.backward_order}"
     if not is_training(config):
-        raise SpecError(f"{order} is of a training step, got phase={config.phase.name}")
+        raise SpecError(f"{order} applies to a training step, not to phase={config.phase.name}")
     if config.schedule.name != "none":
         raise SpecError(
-            f"{order} is of one input through the model; schedule={config.schedule.name} runs the"
-            " whole backward of a stage at once; leave out one of the two"
+            f"{order} applies to one input through the model; schedule={config.schedule.name} runs "
+            "the whole backward of a stage at once; leave out one of the two"
         )
     if config.execute.name != "none" and config.execute.device != "cpu":
         raise SpecError(
-            f"{order} is run on the CPU, got execute.device={config.execute.device}; leave out one"
-            " of the two"
+            f"{order} runs on the CPU only, got execute.device={config.execute.device}; leave out "
+            "one of the two"
         )
 
 
@@ -228,6 +230,6 @@ def _refuse_what_is_not_run(config: Config) -> None:
     missing = left_out_here(config)
     if missing:
         raise SpecError(
-            f"execute={config.execute.name} runs forward and backward to be compared with the"
-            f" unsplit model, without dropout, recomputation or updates; add {missing}"
+            f"execute={config.execute.name} compares forward and backward with the unsplit model, "
+            f"without dropout, recomputation or updates; add {missing}"
         )

@@ -51,14 +51,14 @@ def _built(config: Config) -> Callable[[], object]:
     if config.model.path is not None or config.weights.name != "none":
         choice = "model=workload" if config.model.path is not None else "weights in few bits"
         raise SpecError(
-            f"mode=accelerate asks accelerate about the model as it is built, {choice} is none that"
-            " it knows; use another mode"
+            f"mode=accelerate gives accelerate the model as it is built, without {choice}; use "
+            "another mode"
         )
     if config.devices.tiers:
         tier = config.devices.tiers[0].name
         raise SpecError(
-            f"mode=accelerate asks accelerate about devices alone, and {tier} is a tier; leave it"
-            " out, or use another mode"
+            f"mode=accelerate gives accelerate devices only, and {tier} is a tier; leave it out, "
+            "or use another mode"
         )
 
     @cache

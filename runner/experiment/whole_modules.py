@@ -151,7 +151,7 @@ def _torch_line(
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
     if assignment.n_partitions == 1 and config.backward_order == "autograd":
-        return ", ".join(["plain PyTorch, all is on one device", *local])
+        return ", ".join(["plain PyTorch, everything is on one device", *local])
     if engine := backward_engine(config.backward_order):
         return ", ".join([*local, engine])
     carried = carriers(problem.graph, assignment)

@@ -76,8 +76,8 @@ def check_zero(config: Config) -> None:
         )
     if config.capture.symbolic != "none":
         raise NotApplicableError(
-            f"zero={stage} is planned for one size, got capture.symbolic="
-            f"{config.capture.symbolic}; leave out one of the two"
+            f"zero={stage} is supported for one size, got "
+            f"capture.symbolic={config.capture.symbolic}; leave out one of the two"
         )
     if stage >= GATHERING:
         _check_schedule(config)
@@ -90,14 +90,14 @@ def _check_schedule(config: Config) -> None:
         return
     if not in_stages(config) and config.schedule.name != "1f1b":
         raise NotApplicableError(
-            f"{zero} adds up gradients of microbatches one after the other, got {schedule} on"
-            " replicas of one device; use schedule=1f1b"
+            f"{zero} accumulates the gradients of one microbatch after the other, got {schedule} "
+            "on replicas of one device; use schedule=1f1b"
         )
     chunks = config.mode.options.get("interleave", 1)
     if isinstance(chunks, int) and chunks > _MOST_GATHERED:
         raise NotApplicableError(
-            f"{zero} is planned for stages whose weights stay gathered, of which torch's schedules"
-            f" have {_MOST_GATHERED} on a device, got mode.interleave={chunks}; use 2 or 3"
+            f"{zero} requires stages whose weights stay gathered, at most {_MOST_GATHERED} on a "
+            f"device in torch's schedules, got mode.interleave={chunks}; use 2 or 3"
         )
 
 
@@ -113,15 +113,15 @@ def check_shard_devices(config: Config, parallel: DataParallel) -> None:
         return
     if config.schedule.name == "none":
         raise NotApplicableError(
-            f"zero={config.zero} over replicas of {n} devices is planned of a pipeline over"
-            " microbatches; add mode=pipeline schedule=1f1b microbatches=8, raise data_parallel, or"
-            " use zero=1"
+            f"zero={config.zero} over replicas of {n} devices requires a pipeline over "
+            "microbatches; add mode=pipeline schedule=1f1b microbatches=8, raise data_parallel, or "
+            "use zero=1"
         )
     if config.mode.name == "single":
         raise NotApplicableError(
-            f"zero={config.zero} with mode=single is planned over replicas of one device, got"
-            f" {n} in each, of which one works; use data_parallel={n * config.data_parallel} with a"
-            " model.batch_size that it divides, fewer devices, or mode=pipeline"
+            f"zero={config.zero} with mode=single requires replicas of one device, got {n} in "
+            f"each, of which only one computes; use data_parallel={n * config.data_parallel} with "
+            "a model.batch_size that it divides, fewer devices, or mode=pipeline"
         )
 
 
@@ -239,8 +239,8 @@ def zero_line(config: Config, step: ShardedStep) -> str:
     if config.zero >= GATHERING and in_stages(config):
         # Exposed time is known only for all stages together: their waits may overlap.
         return (
-            f"{costs} on the busiest device; for those of all the step is"
-            f" {format_s(step.exposed_s)} longer"
+            f"{costs} on the busiest device; collectives of all devices make the step "
+            f"{format_s(step.exposed_s)} longer"
         )
     return f"{costs}, of which {format_s(step.exposed_s)} are waited for"
 

@@ -136,8 +136,8 @@ def refuse_changed(config: Config, identity: JobIdentity) -> None:
     known = identity.inputs
     if known is not None and inputs_key(config, model_spec(config).key()) != known:
         raise SpecError(
-            "what decides the result was changed after this began: a source file of the model, a"
-            " file that the configuration names, fxpart or torch; give the same command again"
+            "an input of the result was changed after the start: a source file of the model, a "
+            "file that the configuration names, fxpart or torch; repeat the command"
         )
 
 

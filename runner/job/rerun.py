@@ -34,8 +34,8 @@ __all__ = ["Restored", "rerun", "restored"]
 _BESIDE = ("rerun", "tracking", "verbose", "figures")
 """Sections that may be overridden with ``rerun``: none of them affects a result."""
 _CHANGED = (
-    "; but what decides its result is not what it was: a source of the model, a file of"
-    " model.depends_on, fxpart, torch, or the machine"
+    "; but an input of its result has changed: a source of the model, a file of model.depends_on, "
+    "fxpart, torch, or the machine"
 )
 _KEY = re.compile(r"[0-9a-f]{16}")
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
@@ -58,7 +58,7 @@ def rerun(config: Config, identity: JobIdentity) -> Outcome:
     logged = tracker.run(run_id)
     if logged.tags.get("kind") == "sweep":
         command = logged.tags.get("command", "")
-        raise SpecError(f"run {run_id} is a whole sweep; repeat it with {command} resume=false")
+        raise SpecError(f"run {run_id} is a sweep; repeat it with {command} resume=false")
     old = config_from_tags(logged.tags)
     restored_config = replace(
         old,
@@ -88,9 +88,7 @@ def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, s
     run_id = values.get("rerun", str(config.rerun))
     for key in values:
         if key.partition(".")[0] not in _BESIDE:
-            raise SpecError(
-                f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
-            )
+            raise SpecError(f"rerun={run_id} repeats a run unchanged; leave out {key}=, or rerun=")
     if config.tracking.name != "mlflow":
         return config.tracking, run_id  # rejected by the tracker
     from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
@@ -12,8 +13,10 @@ from fxpart.placement.infeasible import describe_devices, whole_model_bytes
 from fxpart.schedule import least_step_s
 from runner.config.sections import Config
 from runner.experiment.experiment import problem_of
+from runner.experiment.mesh import GATHERING, weight_replicas
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject
+from runner.experiment.training import is_megatron
 from runner.plans.space import Plan
 
 __all__ = ["Bounds", "bounds_of", "least_time_s", "refuse_too_large"]
@@ -39,6 +42,13 @@ class Bounds:
     """The checkpointing of the step."""
     holds_bytes: int
     """Peak bytes of the whole model on one device, which all devices together must have."""
+    gradient_bytes: int
+    """Bytes of the gradients of all weights, which are live together before the updates."""
+    bucket_bytes: int
+    """Bytes of DistributedDataParallel's copies of gradients, without ZeRO or with its first
+    stage."""
+    weight_replicas: IntArray
+    """Number of replicas that hold the same copy of each weight. Shape (W,)."""
 
     @cached_property
     def latency_s(self) -> float:
@@ -62,7 +72,29 @@ def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds
         float(repeated.min(axis=1).sum()),
         checkpointing,
         whole_model_bytes(problem),
+        _gradient_bytes(problem.graph),
+        _bucket_bytes(config, problem.graph),
+        weight_replicas(config, problem.graph),
     )
+
+
+def _bucket_bytes(config: Config, graph: OpGraph) -> int:
+    """Return the bytes of copies of the gradients that replicas sum."""
+    if config.all_reduce.gradient_as_bucket_view or is_megatron(config):
+        return 0
+    is_summed = weight_replicas(config, graph)[graph.gradient_weights] > 1
+    return int(graph.value_bytes[graph.gradient_values[is_summed]].sum())
+
+
+def _gradient_bytes(graph: OpGraph) -> int:
+    """Return the bytes of all gradients; views of a storage need no more than the storage."""
+    values = np.unique(graph.gradient_values)
+    owners = values.copy()
+    while (is_view := graph.value_base[owners] >= 0).any():
+        owners = np.where(is_view, graph.value_base[owners], owners)
+    viewed_bytes = np.zeros(graph.n_values, dtype=np.int64)
+    np.add.at(viewed_bytes, owners, graph.value_bytes[values])
+    return int(np.minimum(viewed_bytes, graph.value_alloc_bytes)[np.unique(owners)].sum())
 
 
 def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
@@ -78,21 +110,40 @@ def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
 
 
 def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
-    """Raise `InfeasibleError` if the devices of a replica together have too little memory."""
-    graph, devices = bounds.problem.graph, bounds.problem.topology.devices
-    weights = graph.total_weight_bytes
-    state = int(graph.weight_state_bytes.sum())
-    shards = plan.replicas if plan.zero else 1
-    needed = weights // (shards if plan.zero > 1 else 1) + state // shards
+    """Raise `InfeasibleError` if no placement on the devices of a replica can fit."""
+    needed = _least_bytes(plan, bounds)
     # The peak is often in the updates, whose temporaries ZeRO shards too.
     if not plan.zero and plan.checkpointing == bounds.checkpointing:
         needed = max(needed, bounds.holds_bytes)
-    sizes = [device.memory_bytes for device in devices]
-    if needed <= sum(sizes):
+    sizes = [device.memory_bytes for device in bounds.problem.topology.devices]
+    available = max(sizes) if plan.mode == "single" else sum(sizes)
+    if needed <= available:
         return
+    have = f"its devices have {describe_devices(sizes)}"
+    if plan.mode == "single" and len(sizes) > 1:
+        have = f"mode=single takes one device, of {show_bytes(available)} at most"
     raise InfeasibleError(
-        f"a replica holds {show_bytes(needed)} ({needed} bytes) at least, its devices have"
-        f" {describe_devices(sizes)}",
+        f"a replica holds {show_bytes(needed)} ({needed} bytes) at least, {have}",
         needed_bytes=needed,
-        available_bytes=sum(sizes),
+        available_bytes=available,
     )
+
+
+def _least_bytes(plan: Plan, bounds: Bounds) -> int:
+    """Return the bytes of weights, optimizer states and gradients of a replica, all held at once.
+
+    They are those that modes count: stages hold gathered weights beside their shards of them, and
+    whole gradients until the last microbatch.
+    """
+    graph, replicas = bounds.problem.graph, bounds.weight_replicas
+    weights, gradients = graph.weight_bytes, bounds.gradient_bytes
+    states = graph.weight_state_bytes // (replicas if plan.zero else 1)
+    if plan.zero < GATHERING:
+        gradients += bounds.bucket_bytes
+    elif plan.groups == 1:
+        weights, gradients = weights // replicas, 0
+    else:
+        trained = np.unique(graph.gradient_weights)
+        sharded = trained[replicas[trained] == plan.replicas]
+        gradients += int((weights[sharded] // plan.replicas).sum())
+    return int(weights.sum()) + int(states.sum()) + gradients

@@ -39,7 +39,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
     twice = [name for name in typed if getattr(request.space, name) is not None]
     if twice:
         raise SpecError(
-            f"{twice[0]}={typed[twice[0]]} holds what mode.space.{twice[0]} tries; leave out one"
+            f"{twice[0]}={typed[twice[0]]} fixes what mode.space.{twice[0]} varies; leave out one"
         )
     base = replace(
         config,
@@ -153,5 +153,5 @@ def _refuse_left_out(
             )
     if not space:
         raise next(iter(refusals.reasons.values()), None) or NotApplicableError(
-            "no plan goes with these settings; leave out some of them"
+            "no plan is possible with these settings; leave out some of them"
         )

@@ -79,6 +79,12 @@ class Costed:
         return round(self.metrics["devices_used"]) * self.candidate.plan.replicas
 
     @property
+    def devices_idle(self) -> int:
+        """Devices of the plan's groups and replicas that compute nothing."""
+        plan = self.candidate.plan
+        return plan.tensor_parallel * plan.replicas * plan.groups - self.devices_used
+
+    @property
     def stages(self) -> int:
         """Computing devices, or tensor-parallel groups, of a replica."""
         return round(self.metrics["devices_used"]) // self.candidate.plan.tensor_parallel
@@ -94,7 +100,8 @@ class Outcome:
     """The result of searching a space: every plan costed, refused or pruned."""
 
     ranking: tuple[Costed, ...]
-    """The plans that fit, best first."""
+    """The plans that fit, best first. For throughput and cost, plans that leave devices idle come
+    after those that use all, unless one of them is the best."""
     unfit: tuple[tuple[Candidate, InfeasibleError], ...] = ()
     """The plans that do not fit, in the order of the space."""
     bounded: tuple[tuple[Candidate, float], ...] = ()

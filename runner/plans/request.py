@@ -67,7 +67,9 @@ def check_request(request: Request, prefix: str) -> None:
         lower = 0 if name in _FROM_ZERO else 1
         is_list = values is None or isinstance(values, list | tuple)
         if not is_list or not all(isinstance(value, int | str) for value in values or ()):
-            raise SpecError(f"{prefix}space.{name}={values} must be a list, such as [1,2]; mend it")
+            raise SpecError(
+                f"{prefix}space.{name}={values} must be a list, such as [1,2]; correct it"
+            )
         for value in values or ():
             if isinstance(value, int) and value < lower:
                 raise SpecError(f"{prefix}space.{name}: {value} must be {lower} or more")
@@ -83,6 +85,6 @@ def check_price(config: Config, request: Request) -> None:
     }
     missing = [name for name, price in known.items() if price is None]
     raise SpecError(
-        f"objective=cost needs the price of {missing[0]}, which its file does not say; add"
-        f" price_per_hour={{{missing[0]}: 2.5}}, in USD"
+        f"objective=cost needs the price of {missing[0]}, which its file does not set; add "
+        f"price_per_hour={{{missing[0]}: 2.5}}, in USD"
     )

@@ -19,12 +19,13 @@ from runner.experiment.check import check
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
-from runner.experiment.subject import Subject, shared_subject, symbols_of
+from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome, costed
+from runner.plans.refused import captured_subject
 from runner.plans.request import Request
 from runner.plans.space import ALIKE, Refusals
 
@@ -80,7 +81,7 @@ class _Search:
         self._request, self._refusals, self._prunes = request, refusals, prunes
         self._key = _ORDER[request.objective]
         self._best: list[float] = []
-        """The first part of the keys of all costed plans, ascending."""
+        """The first part of the keys of all costed plans that may precede others, ascending."""
         self._costed: list[Costed] = []
         self._unfit: list[tuple[Candidate, InfeasibleError]] = []
         self._bounded: list[tuple[Candidate, float]] = []
@@ -115,7 +116,7 @@ class _Search:
             which = f" ({number + 1} of {counted(len(graphs), 'graph')})" if len(graphs) > 1 else ""
             try:
                 with progress(f"capturing {_what(bare)}{which}"):
-                    subject = shared_subject(bare, model_spec(bare))
+                    subject = captured_subject(bare)
             except (NotApplicableError, CaptureError) as error:
                 if isinstance(error, CaptureError) and not self._captured:
                     raise  # the model itself may be at fault
@@ -164,7 +165,8 @@ class _Search:
             self._refusals.add(candidate.plan, error)
         else:
             self._costed.append(plan)
-            insort(self._best, self._key(plan)[0])
+            if not self._comes_last(plan):
+                insort(self._best, self._key(plan)[0])
         return True
 
     def _is_beaten(self, candidate: Candidate, least: float) -> bool:
@@ -186,7 +188,7 @@ class _Search:
 
         def recomputing() -> Subject:
             self._capture(bare, countdown)
-            return shared_subject(bare.config, model_spec(bare.config))
+            return captured_subject(bare.config)
 
         bounds = self._bounds_by(candidate, candidate.plan.checkpointing, recomputing)
         refuse_too_large(candidate.plan, bounds)
@@ -219,7 +221,7 @@ class _Search:
         countdown.note(label)
         try:
             with without_progress() if countdown.has_bar else progress(label):
-                shared_subject(config, model_spec(config))
+                captured_subject(config)
         except NotApplicableError as error:
             self._failed[graph] = error
             raise
@@ -256,8 +258,14 @@ class _Search:
     def outcome(self) -> Outcome:
         """Return the result of the search."""
         ranking = sorted(self._costed, key=lambda plan: (*self._key(plan), plan.memory_bytes))
+        # The sort is stable. The best plan stays the best, even with idle devices.
+        ranking[1:] = sorted(ranking[1:], key=self._comes_last)
         unfit, bounded = tuple(self._unfit), tuple(self._bounded)
         return Outcome(tuple(ranking), unfit, bounded, self._refusals)
+
+    def _comes_last(self, plan: Costed) -> bool:
+        """Return whether a plan leaves devices idle that the objective could use."""
+        return self._request.objective != "latency" and plan.devices_idle > 0
 
 
 def _bare(group: Sequence[Candidate]) -> Config:

@@ -37,11 +37,11 @@ def refuse_sweeps(arguments: Sequence[str]) -> None:
         key, _, value = text.partition("=")
         if text in _OF_A_SWEEP:
             raise SpecError(
-                f"{text} is of a sweep; python -m runner.recommend tries many plans by itself, give"
-                " one command after the other"
+                f"{text} belongs to a sweep, but python -m runner.recommend tries many plans "
+                "itself; run one command for each value"
             )
         if key in _ALONE and value not in ("none", "null"):
-            raise SpecError(f"{text} is of python -m runner; leave it out of a recommendation")
+            raise SpecError(f"{text} belongs to python -m runner; leave it out of a recommendation")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -122,12 +122,12 @@ def _shared(
         if key in names:
             if getattr(request.space, names[key]) is not None:
                 raise SpecError(
-                    f"{override} holds what recommend.space.{names[key]} tries; leave out one"
+                    f"{override} fixes what recommend.space.{names[key]} varies; leave out one"
                 )
             if key != _BATCH:
                 typed[names[key]] = values[key]
         if key == "devices" and request.devices is not None:
-            raise SpecError(f"{override} holds what recommend.devices tries; leave out one")
+            raise SpecError(f"{override} fixes what recommend.devices varies; leave out one")
         # The mode stays, as its options may have been typed too.
         if key == "mode" or key not in names:
             base_overrides.append(override)

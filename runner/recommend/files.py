@@ -51,6 +51,7 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
                 "time_shares": costed.shares,
                 "limit": costed.limit,
                 "devices_used": costed.devices_used,
+                "devices_idle": costed.devices_idle,
                 "tokens_per_s": costed.tokens_per_s,
             }
             for costed in outcome.ranking

@@ -57,7 +57,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     try:
         override = OverridesParser.create().parse_override(text) if equals else None
     except HydraException as error:
-        raise SpecError(f"{text} has no value that can be read; {_KINDS}") from error
+        raise SpecError(f"{text} has an unreadable value; {_KINDS}") from error
     if override is None or override.is_sweep_override():
         raise SpecError(f"{text}: a list of values is written in brackets; {_KINDS}")
     value = override.value()

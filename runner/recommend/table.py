@@ -38,9 +38,9 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
     show(best.subject_line, _table(shown))
     # Overrides go below the table: they are too long for a column.
     for index, costed in enumerate(shown):
-        show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}")
+        show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}{_idle(costed)}")
     show("")
-    show(f"best:      {run_command(command, best.candidate)}")
+    show(f"best:      {run_command(command, best.candidate)}{_idle(best)}")
     for line in habit_lines(request, outcome):
         show(f"habit:     {line}")
     show(f"proved:    {proof(request, outcome)}", f"not tried: {untried(outcome)}")
@@ -50,6 +50,12 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
 def run_command(command: Sequence[str], candidate: Candidate) -> str:
     """Return the command that runs a single plan."""
     return shlex.join(["python", "-m", "runner", *command, *candidate.overrides])
+
+
+def _idle(costed: Costed) -> str:
+    """Return how many devices stay idle, as a comment of the shell; empty if all compute."""
+    idle = costed.devices_idle
+    return f"  # {idle} of {counted(idle + costed.devices_used, 'device')} idle" if idle else ""
 
 
 def _table(ranking: Sequence[Costed]) -> "Table":

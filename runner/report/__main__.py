@@ -54,8 +54,10 @@ def parsed(arguments: Sequence[str]) -> Request:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m runner.report",
-        description="Rank the jobs of a sweep and write its report, from MLflow alone. It may still"
-        " be under way.",
+        description=(
+            "Rank the jobs of a sweep and write its report, from MLflow alone. It may still be "
+            "running."
+        ),
     )
     parser.add_argument(
         "experiment",
@@ -92,12 +94,13 @@ def _sweeps(asked: list[str], against: list[str]) -> tuple[str, str | None]:
     """Return the requested sweep and the one to compare it with, if any."""
     if len(asked) > 1:
         raise SpecError(
-            f"--sweep {' and --sweep '.join(asked)}: a report is of one sweep; to compare two, say"
-            f" --sweep {asked[-1]} --against {asked[0]}"
+            f"--sweep {' and --sweep '.join(asked)}: a report covers one sweep; to compare two, "
+            f"use --sweep {asked[-1]} --against {asked[0]}"
         )
     if len(against) > 1:
         raise SpecError(
-            f"--against {' and --against '.join(against)}: two sweeps are compared; give one"
+            f"--against {' and --against '.join(against)}: a sweep is compared with one other; "
+            "give one"
         )
     sweep = asked[0] if asked else LATEST
     if against and _ALL in (sweep, *against):

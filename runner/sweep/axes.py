@@ -115,8 +115,8 @@ def _values(override: "Override") -> list[str]:
     """Return an override for each value of a swept override."""
     if not override.is_discrete_sweep():
         raise SpecError(
-            f"{override.input_line}: an interval has no end of values; a grid needs them counted,"
-            " such as a=1,2,4 or a=range(1,9), or hydra/sweeper=optuna"
+            f"{override.input_line}: a grid needs a finite list of values, not an interval; write "
+            "a=1,2,4 or a=range(1,9), or use hydra/sweeper=optuna"
         )
     key = override.get_key_element()
     values = [f"{key}={value}" for value in override.sweep_string_iterator()]
@@ -157,7 +157,7 @@ def _zipped(
         _check_zip(keys, overrides_of)
         for key in keys:
             if key in partners:
-                raise SpecError(f"zip={_shown(lists)}: {key} is there twice; leave one out")
+                raise SpecError(f"zip={_shown(lists)}: {key} appears twice; leave one out")
             partners[key] = keys
     axes, done = [], set()
     for key in overrides_of:

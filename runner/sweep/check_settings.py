@@ -137,8 +137,8 @@ def check_launcher(config: "DictConfig") -> None:
     section = config.hydra.launcher
     if not isinstance(section, DictConfig):
         raise SpecError(
-            f"{_SECTION}={section} is no launcher; choose one by name, such as"
-            " hydra/launcher=joblib"
+            f"{_SECTION}={section} is not a launcher; choose one by name, such as "
+            "hydra/launcher=joblib"
         )
     launcher = _TARGETS.get(str(section.get("_target_")))
     if launcher is None:

@@ -69,7 +69,7 @@ def _jobs(
     fixed, axes = read_axes(arguments, params, zips, context.config_loader)
     for key in ("experiment", "rerun"):
         if key in _swept(axes):
-            raise SpecError(f"{key}= takes one value; give one command after the other")
+            raise SpecError(f"{key}= takes one value; run one command for each")
     composed = compose_grid(SweepLoad(context.config_loader, config), for_jobs(fixed), axes)
     return axes, _chosen(composed, config.where)
 

@@ -41,7 +41,7 @@ def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
         is_known = name in known
     elif section == _MODE:
         known = ["name", *_mode_options()]
-        wrong, suggestion = f"{name} is an option of no mode", nearest_names(inside, known)
+        wrong, suggestion = f"{name} is not an option of any mode", nearest_names(inside, known)
         is_known = inside in known
     else:
         known = _dotted_names()

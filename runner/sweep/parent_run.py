@@ -86,7 +86,8 @@ def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator
     with locks.held(sweep_lock(spec.key), wait=False) as is_ours:
         if not is_ours:
             raise SpecError(
-                f"another process is at this sweep ({spec.title}); wait until it ends, or stop it"
+                f"another process is running this sweep ({spec.title}); wait until it ends, or "
+                "stop it"
             )
         parent = _found_or_made(config, spec, tracker, root)
         status: RunStatus = "KILLED"

@@ -53,7 +53,7 @@ def opened_session(
     """
     if config.rerun:
         raise SpecError(
-            f"rerun={config.rerun} is one run, this is a sweep; leave out one of the two"
+            f"rerun={config.rerun} repeats one run, but this is a sweep; leave out one of the two"
         )
     with opened_parent(config, spec, Path.cwd()) as parent:
         session = Session(config, task_function, spec, parent)
@@ -216,7 +216,7 @@ def _refuse_shared_folders(placed: Sequence[PlacedJob]) -> None:
     if shared:
         raise SpecError(
             f"{folders[shared[0]]} jobs would write to {shared[0]}; leave out"
-            " hydra.sweep.subdir=, or have ${hydra.job.num} in it"
+            " hydra.sweep.subdir=, or include ${hydra.job.num} in it"
         )
 
 

@@ -149,8 +149,8 @@ def _lost_files(session: Session) -> list[str]:
     place, run_id = lost[0]
     which = f"{shown_path(place)}, run {run_id}" + (", ..." if len(lost) > 1 else "")
     return [
-        f"files:     {RESULT_FILE} of {counted(len(lost), 'settled job')} is damaged or not there"
-        f" ({which}); what is shown is from MLflow, which has those runs whole"
+        f"files:     {RESULT_FILE} of {counted(len(lost), 'settled job')} is damaged or missing "
+        f"({which}); these results are shown from MLflow"
     ]
 
 

@@ -98,7 +98,7 @@ def _wrong(text: str, why: str) -> SpecError:
 def _check(node: ast.expr, text: str, levels: int, names: Collection[str]) -> None:
     """Raise `SpecError` for syntax that `_evaluate` lacks, unknown names, and deep nesting."""
     if levels < 1:
-        raise _wrong(text, f"more than {_MOST_DEEP} levels inside each other; write it flatter")
+        raise _wrong(text, f"more than {_MOST_DEEP} nested levels; simplify it")
     if isinstance(node, ast.Name | ast.Attribute):
         name = ast.unparse(node)
         if name not in _CONSTANTS:
@@ -229,7 +229,7 @@ def _kind(value: Value) -> str:
 
 def _number(value: Value, node: ast.expr, text: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(text, f"{ast.unparse(node)} is {_kind(value)}, where a number is needed")
+        raise _wrong(text, f"{ast.unparse(node)} is {_kind(value)}, but a number is needed")
     return value
 
 

@@ -116,8 +116,8 @@ def _experiment_id(client: "MlflowClient", name: str, artifacts: str | None) -> 
                 raise
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f"experiment {name!r} is deleted; bring it back with `mlflow experiments restore"
-            f" --experiment-id {experiment.experiment_id}` or choose another: tracking.experiment="
+            f"experiment {name!r} is deleted; restore it with `mlflow experiments restore "
+            f"--experiment-id {experiment.experiment_id}` or choose another: tracking.experiment="
         )
     return str(experiment.experiment_id)
 
@@ -164,7 +164,7 @@ def _check_writable(database: Path) -> None:
     with closing(sqlite3.connect(database, timeout=_LOCKED_S, isolation_level=None)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if "experiments" not in tables:
-            raise sqlite3.DatabaseError("the file is a database of something else, not of MLflow")
+            raise sqlite3.DatabaseError("the file is not an MLflow database")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
 

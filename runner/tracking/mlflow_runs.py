@@ -336,8 +336,8 @@ def find_run(config: TrackingConfig, root: Path, beginning: str, key: str = "") 
 def unknown_run(beginning: str, uri: str) -> SpecError:
     """Return the error for an id without a run at `uri`."""
     return SpecError(
-        f"there is no run {beginning!r} at {without_password(uri)}; MLflow shows a run's id in its"
-        " page, and tracking.uri= names another store"
+        f"there is no run {beginning!r} at {without_password(uri)}; its MLflow page shows a run's "
+        "id, and tracking.uri= names another store"
     )
 
 

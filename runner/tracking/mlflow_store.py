@@ -30,7 +30,7 @@ _HTTP = ("http", "https")
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _NOT_A_CAUSE = "(raised as a result of Query-invoked autoflush"
 """The line with which SQLAlchemy starts some errors."""
-_ELSEWHERE = "choose another store with tracking.uri= or keep nothing with tracking=none"
+_ELSEWHERE = "choose another store with tracking.uri= or log nothing with tracking=none"
 _SWITCHES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -62,8 +62,9 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file") and uri != "databricks":
         raise TrackingError(
-            f"tracking uri {uri!r} is a folder, MLflow keeps runs in a database or a server;"
-            f" write tracking.uri=sqlite:///{root / 'outputs' / 'mlflow.db'} or http://host:port"
+            f"tracking uri {uri!r} is a folder, but MLflow keeps runs in a database or on a "
+            f"server; write tracking.uri=sqlite:///{root / 'outputs' / 'mlflow.db'} or "
+            "http://host:port"
         )
     if scheme in ("postgres", "postgresql"):  # with the driver installed by the extra
         return f"postgresql+psycopg2{uri.removeprefix(scheme)}"
@@ -72,8 +73,8 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
     name = uri.removeprefix("sqlite:///")
     if name == uri or name in ("", ":memory:"):
         raise TrackingError(
-            f"tracking uri {uri!r} names no file that would keep the runs; write"
-            " tracking.uri=sqlite:///path/to/file.db"
+            f"tracking uri {uri!r} names no file to keep the runs in; write "
+            "tracking.uri=sqlite:///path/to/file.db"
         )
     return _sqlite_uri((root / name).resolve())
 
@@ -81,8 +82,8 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
 def _sqlite_uri(database: Path) -> str:
     if set("%?") & set(str(database)):
         raise TrackingError(
-            f"tracking in {database}: a database's path must be without % and ?, which mean"
-            f" something in a URI; {_ELSEWHERE}"
+            f"tracking in {database}: a database's path must not contain % or ?, which have a "
+            f"meaning in a URI; {_ELSEWHERE}"
         )
     return f"sqlite:///{database}"
 
@@ -141,9 +142,9 @@ def _cause(error: BaseException) -> str:
         named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         return f"{innermost[-1].strip()}{named}"
     if "mlflow db upgrade" in text:
-        text = text.split("Take a backup")[0].rstrip(" .") + ", mend it with `mlflow db upgrade`"
+        text = text.split("Take a backup")[0].rstrip(" .") + ", upgrade it with `mlflow db upgrade`"
     if any(damage in text for damage in _DAMAGED):
-        text += ", move it away and a new one is made"
+        text += ", move it away to have a new one created"
     return text if len(text) <= 300 else text[:299] + "…"
 
 
@@ -195,7 +196,7 @@ def _knock(uri: str) -> None:
         why = hide_password(_cause(error), uri)
         raise StoreError(
             f"tracking at {without_password(uri)} does not answer: {why}",
-            "start the server, or correct tracking.uri=, or keep nothing with tracking=none",
+            "start the server, or correct tracking.uri=, or log nothing with tracking=none",
         ) from error
 
 

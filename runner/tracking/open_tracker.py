@@ -28,9 +28,7 @@ def open_tracker(config: TrackingConfig, root: Path, *, must_answer: bool = True
         return Tracker()
     if config.name != "mlflow":
         suggestion = nearest_names(config.name, _NAMES)
-        raise SpecError(
-            f"there is no tracking {config.name!r}; {suggestion}; choose one with tracking="
-        )
+        raise SpecError(f"tracking={config.name} does not exist; {suggestion}")
     uri = store_uri(config, root)
     tracker = _trackers.get(_key(config, uri))
     if tracker is None:

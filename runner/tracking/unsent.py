@@ -294,7 +294,7 @@ def _refuse_links(folder: Path) -> None:
         for name in (*inner, *files):
             link = Path(below) / name
             if link.is_symlink():
-                raise SpecError(f"{link} is a link, which is not sent; put a file in its place")
+                raise SpecError(f"{link} is a link, which is not sent; replace it by a file")
 
 
 @contextmanager

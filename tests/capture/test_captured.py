@@ -118,7 +118,7 @@ def test_a_copy_elsewhere_has_files_of_its_own(
 
 
 def test_a_file_that_changes_meanwhile_is_refused(folder: Path) -> None:
-    with pytest.raises(CaptureError, match="is made of changed meanwhile; leave it as it is"):
+    with pytest.raises(CaptureError, match="changed during the capture; start again"):
         captured_graph(_reading(factory_args={"edits": True}), "operator", folder / "cache")
     assert not (folder / "cache").exists()
 

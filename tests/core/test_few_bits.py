@@ -102,7 +102,7 @@ def test_groups_must_divide_a_row() -> None:
 def test_a_module_that_is_kept_is_not_converted() -> None:
     with torch.device("meta"):
         graph = capture_graph(nn.Sequential(nn.Linear(8, 8)), (torch.empty(3, 8),))
-    with pytest.raises(SpecError, match="weights=int8 converts no weight of this model"):
+    with pytest.raises(SpecError, match="weights=int8 quantizes no weight of this model"):
         with_few_bits(graph, _layout("int8", keep=("0",)))
 
 
@@ -172,5 +172,5 @@ def test_heads_that_a_view_repeats_are_read_once() -> None:
 def test_states_of_a_recurrence_are_no_keys_and_values() -> None:
     graph = _decode("MambaForCausalLM", state_size=8)
     assert graph.value_is_cache.any()
-    with pytest.raises(SpecError, match="kv_cache=fp8 converts nothing of this model"):
+    with pytest.raises(SpecError, match="kv_cache=fp8 converts nothing in this model"):
         with_cache_dtype(graph, "fp8")

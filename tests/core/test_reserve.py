@@ -68,8 +68,10 @@ def test_a_device_smaller_than_its_reserve_is_refused() -> None:
     reserve = Reserve(context_bytes=3000, workspace_bytes=1000)
     with pytest.raises(
         SpecError,
-        match=r"device d has 2\.00 kB, its reserve alone takes 4\.00 kB \(context 3\.00 kB,"
-        r" workspace 1\.00 kB\); take a larger device, or reserve=none$",
+        match=(
+            r"device d has 2\.00 kB, but its reserve alone takes 4\.00 kB \(context 3\.00 kB, "
+            r"workspace 1\.00 kB\); take a larger device, or reserve=none$"
+        ),
     ):
         with_reserve(device(2000), reserve)
 

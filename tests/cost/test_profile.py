@@ -45,7 +45,7 @@ def test_a_mode_places_by_a_profile_and_groups_keep_it() -> None:
 
 def test_a_graph_of_other_operators_is_refused() -> None:
     profile = profile_of(graph_of(0))
-    with pytest.raises(SpecError, match="60 operators and the graph has 61"):
+    with pytest.raises(SpecError, match="60 operators, but the graph has 61"):
         make_problem(graph_of(0, 61), devices(1), profile)
 
 

@@ -72,8 +72,8 @@ def test_other_sizes_are_interpolated_and_other_operators_the_rooflines(
     assert (coverage.exact, coverage.interpolated) == (0, 4)
     assert coverage.missing == {"aten.softplus.default": 1}
     assert coverage.sentence() == (
-        "0 of 5 operators at their very sizes, 4 interpolated,"
-        " 1 by the roofline (1 aten.softplus.default)"
+        "0 of 5 operators at their exact sizes, 4 interpolated, 1 by the roofline (1 "
+        "aten.softplus.default)"
     )
     seconds = times.op_time_s(graph, _topology())[:, 0]
     assert seconds[4] > 7
@@ -137,13 +137,13 @@ def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no trace of torch.profiler, or damaged"),
-        ("[1, 2]", "is no trace of torch.profiler, or damaged"),
-        ('{"events": []}', "is no trace of torch.profiler, or damaged"),
+        ("{", "is not a trace of torch.profiler, or is damaged"),
+        ("[1, 2]", "is not a trace of torch.profiler, or is damaged"),
+        ('{"events": []}', "is not a trace of torch.profiler, or is damaged"),
         ('{"traceEvents": []}', "has no operators with shapes; export one with torch.profiler"),
         (json.dumps({"traceEvents": [_event("aten::add", "cpu_op", 0, 1)]}), "no operators with"),
         (json.dumps({"traceEvents": [_add(0, 100) | {"dur": float("nan")}]}), "dur is nan"),
-        (json.dumps({"traceEvents": [_add(0, 100) | {"dur": "x"}]}), "or damaged"),
+        (json.dumps({"traceEvents": [_add(0, 100) | {"dur": "x"}]}), "or is damaged"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -115,7 +115,7 @@ def test_rounding_is_taken(results: float, gradients: float | None) -> None:
 @pytest.mark.parametrize(
     ("results", "gradients", "message"),
     [
-        (1.1 * ROUNDING * 401, None, "results are 0.152 from the unsplit one's, more than the"),
+        (1.1 * ROUNDING * 401, None, "results are 0.152 from the unsplit model's, more than the"),
         (math.inf, 0.0, "results are inf from"),
         (0.0, 1.1 * ROUNDING, "gradients are 0.00038 of their largest element from the unsplit"),
         (0.0, math.inf, "gradients are inf of"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+import fxpart.placement.search.refine
 from fxpart.capture.training.loss import training_loss
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -35,6 +36,12 @@ OPTIONS: dict[str, dict[str, object]] = {
 """What a mode must be told."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search no longer than it takes to come to a plan of the mode's own: any plan is split."""
+    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 16)
 
 
 def _devices(count: int, memory_bytes: int) -> Topology:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fxpart.placement.search.refine
 from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem
@@ -80,8 +81,10 @@ def test_every_mode_keeps_its_promises(
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("spare", [0, 1, 10**6])
 def test_no_mode_refuses_devices_that_each_hold_the_model(
-    mode: str, count: int, spare: int
+    mode: str, count: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # That there is a plan is what counts, not how good it is.
+    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 8)
     # Where nothing is spare it is hard; with room left, three graphs show what there is to see.
     for seed in range(3 if spare else 10):
         graph = random_graph(seed, 25)

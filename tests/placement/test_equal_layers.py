@@ -54,7 +54,7 @@ def test_several_stages_on_each_device_go_round_the_devices() -> None:
     # Of 6 layers each device has three, in two stages.
     six = mode(problem(_stack(6).graph(), devices(1000, 1000, link=Link(1.0))))
     assert six.device_of.tolist() == [0, *[0] * 4, *[1] * 4, *[0] * 2, *[1] * 2, 1]
-    with pytest.raises(NotApplicableError, match=r"5 layers; take mode\.interleave=2"):
+    with pytest.raises(NotApplicableError, match=r"5 layers; use mode\.interleave=2"):
         make_mode("equal_layers", {"interleave": 3})(problem(graph, devices(1000, 1000)))
     with pytest.raises(InfeasibleError, match="equal_layers: device 0"):
         mode(problem(graph, devices(25, 1000, link=Link(1.0))))

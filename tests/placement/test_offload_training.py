@@ -126,7 +126,7 @@ def test_what_blocks_save_goes_to_the_host_and_comes_back() -> None:
     by_itself = replace(machine, problem=problem(graph, devices(50)), options=OffloadOptions())
     assert offload_updates(by_itself, size_based).stored_bytes() == 16
     small = Tiers(host(10, speed=1.0), Tier("nvme1tb", "disk", 10**12, bytes_per_s=1.0))
-    with pytest.raises(InfeasibleError, match=r"activations of 16 B do not fit host.* to nvme1tb"):
+    with pytest.raises(InfeasibleError, match=r"activations of 16 B do not fit host.* on nvme1tb"):
         offload_updates(replace(machine, tiers=small), size_based)
     # A host that only stores is enough for them, and not for states.
     stores = replace(machine, tiers=Tiers(host()), host_times=None)

@@ -179,7 +179,7 @@ def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
         ({"maxFPGAs": -1}, SpecError, "maxFPGAs must be a number from 0"),
         ({"maxSizePerFPGA": "a"}, SpecError, "maxSizePerFPGA must be"),
         ({"nodes": []}, SpecError, "no nodes"),
-        ({"nodes": None}, SpecError, "no published placement problem"),
+        ({"nodes": None}, SpecError, "not a published placement problem"),
         ({"edges": [{"sourceId": 10, "destId": 99, "cost": 1.0}]}, SpecError, "destId 99"),
         (
             {
@@ -199,7 +199,7 @@ def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
                 ]
             },
             CycleError,
-            "waits for itself",
+            "part of a cycle",
         ),
         (
             {
@@ -210,7 +210,7 @@ def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
                 ]
             },
             CycleError,
-            "node 1[12] waits for itself",
+            "node 1[12] is part of a cycle",
         ),
         ({"maxCPUs": 0}, SpecError, "CPU cores only"),
     ],

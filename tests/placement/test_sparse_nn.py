@@ -91,7 +91,7 @@ def test_a_model_that_one_device_holds_stays_on_it() -> None:
 def test_unequal_devices_are_refused() -> None:
     this = problem(model_of_tables(60, 50), devices(100, 100, 99))
     with pytest.raises(
-        SpecError, match=r"needs devices of equal memory, there are 2 x 100 B . 1 x"
+        SpecError, match=r"needs devices of equal memory, but there are 2 x 100 B . 1 x"
     ):
         make_mode("sparse_nn")(this)
 

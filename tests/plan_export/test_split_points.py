@@ -72,9 +72,9 @@ def test_a_cut_inside_a_module_is_refused() -> None:
 
 def test_partitions_that_are_no_runs_are_refused() -> None:
     graph = row("a", "b", "c")
-    with pytest.raises(SpecError, match="op2 of c is in partition 0 and comes right after"):
+    with pytest.raises(SpecError, match="op2 of c is in partition 0 and directly follows"):
         split_points(graph, stages(0, 1, 0))
-    with pytest.raises(SpecError, match="op1 of b is in partition 2 and comes right after"):
+    with pytest.raises(SpecError, match="op1 of b is in partition 2 and directly follows"):
         split_points(graph, stages(0, 2, 1))
 
 

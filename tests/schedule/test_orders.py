@@ -116,7 +116,7 @@ def test_interleaved_is_that_of_torch(devices: int, chunks: int, count: int) -> 
         ("gpipe", 2, 2, 4, "the placement has 4 stages on 2 devices; take schedule=interleaved"),
         ("1f1b", 3, 2, 4, "schedule=1f1b runs one stage on each device"),
         ("1f1b", 2, 26, 2, "or a mode that places one stage on each: mode=pipeline, or mode=equ"),
-        ("interleaved", 2, 2, 5, "in 2 equal rounds, which 5 are not; take 4 or 6"),
+        ("interleaved", 2, 2, 5, "in 2 equal rounds, got microbatches=5; use 4 or 6"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -6,7 +6,7 @@ from fxpart.schedule import Action, PipelineCosts, StageCost, StageLink
 
 NO_PIPELINES: list[tuple[list[int], list[StageLink], str]] = [
     ([], [], "needs stages, got none"),
-    ([0, 1, 1], [], "in turn, equally many on each; they are on devices 0, 1, 1"),
+    ([0, 1, 1], [], "in turn, with the same number on each; they are on devices 0, 1, 1"),
     ([0, 1, 0], [], "they are on devices 0, 1, 0"),
     ([0, 1], [StageLink("F", 1, 0, 1, 1.0)], "kind F from stage 1 to 0 of 2 leads nowhere"),
     ([0, 1], [StageLink("B", 0, 1, 1, 1.0)], "kind B from stage 0 to 1"),

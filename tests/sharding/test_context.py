@@ -33,14 +33,14 @@ def test_every_device_has_an_early_and_a_late_chunk() -> None:
         ({"seq_len": 18}, "use model.seq_len=16 or 20"),
         ({"seq_len": None}, "use model.seq_len=a multiple of 4"),
         ({"architecture": "MistralForCausalLM"}, "sees a window of 4096 tokens"),
-        ({"architecture": "BertModel", "config": {}}, "is no decoder"),
+        ({"architecture": "BertModel", "config": {}}, "is not a transformers decoder"),
         (
             {"architecture": "GPTJForCausalLM", "config": {"n_layer": 1}},
-            "attention code of its own",
+            "its own attention code",
         ),
         (
             {"architecture": "FalconForCausalLM", "config": {"num_hidden_layers": 1}},
-            "attention code of its own",
+            "its own attention code",
         ),
         ({"architecture": "Llama4ForCausalLM", "config": LLAMA4}, "sees chunks of 8192 tokens"),
         (
@@ -60,7 +60,7 @@ def test_what_has_no_such_pieces_is_refused(changes: dict[str, object], message:
 
 def test_a_token_has_no_pieces() -> None:
     for phase in ("decode", "generate"):
-        with pytest.raises(NotApplicableError, match="one token of each; use phase=prefill, or"):
+        with pytest.raises(NotApplicableError, match="one token per sequence; use phase=prefill"):
             check_mesh(read(*TINY_LLAMA, "context_parallel=2", f"phase={phase}"))
     with pytest.raises(SpecError, match="context_parallel=0 must be 1 or more"):
         check_mesh(read(*TINY_LLAMA, "context_parallel=0"))
@@ -85,6 +85,9 @@ def test_devices_that_share_sequences_sum_gradients_and_shard_updates(tmp_path: 
     kinds = Counter(split.captured.graph.targets)
     for name in ("context_attention", "context_attention_backward"):
         assert kinds[f"fxpart.{name}.default"] == layers
+    # What is gathered is copied into the order of the sequence, gradients back into the devices'.
+    assert kinds["fxpart.in_order.default"] == 4 * layers
+    assert kinds["fxpart.by_device.default"] == 2 * layers
     # All that is not attention is halved; of attention each has half of the queries.
     assert split.captured.graph.flops.sum() * 2 == alone.captured.graph.flops.sum()
     assert "context_parallel=2, 2 replicas, zero=1" in split.subject_line

@@ -87,7 +87,7 @@ def test_a_busy_device_gets_more_rows_which_take_longer() -> None:
             replace(MIXTRAL, expert_parallel=3),
             "the 4 experts of model.layers.0.mlp.experts; use 2 or 4",
         ),
-        (replace(llama(1), expert_parallel=2), "LlamaForCausalLM has none"),
+        (replace(llama(1), expert_parallel=2), "LlamaForCausalLM has no plan"),
     ],
 )
 def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> None:
@@ -106,7 +106,7 @@ def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> N
         ),
         (
             ("expert_parallel=1", "tensor_parallel=2", "devices=4x16gb", "expert_imbalance=2"),
-            "give 1 without expert_parallel",
+            "use 1 without expert_parallel",
         ),
         (
             ("expert_parallel=4", "tensor_parallel=2", "devices=6x16gb", "data_parallel=3"),
@@ -119,7 +119,7 @@ def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> N
         (("expert_parallel=2", "data_parallel=4", "zero=3"), "use expert_parallel=4, or zero=1"),
         (("expert_parallel=2", "data_parallel=2", "granularity=1"), "leave out granularity=1"),
         (("expert_parallel=2", "data_parallel=2", "expert_imbalance=3"), "from 1 to expert_par"),
-        (("expert_imbalance=2",), "give 1 without expert_parallel"),
+        (("expert_imbalance=2",), "use 1 without expert_parallel"),
     ],
 )
 def test_degrees_that_do_not_go_together_are_refused(

@@ -215,7 +215,7 @@ def test_gradients_are_added_up_in_float32_and_shared_by_zero() -> None:
 
 
 def test_a_model_without_a_head_is_refused() -> None:
-    with pytest.raises(NotApplicableError, match="Linear is none; set engine=torch"):
+    with pytest.raises(NotApplicableError, match="Linear is not one; set engine=torch"):
         as_megatron(nn.Linear(2, 2))
     with pytest.raises(SpecError, match="engine=deepspeed: there are: megatron, torch"):
         replace(llama(1), engine="deepspeed")

@@ -177,8 +177,8 @@ def analyze_batch_dims(
     if batch_dims is None:
         if not isinstance(program, ExportedProgram):
             raise BatchDimError(
-                "which inputs have a batch dimension is not known of a graph alone; give"
-                " batch_dims={placeholder: dimension}"
+                "a graph alone does not tell which inputs have a batch dimension; give "
+                "batch_dims={placeholder: dimension}"
             )
         batch_dims = input_batch_dims(program)
     inputs = {node.name: node for node in graph.find_nodes(op="placeholder")}
@@ -198,8 +198,8 @@ def _batch(inputs: Mapping[str, fx.Node], batch_dims: Mapping[str, int]) -> Batc
     """Return the sizes of the batch, after checking that the dimensions exist."""
     if not batch_dims:
         raise BatchDimError(
-            "no input has a batch dimension, so that nothing can be split; name one in batch_dims:"
-            f" {nearest_names('', inputs)}"
+            "no input has a batch dimension, so nothing can be split; name one in batch_dims: "
+            f"{nearest_names('', inputs)}"
         )
     sizes = []
     for name, dim in batch_dims.items():
@@ -209,8 +209,8 @@ def _batch(inputs: Mapping[str, fx.Node], batch_dims: Mapping[str, int]) -> Batc
         if not isinstance(value, torch.Tensor) or not 0 <= dim < value.dim():
             has = f"{value.dim()} dimensions" if isinstance(value, torch.Tensor) else "no tensor"
             raise BatchDimError(
-                f"input {name} has {has}, its dimension {dim} was named as the batch; choose one"
-                " from 0 on that it has"
+                f"input {name} has {has}, but dimension {dim} was named as its batch; choose an "
+                "existing one, from 0"
             )
         sizes.append(extents(value.shape)[dim])
     return Batch(sizes)
@@ -241,8 +241,8 @@ def _answer(node: fx.Node, batch: Batch, state: State) -> NodeBatchDim:
         return NodeBatchDim(node.name, str(node.target), tuple(state[node]), is_tuple)
     if "val" not in node.meta and node.users:
         raise BatchDimError(
-            f"node {node.name} does not say what it makes; trace with fake tensors, as torch.export"
-            ' and make_fx do, so that meta["val"] is there'
+            f'node {node.name} has no meta["val"], which describes its result; trace with fake'
+            " tensors, as torch.export and make_fx do"
         )
     call = call_of(node, batch, state)
     _settle_extremes(call, state)

@@ -83,7 +83,7 @@ _BRANCHES = (
     "the model branches on the values of a tensor, or makes tensors whose size depends on them"
 )
 _READS = "the model reads tensor values while it runs; take its branches from shapes"
-_UNPACKED = "leave out pack_padded_sequence: sequences that are all as long need none"
+_UNPACKED = "leave out pack_padded_sequence: sequences of equal length do not need it"
 _ALL_TOKENS = (
     "; for a mixture of experts, let each expert compute all tokens, with weights of 0 for those"
     " that chose others, or as many as it has room for"
@@ -99,7 +99,7 @@ _HINTS = (
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
 _TRANSFORMS = "torch._functorch.predispatch"
-_CHANCE = "; phase.train_mode=false leaves out what depends on chance"
+_CHANCE = "; phase.train_mode=false leaves out random operators"
 _DROPPED = {"layerdrop": "0", "apply_spec_augment": "false"}
 """Settings of transformers that randomly drop layers, or mask spans, at run time."""
 _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
@@ -118,7 +118,7 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
             hint += _EXPERTS
         off = [f"model.config.{k}={v}" for k, v in _DROPPED.items() if getattr(config, k, False)]
         if module.training and off:
-            hint += f"; set {' '.join(off)}, or phase.train_mode=false, against what chance decides"
+            hint += f"; set {' '.join(off)}, or phase.train_mode=false, to avoid random branches"
             return _failure(module, error, hint)
     elif hint == _BRANCHES and _has_experts(module):
         hint += _ALL_TOKENS

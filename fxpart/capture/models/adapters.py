@@ -72,8 +72,8 @@ def _check_layers(module: nn.Module, asked: str) -> None:
     for name, child in module.named_modules():
         if type(child).__name__ == _OF_TENSOR:
             raise SpecError(
-                f"{asked}: weights of {name}, of experts or their router, are no linear layer's,"
-                f" and no adapter beside them is planned; {_NAME_LAYERS}"
+                f"{asked}: weights of {name} belong to experts or their router, not to a linear "
+                f"layer, and adapters for them are not supported; {_NAME_LAYERS}"
             )
 
 

@@ -65,7 +65,7 @@ def model_class(architecture: str) -> type[Any]:
     with _quiet():
         cls = getattr(transformers, architecture, None)
     if not (inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel)):
-        what = "is not in transformers" if cls is None else "is no model class of transformers"
+        what = "is not in transformers" if cls is None else "is not a model class of transformers"
         raise SpecError(
             f"architecture={architecture} {what} {transformers.__version__};"
             f" {nearest_names(architecture, _model_class_names())}"
@@ -119,7 +119,7 @@ def _check_keys(
     keys = _config_keys(config_class) | unlisted
     for key, value in overrides.items():
         if key in _DTYPE_KEYS:
-            raise SpecError(f"{where}.{key} is said by model.dtype; set that instead")
+            raise SpecError(f"{where}.{key} is set by model.dtype; use that instead")
         if key not in keys:
             raise SpecError(
                 f"{where}.{key} is not a key of {config_class.__name__}; {nearest_names(key, keys)}"

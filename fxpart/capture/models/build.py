@@ -282,8 +282,8 @@ def _parameters(factory: str, function: Callable[..., object]) -> Mapping[str, i
         return inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise SpecError(
-            f"factory={factory} states no parameters; name a Python function that takes"
-            " batch_size and dtype"
+            f"factory={factory} has no readable signature; name a Python function that takes "
+            "batch_size and dtype"
         ) from error
 
 
@@ -298,7 +298,7 @@ def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, ob
     ]
     for name in spec.factory_args:
         if name in _SPEC_FIELDS:
-            raise SpecError(f"factory_args.{name} is said by model.{name}; set that instead")
+            raise SpecError(f"factory_args.{name} is set by model.{name}; use that instead")
     given: dict[str, object] = {"batch_size": spec.batch_size, "dtype": getattr(torch, spec.dtype)}
     if spec.seq_len is not None:
         given["seq_len"] = spec.seq_len

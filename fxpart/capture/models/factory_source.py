@@ -63,8 +63,8 @@ def imported_function(factory: str, setting: str = "factory") -> Callable[..., o
     function = getattr(module, function_name, None)
     if function is not None and not callable(function):
         raise SpecError(
-            f"{setting}={factory}: {function_name} of {module_name} is no function (but a value of"
-            f" type {type(function).__name__}); name a function"
+            f"{setting}={factory}: {function_name} of {module_name} is not a function but a value "
+            f"of type {type(function).__name__}; name a function"
         )
     if function is None:
         functions = {
@@ -167,8 +167,8 @@ def _digests(depends_on: Sequence[str]) -> dict[Path, str]:
             digests[path] = source_file_digest(path)
         except OSError as error:
             raise SpecError(
-                f"model.depends_on: cannot read {name} ({error.strerror or error}); name files as"
-                " from the folder that the command is started in"
+                f"model.depends_on: cannot read {name} ({error.strerror or error}); give paths "
+                "relative to the folder that the command is started in"
             ) from error
     return digests
 

@@ -129,8 +129,8 @@ def example_inputs(
     shapes = {name: input_shape(name, request) for name in dict.fromkeys(_needed(model))}
     if not shapes:
         raise SpecError(
-            f"{type(model).__name__} states no input that it needs; give a factory that returns the"
-            " model and its inputs"
+            f"{type(model).__name__} has no required input; give a factory that returns the model "
+            "and its inputs"
         )
     if seq_len is not None and not any(shape.uses_seq_len for shape in shapes.values()):
         main, shape = next(iter(shapes.items()))

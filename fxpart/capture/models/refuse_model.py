@@ -35,8 +35,8 @@ def refuse_module(factory: str, module: nn.Module) -> None:
             )
         if depth > MOST_NESTED:
             raise CaptureError(
-                f"factory={factory}: more than {MOST_NESTED} modules lie inside one another; put"
-                " them side by side, as in nn.Sequential"
+                f"factory={factory}: modules are nested more than {MOST_NESTED} deep; put them "
+                "side by side, as in nn.Sequential"
             )
         above.append(inner)
         if id(inner) in walked:
@@ -72,8 +72,8 @@ def _refuse_names(factory: str, path: str, names: Iterable[str]) -> None:
         if not isinstance(name, str) or not name.isprintable() or set(name) & set("\"'\\"):
             where = f" in {path[:-1]}" if path else ""
             raise CaptureError(
-                f"factory={factory}: the name {name!r}{where} has a quote, a backslash, or what"
-                " cannot be printed; use letters, digits and _"
+                f"factory={factory}: the name {name!r}{where} has a quote, a backslash, or an "
+                "unprintable character; use letters, digits and _"
             )
 
 

@@ -163,9 +163,9 @@ class ModelSpec:
             raise SpecError(f"step={self.step}: {nearest_names(self.step, CACHED_STEPS)}")
         if self.step is not None and self.architecture is None:
             raise SpecError(
-                f"phase={self.step} takes the cache of a model of transformers,"
-                f" got factory={self.factory}; let the factory return a model and inputs with their"
-                " cache, named kv_cache_..., and use phase=inference"
+                f"phase={self.step} needs the cache of a transformers model, got "
+                f"factory={self.factory}; let the factory return a model and inputs with their "
+                "cache, named kv_cache_..., and use phase=inference"
             )
 
     def _check_autocast(self) -> None:
@@ -181,8 +181,8 @@ class ModelSpec:
         for other, (is_set, instead) in against.items():
             if is_set:
                 raise SpecError(
-                    f"{asked} is of phase=training and phase=inference in PyTorch, got {other}; set"
-                    f" {instead}, and leave out model.autocast"
+                    f"{asked} applies to phase=training and phase=inference in PyTorch, got "
+                    f"{other}; set {instead}, and leave out model.autocast"
                 )
 
     @property

@@ -113,9 +113,8 @@ def _check_weights(
     for value, other in others.items():
         if other.module is not first.module and _weight_shapes(other) != weights:
             raise CaptureError(
-                f"{symbol} cannot be symbolic: the weights of model {spec.name} are others at"
-                f" {symbol}={value} than at {symbol}={_size(spec, symbol)}; set"
-                " capture.symbolic=none"
+                f"{symbol} cannot be symbolic: the weights of model {spec.name} differ between "
+                f"{symbol}={value} and {symbol}={_size(spec, symbol)}; set capture.symbolic=none"
             )
 
 

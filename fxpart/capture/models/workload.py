@@ -37,7 +37,7 @@ def read_workload(path: Path, most_pieces: int | None = None) -> Workload:
     try:
         document = json.loads(read_regular(path))
     except FileNotFoundError:
-        raise SpecError(f"there is no file {path}; give model.path a published problem") from None
+        raise SpecError(f"there is no file {path}; set model.path to a published problem") from None
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -46,8 +46,8 @@ def read_workload(path: Path, most_pieces: int | None = None) -> Workload:
         return _workload(path, document, most_pieces)
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecError(
-            f"{path} is no published placement problem ({what_is_wrong(error)}); it needs maxFPGAs,"
-            " maxCPUs, maxSizePerFPGA, nodes and edges"
+            f"{path} is not a published placement problem ({what_is_wrong(error)}); it needs "
+            "maxFPGAs, maxCPUs, maxSizePerFPGA, nodes and edges"
         ) from error
 
 
@@ -171,7 +171,7 @@ def _order(
                 heapq.heappush(ready, (backward[follower], follower))
     if len(order) < len(nodes):
         stuck = nodes[_in_a_cycle(edges, waits)]["id"]
-        raise CycleError(f"{path}: node {stuck!r} waits for itself by way of others")
+        raise CycleError(f"{path}: node {stuck!r} is part of a cycle")
     return np.array(order, dtype=np.int64)
 
 

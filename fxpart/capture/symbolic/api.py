@@ -73,7 +73,7 @@ def _start(low: int, high: int | None, at: int) -> int:
     if high - DEGREE >= low:
         return high - DEGREE
     raise CaptureError(
-        f"a symbolic size that may only be {low} to {high} is none; set capture.symbolic=none"
+        f"a size that can only be {low} to {high} is not symbolic; set capture.symbolic=none"
     )
 
 

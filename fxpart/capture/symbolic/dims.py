@@ -50,8 +50,8 @@ def affine_dims(
     for value, shapes in shapes_at.items():
         if [_rank(shape) for shape in shapes] != [_rank(shape) for shape in first]:
             raise CaptureError(
-                f"the inputs at {symbol}={value} are not those at {symbol}={low}: their number or"
-                " ranks differ; set capture.symbolic=none"
+                f"the inputs at {symbol}={value} differ from those at {symbol}={low} in number or "
+                "rank; set capture.symbolic=none"
             )
     for leaf, shape in enumerate(first):
         for dim, size in enumerate(shape or ()):
@@ -63,9 +63,9 @@ def affine_dims(
             offset = size - factor * low
             if remainder or factor < 1 or any(lengths[v] != factor * v + offset for v in lengths):
                 raise CaptureError(
-                    f"dimension {dim} of input {leaf} is {', '.join(map(str, lengths.values()))}"
-                    f" long at {symbol}={', '.join(map(str, lengths))}: no multiple of it and a"
-                    " constant; set capture.symbolic=none"
+                    f"dimension {dim} of input {leaf} is {', '.join(map(str, lengths.values()))} "
+                    f"long at {symbol}={', '.join(map(str, lengths))}, which is not a multiple of "
+                    "it plus a constant; set capture.symbolic=none"
                 )
             dims.append(SymbolicDim(leaf, dim, symbol, factor, offset))
     return tuple(dims)

@@ -53,8 +53,8 @@ def fitted(
         coefficients = _coefficients([kind[place] for place in inside], bases, exponents)
         if coefficients is None or not _agrees(coefficients, exponents, points, kind):
             raise CaptureError(
-                f"{what} of {names[row]} is no polynomial of the symbolic sizes; set"
-                " capture.symbolic=none"
+                f"{what} of {names[row]} is not a polynomial of the symbolic sizes; set "
+                "capture.symbolic=none"
             )
         rows.append(coefficients)
     return np.array(exponents, dtype=np.int64), np.array(rows, dtype=np.int64)[kind_of.ravel()]

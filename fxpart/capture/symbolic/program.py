@@ -143,8 +143,8 @@ class SymbolicProgram:
                 f"{n}={v}" for n, v in zip(self.torch_symbols, point, strict=True)
             )
             raise CaptureError(
-                f"the model does something else at {sizes_text}: {failing[0]} does not hold; set"
-                " capture.symbolic=none"
+                f"the model takes another branch at {sizes_text}: {failing[0]} does not hold; set "
+                "capture.symbolic=none"
             )
         return op_graph(self.program, Sizes(numbers), counter)
 

@@ -44,8 +44,8 @@ def tightened(ranges: Ranges, error: CaptureError) -> Ranges:
     for name, fix in relevant_fixes.items():
         if not fix.startswith("Dim("):
             raise CaptureError(
-                f"{name} cannot be symbolic: the model holds for {name} = {fix} alone; set"
-                " capture.symbolic=none"
+                f"{name} cannot be symbolic: the model is valid for {name} = {fix} only; set "
+                "capture.symbolic=none"
             ) from error
         limits = {which: int(number) for which, number in _LIMIT.findall(fix)}
         low, high = ranges[name]
@@ -92,8 +92,8 @@ def symbols_of(
         symbols[name] = next(iter(symbol))
     if len(set(symbols.values())) < len(symbols):
         raise CaptureError(
-            f"{' and '.join(symbols)} cannot both be symbolic: the model holds where they are equal"
-            " alone; make one of them symbolic"
+            f"{' and '.join(symbols)} cannot both be symbolic: the model is valid only if they are "
+            "equal; make one of them symbolic"
         )
     return symbols
 

@@ -259,9 +259,9 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "blo
     nodes = StepNodes(graph, blocks, cores_only=how == "core_attention")
     if how == "core_attention" and not nodes.runs:
         raise NotApplicableError(
-            "checkpointing=core_attention computes scores of attention again, and no block of this"
-            " model has any: one kernel computes its attention and keeps none; use"
-            " checkpointing=none, or +model.config.attn_implementation=eager"
+            "checkpointing=core_attention recomputes attention scores, but no block of this model "
+            "has any: its attention is one kernel, which saves none; use checkpointing=none, or "
+            "+model.config.attn_implementation=eager"
         )
     for run in nodes.runs if how == "selective" else ():
         for node in _saved_by_policy(run):

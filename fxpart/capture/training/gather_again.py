@@ -9,6 +9,7 @@ from torch import fx
 
 from fxpart.capture.training.checkpointing import StepNodes, compute_again
 from fxpart.capture.training.joint_labels import FORWARD, ORDER
+from fxpart.sharding.collectives import IN_ORDER
 
 __all__ = ["gather_again"]
 
@@ -21,8 +22,7 @@ def gather_again(graph: fx.Graph) -> None:
     gathers = [
         node
         for node in graph.nodes
-        if getattr(node.target, "name", str)() in _GATHERS
-        and (_is_forward(node) or _is_recomputed(node))
+        if _name(node) in _GATHERS and (_is_forward(node) or _is_recomputed(node))
     ]
     if not gathers:
         return
@@ -30,6 +30,10 @@ def gather_again(graph: fx.Graph) -> None:
     for gather in gathers:
         _repeat(graph, nodes, gather)
     graph.lint()
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "name", str)())
 
 
 def _is_forward(node: fx.Node) -> bool:
@@ -49,14 +53,17 @@ def _is_later(reader: fx.Node, gather: fx.Node) -> bool:
 
 
 def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
-    (storage,) = nodes.storages(gather)
-    # The gather and the views of its result.
+    made = set(nodes.storages(gather))
+    for reader in gather.users:
+        if _name(reader) == IN_ORDER:
+            made.update(nodes.storages(reader))
+    # The gather, its copy in the order of the sequence, and the views of what they make.
     parts = [
         node
         for node in nodes.position
         if node.op == "call_function"
         and (_is_forward(node) or _is_recomputed(node))
-        and storage in nodes.storages(node)
+        and not made.isdisjoint(nodes.storages(node))
     ]
     readers = {
         user

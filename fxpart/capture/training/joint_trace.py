@@ -276,8 +276,8 @@ class _Step:
         if result is not None:
             return loss_of(result)
         raise CaptureError(
-            "the model returns no real-valued tensor to take a loss of; return the loss, or what"
-            " its mean can be taken of, first"
+            "the model returns no real-valued tensor to take a loss of; return the loss, or a "
+            "tensor whose mean can be taken, first"
         )
 
 

@@ -133,7 +133,7 @@ def _number(place: str, number: object, *, may_be_0: bool = False) -> float:
     plain = isinstance(number, int | float) and not isinstance(number, bool)
     value = float(number) if plain else -1.0  # type: ignore[arg-type]
     if not 0 <= value < float("inf"):
-        raise SpecError(f"{place} must be a number of at least 0, is {number}")
+        raise SpecError(f"{place} must be a number, 0 or more, got {number}")
     if value == 0 and not may_be_0:
         raise SpecError(f"{place} must be more than 0")
     return value
@@ -142,4 +142,4 @@ def _number(place: str, number: object, *, may_be_0: bool = False) -> float:
 def _refuse_others(place: str, settings: Mapping[str, Any], known: Any) -> None:  # noqa: ANN401
     for name in settings:
         if name not in known:
-            raise SpecError(f"{place}.{name} is no setting; {nearest_names(str(name), known)}")
+            raise SpecError(f"{place}.{name} is not a setting; {nearest_names(str(name), known)}")

@@ -76,7 +76,7 @@ def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
         read = pyarrow.parquet.read_table(path)
         return {name: read[name].to_numpy() for name in read.column_names}
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise SpecError(f"{path} is no table in parquet ({one_line(error)})") from error
+        raise SpecError(f"{path} is not a parquet table ({one_line(error)})") from error
 
 
 def measured_calls(path: Path, kind: str, dtype: str) -> MeasuredCalls[Any]:
@@ -98,7 +98,7 @@ def measured_calls(path: Path, kind: str, dtype: str) -> MeasuredCalls[Any]:
         sizes = {name: columns[name][chosen].astype(np.float64) for name in _SIZES[kind]}
         seconds = columns["latency"][chosen].astype(np.float64) * 1e-3
     except (TypeError, ValueError) as error:
-        raise SpecError(f"{path}: a size or latency is no number ({one_line(error)})") from error
+        raise SpecError(f"{path}: a size or latency is not a number ({one_line(error)})") from error
     if not (np.isfinite(seconds) & (seconds > 0)).all():
         raise SpecError(f"{path}: a latency is not a positive number of ms")
     calls = _products(sizes, dtype) if kind == "gemm" else _attentions(sizes, dtype)

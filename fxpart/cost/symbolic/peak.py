@@ -126,7 +126,7 @@ def cost_formula(symbolic: SymbolicGraph, field: str, of: str | None = None) -> 
         graph = symbolic.graph
         names = graph.names if field in OF_OPERATORS else graph.value_names
         if of not in names:
-            raise SpecError(f"{of} is no name of {field}; {nearest_names(of, names)}")
+            raise SpecError(f"{of} is not a name of {field}; {nearest_names(of, names)}")
         row = table[names.index(of)].tolist()
     if any(abs(number) >= 2**63 for number in row):
         raise SpecError(f"the sum of {field} has coefficients that no int64 holds")

@@ -209,8 +209,8 @@ def _refuse_busy(device: torch.device, lost: float, most_lost: float) -> None:
     threads = torch.get_num_threads()
     if device.type == "cpu" and threads > 1 and lost > most_lost:
         raise SpecError(
-            f"other work had the processor for {lost:.0%} of the time that was measured with"
-            f" {threads} threads; measure when the machine is idle, or with latency.threads=1"
+            f"other processes used the processor for {lost:.0%} of the time measured with "
+            f"{threads} threads; measure when the machine is idle, or with latency.threads=1"
         )
 
 

@@ -53,7 +53,7 @@ def pipeline_stage(
             " torch.distributed.init_process_group first, in each process"
         )
     if not stage.inputs or not stage.outputs:
-        side = "takes no tensor" if not stage.inputs else "hands on no tensor"
+        side = "takes no tensor" if not stage.inputs else "passes on no tensor"
         raise SpecError(
             f"stage {stage.index} of {num_stages} {side}: torch.distributed.pipelining passes at"
             " least one; join it with the stage beside it"

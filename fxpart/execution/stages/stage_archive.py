@@ -87,8 +87,8 @@ def _results(exported: ExportedProgram, values: Sequence[Tensor], what: str) -> 
     for value in returned:
         if not isinstance(value, Tensor):
             raise CaptureError(
-                f"{what} hands on {value!r}, which is no tensor; cut where only tensors are"
-                " handed on"
+                f"{what} passes on {value!r}, which is not a tensor; cut where only tensors are"
+                " passed on"
             )
     return tuple(
         torch.empty_strided(
@@ -141,7 +141,10 @@ def read_archive(path: Path, libraries: Sequence[str]) -> fx.GraphModule:
     """
     pickled = _pickled(path)
     if pickled:
-        raise SpecError(f"{path} holds {pickled}, which is not read: no plain data; save it again")
+        raise SpecError(
+            f"{path} holds {pickled}, which is not read, because it is not plain data; save it "
+            "again"
+        )
     for name in libraries:
         _register(name, path)
     with quiet():

@@ -236,7 +236,7 @@ def _saved_stage(entry: Mapping[str, Any]) -> SavedStage:
 
 def _tensor_shape(entry: Mapping[str, Any]) -> TensorShape:
     if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
-        raise ValueError(f"{entry['dtype']!r} is no dtype of torch")
+        raise ValueError(f"{entry['dtype']!r} is not a torch dtype")
     return TensorShape(
         str(entry["name"]),
         tuple(int(n) for n in entry["shape"]),

@@ -106,8 +106,8 @@ def unpack_tuples(flat: FlatGraph) -> None:
             _unpack(flat, node, later, example)
         elif later and example is _MISSING and _makes_tuple(node, flat):
             raise SpecError(
-                f"{node.name} is a tuple that {later[0].name} of a later stage uses as a whole; a"
-                " stage hands on tensors: take its items in the stage that makes it"
+                f"{node.name} is a tuple that {later[0].name} of a later stage uses as a whole; a "
+                "stage passes on tensors only: take its items in the stage that makes it"
             )
 
 

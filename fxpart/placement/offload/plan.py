@@ -413,10 +413,9 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
     if spare < 0 or disk_left < 0:
         names = [f"{tier.name} {show_bytes(tier.memory_bytes)}" for tier in (host, disk) if tier]
         raise InfeasibleError(
-            f"{'caches' if (ways == RESIDENT).all() else 'weights'} of {show_bytes(needed)} must"
-            f" lie in tiers, which are full:"
-            f" {', '.join(names)}; give more host memory, a disk such as +nvme500gb, or more"
-            " devices",
+            f"{'caches' if (ways == RESIDENT).all() else 'weights'} of {show_bytes(needed)} must "
+            f"be in tiers, which are full: {', '.join(names)}; give more host memory, a disk such "
+            "as +nvme500gb, or more devices",
             needed_bytes=needed,
             available_bytes=host.memory_bytes + (disk.memory_bytes if disk else 0),
         )

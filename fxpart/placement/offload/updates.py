@@ -52,8 +52,8 @@ def offload_updates(machine: Machine, place: Place) -> Offloaded:
     if options.optimizer != "none" and (host.processor is None or machine.host_times is None):
         missing = "times of its operators" if host.processor else "processor"
         raise SpecError(
-            f"offload.optimizer={options.optimizer} updates weights on the host, and {host.name}"
-            f" has no {missing}; add that, or use offload.optimizer=none"
+            f"offload.optimizer={options.optimizer} updates weights on the host, but {host.name} "
+            f"has no {missing}; add that, or use offload.optimizer=none"
         )
     units = _with_frozen(graph, _update_units(graph))
     # Weights on the host are updated there.
@@ -213,7 +213,7 @@ def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
             f"optimizer states, with their weights and gradients {show_bytes(held_bytes)}, and"
             f" activations of {show_bytes(saved_bytes)} do not fit {host.name}, which has"
             f" {show_bytes(host.memory_bytes)}"
-            + (f", and nothing of a training step goes to {disk.name}" if disk else "")
+            + (f", and a training step stores nothing on {disk.name}" if disk else "")
             + "; give more host memory or more devices",
             needed_bytes=total,
             available_bytes=host.memory_bytes,
@@ -229,7 +229,7 @@ def _does_not_fit(searched: Problem, step: HostedStep) -> InfeasibleError:
     return InfeasibleError(
         f"with {offloaded} on the host, tensors of {show_bytes(used)} do not fit the devices'"
         f" {show_bytes(available)}"
-        + (" beside room for what two blocks save" if step.saves else "")
+        + (" beside room for the saved activations of two blocks" if step.saves else "")
         + "; take larger devices, a smaller batch, or checkpointing=block",
         needed_bytes=used,
         available_bytes=available,

@@ -123,8 +123,8 @@ def placed_in_steps(problem: Problem, steps: int, options: SearchOptions | None)
     for name, value in asdict(options or SearchOptions()).items():
         if value != usual[name]:
             raise SpecError(
-                f"mode.{name}={value} is for models, of model=workload a fixed number of steps is"
-                f" searched; use mode.{name}={usual[name]}, or mode=optimal with mode.steps"
+                f"mode.{name}={value} applies to models, but model=workload searches a fixed "
+                f"number of steps; use mode.{name}={usual[name]}, or mode=optimal with mode.steps"
             )
     search, device_of, _ = begun(problem, problem.workload, seed=0)
     for _ in range(steps):

@@ -13,7 +13,8 @@ left and end to the right, which is rare until it binds.
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -243,17 +244,30 @@ class StageSolver:
 
     def __init__(self, line: StageLine, slots: Slots) -> None:
         self._line, self._slots = line, slots
-        memory = line.stretches.memory
-        flights = slots.flights or [ONE] * len(slots.memory_bytes)
-        kinds = list(zip(slots.memory_bytes, flights, strict=True))
-        # Slots of equal memory and microbatches share a `Reach`.
-        reach = {kind: _reach_of(memory, line, *kind) for kind in dict.fromkeys(kinds)}
-        self._slot_reach: list[Reach] = [reach[kind] for kind in kinds]
+        self._slot_reach = self._reaches()
         # Devices of equal speed share load limits.
         table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
-        self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
+        self._table = table
+        self._kind: list[int] = kind.reshape(-1)[list(slots.devices)].tolist()
         self._sources = self._links(line, slots)
         self._sending_s = self._sends(line, slots)
+        self._unlimited_s: float | None = None
+        """The smallest bound on loads that allows a cut without regard to memory, once known."""
+
+    def with_memory(self, memory_bytes: Sequence[int]) -> "StageSolver":
+        """Return a solver for slots with other memory; it shares what does not depend on that."""
+        solver = copy(self)
+        solver._slots = replace(self._slots, memory_bytes=memory_bytes)
+        solver._slot_reach = solver._reaches()
+        return solver
+
+    def _reaches(self) -> list[Reach]:
+        """Return the initial `Reach` of each slot, shared by those of equal memory and flight."""
+        slots, memory = self._slots, self._line.stretches.memory
+        flights = slots.flights or [ONE] * len(slots.memory_bytes)
+        kinds = list(zip(slots.memory_bytes, flights, strict=True))
+        reach = {kind: _reach_of(memory, self._line, *kind) for kind in dict.fromkeys(kinds)}
+        return [reach[kind] for kind in kinds]
 
     @staticmethod
     def _links(line: StageLine, slots: Slots) -> list[list[tuple[list[int], FloatArray]]]:
@@ -309,10 +323,11 @@ class StageSolver:
         else:
             carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
         most_s = max(float(self._table.max()), *carried_s, 0.0)
-        least_s = _bisect(
-            lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
-        )
-        bound_s = self._first_bound(least_s * (1 + EQUAL_LOADS), most_s)
+        if self._unlimited_s is None:
+            self._unlimited_s = _bisect(
+                lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
+            )
+        bound_s = self._first_bound(self._unlimited_s * (1 + EQUAL_LOADS), most_s)
         return None if bound_s is None else self._choose(bound_s)
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
@@ -368,8 +383,8 @@ class StageSolver:
 
     def _limits(self, bound_s: float) -> list[IntArray]:
         """Return the load limits of a stage on each slot under the bound."""
-        by_kind = {int(k): _load_limits(self._table[k], bound_s) for k in np.unique(self._kind)}
-        return [by_kind[int(kind)] for kind in self._kind]
+        by_kind = {kind: _load_limits(self._table[kind], bound_s) for kind in set(self._kind)}
+        return [by_kind[kind] for kind in self._kind]
 
     def _ends_of_rest(self, limits: list[IntArray], bound_s: float) -> list[BoolArray]:
         """Return for each slot, and after the last, the cuts from which the rest may be feasible.

@@ -216,8 +216,8 @@ def _first_update(graph: OpGraph) -> int:
     if is_update[:first].any():
         early = graph.names[int(np.argmax(is_update))]
         raise SpecError(
-            f"updates of weights must come after all else in a step, operator {early} of them does"
-            " not; add them with fxpart.with_optimizer"
+            f"weight updates must come last in a step, but operator {early} does not; add them "
+            "with fxpart.with_optimizer"
         )
     return first
 

@@ -34,7 +34,7 @@ class StepPlan:
             raise SpecError(f"mode.schedule={self.schedule} does not exist; {near}")
         if type(self.microbatches) is not int or self.microbatches < 1:
             raise SpecError(
-                f"mode.microbatches must be a number from 1 on, got {self.microbatches!r}"
+                f"mode.microbatches must be a whole number, 1 or more, got {self.microbatches!r}"
             )
         if self.schedule == "none" and self.microbatches > 1:
             raise SpecError(

@@ -73,7 +73,7 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if plan.training and plan.devices == 1:
             continue
         if plan.recomputes_some:
-            refusals[engine] = "which layers are computed again is set in code"
+            refusals[engine] = "its recomputed layers are chosen in code"
             continue
         try:
             texts[engine] = engine.write(plan)

@@ -14,19 +14,19 @@ def accelerate_yaml(plan: EnginePlan) -> str:
 
     """
     if plan.zero == 1:
-        raise SpecError("it has no ZeRO-1 but DeepSpeed's")
+        raise SpecError("it has ZeRO-1 only through DeepSpeed")
     if plan.sequence_parallel:
-        raise SpecError("its tensor parallelism does not cut the sequence")
+        raise SpecError("its tensor parallelism does not split the sequence")
     if plan.expert_parallel > 1:
-        raise SpecError("it has no word for expert_parallel")
+        raise SpecError("it has no setting for expert_parallel")
     if plan.tensor_parallel > 1 and not plan.zero:
-        raise SpecError("its tensor parallelism is with zero=2 or 3")
+        raise SpecError("its tensor parallelism requires zero=2 or 3")
     if plan.context_parallel > 1 and not plan.zero:
-        raise SpecError("its context parallelism is with zero=2 or 3")
+        raise SpecError("its context parallelism requires zero=2 or 3")
     if plan.checkpointing not in ("none", "block"):
-        raise SpecError("its checkpointing is block or none")
+        raise SpecError("it supports only checkpointing=block or none")
     if plan.microbatches > 1:
-        raise SpecError("its file has no word for microbatches")
+        raise SpecError("its file has no setting for microbatches")
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if plan.zero else "MULTI_GPU",

@@ -20,13 +20,13 @@ def deepspeed_json(plan: EnginePlan) -> str:
     if plan.expert_parallel > 1:
         raise SpecError("it leaves expert parallelism to the model")
     if plan.context_parallel > 1:
-        raise SpecError("it splits sequences by heads, not by keys that are gathered")
+        raise SpecError("it splits sequences by heads and does not gather keys")
     if plan.zero == 2:
-        raise SpecError("its stage 2 keeps weights whole; use zero=1 or 3")
+        raise SpecError("its stage 2 does not shard weights; use zero=1 or 3")
     if plan.dtype == "bfloat16" and plan.same_dtype and not plan.zero:
-        raise SpecError("its stage 0 keeps weights of 16 bits in float32 too")
+        raise SpecError("its stage 0 also keeps 16-bit weights in float32")
     if plan.device_order():
-        raise SpecError("its file names no devices, and takes them in turn")
+        raise SpecError("its file cannot name devices, and uses them in order")
     values: dict[str, object] = {
         "train_batch_size": plan.batch_size * plan.data_parallel * plan.microbatches,
         "train_micro_batch_size_per_gpu": plan.batch_size,

@@ -69,22 +69,22 @@ def megatron_arguments(plan: EnginePlan) -> str:
 
     """
     if plan.zero > 1:
-        raise SpecError("its distributed optimizer is zero=1")
+        raise SpecError("its distributed optimizer requires zero=1")
     if not plan.megatron:
-        raise SpecError("its step is planned with engine=megatron")
+        raise SpecError("its steps are planned with engine=megatron")
     if plan.schedule == "gpipe":
-        raise SpecError("its schedules are 1f1b and interleaved")
+        raise SpecError("it supports only schedule=1f1b and interleaved")
     if plan.architecture not in _ARCHITECTURES:
-        raise SpecError("only Llama and Mixtral are put into its arguments")
+        raise SpecError("only Llama and Mixtral can be written as its arguments")
     if plan.optimizer not in ("adam", "adamw"):
-        raise SpecError("its optimizer is Adam")
+        raise SpecError("it supports only Adam")
     if plan.expert_parallel > 1 and plan.tensor_parallel > 1 and not plan.sequence_parallel:
-        raise SpecError("its experts beside tensor parallelism are with sequence_parallel=true")
+        raise SpecError("its experts with tensor parallelism require sequence_parallel=true")
     if plan.checkpointing == "selective":
-        raise SpecError("its checkpointing is block, core_attention or none")
+        raise SpecError("it supports only checkpointing=block, core_attention or none")
     stages_first = plan.device_order(stages_first=True) is None
     if not stages_first and plan.device_order():
-        raise SpecError("its arguments name no devices, and take them in turn")
+        raise SpecError("its arguments cannot name devices, and use them in order")
     arguments: list[tuple[str, object]] = [
         *_model_arguments(plan),
         ("tensor-model-parallel-size", plan.tensor_parallel),
@@ -165,11 +165,11 @@ def _check_fields(model: Mapping[str, object]) -> None:
     """Refuse configuration fields that the arguments cannot express."""
     for key in ("attention_bias", "mlp_bias"):
         if model.get(key):
-            raise SpecError(f"{key}=true is not put into its arguments")
+            raise SpecError(f"{key}=true cannot be written as its arguments")
     if model.get("hidden_act", "silu") != "silu":
-        raise SpecError("only hidden_act=silu is put into its arguments")
+        raise SpecError("only hidden_act=silu can be written as its arguments")
     if unknown := sorted(model.keys() - _TRANSLATED - _WITHOUT_EFFECT):
-        raise SpecError(f"{', '.join(unknown)} of the model is not put into its arguments")
+        raise SpecError(f"{', '.join(unknown)} of the model cannot be written as its arguments")
 
 
 def _rotary(model: Mapping[str, object]) -> list[tuple[str, object]]:
@@ -185,7 +185,7 @@ def _rotary(model: Mapping[str, object]) -> list[tuple[str, object]]:
         return arguments
     factor = rope.pop("factor", None)
     if kind != "llama3" or factor is None or rope != _ROPE_SCALING:
-        raise SpecError("of rotary positions only those of Llama 3 are put into its arguments")
+        raise SpecError("only the rotary scaling of Llama 3 can be written as its arguments")
     return [*arguments, ("use-rope-scaling", ""), ("rope-scaling-factor", factor)]
 
 

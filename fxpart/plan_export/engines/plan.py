@@ -130,7 +130,7 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> Stages:
     ops = forward_operators(graph)
     stage = assignment.partition_of[ops]
     if (np.diff(stage) < 0).any() or (np.diff(stage) > 1).any() or stage[0] != 0:
-        raise SpecError("the plan is no row of stages, one after another")
+        raise SpecError("the plan is not a chain of stages")
     blocks = _blocks([graph.modules[op] for op in ops.tolist()])
     count = int(stage[-1]) + 1
     homes = tuple(assignment.devices_of_partition[index][0] for index in range(count))

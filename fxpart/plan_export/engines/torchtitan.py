@@ -93,7 +93,7 @@ def _flavor(plan: EnginePlan) -> tuple[str, str]:
     for known, flavor in _FLAVORS.items():
         if known == sizes and has_defaults:
             return flavor
-    raise SpecError("it has no flavor of these sizes")
+    raise SpecError("it has no flavor with these sizes")
 
 
 def _refuse(plan: EnginePlan) -> None:
@@ -101,17 +101,17 @@ def _refuse(plan: EnginePlan) -> None:
     if plan.zero == 1:
         raise SpecError("it has no ZeRO-1")
     if plan.context_parallel > 1 and not plan.zero:
-        raise SpecError("its context parallelism is with zero=2 or 3")
+        raise SpecError("its context parallelism requires zero=2 or 3")
     if plan.data_parallel > 1 and not plan.zero and plan.devices > plan.data_parallel:
-        raise SpecError("it replicates no groups or pipelines; use zero=3")
+        raise SpecError("it does not replicate groups or pipelines; use zero=3")
     if plan.tensor_parallel > 1 and not plan.sequence_parallel:
-        raise SpecError("its tensor parallelism is with sequence_parallel=true")
+        raise SpecError("its tensor parallelism requires sequence_parallel=true")
     if plan.stages.count > 1 and plan.schedule not in _SCHEDULES:
         raise SpecError("it needs schedule=1f1b, gpipe or interleaved")
     if plan.checkpointing not in _CHECKPOINTING:
-        raise SpecError("its checkpointing is block, selective or none")
+        raise SpecError("it supports only checkpointing=block, selective or none")
     if plan.optimizer not in _OPTIMIZERS or not plan.same_dtype:
-        raise SpecError("it has Adam and AdamW in the dtype of the weights")
+        raise SpecError("it supports only Adam and AdamW in the dtype of the weights")
 
 
 def _batch_sizes(plan: EnginePlan) -> dict[str, object]:

@@ -17,9 +17,9 @@ def vllm_command(plan: EnginePlan) -> str:
 
     """
     if plan.sequence_parallel:
-        raise SpecError("its sequence parallelism is a pass of its compiler")
+        raise SpecError("its sequence parallelism is a compiler pass")
     if plan.context_parallel > 1:
-        raise SpecError("its context parallelism is of a cache, not of a pass")
+        raise SpecError("its context parallelism splits a cache, not a pass")
     if plan.expert_parallel > 1:
         all_devices = plan.tensor_parallel * plan.data_parallel
         if plan.expert_parallel != all_devices:
@@ -46,7 +46,7 @@ def vllm_command(plan: EnginePlan) -> str:
         arguments["kv-cache-dtype"] = "fp8"
     lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
     if plan.weights != "none" and plan.weights not in _ON_LOADING:
-        lines.append(f"# planned with weights={plan.weights}: MODEL must have been quantized so")
+        lines.append(f"# planned with weights={plan.weights}: MODEL must be quantized in this way")
     command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
     lines.append(
         " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])

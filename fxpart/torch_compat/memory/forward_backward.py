@@ -110,7 +110,7 @@ def _returned(forward: GraphStorages, n_results: int) -> tuple[list[fx.Node], li
     last = forward.nodes[-1] if forward.nodes else None
     if last is None or last.op != "output":
         raise CaptureError(
-            "the forward graph has no output, so what its backward needs is not known; give it one"
+            "the forward graph has no output, so what its backward needs is unknown; give it one"
         )
     leaves = tree_leaves(last.args[0])[:n_results]
     return last.all_input_nodes, [leaf for leaf in leaves if isinstance(leaf, fx.Node)]

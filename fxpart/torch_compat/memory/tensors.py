@@ -37,8 +37,8 @@ def hinted_bytes(size: int | torch.SymInt) -> int:
     hint = size.node.hint
     if hint is None:
         raise CaptureError(
-            f"a storage of {size} bytes has a size that depends on values of tensors;"
-            " pass size_of, which makes a number of it"
+            f"a storage of {size} bytes has a size that depends on values of tensors; pass "
+            "size_of, which returns a number for it"
         )
     return int(hint)
 

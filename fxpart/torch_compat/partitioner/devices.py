@@ -42,8 +42,8 @@ def device_positions(logical_ids: Sequence[int], devices: Sequence[Device], what
     if unknown:
         known_ids = ", ".join(map(str, list(position)[:12]))
         raise ConfigError(
-            f"{what} is put on logical device {unknown[0]}, which is none; there are: {known_ids}"
-            + (f", ... ({len(position)} in all)" if len(position) > 12 else "")
+            f"{what} is put on logical device {unknown[0]}, which does not exist; there are: "
+            f"{known_ids}" + (f", ... ({len(position)} in all)" if len(position) > 12 else "")
         )
     return [position[logical_id] for logical_id in logical_ids]
 

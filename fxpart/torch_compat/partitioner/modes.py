@@ -51,8 +51,8 @@ def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
     ids = mapping.get(partition_id)
     if not ids:
         raise ConfigError(
-            f"partition {partition_id} has no device: partition_to_logical_device_mapping"
-            f" speaks of partitions {list(mapping)[:8]}; give it at least one logical id"
+            f"partition {partition_id} has no device: partition_to_logical_device_mapping has "
+            f"partitions {list(mapping)[:8]}; give it at least one logical id"
         )
     device_positions(ids, config.devices, f"partition {partition_id}")
     return list(ids)

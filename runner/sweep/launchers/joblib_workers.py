@@ -36,8 +36,8 @@ def worker_count(n_jobs: int, cores: int) -> int:
     count = n_jobs if n_jobs >= 0 else cores + 1 + n_jobs
     if count < 1:
         raise SpecError(
-            f"hydra.launcher.n_jobs={n_jobs} leaves no process of {cores} cores; write the number"
-            " of processes, or -1 for all cores"
+            f"hydra.launcher.n_jobs={n_jobs} leaves no process on {cores} cores; write the number "
+            "of processes, or -1 for all cores"
         )
     return count
 

@@ -35,8 +35,8 @@ def check_address(address: str) -> None:
         if address in (LOCAL, "auto"):
             return
         raise SpecError(
-            f"hydra.launcher.init.address={address} is no address; write host:6379,"
-            " ray://host:10001, auto or local"
+            f"hydra.launcher.init.address={address} is not an address; write host:6379, "
+            "ray://host:10001, auto or local"
         )
     if address.startswith(_CLIENT) and find_spec("grpc") is None:
         raise SpecError(
@@ -60,4 +60,4 @@ def answers_http2(host: str, port: int) -> str | None:
             header = connection.recv(4, socket.MSG_WAITALL)
     except OSError as error:
         return error.strerror or str(error)
-    return None if header[3:4] == bytes([_SETTINGS]) else "what answers there is something else"
+    return None if header[3:4] == bytes([_SETTINGS]) else "a service other than Ray answers there"

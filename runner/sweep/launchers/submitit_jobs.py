@@ -82,8 +82,8 @@ def _says_when_time_is_up() -> Iterator[None]:
     def hear(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)
         raise SpecError(
-            "its process ran for as long as hydra.launcher.timeout_min allows; give it more"
-            " minutes, or fewer jobs by hydra.launcher.jobs_per_process"
+            "its process reached the limit of hydra.launcher.timeout_min; raise it, or lower "
+            "hydra.launcher.jobs_per_process"
         )
 
     previous = signal.signal(_TIME_UP, hear)
@@ -216,9 +216,7 @@ def _ends(started: _Started) -> Iterator[tuple[int, "JobReturn"]]:
         except Exception as error:
             lost = LostJobError(_said(error))
     else:
-        lost = LostJobError(
-            f"its process was killed; what it said is in {started.job.paths.stderr}"
-        )
+        lost = LostJobError(f"its process was killed; its output is in {started.job.paths.stderr}")
     for ticket in started.tickets:
         yield ticket.index, failed(ticket, lost)
 

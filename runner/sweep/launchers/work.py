@@ -127,8 +127,8 @@ def _unpack(work: Work) -> tuple[Any, Any, Any]:
             os.chdir(work.folder)
         except OSError as error:
             raise SpecError(
-                f"{work.folder} is not there on the machine of a job ({error.strerror}); start the"
-                " sweep in a folder that all machines share"
+                f"{work.folder} does not exist on the machine of a job ({error.strerror}); start "
+                "the sweep in a folder that all machines share"
             ) from error
         context, config, task_function, state = cloudpickle.loads(work.packed)
         setup_globals()

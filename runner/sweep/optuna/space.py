@@ -171,18 +171,23 @@ def _interval(key: str, value: Any, override: str) -> Interval:  # noqa: ANN401
     if low > high:
         raise SpecError(f"{override}: {low} is more than {high}; give the lower end first")
     if log and low <= 0:
-        raise SpecError(f"{override}: a logarithm needs numbers above 0; begin the interval there")
+        raise SpecError(
+            f"{override}: a logarithmic interval needs numbers above 0; start it above 0"
+        )
     return Interval(key, int(low) if whole else low, int(high) if whole else high, whole, log)
 
 
 def _steps(key: str, value: Any, override: str) -> Steps:  # noqa: ANN401
     if _is_log(value.tags, override):
         raise SpecError(
-            f"{override}: steps have no logarithm; write {key}=tag(log,int(interval(1,64)))"
+            f"{override}: a range with steps cannot be logarithmic; write "
+            f"{key}=tag(log,int(interval(1,64)))"
         )
     numbers = sorted(value.range())
     if not numbers:
-        raise SpecError(f"{override}: there is no number in this range; its end is left out")
+        raise SpecError(
+            f"{override}: this range is empty, because its end is excluded; raise the end"
+        )
     return Steps(key, tuple(str(number) for number in numbers))
 
 

@@ -86,8 +86,8 @@ def _grid(listed: _Places, seed: int | None) -> "BaseSampler":
     endless = [key for key, values in listed.items() if not values]
     if endless:
         raise SpecError(
-            f"hydra.sweeper.sampler=grid needs the values of {endless[0]} counted, and an interval"
-            " has no end of them; list them, or take sampler=tpe"
+            f"hydra.sweeper.sampler=grid needs a finite list of values for {endless[0]}, not an "
+            "interval; list them, or use sampler=tpe"
         )
     return Grid(listed, seed=seed)
 
@@ -199,7 +199,7 @@ def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
             " hydra.sweeper.direction=[minimize,minimize]"
         )
     if len(set(metrics)) < len(metrics):
-        raise SpecError(f"hydra.sweeper.metric names one twice: {', '.join(metrics)}")
+        raise SpecError(f"hydra.sweeper.metric names a metric twice: {', '.join(metrics)}")
     return tuple(Goal(name, _direction(way)) for name, way in zip(metrics, directions, strict=True))
 
 
@@ -216,7 +216,7 @@ def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
 
 def _no_metric(metric: str, known: Iterable[str]) -> str:
     suggestion = nearest_names(metric, known)
-    return f"hydra.sweeper.metric={metric} is no metric of a finished job; {suggestion}"
+    return f"hydra.sweeper.metric={metric} is not a metric of a finished job; {suggestion}"
 
 
 def _direction(text: str) -> Direction:
@@ -319,8 +319,8 @@ class Search:
         metrics = {name for name in last.metrics if _number(name, last) is not None}
         missing = next(goal.metric for goal in self._goals if goal.metric not in metrics)
         raise SpecError(
-            f"hydra.sweeper.metric={missing} is a number of no finished job;"
-            f" {nearest_names(missing, sorted(metrics))}"
+            f"hydra.sweeper.metric={missing} is not a numeric metric of any finished job; "
+            f"{nearest_names(missing, sorted(metrics))}"
         )
 
     def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:

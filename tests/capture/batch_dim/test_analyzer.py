@@ -155,7 +155,7 @@ def test_a_node_that_nothing_is_known_of_is_refused() -> None:
         analyzer.get_batch_dim(placeholder)
     del placeholder.meta["val"]
     analyzer.set_batch_dim(placeholder, 0)
-    with pytest.raises(RuntimeError, match="node x0 does not say what it makes"):
+    with pytest.raises(RuntimeError, match="node x0 has no meta"):
         analyzer.compute_batch_dim(view)
 
 

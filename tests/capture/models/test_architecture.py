@@ -179,8 +179,8 @@ def test_refuses_more_positions_than_the_table_has(
     ("architecture", "config", "message"),
     [
         ("LlamaForCasualLM", {}, "not in transformers .* nearest: LlamaForCausalLM"),
-        ("AutoModelForCausalLM", {}, "is no model class"),
-        ("LlamaConfig", {}, "is no model class"),
+        ("AutoModelForCausalLM", {}, "is not a model class"),
+        ("LlamaConfig", {}, "is not a model class"),
         ("LlamaPreTrainedModel", {}, "has no forward of its own, it is a base class"),
         ("PreTrainedModel", {}, "has no forward of its own, it is a base class"),
         (
@@ -191,7 +191,7 @@ def test_refuses_more_positions_than_the_table_has(
         ("LlamaForCausalLM", {"hiden_size": 3}, "hiden_size is not a key .* nearest: hidden_size"),
         ("GPT2Model", {"rope_theta": 1e4}, "config.rope_theta is not a key of GPT2Config"),
         ("CLIPModel", {"text_config": {"hiden_size": 3}}, "text_config.hiden_size is not a key"),
-        ("LlamaForCausalLM", {"torch_dtype": "float16"}, "said by model.dtype"),
+        ("LlamaForCausalLM", {"torch_dtype": "float16"}, "set by model.dtype"),
         ("LlamaForCausalLM", {"hidden_size": "wide"}, "refuses .*expected int, got str"),
         (
             "BertModel",

@@ -243,5 +243,5 @@ def test_of_a_split_decode_each_device_keeps_its_own_heads() -> None:
 
 
 def test_a_factory_has_no_cache_that_is_known() -> None:
-    with pytest.raises(SpecError, match=r"phase=decode takes the cache of a model of transformers"):
+    with pytest.raises(SpecError, match=r"phase=decode needs the cache of a transformers model"):
         ModelSpec("m", factory="a:b", step="decode")

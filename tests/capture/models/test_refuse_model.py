@@ -114,7 +114,7 @@ def _spec(function: str, **arguments: object) -> ModelSpec:
     ("spec", "message"),
     [
         (_spec("contains_itself"), "module inner.again contains itself; take it out"),
-        (_spec("nested"), "more than 128 modules lie inside one another"),
+        (_spec("nested"), "modules are nested more than 128 deep"),
         (_spec("named", name="a\nimport os"), r"the name 'a\\nimport os' has a quote"),
         (_spec("named", name="a\0b"), r"the name 'a\\x00b'"),
         (_spec("parameter", name='a") or f("'), "has a quote, a backslash"),

@@ -218,8 +218,13 @@ class _Nonzero(nn.Module):
 @pytest.mark.parametrize(
     ("module", "shape", "dims", "message"),
     [
-        (_Fixed(), (5, 4), BATCH, "batch cannot be symbolic: the model holds for batch = 5 alone"),
-        (_Square(), (5, 5), BOTH, "seq_len cannot be symbolic: .* for seq_len = batch alone"),
+        (
+            _Fixed(),
+            (5, 4),
+            BATCH,
+            ("batch cannot be symbolic: the model is valid for batch = 5 only"),
+        ),
+        (_Square(), (5, 5), BOTH, "seq_len cannot be symbolic: .* for seq_len = batch only"),
         (_Pooled(), (2, 3, 9), (SymbolicDim(0, 2, "seq_len"),), "set capture.symbolic=none"),
         (_Nonzero(), (5, 4), BATCH, "depends on the values of a tensor"),
     ],
@@ -253,14 +258,14 @@ def test_dimensions_that_the_inputs_do_not_have_are_refused(
 def test_a_size_that_is_rounded_is_no_polynomial() -> None:
     inputs = (torch.zeros(2, 3, 9, device="meta"),)
     dims = (SymbolicDim(0, 2, "seq_len"),)
-    with pytest.raises(CaptureError, match="of avg_pool1d is no polynomial") as caught:
+    with pytest.raises(CaptureError, match="of avg_pool1d is not a polynomial") as caught:
         symbolic_graph(_Pooled(), inputs, dims=dims, ranges={"seq_len": (4, None)})
     assert "\n" not in str(caught.value)
 
 
 def test_a_range_of_too_few_sizes_is_refused() -> None:
     module = _Mlp().to("meta")
-    with pytest.raises(CaptureError, match="may only be 5 to 6"):
+    with pytest.raises(CaptureError, match="can only be 5 to 6"):
         symbolic_graph(
             module, (torch.zeros(5, 4, device="meta"),), dims=BATCH, ranges={"batch": (5, 6)}
         )

@@ -163,7 +163,7 @@ def test_the_core_of_attention_is_computed_again_and_nothing_else(
 
 def test_attention_of_one_kernel_has_no_scores_to_compute_again() -> None:
     options = replace(BLOCK, checkpointing="core_attention")
-    with pytest.raises(NotApplicableError, match="one kernel computes its attention"):
+    with pytest.raises(NotApplicableError, match="its attention is one kernel"):
         joint_capture(_Stack(_Products), (torch.randn(8, 32, 16),), options=options)
 
 

@@ -119,7 +119,7 @@ def test_rows_of_another_dtype_are_left_out(tmp_path: Path) -> None:
     [
         ({"latency": [0.0]}, "a latency is not a positive number of ms"),
         ({"latency": [float("nan")]}, "a latency is not a positive number of ms"),
-        ({"m": ["many"]}, "a size or latency is no number"),
+        ({"m": ["many"]}, "a size or latency is not a number"),
         ({"gemm_dtype": None}, r"has no column gemm_dtype; it has m, n, k, latency"),
     ],
 )
@@ -149,6 +149,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"has no table of f; .* such as f_sxm_gemm\.parquet"):
         read_tables(tmp_path, "f", family)
     (tmp_path / "f_gemm.parquet").write_text("m,n,k")
-    with pytest.raises(SpecError, match="is no table in parquet"):
+    with pytest.raises(SpecError, match="is not a parquet table"):
         read_tables(tmp_path, "f", family)
     assert family.gemm == GEMM

@@ -47,5 +47,5 @@ def test_names_that_do_not_exist_are_refused() -> None:
     symbolic = random_symbolic(0, 4)
     with pytest.raises(SpecError, match="nearest: flops"):
         cost_formula(symbolic, "flop")
-    with pytest.raises(SpecError, match="op9 is no name of flops; nearest: op"):
+    with pytest.raises(SpecError, match="op9 is not a name of flops; nearest: op"):
         cost_formula(symbolic, "flops", "op9")

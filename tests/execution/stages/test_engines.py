@@ -75,7 +75,7 @@ def test_a_stage_that_passes_nothing_is_refused() -> None:
     stages = {"exp": 0, "sin": 1}
     split = split_module(fx.symbolic_trace(Apart()), Apart(), lambda n: stages[n.name])
     chain = chain_stages(split)
-    with pytest.raises(SpecError, match=r"stage 0 of 2 hands on no tensor"):
+    with pytest.raises(SpecError, match=r"stage 0 of 2 passes on no tensor"):
         pipeline_stage(chain.stages[0], 2, torch.device("cpu"))
     with pytest.raises(SpecError, match=r"stage 1 of 2 takes no tensor"):
         pipeline_stage(chain.stages[1], 2, torch.device("cpu"))

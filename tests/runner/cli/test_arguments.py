@@ -38,9 +38,9 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["-q"], "-q is no flag; -m runs a sweep, -v says more"),
-        (["mode=single", "--multrun"], "--multrun is no flag; nearest: --multirun"),
-        (["--mode=single"], "--mode=single is no flag; write mode=single, without -"),
+        (["-q"], "-q is not a flag; -m runs a sweep, -v says more"),
+        (["mode=single", "--multrun"], "--multrun is not a flag; nearest: --multirun"),
+        (["--mode=single"], "--mode=single is not a flag; write mode=single, without -"),
         (["-c"], "argument --cfg/-c: expected one argument; see python -m runner --help"),
         (["mode=single", "-c", "joob"], "invalid choice: 'joob' (choose from "),
         (["--conf", "x"], "ambiguous option: --conf could match --config-path"),
@@ -48,8 +48,11 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
         ([""], "'' has no key"),
         (["hydra.launcher=joblib"], "chosen with a slash; write hydra/launcher=joblib"),
         (["hydra.sweeper=3"], "chosen with a slash; write hydra/sweeper=3"),
-        (["--experimental-rerun", "x"], "a logged run is repeated by rerun=<run id>"),
-        (["--package", "model"], "--package model is about --cfg; add --cfg job, or leave it out"),
+        (["--experimental-rerun", "x"], "use rerun=<run id> to repeat a logged run"),
+        (
+            ["--package", "model"],
+            ("--package model applies to --cfg; add --cfg job, or leave it out"),
+        ),
         (["--config-dir", "nosuch"], "--config-dir: there is no folder 'nosuch'; give one that"),
         (["--config-dir", ""], "--config-dir: there is no folder ''"),
         (["--config-path", "nosuch"], "--config-path: there is no folder 'nosuch'; give one that"),
@@ -65,7 +68,7 @@ def test_what_means_nothing_is_refused(typed: list[str], message: str) -> None:
 
 
 def test_a_folder_without_the_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"there is no config\.yaml in it, of which every run"):
+    with pytest.raises(SpecError, match=r"has no config\.yaml, which every run"):
         hydra_arguments(["--config-path", str(tmp_path)])
     (tmp_path / "config.yaml").touch()
     assert hydra_arguments(["--config-path", str(tmp_path)]) == [f"--config-path={tmp_path}"]

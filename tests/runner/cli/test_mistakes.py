@@ -71,15 +71,24 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
         ("gpt2", "gpt2 has no =; write key=value, such as mode=kl_based"),
         (
             "devices=range(1",
-            "devices=range(1 cannot be read: no viable alternative at input 'range(1'; mend it, or"
-            " quote it: 'devices=\"range(1\"'",
+            "devices=range(1 cannot be read: no viable alternative at input 'range(1'; correct "
+            "it, or quote it: 'devices=\"range(1\"'",
         ),
-        ("model.config={a:[1}", "cannot be read: no viable alternative at input '{a:[1}'; mend it"),
-        ("mode=a)", "mode=a) cannot be read: extraneous input ')'; mend it, or quote it"),
-        ("model.name='a", "model.name='a cannot be read: token recognition error at: ''a'; mend"),
-        ("devices=2x16gb,,4x16gb", "cannot be read: extraneous input ','; mend it, or quote it"),
-        ("reserve=none,", "reserve=none, cannot be read: it ends too early; mend it, or quote it"),
-        ("model.name=a:b=c", "cannot be read: mismatched input '='; mend it, or quote it"),
+        (
+            "model.config={a:[1}",
+            ("cannot be read: no viable alternative at input '{a:[1}'; correct it"),
+        ),
+        ("mode=a)", "mode=a) cannot be read: extraneous input ')'; correct it, or quote it"),
+        (
+            "model.name='a",
+            "model.name='a cannot be read: token recognition error at: ''a'",
+        ),
+        ("devices=2x16gb,,4x16gb", "cannot be read: extraneous input ','; correct it, or quote it"),
+        (
+            "reserve=none,",
+            ("reserve=none, cannot be read: it ends too early; correct it, or quote it"),
+        ),
+        ("model.name=a:b=c", "cannot be read: mismatched input '='; correct it, or quote it"),
         ("model.batch_size=rang(1,3)", "there is no function rang; nearest: range"),
         ("model.batch_size=range()", "evaluating 'range()': missing a required argument: 'start'"),
         ("resume=maybe", "resume=maybe must be true or false"),
@@ -90,7 +99,7 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
         ("devices.pools.0.memory_bytes=2gb", "=2gb must be a whole number, such as 2000000000"),
         ("latency.op_overhead_s=x", "latency.op_overhead_s=x must be a number"),
         ("model.name=[1]", "model.name=[1] must be text"),
-        ("model.batch_size=null", "model.batch_size=null needs a value, null is none"),
+        ("model.batch_size=null", "model.batch_size=null needs a value, got null"),
         ("devices.nodes=[0,b]", "devices.nodes=[0,b]: b must be a whole number"),
         (
             "devices.pools=[3]",
@@ -103,7 +112,7 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
         ("model.batch=3", "model.batch does not exist; in model, nearest: batch_size"),
         ("modle.name=a", "modle does not exist; nearest: mode, model"),
         ("saturate_host=true", "saturate_host does not exist; did you mean devices.saturate_host?"),
-        ("~model.name", "~model.name cannot be taken away; give it another value"),
+        ("~model.name", "~model.name cannot be deleted; set another value"),
         ("~nosuch", "~nosuch: nosuch does not exist; there are: "),
         ("~where", "Could not delete from config. 'where' does not exist"),
     ],
@@ -122,7 +131,7 @@ def test_a_value_or_key_that_is_refused(override: str, message: str) -> None:
         ("+model=gpt2", "model is chosen twice; write model=..., without +, and in a file"),
         ("++model=gpt2", "force-add of config groups is not supported: '++model=gpt2'"),
         ("~model", "~model: a run needs one; choose another, model=..."),
-        ("model=[gpt2]", "model=[gpt2]: one is chosen, not a list; write model=gpt2"),
+        ("model=[gpt2]", "model=[gpt2]: choose one, not a list; write model=gpt2"),
         ("model=null", "model=null names nothing; give a name, which --help lists"),
         ("mode@x=single", "Could not override 'mode@x'; Did you mean to override mode?"),
         ("devices=${no}", "Error resolving interpolation '${no}', possible interpolation keys: "),
@@ -146,7 +155,7 @@ def test_values_of_what_is_null_are_set_another_way(override: str) -> None:
     key, _, value = override.partition("=")
     for typed in (f"between_nodes.{override}", f"between_nodes={{{key}: {value}}}"):
         line = refused_line(lambda typed=typed: composed(f"devices.{typed}"))  # type: ignore[misc]
-        assert line.startswith("what is null has no values to set; give them in a file")
+        assert line.startswith("a section that is null has no values to set; set them in a file")
     far = composed("devices=2x_dgx_h100", "devices.between_nodes.latency_s=1").devices.between_nodes
     assert far.latency_s == 1
 
@@ -154,7 +163,9 @@ def test_values_of_what_is_null_are_set_another_way(override: str) -> None:
 def test_a_password_is_not_said() -> None:
     override = "tracking.uri=postgresql://me:wo#rd@host/runs"
     line = unreadable_override(override, "LexerNoViableAltException: ...\nerror at: 'me:wo#rd'")
-    assert line.startswith("tracking.uri=postgresql://host/runs cannot be read; mend it, or quote")
+    assert line.startswith(
+        "tracking.uri=postgresql://host/runs cannot be read; correct it, or quote"
+    )
     assert "rd@" not in line
     assert "wo#" not in line
 

@@ -70,7 +70,7 @@ def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("42\n", "a file holds a single value; write `key: value` lines"),
+        ("42\n", "a file has a single value; write `key: value` lines"),
         ("# @package a b\nname: a\n", "Too many components in '@package a b'"),
         ("name: ${a\n", "name=${a has a reference that cannot be read (no viable alternative at"),
         ("defaults:\n- [a]\n", "Unsupported type in defaults : ListConfig"),
@@ -80,10 +80,10 @@ def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("factory: a\nname: ${nowhere}\n", "model.name=${nowhere} refers to nowhere, which does"),
         ("factory: a\nname: ${nowhere}\n", "which does not exist; nearest: where"),
         ("factory: a\nname: ${oc.env:NO_SUCH}\n", "needs the environment variable NO_SUCH; set"),
-        ("factory: a\nname: ${nosuch:3}\n", "asks for ${nosuch:...}, which there is not"),
+        ("factory: a\nname: ${nosuch:3}\n", "asks for ${nosuch:...}, which does not exist"),
         ("factory: a\nname: ${model.name}\n", "refers to itself; write a value"),
-        ("factory: ${.name}\n", "worked out (Missing mandatory value: model.name); mend it"),
-        ("factory: a\nname: a\nbatch_size: ${.name}\n", "cannot be worked out (Value 'a' of type"),
+        ("factory: ${.name}\n", "resolved (Missing mandatory value: model.name); correct it"),
+        ("factory: a\nname: a\nbatch_size: ${.name}\n", "cannot be resolved (Value 'a' of type"),
     ],
 )
 def test_a_file_of_which_hydra_says_no_name(text: str, message: str) -> None:
@@ -102,7 +102,7 @@ def test_a_file_of_which_hydra_says_no_name(text: str, message: str) -> None:
         ("batch_size: x\n", "model.batch_size: x must be a whole number"),
         ("batch: 2\n", "model.batch does not exist; in model, nearest: batch_size"),
         ("name: [a]\n", "model.name: ['a'] must be text"),
-        ("name: null\n", "model.name: null needs a value, null is none"),
+        ("name: null\n", "model.name: null needs a value, got null"),
         ("config: 3\n", "model.config: 3 must be several values; write model.config={name: value}"),
         ("- a\n", "model: ['a'] must be several values; there are: name, library, architecture"),
         ("model: {name: a}\n", "model.model does not exist; leave out `model:`, all of the file"),
@@ -161,7 +161,10 @@ def test_a_value_deep_inside(text: str, message: str) -> None:
             "hydra.launcher.jobs does not exist; --cfg",
         ),
         (f"{GLOBAL}hydra: {{run: 3}}\n", "int is not a subclass of RunDir. value: 3"),
-        (f"{GLOBAL}defaults:\n- override model: gpt2\n", "write `override /GROUP: ...` for what"),
+        (
+            f"{GLOBAL}defaults:\n- override model: gpt2\n",
+            "write `override /GROUP: ...` for a",
+        ),
         (
             f"{GLOBAL}defaults:\n- override /model: gpt2\n- /mode: single\n",
             "mine.yaml: Override 'model : gpt2' is defined before 'mode: single'; Overrides must",

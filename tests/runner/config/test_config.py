@@ -205,7 +205,7 @@ def test_a_config_without_the_schema_is_refused() -> None:
 
 
 def test_a_mode_without_a_name_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"mode\.name must be a mode's name, got 3"):
+    with pytest.raises(SpecError, match=r"mode\.name must be the name of a mode, got 3"):
         read("mode.name=3")
 
 

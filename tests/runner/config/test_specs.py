@@ -137,8 +137,8 @@ def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
     ("text", "message"),
     [
         ("memory: [", "cannot be read"),
-        ("- 1\n", "does not state memory, flops_per_s"),
-        (GIVEN.replace("source: a test\n", ""), "does not state source"),
+        ("- 1\n", "does not set memory, flops_per_s"),
+        (GIVEN.replace("source: a test\n", ""), "does not set source"),
         (GIVEN.replace("6gb", "6"), "has no unit"),
         (GIVEN.replace("{float32: 3.0e12}", "3.0e12"), "give a rate for each dtype"),
         (GIVEN.replace("{float32: 3.0e12}", '"a\\nb"'), r"flops_per_s is 'a\nb'; give a rate"),

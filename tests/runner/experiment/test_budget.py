@@ -120,5 +120,5 @@ def test_no_gap_is_said_where_states_make_room_too(captures: Path) -> None:
     half = (peak_bytes() + peak_bytes("checkpointing=block")) // 2
     devices = f"devices=1x{half / 1e6}mb+host1gb"
     _, line = within_budget(_config(captures, *beside, devices, "checkpointing=budget"))
-    assert "1 of 2 blocks computed again" in line
+    assert "1 of 2 blocks recomputed" in line
     assert "at least" not in line

@@ -34,13 +34,13 @@ from tests.runner.composed import read
         ),
         (
             ["execute=local", "execute.device=cuda", "latency=profiled", "latency.device=cpu"],
-            "latency.device=cpu measures operators in another way than they are run,"
-            " execute.device=cuda; leave latency.device out",
+            "latency.device=cpu differs from execute.device=cuda, so operators would not be "
+            "measured as they are run; leave out latency.device",
         ),
         (
             ["execute=local", "latency=calibrated", "latency.threads=4"],
-            "latency.threads=4 measures operators in another way than they are run,"
-            " execute.threads=1; leave latency.threads out",
+            "latency.threads=4 differs from execute.threads=1, so operators would not be measured "
+            "as they are run; leave out latency.threads",
         ),
     ],
 )

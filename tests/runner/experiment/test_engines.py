@@ -42,18 +42,19 @@ def test_a_sharded_step_is_written_for_three_engines(tmp_path: Path) -> None:
     assert written == ["accelerate.yaml", "deepspeed.json", "torchtitan.toml"]
     assert "local_batch_size = 2\n" in (tmp_path / "torchtitan.toml").read_text()
     assert engines_note(config, GRAPH, placed) == (
-        ", torchtitan (torchtitan.toml), accelerate (accelerate.yaml), DeepSpeed (deepspeed.json)"
-        "; not Megatron-LM: its distributed optimizer is zero=1"
+        ", torchtitan (torchtitan.toml), accelerate (accelerate.yaml), DeepSpeed (deepspeed.json); "
+        "not Megatron-LM: its distributed optimizer requires zero=1"
     )
 
 
 def test_a_pipeline_leaves_in_whole_layers() -> None:
     assert _note(32, *TRAINING, *STAGES, "engine=megatron") == ", Megatron-LM (megatron_args.txt)"
     assert _note(32, *TRAINING, *STAGES) == (
-        ", torchtitan (torchtitan.toml); not Megatron-LM: its step is planned with engine=megatron"
+        ", torchtitan (torchtitan.toml); not Megatron-LM: its steps are planned with "
+        "engine=megatron"
     )
     note = _note(33, *TRAINING, *STAGES)
-    assert note == "; no files of engines: stage 1 begins inside model.layers.16; add granularity=3"
+    assert note == "; no engine files: stage 1 begins inside model.layers.16; add granularity=3"
     # A pass without a cache is no step of an engine: nothing is said of what does not fit.
     assert _note(33, "model=llama3_1_8b", "mode=pipeline", "devices=2xh100") == ""
 
@@ -91,7 +92,7 @@ def test_what_no_engine_does_alike_leaves_for_none() -> None:
     adapters = ("finetune=lora", "schedule=1f1b", "microbatches=4")
     assert _note(32, *TRAINING, *adapters, "mode=size_based") == ""
     pipeline = _note(33, *TRAINING, *adapters, "mode=pipeline")
-    assert pipeline == "; no files of engines: adapters are in none of them"
+    assert pipeline == "; no engine files: no engine's file covers adapters"
     tiers = ("model=llama3_1_8b", "phase=decode", "devices=2x16gb+host64gb")
     assert _note(32, *tiers) == ""
 
@@ -102,4 +103,4 @@ def test_a_step_of_megatron_is_run_by_megatron_alone() -> None:
     placed = partition_by_device(GRAPH, np.arange(GRAPH.n_ops) // 32)
     assert carrier_line(config, this, placed, None) == "Megatron-LM (megatron_args.txt)"
     inside = partition_by_device(GRAPH, np.arange(GRAPH.n_ops) // 33)
-    assert carrier_line(config, this, inside, None).startswith("no files of engines: stage 1")
+    assert carrier_line(config, this, inside, None).startswith("no engine files: stage 1")

@@ -109,7 +109,7 @@ def test_layers_that_take_no_adapter_are_told_in_plain_words() -> None:
     experts = ("model.architecture=MixtralForCausalLM", "+model.config.num_local_experts=4")
     with pytest.raises(FxpartError, match=r"name layers, such as finetune.targets=\[q_proj"):
         _planned("finetune=lora", *experts)
-    with pytest.raises(FxpartError, match=r"mlp\.\S+, of experts or their router, are no linear"):
+    with pytest.raises(FxpartError, match=r"mlp\.\S+ belong to experts or their router, not to a"):
         _planned("finetune=lora", "finetune.targets=[all-linear]", *experts)
 
 
@@ -153,7 +153,7 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
         (("finetune=lora", "phase=inference"), "add phase=training"),
         (("finetune=lora", "finetune.rank=0"), "finetune.rank=0 must be 1 or more"),
         (("finetune=lora", "finetune.alpha=nan"), "finetune.alpha=nan must be a finite number"),
-        (("finetune.rank=4",), "finetune.rank=4 is of adapters, .*; add finetune=lora"),
+        (("finetune.rank=4",), "finetune.rank=4 applies to adapters, .*; add finetune=lora"),
         (("finetune=lora", "data_parallel=2"), "leave out data_parallel=2"),
         (("weights=nf4",), "leave out phase=training"),
         (("finetune=lora", "engine=megatron"), "got finetune=lora; use finetune=none"),

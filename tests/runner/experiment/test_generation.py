@@ -180,7 +180,7 @@ def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
         ((*_lengths(20, 5), "context_len=30"), "leave out context_len=30"),
         ((*_lengths(20, 5), "schedule=gpipe", "mode=pipeline"), "leave out schedule=gpipe"),
         ((*_lengths(20, 5), "capture.symbolic=batch"), "leave out capture.symbolic=batch"),
-        (("serving_sweep.batches=[2]",), "got phase=inference; add phase=generate"),
+        (("serving_sweep.batches=[2]",), "not to phase=inference; add phase=generate"),
         ((*_lengths(20, 5), "serving_sweep.batches=[2,0]"), "has 0, which must be 1 or more"),
         ((*_lengths(20, 5), "serving_sweep.contexts=[5]"), "has 5, which must be 6 or more"),
     ],
@@ -217,7 +217,7 @@ def test_an_encoder_has_no_table_of_contexts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "runner.experiment.experiment.problem_of", None
     )  # before anything is placed
-    with pytest.raises(FxpartError, match="an encoder is captured at prompt_len alone"):
+    with pytest.raises(FxpartError, match="an encoder is captured at prompt_len only"):
         plan(config, model_spec(config))
 
 
@@ -347,10 +347,7 @@ def test_a_generation_with_tiers_takes_what_its_steps_take_beside_the_same_tiers
 
 
 def test_the_sizes_that_tiers_make_room_for_are_planned_and_not_twice_as_much() -> None:
-    tiered = (
-        *("devices=1x0.03mb+host1mb", "offload=prefetch"),
-        *("model.config.num_hidden_layers=4", "mode=size_based"),
-    )
+    tiered = (*("devices=1x0.024mb+host1mb", "offload=prefetch", "mode=size_based"),)
     made = _planned(*_lengths(20, 5), *tiered).generation
     assert made is not None
     most = made.in_tiers

@@ -75,10 +75,10 @@ def test_a_search_for_throughput_has_no_larger_load_than_one_for_latency(
     ("overrides", "words"),
     [
         (("objective=speed",), "objective=speed does not exist"),
-        (("phase=training",), "phase=training is for models"),
-        (("execute=local",), "execute=local is for models"),
-        (("weights=int8",), "weights=int8 is for models"),
-        (("granularity=module",), "granularity=module is for models"),
+        (("phase=training",), "phase=training applies to models"),
+        (("execute=local",), "execute=local applies to models"),
+        (("weights=int8",), "weights=int8 applies to models"),
+        (("granularity=module",), "granularity=module applies to models"),
         (("model.batch_size=2",), "use model.batch_size=1"),
         (("runtime.host_launch_s=1e-6",), "use runtime.host_launch_s=null"),
         (("mode.steps=0",), "mode.steps must be 1"),
@@ -101,7 +101,7 @@ def test_options_of_another_search_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("problem.json").write_text(json.dumps(document(1)))
-    with pytest.raises(SpecError, match=r"mode.min_gain=0.01 is for models"):
+    with pytest.raises(SpecError, match=r"mode.min_gain=0.01 applies to models"):
         _planned(*WORKLOAD[:2], f"mode={mode}", "mode.min_gain=0.01")
 
 
@@ -123,14 +123,16 @@ def test_memory_and_energy_are_objectives_of_a_run(
     assert objective_line(other.problem, other.evaluation, 3) == ""
     if objective == "memory":
         assert metrics[metric] < headline(other)[metric]
-    with pytest.raises(SpecError, match="is of one input, without schedule, data_parallel and"):
+    with pytest.raises(
+        SpecError, match=("applies to one input, without schedule, data_parallel and")
+    ):
         _planned(*model, f"objective={objective}", "schedule=gpipe")
 
 
 @pytest.mark.parametrize("objective", ["memory", "energy"])
 def test_replicas_that_share_a_sequence_are_no_plan_of_one_input(objective: str) -> None:
     of_training = ("phase=training", "mode=single", "devices=2xh100", "context_parallel=2")
-    with pytest.raises(SpecError, match=f"objective={objective} is of one input"):
+    with pytest.raises(SpecError, match=f"objective={objective} applies to one input"):
         check_all(read("model=gpt2", *of_training, f"objective={objective}"))
 
 

@@ -59,7 +59,7 @@ def test_tiers_stand_among_the_devices() -> None:
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
-        ("host64gb", "are tiers, which hold weights for devices; add one"),
+        ("host64gb", "has only tiers, which store weights of devices; add a device"),
         ("1x24gb+2xhost64gb", "2xhost64gb is one tier; write host64gb"),
         ("1x24gb+host64", "host64: size '64' has no unit"),
         ("1x24gb+nvme9xb", "nvme9xb: size '9xb' has the unknown unit 'xb'"),
@@ -80,11 +80,11 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
         ),
         (
             ["devices=1x24gb+host64gb", "phase=training", "latency=profiled"],
-            "offload.optimizer=auto updates on the host, and latency=profiled",
+            "offload.optimizer=auto updates on the host, but latency=profiled",
         ),
-        (["devices=1x24gb+host64gb", "offload.cache=all"], "is of a step with a cache"),
-        (["devices=1x24gb+host64gb", "offload.optimizer=all"], "is of a training step"),
-        (["devices=1x24gb+host64gb", "offload.weights=all"], "is of a training step"),
+        (["devices=1x24gb+host64gb", "offload.cache=all"], "applies to a step with a cache"),
+        (["devices=1x24gb+host64gb", "offload.optimizer=all"], "applies to a training step"),
+        (["devices=1x24gb+host64gb", "offload.weights=all"], "applies to a training step"),
         (
             ["devices=1x24gb+host64gb", "offload.weights=all", "offload.optimizer=none"],
             "leave out offload.optimizer=none",
@@ -101,7 +101,7 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
             "leave out schedule=gpipe",
         ),
         (["devices=2x24gb", "offload=host"], "devices=2x24gb has none; add one, such as +host64gb"),
-        (["devices=2x24gb", "offload.cache=all"], "offload.cache=all moves to a tier, and devices"),
+        (["devices=2x24gb", "offload.cache=all"], "offload.cache=all needs a tier, but devices"),
         (["devices=2x24gb+host64gb", "offload.pinned_share=2"], "offload.pinned_share=2.0 must"),
     ],
 )
@@ -132,11 +132,11 @@ def test_what_does_not_fit_is_streamed_and_said(here: Path) -> None:
 
 def test_times_of_one_kind_of_device_are_refused_for_the_host_or_said(here: Path) -> None:
     small = "devices=1x0.07mb+host1mb"
-    with pytest.raises(FxpartError, match="offload=host computes on the host, and latency=profi"):
+    with pytest.raises(FxpartError, match="offload=host computes on the host, but latency=profi"):
         check_all(read(*TINY, small, "offload=host", "latency=profiled"))
     result = planned(small, "latency=profiled")
     line = line_of(result, small, "latency=profiled")
-    assert "none on the host, since latency=profiled has no times of it" in line
+    assert "none on the host, because latency=profiled has no times for it" in line
 
 
 def test_copies_go_over_pcie_where_devices_have_other_links(here: Path) -> None:
@@ -265,7 +265,9 @@ def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     assert carried_by(saved).startswith("activations by torchtune (enable_activation_offloading)")
     two = planned(*trained, "devices=2x0.1mb+host1mb").offloaded
     assert two is not None
-    assert carried_by(two) == "nothing yet: states on the host of a step on 2 devices"
+    assert carried_by(two) == (
+        "nothing yet: no engine keeps states on the host for a step on 2 devices"
+    )
     gathered = (*trained, "offload.weights=all", "devices=1x1mb+host1mb")
     step = planned(*gathered)
     assert step.offloaded is not None

@@ -214,7 +214,7 @@ def test_what_takes_no_curves_takes_the_roofline_by_default(override: str) -> No
     check_latency(config)
     assert config.latency.source == "roofline"
     note = source_note(config, LatencyModel(), chain(2))
-    assert note == f"of a roofline of h100, since {override} takes no curves"
+    assert note == f"of a roofline of h100, since {override} uses no curves"
     assert not source_note(read("devices=1xt4", override), LatencyModel(), chain(2))
     served = ("model=llama2_7b", "phase=decode") if "kv_cache" in override else ()
     with pytest.raises(SpecError, match=r"latency=(roofline|kernels)"):
@@ -233,8 +233,8 @@ def test_what_takes_no_curves_takes_the_roofline_by_default(override: str) -> No
         (["devices=1xh100", "latency=kernels"], ""),
         (
             ["devices=1xh100", "weights=int8", "phase=decode"],
-            "of curves of h100, a roofline for products of weights in int8, of which no kernels are"
-            " measured",
+            "of curves of h100, a roofline for products of weights in int8, for which no kernels "
+            "were measured",
         ),
     ],
 )
@@ -286,7 +286,7 @@ def test_attention_of_torch_on_hopper_is_the_one_made_for_ampere() -> None:
         (["capture.level=module"], "has curves of operators, got capture.level=module"),
         (
             ["capture.symbolic=batch"],
-            "are no polynomials, and capture.symbolic=batch",
+            "are not polynomials, but capture.symbolic=batch",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_line_and_metrics_by_hand() -> None:
     )
     nothing = replace(replicas.cost, reduced_bytes=np.zeros(2, dtype=np.int64))
     assert replicas_line(Replicas(replicas.parallel, nothing)) == (
-        "2 replicas of 2 devices, which sum nothing"
+        "2 replicas of 2 devices, which all-reduce nothing"
     )
     assert replica_metrics(replicas) == {
         "data_parallel": 2.0,
@@ -90,11 +90,11 @@ def test_buckets_are_the_librarys_unless_asked_for() -> None:
         (["all_reduce.bucket_bytes=0"], "all_reduce.bucket_bytes=0 must be 1 or more"),
         (
             ["data_parallel=2", "devices.saturate_host=true"],
-            "data_parallel=2 copies the placement, and devices.saturate_host=true too",
+            "data_parallel=2 copies the placement, and so does devices.saturate_host=true",
         ),
         (
             ["context_parallel=2", "devices.saturate_host=true"],
-            "context_parallel=2 copies the placement, and devices.saturate_host=true too",
+            "context_parallel=2 copies the placement, and so does devices.saturate_host=true",
         ),
         (["data_parallel=2", "execute=local"], "leave out execute=local, or data_parallel"),
         (["data_parallel=2", "capture.level=module"], "got capture.level=module; use"),

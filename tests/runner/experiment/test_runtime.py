@@ -77,7 +77,7 @@ def test_a_plan_on_one_of_two_devices_is_that_of_one_device(mode: str) -> None:
     assert kernel_count(two.problem.graph) == kernel_count(one.problem.graph)
     assert two.whole is None  # each depth has kernels of its own
     line = carrier_line(read(*asked), two.problem, two.assignment, None)
-    assert line == "plain PyTorch, all is on one device"  # and is not executed
+    assert line == "plain PyTorch, everything is on one device"  # and is not executed
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,16 @@ from tests.runner.composed import TINY_LLAMA, read
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ("phase=training", "int8 is planned for serving, and for frozen weights of finetune=lora"),
-        ("data_parallel=2", "one replica, others serve texts of their own; leave out data_par"),
-        ("latency=profiled", "a roofline, no kernels of few bits are measured; leave out latency="),
-        ("execute=local", "drawn weights are of the model's dtype; leave out execute=local"),
+        (
+            "phase=training",
+            ("int8 is supported for serving, and for the frozen weights of finetune=lora"),
+        ),
+        ("data_parallel=2", "one replica, because others serve separate texts; leave out data_par"),
+        (
+            "latency=profiled",
+            ("rooflines, because no quantized kernels were measured; leave out latency="),
+        ),
+        ("execute=local", "random weights have the model's dtype; leave out execute=local"),
     ],
 )
 def test_each_refusal_has_its_own_reason(other: str, why: str) -> None:
@@ -28,7 +34,7 @@ def test_each_refusal_has_its_own_reason(other: str, why: str) -> None:
 def test_kernels_are_refused_for_caches_of_few_bits_alone() -> None:
     check_serving(read("weights=int8", "phase=decode", "latency=kernels"))
     with pytest.raises(
-        NotApplicableError, match="kv_cache=fp8 is planned for a roofline, attention"
+        NotApplicableError, match="kv_cache=fp8 is supported for rooflines, because attention"
     ):
         check_serving(read("kv_cache=fp8", "phase=decode", "latency=kernels"))
 

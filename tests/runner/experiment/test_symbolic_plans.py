@@ -124,7 +124,7 @@ def test_replicas_cost_their_sums_and_nothing_else() -> None:
     ],
 )
 def test_a_batch_that_cannot_be_symbolic_is_refused(overrides: tuple[str, ...], hint: str) -> None:
-    with pytest.raises(CaptureError, match=rf"weights of model stack are others .*; {hint}$"):
+    with pytest.raises(CaptureError, match=rf"weights of model stack differ .*; {hint}$"):
         _planned(
             f"model.factory={__name__}:fixed", "devices=4x1gb", "model.batch_size=8", *overrides
         )

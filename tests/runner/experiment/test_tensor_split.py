@@ -299,10 +299,12 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
 ) -> None:
     step = ("phase=training", "data_parallel=2", "model.batch_size=2", f"zero={stage}")
     no_model = "model.config.hidden_size=-1"  # of which no capture could be made
-    with pytest.raises(NotApplicableError, match=f"zero={stage} over replicas of 2 devices is"):
+    with pytest.raises(
+        NotApplicableError, match=(f"zero={stage} over replicas of 2 devices requires")
+    ):
         _planned(*step, "devices=4x16gb", no_model)
     turns = ("mode=single", "schedule=1f1b", "microbatches=4")
-    advice = f"zero={stage} with mode=single is .* use data_parallel=4 .* or mode=pipeline"
+    advice = f"zero={stage} with mode=single requires .* use data_parallel=4 .* or mode=pipeline"
     with pytest.raises(NotApplicableError, match=advice):
         _planned(*step, *turns, "devices=4x16gb", no_model)
 
@@ -344,7 +346,7 @@ _TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
                 "+mode.interleave=4",
                 "devices=4x16gb",
             ),
-            "torch's schedules have 3 on a device, got mode.interleave=4; use 2 or 3",
+            "at most 3 on a device in torch's schedules, got mode.interleave=4; use 2 or 3",
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_options_reach_the_library() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["checkpointing=block"], "checkpointing=block is of a training step"),
+        (["checkpointing=block"], "checkpointing=block applies to a training step"),
         (["recomputed_blocks=[model.layers.0]"], "got checkpointing=none; use checkpointing=block"),
         (
             ["phase=training", "checkpointing=block", "recomputed_blocks=[a,b,a]"],
@@ -56,7 +56,10 @@ def test_options_reach_the_library() -> None:
             ["phase=training", "execute=local"],
             "add optimizer=none phase.train_mode=false",
         ),
-        (["backward_order=late_weight_gradients"], "is of a training step, got phase=inference"),
+        (
+            ["backward_order=late_weight_gradients"],
+            ("applies to a training step, not to phase=inference"),
+        ),
         (["phase=training", "backward_order=late"], "backward_order=late does not exist"),
         (
             ["phase=training", "backward_order=late_weight_gradients", "schedule=gpipe"],
@@ -64,7 +67,7 @@ def test_options_reach_the_library() -> None:
         ),
         (
             [*_AS_RUN, "backward_order=late_weight_gradients", "execute.device=cuda"],
-            "is run on the CPU, got execute.device=cuda",
+            "runs on the CPU only, got execute.device=cuda",
         ),
         (
             [*_AS_RUN, "checkpointing=block"],
@@ -86,7 +89,7 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], message: str
         (["data_parallel=2", "model.batch_size=3"], "make it a multiple of 2"),
         (["data_parallel=2", "model.batch_size=2", "devices=3x16gb"], "equal parts"),
         (["data_parallel=2", "devices.saturate_host=true"], "saturate_host"),
-        (["data_parallel=2", "model.batch_size=2", "execute=local"], "planned, not run here"),
+        (["data_parallel=2", "model.batch_size=2", "execute=local"], "planned, but not run here"),
         (["data_parallel=2", "capture.level=module"], "capture.level=operator"),
         (["all_reduce.bucket_bytes=0"], "all_reduce.bucket_bytes=0 must be 1 or more"),
         (["capture.symbolic=bach"], "nearest: batch"),

@@ -96,7 +96,7 @@ def test_each_result_says_what_can_carry_it_out(
 ) -> None:
     monkeypatch.chdir(folder)
     _, line = _planned("mode=single")
-    assert line == "plain PyTorch, all is on one device, execute=local"
+    assert line == "plain PyTorch, everything is on one device, execute=local"
     result, line = _planned("mode=pipeline", "mode.stages=2")
     assert line == (
         "accelerate (device_map.json), torch pipelining (split_points.json), execute=local"

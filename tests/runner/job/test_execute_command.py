@@ -212,7 +212,7 @@ def test_other_results_fail_the_run(folder: Path) -> None:
     done = _run_once(folder, "by_chance", "mode.cut_after=[0]", "microbatches=2")
     assert done.code == 2, done.out
     assert "the split model's results are " in done.error
-    assert "depends on chance" in done.error
+    assert "a random call" in done.error
     assert result_of(folder / "outputs" / "by_chance")["status"] == "failed"
 
 

@@ -303,7 +303,7 @@ def test_a_source_that_changed_since_is_refused(here: Path) -> None:
     source.write_text(f"{before}\n# edited\n")
     refuse_changed(config, job)
     source.write_text(f"{before}\nEDITED = True\n")
-    with pytest.raises(SpecError, match="was changed after this began: a source file"):
+    with pytest.raises(SpecError, match="was changed after the start: a source file"):
         refuse_changed(config, job)
     source.write_text(before)
     refuse_changed(config, job)

@@ -43,7 +43,7 @@ def test_a_run_is_repeated_with_the_same_result(
     assert outcome.status == "finished"
     shown = capsys.readouterr().out
     assert f"rerun:     the same as {run_id} in latency_ms, peak_memory_gib" in shown
-    assert "not what it was" not in shown
+    assert "an input of its result has changed" not in shown
     again = next(r for r in tracked_runs(Path.cwd()) if "sweeps" not in r.data.tags)
     assert again.data.params == logged["kl_based"].data.params
     assert again.data.tags["config_key"] == logged["kl_based"].data.tags["config_key"]
@@ -109,7 +109,7 @@ def test_a_model_that_was_edited_since_is_told(
         assert rerun(*_again(logged["kl_based"].info.run_id)).status == "finished"
         shown = capsys.readouterr().out
         assert "rerun:     the same as" in shown
-        assert ("not what it was: a source of the model" in shown) is is_told
+        assert ("an input of its result has changed: a source of the model" in shown) is is_told
 
 
 def test_a_file_that_the_model_depends_on_and_that_changed_since_is_told(
@@ -133,9 +133,8 @@ def test_a_file_that_the_model_depends_on_and_that_changed_since_is_told(
         assert rerun(*_again(run.info.run_id)).status == "finished"
         out = capsys.readouterr().out
         assert "rerun:     the same as" in out
-        assert ("not what it was: a source of the model, a file of model.depends_on" in out) is (
-            is_told
-        )
+        changed = "has changed: a source of the model, a file of model.depends_on"
+        assert (changed in out) is is_told
     (folder / "layers.txt").unlink()
     outcome = rerun(*_again(run.info.run_id))
     assert outcome.status == "failed"
@@ -158,7 +157,7 @@ def test_what_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]) -> N
     run_id = logged["kl_based"].info.run_id
     with pytest.raises(SpecError, match="leave out mode="):
         rerun(*_again(run_id, "mode=single"))
-    with pytest.raises(SpecError, match="is a whole sweep; repeat it with python -m runner -m"):
+    with pytest.raises(SpecError, match="is a sweep; repeat it with python -m runner -m"):
         rerun(*_again(logged[None].info.run_id))
     with pytest.raises(SpecError, match="'none' is too short for a run's id; give its first 6"):
         rerun(*_again("none"))

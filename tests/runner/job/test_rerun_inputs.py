@@ -102,7 +102,7 @@ def test_what_the_file_said_then_is_read(
     state = "is gone" if change == "gone" else "has changed since"
     assert f"rerun:     {key}={file.name} {state}; read as the run has kept it" in shown
     assert f"rerun:     the same as {was.run_id} in latency_ms" in shown
-    assert "not what it was" not in shown
+    assert "an input of its result has changed" not in shown
     assert costs(second) == costs(first)
     assert now.tags["config_key"] == was.tags["config_key"]
     copy = f"outputs/again/{kept_name(key)}"
@@ -191,7 +191,7 @@ def test_a_run_from_before_files_were_kept_reads_what_is_there(
     file.write_bytes(file.read_bytes().replace(b"1e-06", b"0.5"))
     outcome, now = again(here, was.run_id)
     assert outcome.error is None
-    assert "not what it was: " in capsys.readouterr().out
+    assert "an input of its result has changed: " in capsys.readouterr().out
     assert file_of(now, "latency.file") == "here.json"
     file.unlink()
     outcome, _ = again(here, was.run_id, "third")

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from fxpart.errors import NotApplicableError
+from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
-from runner.plans.bounds import least_time_s
+from runner.experiment.subject import shared_subject
+from runner.plans import refused
+from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome
+from runner.plans.refused import captured_subject
 from runner.plans.request import Request, Space
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
@@ -55,6 +58,22 @@ def test_a_generation_is_ranked_by_its_whole_time(
         assert costed.latency_s == pytest.approx(seconds)
         assert costed.examples_per_s == pytest.approx(1 / seconds)
         assert costed.tokens_per_s == pytest.approx(5 / seconds)
+
+
+def test_plans_with_idle_devices_come_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    replicas, slow = replace(REPLICAS, groups=1), ("devices=2x16gb", "transfer_rate=1e6")
+    split = replace(SPLIT, groups=1)
+    outcome = _evaluated(Request(), *slow, space=(SINGLE, split, replicas))
+    best, sharing, alone = outcome.ranking
+    assert [p.candidate.plan for p in outcome.ranking] == [replicas, split, SINGLE]
+    assert [plan.devices_idle for plan in outcome.ranking] == [0, 0, 1]
+    assert best.examples_per_s > alone.examples_per_s > sharing.examples_per_s
+    # Nor do they keep others from being costed, or stand behind slower ones if all are slower.
+    assert len(_evaluated(Request(rows=1), *slow, space=(SINGLE, split)).ranking) == 2
+    assert _evaluated(Request(), *slow, space=(SINGLE, split)).ranking[0].devices_idle == 1
+    quick = _evaluated(Request("latency"), *slow, space=(SINGLE, split, replicas)).ranking
+    assert [plan.latency_s for plan in quick] == sorted(plan.latency_s for plan in quick)
 
 
 def _space(request: Request, *overrides: str, **typed: object) -> list[Candidate]:
@@ -120,6 +139,58 @@ def test_replicas_that_shard_updates_need_no_more_than_their_run(
     fitting = (*step, f"devices=8x{needed / 1e6}mb")
     outcome = evaluated(_space(Request(), *fitting, **typed), Request(), Refusals({}))
     assert [costed.candidate.plan.mode for costed in outcome.ranking] == ["single"]
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_no_plan_holds_less_than_its_bound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, experts: bool
+) -> None:
+    monkeypatch.chdir(folder)
+    model = ("model=mixtral_8x7b", *TINY_LLAMA[1:], "model.config.num_local_experts=4")
+    step = (*(model if experts else TINY_LLAMA), "phase=training", "devices=4x16gb")
+    degrees = [2] if experts else [2, 4]
+    space = Space(data_parallel=degrees, microbatches=[8], schedule=["1f1b"], tensor_parallel=[1])
+    request = Request(space=replace(space, expert_parallel=[2] if experts else None))
+    two_layers = ("model.config.num_hidden_layers=2",)
+    tried = set()
+    for candidate in _space(request, *step, *two_layers, checkpointing="none"):
+        config, point = candidate.config, candidate.plan
+        result = plan(config, model_spec(config), advises=False)
+        held = [need.parts["tensors"].expected for need in result.device_memory]
+        bare = replace(config, zero=0)
+        bounds = bounds_of(bare, shared_subject(bare, model_spec(bare)), checkpointing="none")
+        refuse_too_large(point, _with_memory(bounds, held))
+        tried.add((point.zero, point.groups > 1))
+        if point.groups == 1:
+            continue
+        # It is no loose bound: weights, states and gradients are most of a small step.
+        with pytest.raises(InfeasibleError, match="a replica holds"):
+            refuse_too_large(point, _with_memory(bounds, [size // 2 for size in held]))
+    assert tried >= {(0, True), (1, True), (2, True), (2, experts)}
+
+
+def _with_memory(bounds: Bounds, sizes: Sequence[int]) -> Bounds:
+    """Return `bounds` on devices of these sizes, and hardly any memory on further ones."""
+    topology = bounds.problem.topology
+    padded = [*sizes, *[1] * (topology.n_devices - len(sizes))]
+    devices = [
+        replace(device, memory_bytes=size)
+        for device, size in zip(topology.devices, padded, strict=True)
+    ]
+    limited = replace(topology, devices=tuple(devices))
+    return replace(bounds, problem=replace(bounds.problem, topology=limited))
+
+
+def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = ("tensor_parallel=2", "sequence_parallel=true", "model.seq_len=15")
+    cache = f"capture.cache_dir={folder / 'graphs'}"
+    config = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", *split, cache)
+    with pytest.raises(NotApplicableError, match="splits 15 positions") as refusal:
+        captured_subject(config)
+    monkeypatch.setattr(refused, "shared_subject", lambda *_: pytest.fail("built again"))
+    with pytest.raises(NotApplicableError) as again:
+        captured_subject(config)
+    assert str(again.value) == str(refusal.value)
 
 
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

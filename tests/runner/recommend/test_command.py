@@ -160,10 +160,16 @@ def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> Non
 def test_the_cheapest_of_several_devices(folder: Path) -> None:
     priced = ("recommend.objective=cost", "price_per_hour={h100: 2.5, t4: 0.4}", "tracking=none")
     small = ("recommend.space.mode=[single]", "recommend.devices=[2xh100,1xt4]")
-    assert _recommended(folder, *TINY_LLAMA, *priced, *small).code == 0
+    done = _recommended(folder, *TINY_LLAMA, *priced, *small)
+    assert done.code == 0
     rows = _document(folder)["plans"]
-    prices = [row["metrics"]["price_per_million_examples"] for row in rows]
+    prices = [
+        (row["devices_idle"] > 0, row["metrics"]["price_per_million_examples"]) for row in rows
+    ]
     assert prices == sorted(prices)
+    assert (
+        len(re.findall(r"^ +\d+  devices=2xh100 .*  # 1 of 2 devices idle$", done.out, re.M)) == 1
+    )
     assert {row["devices"] for row in rows} == {"2xh100", "1xt4"}
     # It is bound by its host, as the larger one is.
     assert rows[0]["overrides"] == ["devices=1xt4", "mode=single"]
@@ -219,10 +225,10 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
             "must divide model.config.num_key_value_heads=4; use 4",
         ),
         (("recommend.space.zero=[3]",), "zero=3 shards a training step over replicas"),
-        (("zero=1", "recommend.space.zero=[1]"), "zero=1 holds what recommend.space.zero tries"),
+        (("zero=1", "recommend.space.zero=[1]"), "zero=1 fixes what recommend.space.zero varies"),
         (
             ("model.batch_size=8", "recommend.space.batch=[2,4]"),
-            "model.batch_size=8 holds what recommend.space.batch tries",
+            "model.batch_size=8 fixes what recommend.space.batch varies",
         ),
         (("sequence_parallel=true", "devices=1x16gb"), "=true is in no plan of this space"),
         (("sequence_parallel=true", "phase=decode"), "splits whole sequences, got phase=decode"),
@@ -232,7 +238,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
         ),
         (("model.seq_len=-1",), "model.seq_len"),
         (("recommend.objective=cost",), "needs the price of rtx_a4000, which its file does not"),
-        (("recommend.devices=[1x16gb]",), "holds what recommend.devices tries; leave out one"),
+        (("recommend.devices=[1x16gb]",), "fixes what recommend.devices varies; leave out one"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -51,7 +51,7 @@ def test_own_settings_are_taken_out_of_the_arguments() -> None:
         ("recommend.space.batch={h100: 1}", r"space.batch=\[{.*}\] must be a list, such"),
         ("recommend.space.zero=0,1", "a list of values is written in brackets"),
         ("recommend.global_batch", "a list of values is written in brackets"),
-        ("recommend.rows=[", "has no value that can be read"),
+        ("recommend.rows=[", "has an unreadable value"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(text: str, line: str) -> None:
@@ -62,7 +62,7 @@ def test_what_makes_no_sense_is_one_line(text: str, line: str) -> None:
 
 @pytest.mark.parametrize("text", ["-m", "experiment=link_speed", "execute=local", "rerun=abc"])
 def test_what_is_of_runs_or_sweeps_alone_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match=f"{text} is of"):
+    with pytest.raises(SpecError, match=f"{text} belongs to"):
         refuse_sweeps(["model=gpt2", text])
     refuse_sweeps(["execute=none", "experiment=null"])
 

@@ -39,7 +39,7 @@ def test_what_is_shipped_is_fine(launcher: str) -> None:
         ("joblib", {"n_jobs": 2.5}, "n_jobs=2.5 must be a whole number"),
         ("joblib", {"n_jobs": True}, "n_jobs=true must be a whole number"),
         ("joblib", {"n_jobs": None}, "n_jobs=null must be a whole number"),
-        ("joblib", {"n_jobs": 0}, "n_jobs=0 leaves no process of"),
+        ("joblib", {"n_jobs": 0}, "n_jobs=0 leaves no process on"),
         ("joblib", {"jobs": 2}, "hydra.launcher.jobs does not exist; nearest: n_jobs"),
         ("ray", {"init__num_cpus": 2.5}, "num_cpus=2.5 must be a whole number from 0, or null"),
         (
@@ -105,7 +105,7 @@ def test_a_number_that_is_left_out_is_rays_own(
 
 
 def test_a_launcher_that_is_none() -> None:
-    with pytest.raises(SpecError, match=r"hydra\.launcher=3 is no launcher; choose one by name"):
+    with pytest.raises(SpecError, match=r"hydra\.launcher=3 is not a launcher; choose one by name"):
         check_launcher(OmegaConf.create({"hydra": {"launcher": 3}}))
 
 

@@ -87,8 +87,8 @@ def test_a_file_that_is_not_there_is_one_line(here: Path) -> None:
     with pytest.raises(SpecError) as refused:
         sweep(*SWEPT, *READING)
     assert str(refused.value) == (
-        "model.depends_on: cannot read layers.json (No such file or directory); name files as from"
-        " the folder that the command is started in"
+        "model.depends_on: cannot read layers.json (No such file or directory); give paths "
+        "relative to the folder that the command is started in"
     )
     assert [path.name for path in (here / "outputs").iterdir()] == ["mlflow.db"]
 
@@ -121,8 +121,8 @@ def test_jobs_after_an_edit_during_the_sweep_fail_and_are_done_again(here: Path)
     by_file = {logged.data.params["model.factory_args.file"]: logged for logged in _runs(here)}
     assert by_file["layers.json"].data.tags["outcome"] == "finished"
     assert by_file["edited.json"].data.tags["error"] == (
-        "a file that factory=reads:build is made of changed meanwhile; leave it as it is, and start"
-        " again"
+        "a source file of factory=reads:build changed during the capture; start again without "
+        "editing it"
     )
     (here / "reads.py").write_text(READS.replace('write_text("5")', "read_text()"))
     assert sweep(*swept, files) == 0

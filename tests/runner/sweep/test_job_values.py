@@ -53,10 +53,10 @@ def test_a_bare_name_is_the_choice_a_dotted_one_the_value() -> None:
     [
         ("n_device", "n_device does not exist; nearest: n_devices"),
         ("model.batch", "model.batch does not exist; nearest: model.batch_size"),
-        ("mode.max_pass", "mode.max_pass is an option of no mode; nearest: max_passes"),
+        ("mode.max_pass", "mode.max_pass is not an option of any mode; nearest: max_passes"),
         ("devices.pools", "devices.pools does not exist"),
         ("model.config", "model.config does not exist"),
-        ("mode.options", "mode.options is an option of no mode"),
+        ("mode.options", "mode.options is not an option of any mode"),
         ("resume", "resume does not exist"),
         ("tracking.uri", "tracking.uri does not exist"),
         ("model.name.upper", "model.name.upper does not exist"),

@@ -46,7 +46,7 @@ def test_results_that_are_gone_are_said_and_cost_nothing(
     shown, err = capsys.readouterr()
     assert "2 of 2 jobs done (2 before)" in err
     (line,) = [text for text in shown.splitlines() if text.startswith("files:")]
-    assert "result.json of 2 settled jobs is damaged or not there (outputs/sweeps/" in line
+    assert "result.json of 2 settled jobs is damaged or missing (outputs/sweeps/" in line
     runs = {logged.info.run_id for logged in tracked_runs(here, "tags.kind = 'run'")}
     assert len(runs) == 2
     assert any(f"run {run_id}, ..." in line for run_id in runs)
@@ -110,9 +110,9 @@ def test_a_sweep_that_is_refused_leaves_nothing_behind(folder: Path) -> None:
     )
     assert [refused.code for refused in done] == [2] * len(done)
     assert [refused.error.partition(";")[0] for refused in done] == [
-        "-q is no flag",
+        "-q is not a flag",
         "hydra.launcher.n_jobs=foo must be a whole number",
-        "hydra.sweeper.metric=nonsense is no metric of a finished job",
+        "hydra.sweeper.metric=nonsense is not a metric of a finished job",
         "hydra.sweeper.params=3 must be keys with their values, such as"
         " 'hydra.sweeper.params={devices: \"2x16gb,4x16gb\"}'",
         "hydra.sweeper.n_trails does not exist",

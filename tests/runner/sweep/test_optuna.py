@@ -138,13 +138,16 @@ def test_an_unknown_metric_is_one_line(searched: Searched) -> None:
     _, done = searched
     assert done["typo"].code == 2
     assert done["typo"].error.startswith(
-        "hydra.sweeper.metric=latency is no metric of a finished job; nearest: latency_ms"
+        "hydra.sweeper.metric=latency is not a metric of a finished job; nearest: latency_ms"
     )
     assert "jobs done" not in done["typo"].err
     # What depends on the configuration is not known before.
     assert done["no_step"].code == 2
     assert "2 of 2 jobs done" in done["no_step"].err
-    assert "hydra.sweeper.metric=step_ms is a number of no finished job" in done["no_step"].err
+    assert (
+        "hydra.sweeper.metric=step_ms is not a numeric metric of any finished job"
+        in done["no_step"].err
+    )
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,13 @@ def test_a_number_has_few_digits() -> None:
     [
         (["a=1"], "hydra/sweeper=optuna needs something to search"),
         (["a=interval(2,1)"], "2.0 is more than 1.0; give the lower end first"),
-        (["a=tag(log,interval(0,1))"], "a logarithm needs numbers above 0"),
+        (["a=tag(log,interval(0,1))"], "a logarithmic interval needs numbers above 0"),
         (["a=tag(logg,interval(1,2))"], "there is no tag 'logg'; the only one is log"),
-        (["a=tag(log,range(1,9))"], "steps have no logarithm; write a=tag(log,int(interval("),
-        (["a=range(3,3)"], "there is no number in this range"),
+        (
+            ["a=tag(log,range(1,9))"],
+            "a range with steps cannot be logarithmic; write a=tag(log,int(",
+        ),
+        (["a=range(3,3)"], "this range is empty"),
     ],
 )
 def test_what_cannot_be_searched_is_one_line(overrides: list[str], message: str) -> None:

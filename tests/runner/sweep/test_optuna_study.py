@@ -180,7 +180,8 @@ def test_an_infinite_result_is_bad_and_so_it_is_when_it_is_read_again() -> None:
             search.tell(proposal, JobEnd("finished", metrics, known=known))
         followed.append([proposal.overrides for proposal in search.ask(3)])
         with pytest.raises(
-            SpecError, match="latency_ms is a number of no finished job; there are: peak"
+            SpecError,
+            match=("latency_ms is not a numeric metric of any finished job; there are: peak"),
         ):
             search.refuse_unknown()
         (last,) = search.ask(1)
@@ -221,10 +222,16 @@ def test_some_jobs_may_lack_the_metric(known: bool) -> None:
     [
         (lambda: read_goals("a", "maximise"), "hydra.sweeper.direction=maximise does not exist"),
         (lambda: read_goals(["a", "b"], "minimize"), "metric names 2, hydra.sweeper.direction 1"),
-        (lambda: read_goals(["a", "a"], ["minimize"] * 2), "metric names one twice: a, a"),
+        (lambda: read_goals(["a", "a"], ["minimize"] * 2), "metric names a metric twice: a, a"),
         (lambda: Search(LISTED, LATENCY, "tpee"), "hydra.sweeper.sampler=tpee does not exist"),
-        (lambda: Search(ENDLESS, LATENCY, "grid"), "sampler=grid needs the values of gain counted"),
-        (_tell_without_metric, "metric=step_ms is a number of no finished job; nearest:"),
+        (
+            lambda: Search(ENDLESS, LATENCY, "grid"),
+            ("sampler=grid needs a finite list of values for gain"),
+        ),
+        (
+            _tell_without_metric,
+            ("metric=step_ms is not a numeric metric of any finished job; nearest:"),
+        ),
     ],
 )
 def test_a_mistake_is_one_line(mistake: Callable[[], object], message: str) -> None:

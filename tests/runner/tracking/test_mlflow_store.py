@@ -76,8 +76,8 @@ def test_a_database_without_a_file_is_refused(uri: str, tmp_path: Path) -> None:
 
 
 def test_a_path_that_a_uri_would_read_otherwise_is_refused(tmp_path: Path) -> None:
-    assert "without % and ?" in _refused(TrackingConfig(), tmp_path / "50%41")
-    assert "without % and ?" in _refused(TrackingConfig(uri="sqlite:///a.db?x=1"), tmp_path)
+    assert "must not contain % or ?" in _refused(TrackingConfig(), tmp_path / "50%41")
+    assert "must not contain % or ?" in _refused(TrackingConfig(uri="sqlite:///a.db?x=1"), tmp_path)
 
 
 def test_making_a_store_twice_gives_the_same_experiment(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_garbage_is_refused(tmp_path: Path) -> None:
     database = tmp_path / "runs.db"
     database.write_bytes(b"not a database" * 1000)
     message = _refused(TrackingConfig(uri="sqlite:///runs.db"), tmp_path)
-    assert "file is not a database, move it away and a new one is made" in message
+    assert "file is not a database, move it away to have a new one created" in message
     assert f"sqlite:///{database}" in message
     assert "tracking=none" in message
     assert database.read_bytes() == b"not a database" * 1000
@@ -191,7 +191,7 @@ def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) 
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE customers (name TEXT)")
     before = database.read_bytes()
-    assert "not of MLflow" in _refused(TrackingConfig(uri="sqlite:///shop.db"), tmp_path)
+    assert "not an MLflow database" in _refused(TrackingConfig(uri="sqlite:///shop.db"), tmp_path)
     assert database.read_bytes() == before
 
 

@@ -315,7 +315,7 @@ def test_the_command_sends_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert _send(monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out == "nothing is unsent below outputs\n"
+    assert capsys.readouterr().out == "no unsent runs below outputs\n"
     (root / "tiny").write_text("a file where the folder should be")
     write_unsent(root / "outputs" / "job", _run("one", tracker.uri))
     broken = write_unsent(root / "outputs" / "two", _run("two", "sqlite:///tiny/x.db"))
@@ -335,7 +335,7 @@ def test_the_command_sends_all(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], r"there is no folder nowhere; python -m runner.send takes"),
+        (["nowhere"], r"there is no folder nowhere; give python -m runner.send the one"),
         (["--url"], r"unrecognized arguments: --url; see python -m runner.send --help"),
     ],
 )

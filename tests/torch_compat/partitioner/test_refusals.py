@@ -113,17 +113,17 @@ CASES: list[tuple[type[FxpartError], str, Callable[[GraphModule], PartitionerCon
     ),
     (
         ConfigError,
-        "partition 1 has no device: partition_to_logical_device_mapping speaks of partitions [0]",
+        "partition 1 has no device: partition_to_logical_device_mapping has partitions [0]",
         lambda g: _aot(g, [0, 1, 1], partition_to_logical_device_mapping={0: [10]}),
     ),
     (
         ConfigError,
-        "partition_to_logical_device_mapping speaks of partitions [0, 1];",
+        "partition_to_logical_device_mapping has partitions [0, 1];",
         lambda g: _aot(g, [0, 1, 1], partition_to_logical_device_mapping={0: [10], 1: []}),
     ),
     (
         ConfigError,
-        "partition 1 is put on logical device 4, which is none; there are: 10",
+        "partition 1 is put on logical device 4, which does not exist; there are: 10",
         lambda g: _aot(g, [0, 1, 1], partition_to_logical_device_mapping={0: [10], 1: [4]}),
     ),
     (

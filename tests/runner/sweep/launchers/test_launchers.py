@@ -145,4 +145,4 @@ def test_a_job_whose_time_is_up_says_so(tmp_path: Path) -> None:
             os.kill(int(path.read_text()), signal.SIGUSR2)  # as Slurm does before its limit
         for status, why in ends(process):
             assert status == "FAILED"
-            assert "as long as hydra.launcher.timeout_min allows; give it more minutes" in why
+            assert "reached the limit of hydra.launcher.timeout_min; raise it" in why

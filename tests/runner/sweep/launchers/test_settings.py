@@ -58,8 +58,8 @@ def test_no_process_at_all(n_jobs: int) -> None:
     with pytest.raises(SpecError) as caught:
         worker_count(n_jobs, 8)
     assert str(caught.value) == (
-        f"hydra.launcher.n_jobs={n_jobs} leaves no process of 8 cores; write the number of"
-        " processes, or -1 for all cores"
+        f"hydra.launcher.n_jobs={n_jobs} leaves no process on 8 cores; write the number of "
+        "processes, or -1 for all cores"
     )
 
 
@@ -133,7 +133,7 @@ def test_who_speaks_http2() -> None:
     with _server(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))) as port:
         assert answers_http2("127.0.0.1", port) is None
     with _server(b"HTTP/1.1 400 Bad Request\r\n") as port:
-        assert answers_http2("127.0.0.1", port) == "what answers there is something else"
+        assert answers_http2("127.0.0.1", port) == "a service other than Ray answers there"
 
 
 def test_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +158,8 @@ def test_an_address_that_is_none() -> None:
     with pytest.raises(SpecError) as caught:
         list(over_ray(WORK, TICKETS, {"address": "somewhere"}, {}, print))
     assert str(caught.value) == (
-        "hydra.launcher.init.address=somewhere is no address; write host:6379, ray://host:10001,"
-        " auto or local"
+        "hydra.launcher.init.address=somewhere is not an address; write host:6379, "
+        "ray://host:10001, auto or local"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_client_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:80", "h:0", "h:65536", "127.0.0.1"])
 def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(SpecError, match="is no address; write host:6379"):
+    with pytest.raises(SpecError, match="is not an address; write host:6379"):
         check_address(address)
 
 

@@ -40,8 +40,8 @@ def test_a_folder_that_a_machine_lacks(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     end = run_ticket(Work("digest", b"", str(gone), "host", 1), Ticket(0, ()))
     assert why([end]) == (
-        f"{gone} is not there on the machine of a job (No such file or directory); start the sweep"
-        " in a folder that all machines share"
+        f"{gone} does not exist on the machine of a job (No such file or directory); start the "
+        "sweep in a folder that all machines share"
     )
 
 
