@@ -48,7 +48,7 @@ def test_a_step_that_is_not_the_modules_is_refused() -> None:
     module, inputs = Shifted(4, 4), (torch.randn(2, 4),)
     plain = joint_capture(module, inputs)
     real, step = _late(RealModel(module, inputs, {}, plain.forward, op_graph(plain.forward)))
-    with pytest.raises(ExecutionError, match="results are 1 from the unsplit one's"):
+    with pytest.raises(ExecutionError, match="results are 1 from the unsplit model's"):
         _run(real, step, np.zeros(step.graph.n_ops, dtype=np.int64), 1)
 
 
@@ -79,7 +79,7 @@ def test_what_is_not_run_is_refused() -> None:
     with pytest.raises(SpecError, match="repeats=0 must be 1 or more"):
         run_step(real, step, partition_by_device(step.graph, step.graph.group * 0), 1, repeats=0)
     elsewhere = replace(real, module=nn.Linear(1, 1, device="meta"))
-    with pytest.raises(SpecError, match=r"run on the CPU, got meta; set execute\.device=cpu"):
+    with pytest.raises(SpecError, match=r"runs on the CPU only, got meta; set execute\.device=cpu"):
         run_step(elsewhere, step, partition_by_device(step.graph, step.graph.group * 0), 1)
 
 

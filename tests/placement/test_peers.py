@@ -60,9 +60,9 @@ def test_a_run_gives_accelerate_its_model() -> None:
     place = chosen_mode(read("mode=accelerate", *model))
     with pytest.raises(InfeasibleError, match="accelerate leaves"):
         place(problem(small("gpt2").graph, devices(10)))
-    with pytest.raises(SpecError, match="weights in few bits is none that it knows"):
+    with pytest.raises(SpecError, match="without weights in few bits; use another mode"):
         chosen_mode(read("mode=accelerate", "weights=int4", *model))
-    with pytest.raises(SpecError, match="about devices alone, and host64gb is a tier; leave it"):
+    with pytest.raises(SpecError, match="devices only, and host64gb is a tier; leave it out"):
         chosen_mode(read("mode=accelerate", "devices=1x1gb+host64gb", *model))
 
 

@@ -51,5 +51,5 @@ def test_every_polynomial_comes_back(coefficients: list[int], start: int) -> Non
 def test_what_is_no_polynomial_of_whole_numbers_is_refused(size: Callable[[int], int]) -> None:
     points = [*grid((5,)), (1,), (64,)]
     columns = {p: np.array([0, size(p[0])]) for p in points}
-    with pytest.raises(CaptureError, match="bytes of second is no polynomial"):
+    with pytest.raises(CaptureError, match="bytes of second is not a polynomial"):
         fitted(columns, (5,), "bytes", ["first", "second"])

@@ -129,7 +129,7 @@ def test_tags_that_are_not_there_or_not_whole_are_refused_in_a_line(base: Config
         with pytest.raises(SpecError, match=r"cannot be used|has no tag config\.0") as caught:
             config_from_tags({name: tags[name] for name in tags if name != lost})
         assert "\n" not in str(caught.value)
-    with pytest.raises(SpecError, match=r"has no tag config\.0, so what it ran is not known"):
+    with pytest.raises(SpecError, match=r"has no tag config\.0, so its configuration is unknown"):
         config_from_tags({"kind": "sweep"})
     with pytest.raises(SpecError, match="they are a list, not sections"):
         config_from_tags({"config.0": "[1]"})

@@ -40,7 +40,7 @@ def test_what_a_budget_computes_again_is_decided_for_each_plan(
 
 @pytest.mark.parametrize("imbalance", [-7, 1.5])
 def test_no_imbalance_without_experts(imbalance: float) -> None:
-    with pytest.raises(SpecError, match=r"gets; give 1 without expert_parallel$"):
+    with pytest.raises(SpecError, match=r"equal share; use 1 without expert_parallel$"):
         recommended_plan(read(*RECOMMEND, f"expert_imbalance={imbalance}"))
 
 

@@ -242,7 +242,7 @@ def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.Monke
     tiers = ("phase=decode", "devices=2x16gb+host1gb", "context_len=16")
     outcome = _evaluated(Request(), *tiers, space=space, refusals=refusals)
     lines = list(habit_lines(Request(), outcome))
-    why = "not possible: tier host1gb holds weights and caches of a pass or a step"
+    why = "not possible: tier host1gb is supported for weights and caches of a pass or a"
     assert [line.partition(": ")[0] for line in lines] == [
         "all tensor parallel (tensor_parallel=2)",
         "all replicas (data_parallel=2)",

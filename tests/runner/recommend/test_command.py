@@ -219,7 +219,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
             ("recommend.space.tensor_parallel=[4]", "devices=6x16gb"),
             "must divide the number of devices, there are 6; use 2",
         ),
-        (("recommend.space.data_parallel=[3]",), "data_parallel=3 needs as many equal parts"),
+        (("recommend.space.data_parallel=[3]",), "data_parallel=3 needs that many equal parts"),
         (
             ("recommend.space.tensor_parallel=[8]", "devices=8x16gb"),
             "must divide model.config.num_key_value_heads=4; use 4",

@@ -147,7 +147,7 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
 @pytest.mark.parametrize(
     ("overrides", "given", "message"),
     [
-        (["a=interval(0,1)"], {}, "a=interval(0,1): an interval has no end of values"),
+        (["a=interval(0,1)"], {}, "a=interval(0,1): a grid needs a finite list of values, not an interval"),
         (["a=range(1,1)"], {}, "a=range(1,1) has no values"),
         (["a=1,2", "+a=3,4"], {}, "a is swept twice, with + and without"),
         ([], {"params": {"a": []}}, "hydra.sweeper.params: a is an empty list"),
@@ -164,9 +164,9 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
         (
             ["a=1,2", "b=1,2", "c=1,2"],
             {"zips": [["a", "b"], ["b", "c"]]},
-            "zip=[[a,b],[b,c]]: b is there twice",
+            "zip=[[a,b],[b,c]]: b appears twice",
         ),
-        (["a=1,2"], {"zips": ["a", "a"]}, "a is there twice"),
+        (["a=1,2"], {"zips": ["a", "a"]}, "a appears twice"),
         (["a=1,2"], {"zips": [["a"], "b"]}, "zip=[[a],b] is neither a list of keys"),
         (["a=1,2"], {"zips": [1, 2]}, "zip=[1,2] is neither a list of keys"),
     ],
