@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.monotone import Scene, cost_s, judged, random_rows
+from benchmarks.monotone import Scene, cost_s, random_rows, verdicts
 from fxpart import DeviceSpec, LatencyModel, Link
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -77,11 +77,11 @@ def test_more_hardware_never_makes_a_plan_worse(  # noqa: PLR0917 - drawn by pos
 
 
 def test_what_is_counted_can_be_worse() -> None:
-    assert judged("device", 1.0, 1.02) == ["device", "device worse", "device by 1 %"]
-    assert judged("link", 1.0, 0.5) == ["link"]
-    assert judged("order", 1.0, 0.98) == ["order", "order worse", "order by 1 %"]
-    assert judged("device", 1.0, float("inf")) == ["device", "device worse", "device by 1 %"]
-    assert judged("device", float("inf"), 1.0) == []
+    assert verdicts("device", 1.0, 1.02) == ["device", "device worse", "device by 1 %"]
+    assert verdicts("link", 1.0, 0.5) == ["link"]
+    assert verdicts("order", 1.0, 0.98) == ["order", "order worse", "order by 1 %"]
+    assert verdicts("device", 1.0, float("inf")) == ["device", "device worse", "device by 1 %"]
+    assert verdicts("device", float("inf"), 1.0) == []
 
 
 def test_random_problems_are_counted_for_each_mode() -> None:
