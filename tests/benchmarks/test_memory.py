@@ -66,7 +66,7 @@ def test_a_row_has_a_cell_for_each_head() -> None:
 def test_what_cuda_gave_out_fills_the_last_columns() -> None:
     given = Allocated(2_500_000, 5_000_000, 500_000)
     assert row(_case(given))[-4:] == ["2.50", "-17.60%", "5.00", "+20.00%"]
-    assert "up to 0.50 MB of it are workspaces" in summary([_case(given)])
+    assert "up to 0.50 MB of it are library workspaces" in summary([_case(given)])
 
 
 def test_the_lines_below_count_what_is_within_the_targets() -> None:

@@ -12,7 +12,7 @@ from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
-from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_room
+from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_scratch
 
 __all__ = ["StageLine", "stage_line"]
 
@@ -205,9 +205,9 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
 def _stretches(graph: OpGraph) -> Stretches:
     """Return the cache of a graph's stretches, shared by all cuts of it into stages."""
     memory, units = memory_tables(graph), _unit_tables(graph)
-    room = stretch_room(graph.n_values, len(graph.weight_names), graph.n_ops)
+    scratch = stretch_scratch(graph.n_values, len(graph.weight_names), graph.n_ops)
     known = no_bytes(repeated=repeated_units(graph, memory, units))
-    return Stretches(memory, units, room, known)
+    return Stretches(memory, units, scratch, known)
 
 
 def _first_update(graph: OpGraph) -> int:
