@@ -1,4 +1,4 @@
-"""Files of engines say the plan that they are of, and a benchmark sees where they do not."""
+"""Engine files agree with their plan, and the benchmark detects where they do not."""
 
 from dataclasses import replace
 from itertools import product
@@ -22,7 +22,7 @@ def _faults(folder: Path, plan: EnginePlan, expected: Expected) -> dict[str, lis
     return file_faults(folder, expected)
 
 
-def test_degrees_layers_and_batches_come_to_the_plan(tmp_path: Path) -> None:
+def test_degrees_layers_and_batches_agree_with_the_plan(tmp_path: Path) -> None:
     seen = set()
     for plan, data, tensor in product(
         (SHARDED, PIPELINE, SERVING, MEGATRON, replace(SERVING, stages=PIPELINE.stages), TRAINING),
@@ -46,7 +46,7 @@ def test_degrees_layers_and_batches_come_to_the_plan(tmp_path: Path) -> None:
     }
 
 
-def test_what_does_not_come_to_the_plan_is_named(tmp_path: Path) -> None:
+def test_disagreements_with_the_plan_are_named(tmp_path: Path) -> None:
     plan = replace(SHARDED, microbatches=2, schedule="1f1b")
     expected = _asked(plan)
     faults = _faults(tmp_path, plan, replace(expected, examples=3))

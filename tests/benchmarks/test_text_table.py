@@ -1,4 +1,4 @@
-"""Columns line up."""
+"""Columns are aligned."""
 
 from benchmarks.text_table import table
 

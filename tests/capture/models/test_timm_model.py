@@ -37,7 +37,7 @@ def test_a_model_has_images_of_its_size_on_meta() -> None:
         ("resnet18", {"colour": 1}, "timm cannot make resnet18 with {'colour': 1}"),
     ],
 )
-def test_what_timm_does_not_have_is_told(
+def test_unknown_models_and_settings_of_timm_are_refused(
     architecture: str, config: dict[str, object], message: str
 ) -> None:
     pytest.importorskip("timm")
