@@ -346,7 +346,7 @@ def _wait_s(
 ) -> float:
     """Return the time added to `work` by gathers, sequential on one stream, and copies.
 
-    `taken_s` has the times of both, by block.
+    `block_times_s` has the times of both, by block.
     """
     ops, op_s = work
     before_s = np.concatenate([[0.0], np.cumsum(op_s)])

@@ -148,10 +148,10 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     if _passed_on(node) is not node:
         # A view of the result is a view of the operand.
         builder.alias(values[node], reading.sizes.of(node))
-    kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
-    made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
-    _keep_together(builder, op, is_item, bool(mutated or kept))
-    flops, moved = _costs(reading, node, inputs, made, mutated)
+    produced = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
+    results = [out for out, v in produced if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
+    _keep_together(builder, op, is_item, bool(mutated or produced))
+    flops, moved = _costs(reading, node, inputs, results, mutated)
     builder.flops.append(flops)
     builder.moved.append(moved)
     if flops and "attention" in builder.targets[op] and inputs:

@@ -160,8 +160,8 @@ def _map_once(
     free_bytes, ranking = memory.copy(), np.arange(memory.shape[0])
     added = np.empty_like(memory)
     for turn in (True, False):
-        for place in range(order.shape[0]):
-            part = place if turn else int(order[place])
+        for position in range(order.shape[0]):
+            part = position if turn else int(order[position])
             if (fixed[part] >= 0) != turn:
                 continue
             _added(shares, home, part, added)

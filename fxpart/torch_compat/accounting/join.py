@@ -81,8 +81,8 @@ def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> F
     """Return the longest path over partitions through each of them."""
     quotient = quotient_of(tables, part, count, homes)
     rest_s = np.zeros(count)
-    for at in range(count - 1, -1, -1):
-        part_id = quotient.order[at]
+    for position in range(count - 1, -1, -1):
+        part_id = quotient.order[position]
         path_s = rest_s[part_id] + quotient.within_s[part_id]
         for k in range(quotient.parent_start[part_id], quotient.parent_start[part_id + 1]):
             parent = quotient.parents[k]
