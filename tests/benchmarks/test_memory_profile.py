@@ -23,7 +23,7 @@ def test_a_graph_has_about_the_given_number_of_nodes() -> None:
 def test_each_shape_and_size_has_a_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_profile, "_MOST_ITEMS", 20)
+    monkeypatch.setattr(memory_profile, "_MAX_ITEMS", 20)
     main(["200", "1"])
     heads, *rows = capsys.readouterr().out.splitlines()
     assert heads.split()[0] == "graph"

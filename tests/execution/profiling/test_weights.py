@@ -1,4 +1,4 @@
-"""Weights made for a measurement: one tensor for each parameter, one for tied names."""
+"""Weights created for a measurement: one tensor for each parameter, one for tied names."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 class Parameters(nn.Module):
-    """Three names of one memory: a parameter, that again, and the parameter transposed."""
+    """Three names of one memory: a parameter, the same again, and the parameter transposed."""
 
     def __init__(self) -> None:
         super().__init__()

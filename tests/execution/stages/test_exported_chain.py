@@ -1,4 +1,4 @@
-"""Chains of exported models: what they compute, train and refuse."""
+"""Chains of exported models: results, training and refusals."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -68,7 +68,7 @@ def test_the_same_stages_come_of_a_split_by_a_callback_with_the_checks_in_a_stag
     split = split_module(whole, whole, lambda _: 0)
     chain = chain_stages(split)
     assert_same(chain(**inputs), whole(**inputs))
-    # The checks are made on the way in, and in no stage.
+    # The checks of inputs are in no stage.
     modules = {name for name, _ in chain.stages[0].module.named_modules()}
     assert not any("_guards_fn" in name for name in modules)
     wrong = {name: given[:, :-1] for name, given in inputs.items()}
@@ -80,7 +80,7 @@ def test_the_same_stages_come_of_a_split_by_a_callback_with_the_checks_in_a_stag
 
 
 class Nested(nn.Module):
-    """Nested inputs and outputs, a size that is computed with, a constant, an unused input."""
+    """Nested inputs and outputs, a size used in a computation, a constant, an unused input."""
 
     def forward(
         self, pair: tuple[Tensor, Tensor], named: Mapping[str, Tensor], unused: Tensor

@@ -34,7 +34,7 @@ def _regions(module: nn.Module) -> int:
 
 @pytest.fixture(scope="module")
 def llama() -> tuple[ExportedProgram, OpGraph, dict[str, Tensor]]:
-    """Return a small Llama as a training step has it: its rotary embedding has no gradients."""
+    """Return a small Llama as in a training step: its rotary embedding has no gradients."""
     model, inputs = real_model(LLAMA)
     program = joint_capture(model, (), inputs).forward
     return program, op_graph(program), inputs
@@ -84,7 +84,7 @@ def test_saved_stages_keep_the_region(
 
 
 class Regions(nn.Module):
-    """Several results of a region, a weight in one, autocast, and a region in another."""
+    """Several results of a region, a weight in one, autocast, and nested regions."""
 
     def __init__(self) -> None:
         super().__init__()

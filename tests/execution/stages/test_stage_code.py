@@ -1,4 +1,4 @@
-"""Python code of a stage is written when the stage first runs, not when stages are chained."""
+"""Python code of a stage is generated when the stage first runs, not when stages are chained."""
 
 import copy
 
