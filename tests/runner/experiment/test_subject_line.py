@@ -14,7 +14,7 @@ from tests.runner.composed import read
 from tests.sketch import chain
 
 
-def test_the_line_says_all_that_was_planned() -> None:
+def test_the_line_describes_the_whole_subject() -> None:
     graph = replace(
         chain(4),
         dtypes=("bfloat16",) * 3 + ("float32",),
@@ -56,7 +56,7 @@ def test_the_line_says_all_that_was_planned() -> None:
         (["execute=none"], ""),
     ],
 )
-def test_times_of_another_machine_are_called_so(overrides: list[str], said: str) -> None:
+def test_times_of_another_machine_are_marked(overrides: list[str], said: str) -> None:
     config = read("devices=2x16gb", *overrides)
     times = LatencyModel() if config.latency.source == "roofline" else Calibration(0, 0, 1, {}, "x")
     note = source_note(config, times, chain(2))
@@ -66,7 +66,7 @@ def test_times_of_another_machine_are_called_so(overrides: list[str], said: str)
 
 
 @pytest.mark.parametrize(("lost_share", "note"), [(0.4, "for 40% of the measurement"), (0.05, "")])
-def test_a_disturbed_measurement_is_said(lost_share: float, note: str) -> None:
+def test_a_disturbed_measurement_is_noted(lost_share: float, note: str) -> None:
     graph = chain(2)
     profile = OperatorProfile(np.ones(2), np.ones(2, dtype=np.int64), "cpu", 2, lost_share)
     said = source_note(read("latency=profiled"), profile, graph)
