@@ -81,9 +81,7 @@ def full(problem):
         ("os:getpid", "mode.function=os:getpid cannot be called with the problem alone"),
     ],
 )
-def test_a_mode_of_ones_own_that_fails_is_one_line(
-    folder: Path, function: str, message: str
-) -> None:
+def test_a_failing_mode_of_a_user_is_one_line(folder: Path, function: str, message: str) -> None:
     (folder / "broken.py").write_text(_BROKEN)
     given = ["model=custom", "model.factory=tiny:build", "reserve=none", "tracking=none"]
     done = run(folder, *given, "mode=custom", f"mode.function={function}", "devices=2x1mb")
@@ -91,7 +89,7 @@ def test_a_mode_of_ones_own_that_fails_is_one_line(
     assert done.error.startswith(message)
 
 
-def test_a_function_is_needed(folder: Path) -> None:
+def test_a_mode_without_a_function_is_refused(folder: Path) -> None:
     done = run(folder, "model=gpt2", "mode=custom", "tracking=none")
     assert done.code == 2
     assert done.error.startswith("mode.function is needed; give mode.function=")

@@ -1,4 +1,4 @@
-"""Sweeps in this process: what the command does, without its start-up."""
+"""Sweeps in this process: the work of the command, without its start-up."""
 
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
