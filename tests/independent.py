@@ -52,8 +52,8 @@ class _Simulation:
         """Free the device of `op`, and send its results."""
         home = int(self.device_of[op])
         self.busy.remove(home)
-        for made in np.flatnonzero(self.problem.graph.value_producer == op):
-            value = int(made)
+        for number in np.flatnonzero(self.problem.graph.value_producer == op):
+            value = int(number)
             self.there.add((value, home))
             for target in dict.fromkeys(int(self.device_of[r]) for r in self.readers[value]):
                 if target != home:
@@ -115,10 +115,10 @@ def peak_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:
     resident += sum(int(graph.value_alloc_bytes[v]) for v in seen if graph.value_producer[v] < 0)
     needed_until: dict[tuple[int, int, int], int] = {}
     for op in ops:
-        made = [int(v) for v in np.flatnonzero(graph.value_producer == op)]
-        for value in [*(int(v) for v in graph.reads_of(op)), *made]:
+        values = [int(v) for v in np.flatnonzero(graph.value_producer == op)]
+        for value in [*(int(v) for v in graph.reads_of(op)), *values]:
             storage = _storage(graph, device_of, device, value)
-            until = graph.n_ops if value in made and graph.value_is_output[value] else op
+            until = graph.n_ops if value in values and graph.value_is_output[value] else op
             needed_until[storage] = max(needed_until.get(storage, -1), until)
     return resident + max(
         sum(s[2] for s, until in needed_until.items() if s[1] <= moment <= until)

@@ -140,12 +140,12 @@ def run_modes(names: Iterable[str]) -> Problem:
     partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
     for name in names:
         options = {"steps": 6} if name == "optimal" else None
-        for given in (problem, tight):
+        for placed_problem in (problem, tight):
             for objective in OBJECTIVES:
-                asked = replace(given, objective=objective)
+                subject = replace(placed_problem, objective=objective)
                 # A mode that ignores sizes may find no plan for the tight one.
                 with suppress(InfeasibleError):
-                    evaluate(asked, make_mode(name, options)(asked))
+                    evaluate(subject, make_mode(name, options)(subject))
     return problem
 
 

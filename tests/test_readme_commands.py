@@ -46,15 +46,15 @@ def _of_first_job(overrides: list[str]) -> tuple[list[str], bool]:
     """Return the overrides with the first value of each sweep, and whether there is any."""
     config.register()
     choices.register()
-    given = choices.quoted_overrides(overrides)
+    quoted = choices.quoted_overrides(overrides)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(quoted)
         chosen = [
             f"{override.get_key_element()}={_first_value(override)}"
             if override.is_sweep_override()
             else text
-            for override, text in zip(parsed, given, strict=True)
+            for override, text in zip(parsed, quoted, strict=True)
         ]
     return chosen, any(override.is_sweep_override() for override in parsed)
 

@@ -29,19 +29,19 @@ REFUSED = Answer(1.0, 0, error="RuntimeError: no", runtime_error=True)
 def _told(case: Case, theirs: Answer, ours: Answer) -> tuple[dict[str, int], str]:
     """Return the nonzero counts and the message."""
     tally = Tally()
-    told = compare_pair(case, theirs, ours, tally)
+    printed = compare_pair(case, theirs, ours, tally)
     names = ("lower", "equal", "higher", "torch_invalid", "torch_refuses", "both_refuse", "wrong")
-    return {name: getattr(tally, name) for name in names if getattr(tally, name)}, told
+    return {name: getattr(tally, name) for name in names if getattr(tally, name)}, printed
 
 
 def test_fewer_cuts_are_lower_and_more_are_higher(case: Case) -> None:
     one_cut, three_cuts = _answer(case, 0, 0, 1, 1), _answer(case, 0, 1, 0, 1)
     assert _told(case, three_cuts, one_cut) == ({"lower": 1}, "")
     assert _told(case, one_cut, _answer(case, 1, 1, 0, 0)) == ({"equal": 1}, "")
-    counts, told = _told(case, one_cut, three_cuts)
+    counts, printed = _told(case, one_cut, three_cuts)
     assert counts == {"higher": 1}
     # Four layers and three transfers, each as long as a layer, divided by four layers and one.
-    assert "ratio 1.400000" in told
+    assert "ratio 1.400000" in printed
 
 
 def test_invalid_answers_of_torch_are_not_compared(case: Case) -> None:
@@ -65,9 +65,9 @@ def test_wrong_answers_of_ours_are_counted(case: Case) -> None:
         (emitted, "does not follow the partitions"),
         (other, "computes something else"),
     ):
-        counts, told = _told(case, theirs, ours)
+        counts, printed = _told(case, theirs, ours)
         assert counts == {"wrong": 1}
-        assert message in told
+        assert message in printed
     assert _told(case, REFUSED, crash) == ({"wrong": 1}, "wrong: not a RuntimeError: KeyError: 3")
 
 

@@ -99,7 +99,7 @@ def test_rows_are_planned_or_named(
     # Half of the float32 weights and two states of the vocabulary, and less than ten times all.
     weights = 50368 * 64 * 4 / 2**30
     assert 1.5 * weights < memory.predicted < 30 * weights
-    said = capsys.readouterr().out
-    assert "MPT-tiny" in said
-    assert "nothing stands for CP=2" in said
-    assert "1 rows are left out: {'tokens_per_s_per_gpu': 1}" in said
+    printed = capsys.readouterr().out
+    assert "MPT-tiny" in printed
+    assert "nothing stands for CP=2" in printed
+    assert "1 rows are left out: {'tokens_per_s_per_gpu': 1}" in printed

@@ -64,7 +64,7 @@ def test_rows_without_a_run_are_named_and_counted(
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
     assert not list(gpt_fast.rows(tmp_path))
-    told = capsys.readouterr().out
-    assert "Strange-3B bf16 on 1 of A100-80GB is left out: no preset" in told
-    assert "MI-250x is left out" in told
-    assert "3 of 3 rows are left out" in told
+    printed = capsys.readouterr().out
+    assert "Strange-3B bf16 on 1 of A100-80GB is left out: no preset" in printed
+    assert "MI-250x is left out" in printed
+    assert "3 of 3 rows are left out" in printed

@@ -91,13 +91,13 @@ def test_two_numbers_are_fitted_to_a_tenth_of_vtrain(
     (tmp_path / "vtrain_single.csv").write_text(HEAD + "".join(lines))
     monkeypatch.setattr(vtrain.Plan, "step_s", _step_s)
     vtrain_calibrated.main(["--data", str(tmp_path), "--workloads", "30"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     drawn = plans(tmp_path, 30)
     assert len(drawn) == 30 * 4  # all plans of each workload
     fitted_to = [plan for plan in drawn if not plan.is_held_out]
-    assert f"{len(fitted_to)} rows ask for launches of 40 us and 0.80 of the" in told
-    alone = re.search(r"^tables alone +120 +([\d.]+)", told, re.MULTILINE)
-    held_out = re.search(rf"^held out +{120 - len(fitted_to)} +([\d.]+)", told, re.MULTILINE)
+    assert f"{len(fitted_to)} rows ask for launches of 40 us and 0.80 of the" in printed
+    alone = re.search(r"^tables alone +120 +([\d.]+)", printed, re.MULTILINE)
+    held_out = re.search(rf"^held out +{120 - len(fitted_to)} +([\d.]+)", printed, re.MULTILINE)
     assert alone
     assert held_out
     assert float(held_out[1]) <= 0.2
@@ -115,9 +115,11 @@ def test_plans_are_ranked_within_their_workload_and_over_all() -> None:
         Row(plan.label, plan.tensor, time, "ms", held_out=True)
         for plan, time in zip(every, measured, strict=True)
     ]
-    told = vtrain_calibrated.ranked({plan.label: plan for plan in every}, rows)
-    assert told.startswith("rank correlation of the plans of a workload 0.90 in the median, 0.80")
-    assert told.endswith("of the 4 kinds of plan over all workloads 1.00")
+    printed = vtrain_calibrated.ranked({plan.label: plan for plan in every}, rows)
+    assert printed.startswith(
+        "rank correlation of the plans of a workload 0.90 in the median, 0.80"
+    )
+    assert printed.endswith("of the 4 kinds of plan over all workloads 1.00")
 
 
 def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:

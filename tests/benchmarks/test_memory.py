@@ -17,10 +17,10 @@ from fxpart.execution.real_step import StepPeak
 SPECS = {spec.name: spec for spec in SMALL}
 
 
-def _case(given: Allocated | None = None) -> Case:
+def _case(measured: Allocated | None = None) -> Case:
     prediction = Predicted(1_000_000, 2_000_000, 2_060_000, 4_500_000)
     seen = Counted(2_000_000, 2_000_000, StepPeak(3_000_000, 5_000_000, 4_000_000, 2_000_000))
-    return Case("mlp small", prediction, seen, 6_000_000 if given else None, given)
+    return Case("mlp small", prediction, seen, 6_000_000 if measured else None, measured)
 
 
 def test_each_architecture_has_a_small_and_a_larger_size() -> None:
@@ -64,9 +64,9 @@ def test_a_row_has_a_cell_for_each_head() -> None:
 
 
 def test_cuda_allocations_fill_the_last_columns() -> None:
-    given = Allocated(2_500_000, 5_000_000, 500_000)
-    assert row(_case(given))[-4:] == ["2.50", "-17.60%", "5.00", "+20.00%"]
-    assert "up to 0.50 MB of it are library workspaces" in summary([_case(given)])
+    measured = Allocated(2_500_000, 5_000_000, 500_000)
+    assert row(_case(measured))[-4:] == ["2.50", "-17.60%", "5.00", "+20.00%"]
+    assert "up to 0.50 MB of it are library workspaces" in summary([_case(measured)])
 
 
 def test_the_summary_counts_predictions_within_the_targets() -> None:
@@ -82,6 +82,10 @@ def test_the_summary_counts_predictions_within_the_targets() -> None:
 def test_cuda_allocations_are_close_to_the_prediction() -> None:
     optimizer = Optimizer("adamw", implementation="foreach")
     prediction = predicted(SPECS["mlp"], optimizer, StepOptions())
-    given = allocated(SPECS["mlp"], optimizer, torch.device("cuda"))
-    assert given.forward_bytes - given.kept_bytes == pytest.approx(prediction.eager_bytes, rel=0.1)
-    assert given.step_bytes - given.kept_bytes == pytest.approx(prediction.step_bytes, rel=0.1)
+    measured = allocated(SPECS["mlp"], optimizer, torch.device("cuda"))
+    assert measured.forward_bytes - measured.kept_bytes == pytest.approx(
+        prediction.eager_bytes, rel=0.1
+    )
+    assert measured.step_bytes - measured.kept_bytes == pytest.approx(
+        prediction.step_bytes, rel=0.1
+    )

@@ -48,10 +48,12 @@ def test_omitted_rows_are_named_and_counted(
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
     assert not list(offload.rows(tmp_path))
-    told = capsys.readouterr().out
-    assert "T0pp (11B) fp32, device_map auto + CPU offload + disk offload, is left out: no" in told
-    assert "OPT-30B fp16, FlexGen CPU, is left out" in told
-    assert "2 rows are left out" in told
+    printed = capsys.readouterr().out
+    assert (
+        "T0pp (11B) fp32, device_map auto + CPU offload + disk offload, is left out: no" in printed
+    )
+    assert "OPT-30B fp16, FlexGen CPU, is left out" in printed
+    assert "2 rows are left out" in printed
 
 
 def test_a_fitted_time_returns_the_share_that_explains_it(
@@ -80,17 +82,17 @@ def test_memory_follows_the_device_map_of_accelerate(
         {**RUN, "parallel": "FlexGen CPU"},
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
-    found = {row.label: row for row in offload.rows(tmp_path)}
-    assert len(found) == 5
+    by_label = {row.label: row for row in offload.rows(tmp_path)}
+    assert len(by_label) == 5
     spec = offload._spec("tiny", "fp32", batch=1, length=1)
     entries = offload._accelerate_map(spec)
     assert set(entries.values()) == {0, 1, "cpu", "disk"}
     sizes = compute_module_sizes(build_model(spec).module)
     for place in (0, 1, "cpu"):
         size = sum(sizes[path] for path, home in entries.items() if home == place)
-        predicted = found[f"tiny fp32 memory of {place}"].predicted
+        predicted = by_label[f"tiny fp32 memory of {place}"].predicted
         assert predicted == pytest.approx(size / 2**20 / 1000, rel=0.01)
-    assert {row.unit for row in found.values()} == {"1000 MiB", "s", "tokens/s"}
+    assert {row.unit for row in by_label.values()} == {"1000 MiB", "s", "tokens/s"}
 
 
 @pytest.mark.filterwarnings("ignore")

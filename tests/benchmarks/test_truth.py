@@ -49,10 +49,10 @@ def test_held_out_rows_have_their_own_line(
     (tmp_path / "planted.csv").touch()
     command.main(["--data", str(tmp_path), "--set", "planted", "--worst", "1"])
     printed = capsys.readouterr().out
-    asked = f"planted: 3 rows ask for more of {tmp_path.name}\n"
-    assert asked in printed
-    told = printed.replace(asked, "").splitlines()
-    lines = [line.split() for line in told if "planted" in line]
+    note = f"planted: 3 rows ask for more of {tmp_path.name}\n"
+    assert note in printed
+    report = printed.replace(note, "").splitlines()
+    lines = [line.split() for line in report if "planted" in line]
     assert lines[1][:4] == ["planted", "all", "3", "20.0"]
     assert lines[2][:6] == ["planted", "held", "out", "2", "35.0", "47.0"]
     assert lines[3] == ["planted", "a", "1.5", "1", "ms"]
@@ -75,5 +75,5 @@ def test_a_set_without_its_files_is_skipped_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.main(["--data", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert said.count("is skipped: there is no") == len(command.SETS)
+    printed = capsys.readouterr().out
+    assert printed.count("is skipped: there is no") == len(command.SETS)

@@ -14,9 +14,9 @@ from tests.sketch import Sketch
 
 def _symbolic() -> SymbolicGraph:
     drawn = Sketch()
-    given = drawn.input(6)
-    made = drawn.op([given], makes=12, uses=[drawn.weight(7)], flops=30, module="head")
-    graph = drawn.graph(made)
+    value = drawn.input(6)
+    result = drawn.op([value], makes=12, uses=[drawn.weight(7)], flops=30, module="head")
+    graph = drawn.graph(result)
     tables = {
         "flops": np.array([[0, 10]]),
         "moved_bytes": np.array([[0, 0]]),

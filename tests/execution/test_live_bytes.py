@@ -56,9 +56,9 @@ def test_resident_tensors_count_from_the_start_and_once() -> None:
     weight = four()
     resident = storage_sizes([weight])
     with LiveBytes([resident, resident]) as counter:
-        seen = weight.view(2, 2)
-        made = seen + 1
-        del made
+        view = weight.view(2, 2)
+        total = view + 1
+        del total
     assert counter.peak_bytes == (32, 16)
 
 

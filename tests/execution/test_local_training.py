@@ -75,8 +75,8 @@ def _run(name: str, device_of: IntArray, devices: int) -> tuple[LocalRun, tuple[
 def _row(name: str, devices: int) -> IntArray:
     """Return equal numbers of forward operators, in order, on each device."""
     _, step = _step(name)
-    place = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
-    return place * devices // step.graph.first_backward
+    device_of = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
+    return device_of * devices // step.graph.first_backward
 
 
 def test_a_step_by_hand() -> None:
@@ -110,8 +110,8 @@ def test_consecutive_presets_are_exact_and_as_predicted(name: str) -> None:
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
         # Torch holds the gradient of the loss, which is 1, until the end; and temporaries of the
         # formulas of powers and of gated units until they are computed.
-        most = expected + 4 if name == "resnet50" else expected * 1.13
-        assert expected <= measured <= most
+        max_bytes = expected + 4 if name == "resnet50" else expected * 1.13
+        assert expected <= measured <= max_bytes
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -52,18 +52,18 @@ def test_results_are_matched_by_microbatch_and_position() -> None:
 def _differences(changed: Gradients, dropped: Gradients) -> tuple[float, float | None]:
     """Return the differences after some gradients were changed, or dropped."""
     chain = skips()
-    wanted: Gradients = {
+    expected: Gradients = {
         (stage.index, name): torch.ones(parameter.shape)
         for stage in chain.stages
         for name, parameter in stage.module.named_parameters(remove_duplicate=False)
     }
-    gradients = {at: g for at, g in {**wanted, **changed}.items() if at not in dropped}
+    gradients = {key: g for key, g in {**expected, **changed}.items() if key not in dropped}
     computed = [
-        {gradient_key(name): g for (at, name), g in gradients.items() if at == stage.index}
+        {gradient_key(name): g for (key, name), g in gradients.items() if key == stage.index}
         for stage in chain.stages
     ]
     # Gradients not in `changed` are expected unchanged; those in it are expected near zero.
-    near = {at: g * 1e-9 if at in changed else g for at, g in wanted.items()}
+    near = {key: g * 1e-9 if key in changed else g for key, g in expected.items()}
     return gradient_differences(chain, computed, Reference((), (), near))
 
 
@@ -71,8 +71,8 @@ def _own_and_tied() -> tuple[tuple[int, str], tuple[int, str]]:
     """Return a weight of one stage, and a name of the embedding, which two stages have."""
     chain = skips()
     names = [(s.index, n) for s in chain.stages for n, _ in s.module.named_parameters()]
-    untied = next(at for at in names if at[1] == "first.bias")
-    return untied, next(at for at in names if at[1] == "third.weight")
+    untied = next(key for key in names if key[1] == "first.bias")
+    return untied, next(key for key in names if key[1] == "third.weight")
 
 
 def test_equal_gradients() -> None:

@@ -85,10 +85,10 @@ def test_weights_and_inputs_depend_on_the_seed(name: str) -> None:
 def test_tokens_are_in_the_vocabulary_and_vary(name: str) -> None:
     ids = [x for x in small(name).kwargs.values() if x.dtype == torch.int64]
     assert ids
-    for given in ids:
-        assert int(given.min()) >= 0
-        assert int(given.max()) < 101
-        assert len(given.unique()) > 3
+    for tokens in ids:
+        assert int(tokens.min()) >= 0
+        assert int(tokens.max()) < 101
+        assert len(tokens.unique()) > 3
 
 
 @pytest.mark.usefixtures("_in_a_folder_with_models")

@@ -132,10 +132,10 @@ def test_every_optimizer_that_can_be_planned_for_can_be_run() -> None:
     assert {*REAL_OPTIMIZERS, "none"} == {*OPTIMIZERS}
     for name in OPTIMIZERS:
         for implementation in IMPLEMENTATIONS:
-            made = real_optimizer(name, Product().parameters(), implementation)
-            assert (made is None) == (name == "none")
-            if made is not None and implementation != "for_loop":
-                assert made.defaults[implementation] is True
+            optimizer = real_optimizer(name, Product().parameters(), implementation)
+            assert (optimizer is None) == (name == "none")
+            if optimizer is not None and implementation != "for_loop":
+                assert optimizer.defaults[implementation] is True
 
 
 def test_a_frozen_weight_is_not_trained() -> None:

@@ -52,9 +52,9 @@ def _devices(count: int, memory_bytes: int) -> Topology:
 def _tight(graph: OpGraph, count: int) -> Topology:
     """Return equal devices, none of which holds the whole model, but which hold it together."""
     row = in_a_row(graph, count)
-    most = max(predicted_peaks(graph, row.device_of, count))
+    max_peak = max(predicted_peaks(graph, row.device_of, count))
     (whole,) = predicted_peaks(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)
-    return _devices(count, min(most * 11 // 10, whole - 1))
+    return _devices(count, min(max_peak * 11 // 10, whole - 1))
 
 
 def _placed(graph: OpGraph, mode: str, topology: Topology) -> Assignment | str:
@@ -190,9 +190,9 @@ def test_peaks_of_presets_are_as_predicted(name: str) -> None:
     run = run_local(real, placed, 3, repeats=1)
     predicted = predicted_peaks(real.graph, placed.device_of, 3)
     # Attention briefly converts its mask to numbers, which is not predicted.
-    most = 1.12 if any("attention" in target for target in real.graph.targets) else 1.0
+    max_ratio = 1.12 if any("attention" in target for target in real.graph.targets) else 1.0
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
-        assert expected <= measured <= expected * most
+        assert expected <= measured <= expected * max_ratio
     assert run.max_difference == 0.0
 
 

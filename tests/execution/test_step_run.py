@@ -66,8 +66,8 @@ def test_a_step_by_hand() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama3_70b", "mixtral_8x7b", "resnet50"])
 def test_presets_equal_eager_bit_for_bit_and_are_as_predicted(name: str) -> None:
     real, step = _late(small(name))
-    place = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
-    run, predicted = _run(real, step, place * 4 // step.graph.first_backward, 4)
+    device_of = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
+    run, predicted = _run(real, step, device_of * 4 // step.graph.first_backward, 4)
     assert run.max_difference == run.gradient_difference == 0.0
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
         # Values that autograd would keep to the end of a formula are freed at their last reader.

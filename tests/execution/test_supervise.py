@@ -44,10 +44,10 @@ def _runs(pid: int) -> bool:
     return state != "Z"
 
 
-def _wait_until(what: Callable[[], bool], seconds: float) -> bool:
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Return whether `what` became true in time, by polling: other processes are waited for."""
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

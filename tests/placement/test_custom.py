@@ -20,9 +20,9 @@ def three_in_a_row(*sizes: int) -> Problem:
     return problem(sketch.graph(), devices(*sizes))
 
 
-@pytest.mark.parametrize("made", [[1, 0, 0], (1, 0, 0), np.array([1, 0, 0], dtype=np.int32)])
-def test_a_device_for_each_operator_is_accepted(made: object) -> None:
-    placed = make_mode("custom", {"function": lambda problem: made})(three_in_a_row(100, 100))
+@pytest.mark.parametrize("returned", [[1, 0, 0], (1, 0, 0), np.array([1, 0, 0], dtype=np.int32)])
+def test_a_device_for_each_operator_is_accepted(returned: object) -> None:
+    placed = make_mode("custom", {"function": lambda problem: returned})(three_in_a_row(100, 100))
     assert placed.device_of.tolist() == [1, 0, 0]
     assert placed.n_partitions == 2
 
@@ -38,7 +38,7 @@ def test_an_assignment_is_accepted_and_arguments_are_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("returned", "message"),
     [
         ([0, 0], "placed 2 operators, the model has 3"),
         ([0] * 4, "placed 4 operators, the model has 3"),
@@ -54,8 +54,8 @@ def test_an_assignment_is_accepted_and_arguments_are_passed() -> None:
         (Assignment(np.array([0, 0, 1]), ((0,), (1,))), "must share a device"),
     ],
 )
-def test_an_invalid_result_is_refused(made: object, message: str) -> None:
-    place = make_mode("custom", {"function": lambda problem: made})
+def test_an_invalid_result_is_refused(returned: object, message: str) -> None:
+    place = make_mode("custom", {"function": lambda problem: returned})
     with pytest.raises(SpecError, match=message) as caught:
         place(three_in_a_row(100, 100))
     assert "\n" not in str(caught.value)

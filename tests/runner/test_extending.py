@@ -43,8 +43,8 @@ def test_the_page_is_carried_out(folder: Path) -> None:
         if words[:2] == ["-m", "runner"]:
             done = run(folder, *words[2:])
             assert done.code == 0, (words, done.err)
-            for given, shown in _SHOWS.items():
-                assert given not in words or shown in done.out, (words, done.out)
+            for arguments, shown in _SHOWS.items():
+                assert arguments not in words or shown in done.out, (words, done.out)
         else:
             script = (folder / words[0]).read_text()
             done = run(folder, program=("-c", script))
@@ -83,8 +83,8 @@ def full(problem):
 )
 def test_a_failing_mode_of_a_user_is_one_line(folder: Path, function: str, message: str) -> None:
     (folder / "broken.py").write_text(_BROKEN)
-    given = ["model=custom", "model.factory=tiny:build", "reserve=none", "tracking=none"]
-    done = run(folder, *given, "mode=custom", f"mode.function={function}", "devices=2x1mb")
+    arguments = ["model=custom", "model.factory=tiny:build", "reserve=none", "tracking=none"]
+    done = run(folder, *arguments, "mode=custom", f"mode.function={function}", "devices=2x1mb")
     assert done.code == 2
     assert done.error.startswith(message)
 

@@ -38,8 +38,8 @@ class _Process(fx.Interpreter):
 
     def step(self, node: fx.Node) -> Any:  # noqa: ANN401 - what a node makes is anything
         """Run one node and return a copy of its result."""
-        self.env[node] = made = self.run_node(node)
-        return made.clone() if isinstance(made, Tensor) else made
+        self.env[node] = value = self.run_node(node)
+        return value.clone() if isinstance(value, Tensor) else value
 
 
 def disagreements(
@@ -54,8 +54,8 @@ def disagreements(
         for rank in range(2)
     ]
     processes = [_Process(graph) for _ in range(3)]
-    for process, given in zip(processes, [inputs, *parts], strict=True):
-        process.start(given)
+    for process, values in zip(processes, [inputs, *parts], strict=True):
+        process.start(values)
     others = processes[1:]
     different = []
     for node in graph.graph.nodes:
@@ -68,9 +68,9 @@ def disagreements(
                 reduced = _joined([process.env[operand] for process in others], layout)
                 for process in others:
                     process.env[operand] = reduced.clone()
-        expected, *made = (process.step(node) for process in processes)
+        expected, *outputs = (process.step(node) for process in processes)
         if isinstance(expected, Tensor) and not answer.layouts[0].differs:
-            different += _compared(answer, made, expected)
+            different += _compared(answer, outputs, expected)
     return different
 
 
@@ -88,9 +88,9 @@ def in_numbers(report: BatchDimReport, sizes: dict[sympy.Symbol, int]) -> BatchD
     return replace(report, nodes=nodes)
 
 
-def _compared(answer: NodeBatchDim, made: list[Tensor], expected: Tensor) -> list[str]:
+def _compared(answer: NodeBatchDim, outputs: list[Tensor], expected: Tensor) -> list[str]:
     layout = answer.layouts[0]
-    joined = _joined(made, layout)
+    joined = _joined(outputs, layout)
     where = f"{answer.name} = {answer.target}: {layout}"
     if joined.shape != expected.shape:
         return [f"{where}: {tuple(joined.shape)} is not {tuple(expected.shape)}"]

@@ -88,8 +88,10 @@ def test_parts_reproduce_the_whole(steps: list[tuple[int, int, int]]) -> None:
     graph.recompile()
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     report = analyze_batch_dims(graph, {names[0]: 0, names[1]: 0})
-    made = graph.graph.find_nodes(op="placeholder")
-    shapes = [(node.meta["val"].shape, x.shape) for node, x in zip(made, inputs, strict=True)]
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    shapes = [
+        (node.meta["val"].shape, x.shape) for node, x in zip(placeholders, inputs, strict=True)
+    ]
     numbers = {
         symbol.node.expr: size
         for symbols, sizes in shapes

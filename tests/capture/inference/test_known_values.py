@@ -73,15 +73,15 @@ class CopyingMany(nn.Module):
 
 @pytest.mark.parametrize(("side", "times"), [(16, 2), (2**11, 1)])
 def test_a_large_tensor_is_not_computed_during_the_export(side: int, times: int) -> None:
-    made = []
+    created = []
 
     def ones(*sizes: int) -> Tensor:
         result = torch.ones(*sizes)
-        made.append(isinstance(result, FakeTensor))
+        created.append(isinstance(result, FakeTensor))
         return result
 
     KnownValues().__torch_function__(ones, (), (side, side))
-    assert made.count(False) == times
+    assert created.count(False) == times
 
 
 def test_tensors_written_by_one_call_become_unknown() -> None:
@@ -97,8 +97,8 @@ def test_sizes_from_known_values_are_numbers_and_results_equal_a_run(device: str
     assert _sizes(program) == [(20, 8), (), (), (26, 8), (2,), (38, 8)]
     assert "forward" not in vars(module)
     if device == "cpu":
-        found, real = (tree_leaves(run(x)) for run in (program.module(), module))
-        assert all(map(torch.equal, found, real))
+        exported, real = (tree_leaves(run(x)) for run in (program.module(), module))
+        assert all(map(torch.equal, exported, real))
 
 
 def test_results_of_a_layer_are_unknown() -> None:
@@ -154,6 +154,6 @@ def test_models_of_transformers_export_as_they_run(
     assert _sizes(graph) == _sizes(program)
     with torch.no_grad():
         expected = tree_leaves(dict(real.module(**real.kwargs)))
-        found = tree_leaves(dict(program.module()(**real.kwargs)))
-    pairs = zip(found, expected, strict=True)
+        exported = tree_leaves(dict(program.module()(**real.kwargs)))
+    pairs = zip(exported, expected, strict=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs if isinstance(a, Tensor))

@@ -20,8 +20,8 @@ _SPECS = [GPT2, LLAMA, BERT]
 
 def _masks(program: torch.export.ExportedProgram) -> list[Any]:
     calls = program.graph.find_nodes(op="call_function", target=ATTENTION)
-    given = [{**dict(zip(_ARGUMENTS, c.args, strict=False)), **c.kwargs} for c in calls]
-    return [call.get("attn_mask") for call in given]
+    arguments = [{**dict(zip(_ARGUMENTS, c.args, strict=False)), **c.kwargs} for c in calls]
+    return [call.get("attn_mask") for call in arguments]
 
 
 @pytest.mark.parametrize("spec", _SPECS, ids=lambda spec: spec.name)

@@ -100,8 +100,8 @@ def test_labels_fit_the_loss_of_the_task(
     spec: ModelSpec, expected: dict[str, tuple[int, ...]]
 ) -> None:
     planned, real = build_model(spec), build_model(spec, torch.device("cpu"))
-    found = {name: tuple(x.shape) for name, x in planned.kwargs.items() if name in expected}
-    assert found == expected
+    shapes = {name: tuple(x.shape) for name, x in planned.kwargs.items() if name in expected}
+    assert shapes == expected
     assert {n: x.dtype for n, x in real.kwargs.items()} == {
         n: x.dtype for n, x in planned.kwargs.items()
     }

@@ -59,11 +59,11 @@ def _like(name: str, *shape: int, dtype: torch.dtype = torch.int64) -> dict[str,
 def test_an_encoder_and_a_decoder_get_tokens_of_their_vocabularies() -> None:
     built = build_model(BART, CPU)
     assert list(built.kwargs) == ["input_ids", "decoder_input_ids"]
-    for given in built.kwargs.values():
-        assert tuple(given.shape) == (3, 50)
+    for tokens in built.kwargs.values():
+        assert tuple(tokens.shape) == (3, 50)
         # Of 150 draws from 37, hardly one is missing.
-        assert set(given.flatten().tolist()) <= set(range(37))
-        assert len(set(given.flatten().tolist())) > 20
+        assert set(tokens.flatten().tolist()) <= set(range(37))
+        assert len(set(tokens.flatten().tolist())) > 20
     weights = [p for p in built.module.parameters() if p.dim() > 1]
     assert all(p.device == CPU for p in weights)
     assert all(float(p.detach().std()) > 0 for p in weights)

@@ -22,8 +22,8 @@ def test_the_command_names_a_model_of_timm() -> None:
 
 def test_a_model_has_images_of_its_size_on_meta() -> None:
     pytest.importorskip("timm")
-    made = timm_spec("resnet18", {"num_classes": 10})
-    built = build_model(ModelSpec("m", batch_size=3, dtype="bfloat16", **made))
+    spec = timm_spec("resnet18", {"num_classes": 10})
+    built = build_model(ModelSpec("m", batch_size=3, dtype="bfloat16", **spec))
     assert built.args[0].shape == (3, 3, 224, 224)
     assert {p.dtype for p in built.module.parameters()} == {torch.bfloat16}
     assert {p.device.type for p in built.module.parameters()} == {"meta"}

@@ -75,8 +75,8 @@ def test_products_of_symbols_are_monomials() -> None:
     symbolic = _captured(_Scores(), torch.zeros(5, 7, 3), dims=BOTH)
     product = symbolic.graph.targets.index("aten.matmul.default")
     assert _polynomial(symbolic, "flops", product) == {(1, 2): 2 * 3}
-    made = symbolic.graph.value_producer.tolist().index(product)
-    assert _polynomial(symbolic, "value_bytes", made) == {(1, 2): 4}
+    producer = symbolic.graph.value_producer.tolist().index(product)
+    assert _polynomial(symbolic, "value_bytes", producer) == {(1, 2): 4}
 
 
 class _Sizes(nn.Module):

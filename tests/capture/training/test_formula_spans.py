@@ -91,8 +91,8 @@ def test_the_peak_of_a_step_equals_that_of_a_real_step(name: str, train: bool) -
     built = build_model(replace(SMALL_PRESETS[name], batch_size=4), torch.device("cpu"))
     module = built.module.train(train)
     captured = joint_capture(module, built.args, built.kwargs, AS_THE_CPU_RUNS)
-    given = [leaf for leaf in tree_leaves((built.args, built.kwargs)) if isinstance(leaf, Tensor)]
-    resident = storage_sizes([*module.parameters(), *module.buffers(), *given])
+    tensors = [leaf for leaf in tree_leaves((built.args, built.kwargs)) if isinstance(leaf, Tensor)]
+    resident = storage_sizes([*module.parameters(), *module.buffers(), *tensors])
     with LiveBytes([resident]) as counter, torch.enable_grad():
         results = module(*built.args, **built.kwargs)
         loss = training_loss([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])

@@ -47,8 +47,8 @@ def test_a_refused_call_is_made_valid(
     if "backward" not in str(call):  # these write out of bounds silently
         with pytest.raises((IndexError, RuntimeError)):
             call(*args, **kwargs)
-    made, named = valid_arguments(call, args, kwargs)
-    call(*made, **named)
+    values, named = valid_arguments(call, args, kwargs)
+    call(*values, **named)
 
 
 def test_valid_arguments_are_unchanged() -> None:

@@ -32,17 +32,19 @@ def _callback(rng: random.Random, module: GraphModule) -> Callable[[Node], objec
             ids = [f"part{number}" for number in _along_data(rng, ops)]
         case _:
             ids = [rng.randrange(2) for _ in ops]
-    of = {node.name: number for node, number in zip(ops, ids, strict=True)}
-    return lambda node: of[node.name]
+    part_of = {node.name: number for node, number in zip(ops, ids, strict=True)}
+    return lambda node: part_of[node.name]
 
 
 def _along_data(rng: random.Random, ops: list[Node]) -> list[int]:
     """Return ids that may decrease along the graph, but never along the data."""
-    of: dict[Node, int] = {}
+    part_of: dict[Node, int] = {}
     for node in ops:
-        least = max((of[operand] for operand in node.all_input_nodes if operand in of), default=0)
-        of[node] = least + (rng.random() < 0.3)
-    return list(of.values())
+        least = max(
+            (part_of[operand] for operand in node.all_input_nodes if operand in part_of), default=0
+        )
+        part_of[node] = least + (rng.random() < 0.3)
+    return list(part_of.values())
 
 
 def _options(rng: random.Random) -> dict[str, Any]:

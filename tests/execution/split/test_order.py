@@ -17,8 +17,8 @@ from tests.execution.split.random_graphs import by_name, same
 def test_partitions_keep_the_graph_order_if_requested() -> None:
     graph = Graph()
     x = graph.placeholder("x")
-    made = [graph.call_function(f, (x,)) for f in (torch.neg, torch.sin, torch.cos)]
-    graph.output(tuple(made))
+    nodes = [graph.call_function(f, (x,)) for f in (torch.neg, torch.sin, torch.cos)]
+    graph.output(tuple(nodes))
     module = GraphModule(nn.Module(), graph)
     ids = by_name(neg=5, sin=3, cos=4)
     kept = split_module(module, None, ids, keep_original_order=True)

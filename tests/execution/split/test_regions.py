@@ -31,18 +31,18 @@ def _autocast_graph() -> GraphModule:
     """Return two matrix products in autocast, one before and one after; all dtypes are returned."""
     graph = Graph()
     x = graph.placeholder("x")
-    made = [graph.call_function(torch.mm, (x, x))]
+    nodes = [graph.call_function(torch.mm, (x, x))]
     mode = _autocast(graph)
-    made += [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
+    nodes += [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
     graph.call_function(EXIT, (mode,))
-    made.append(graph.call_function(torch.mm, (x, x)))
-    graph.output(tuple(made))
+    nodes.append(graph.call_function(torch.mm, (x, x)))
+    graph.output(tuple(nodes))
     return GraphModule(nn.Module(), graph)
 
 
 def _numbered(module: GraphModule, ids: list[int]) -> Callable[[Node], int]:
-    of = dict(zip(call_nodes(module), ids, strict=True))
-    return of.__getitem__
+    part_of = dict(zip(call_nodes(module), ids, strict=True))
+    return part_of.__getitem__
 
 
 def _functions(module: GraphModule, name: str) -> list[str]:
@@ -79,11 +79,11 @@ def test_nested_autocast_is_left_from_the_inside_out() -> None:
     x = graph.placeholder("x")
     outer = _autocast(graph)
     inner = _autocast(graph, torch.float16)
-    made = [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
+    nodes = [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
     graph.call_function(EXIT, (inner,))
-    made.append(graph.call_function(torch.mm, (x, x)))
+    nodes.append(graph.call_function(torch.mm, (x, x)))
     graph.call_function(EXIT, (outer,))
-    graph.output(tuple(made))
+    graph.output(tuple(nodes))
     module = GraphModule(nn.Module(), graph)
     split = split_module(module, None, _numbered(module, [0, 0, 0, 1, 1, 2, 2]))
     assert _functions(split, "submod_0") == [
@@ -102,13 +102,13 @@ def _grad_graph(*, leave_off: bool = False) -> GraphModule:
     """Return products before, inside and after ``torch.no_grad``."""
     graph = Graph()
     x = graph.placeholder("x")
-    made = [graph.call_function(torch.mul, (x, 2.0))]
+    nodes = [graph.call_function(torch.mul, (x, 2.0))]
     graph.call_function(SET_GRAD, (False,))
-    made += [graph.call_function(torch.mul, (x, 3.0)) for _ in range(2)]
+    nodes += [graph.call_function(torch.mul, (x, 3.0)) for _ in range(2)]
     if not leave_off:
         graph.call_function(SET_GRAD, (True,))
-        made.append(graph.call_function(torch.mul, (x, 4.0)))
-    graph.output(tuple(made))
+        nodes.append(graph.call_function(torch.mul, (x, 4.0)))
+    graph.output(tuple(nodes))
     return GraphModule(nn.Module(), graph)
 
 
@@ -222,7 +222,7 @@ def test_an_incomplete_autocast_is_refused() -> None:
 def _random_modes(seed: int) -> GraphModule:
     """Return nested autocast regions and grad modes around products of a float32 matrix."""
     generator = torch.Generator().manual_seed(seed)
-    graph, made, open_modes = Graph(), list[Node](), list[Node]()
+    graph, nodes, open_modes = Graph(), list[Node](), list[Node]()
     x = graph.placeholder("x")
     for _ in range(12):
         match int(torch.randint(0, 6, (), generator=generator)):
@@ -233,10 +233,10 @@ def _random_modes(seed: int) -> GraphModule:
             case 2:
                 graph.call_function(SET_GRAD, (bool(torch.rand((), generator=generator) < 0.5),))
             case _:
-                made.append(graph.call_function(torch.mm, (x, x)))
+                nodes.append(graph.call_function(torch.mm, (x, x)))
     while open_modes:
         graph.call_function(EXIT, (open_modes.pop(),))
-    graph.output(tuple(made))
+    graph.output(tuple(nodes))
     return GraphModule(nn.Module(), graph)
 
 

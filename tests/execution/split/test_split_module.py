@@ -110,9 +110,9 @@ def test_metadata_is_kept() -> None:
 def test_a_value_used_by_several_partitions_is_passed_once() -> None:
     graph = Graph()
     x = graph.placeholder("x")
-    made = graph.call_function(torch.neg, (x,))
-    twice = graph.call_function(torch.add, (made, made))
-    graph.output((graph.call_function(torch.mul, (made, twice)), made))
+    negated = graph.call_function(torch.neg, (x,))
+    twice = graph.call_function(torch.add, (negated, negated))
+    graph.output((graph.call_function(torch.mul, (negated, twice)), negated))
     module = GraphModule(nn.Module(), graph)
     split = split_module(module, None, by_name(neg=0, add=1, mul=2))
     calls = {n.name: [str(a) for a in n.args] for n in split.graph.nodes if n.op == "call_module"}

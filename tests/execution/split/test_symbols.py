@@ -67,8 +67,8 @@ def test_a_symbol_created_inside_is_passed_from_there(compiled: GraphModule) -> 
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     count = graph.call_method("item", (x,))
-    made = graph.call_function(torch.zeros, (count,))
-    graph.output(graph.call_function(torch.neg, (graph.call_function(torch.exp, (made,)),)))
+    zeros = graph.call_function(torch.zeros, (count,))
+    graph.output(graph.call_function(torch.neg, (graph.call_function(torch.exp, (zeros,)),)))
     symbol = next(v for n in compiled.graph.nodes if isinstance(v := _example(n), torch.SymInt))
     count.meta["example_value"] = symbol
     for node in graph.nodes:

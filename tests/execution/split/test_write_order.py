@@ -18,8 +18,8 @@ from tests.execution.split.random_graphs import call_nodes, same
 
 
 def _numbered(module: GraphModule, ids: list[int]) -> Callable[[Node], int]:
-    of = dict(zip(call_nodes(module), ids, strict=True))
-    return of.__getitem__
+    part_of = dict(zip(call_nodes(module), ids, strict=True))
+    return part_of.__getitem__
 
 
 def _graph(write: Callable[[Graph, Node], object]) -> GraphModule:

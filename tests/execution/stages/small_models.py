@@ -93,9 +93,9 @@ def tensors(result: Any) -> list[Any]:  # noqa: ANN401 - what a model returns
     return torch.utils._pytree.tree_leaves(result)
 
 
-def assert_same(given: Any, expected: Any) -> None:  # noqa: ANN401 - what a model returns
+def assert_same(actual: Any, expected: Any) -> None:  # noqa: ANN401 - what a model returns
     """Assert that two results are bit-identical with the same structure."""
-    left, right = (torch.utils._pytree.tree_flatten(r) for r in (given, expected))
+    left, right = (torch.utils._pytree.tree_flatten(r) for r in (actual, expected))
     assert left[1] == right[1]
     for a, b in zip(left[0], right[0], strict=True):
         if isinstance(b, Tensor):
@@ -114,9 +114,9 @@ def gradients(model: nn.Module, result: Any) -> dict[str, Tensor]:  # noqa: ANN4
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_gradients(model: nn.Module, given: Any, expected: Any) -> None:  # noqa: ANN401
+def assert_same_gradients(model: nn.Module, actual: Any, expected: Any) -> None:  # noqa: ANN401
     """Assert that both results give the parameters of `model` bit-identical gradients."""
-    left, right = gradients(model, given), gradients(model, expected)
+    left, right = gradients(model, actual), gradients(model, expected)
     assert list(left) == list(right)
     assert left
     for name, gradient in right.items():

@@ -163,8 +163,8 @@ def test_items_of_tuples_cross_even_if_nested() -> None:
         torch.manual_seed(1)
         model = Tuples()
         chain = checked(model, stages, torch.randn(2, 3, WIDTH))
-        made = chain.stages[0].module(*chain.flat_inputs((torch.randn(2, 3, WIDTH),)))
-        assert all(isinstance(value, Tensor) for value in made)
+        output = chain.stages[0].module(*chain.flat_inputs((torch.randn(2, 3, WIDTH),)))
+        assert all(isinstance(value, Tensor) for value in output)
 
 
 def test_a_captured_tuple_used_as_a_whole_crosses_item_by_item() -> None:
@@ -216,9 +216,9 @@ def test_inputs_may_be_nested_and_defaults_are_kept() -> None:
     assert_same(chain(pair, named=named, factor=2.0), Nested()(pair, named))
     with pytest.raises(SpecError, match=r"input factor=3.0 was fixed to 2.0"):
         chain(pair, named, 3.0)
-    for given in (torch.ones(2), torch.tensor(2.0), np.ones(2), (2.0, torch.ones(2))):
+    for value in (torch.ones(2), torch.tensor(2.0), np.ones(2), (2.0, torch.ones(2))):
         with pytest.raises(SpecError, match=r"input factor=\S+ .*was fixed to 2.0 .*leave it out"):
-            chain(pair, named, given)
+            chain(pair, named, value)
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -282,8 +282,8 @@ def test_modules_that_are_no_chain_are_refused(
 
 def test_stages_need_not_be_graphs_and_single_results_are_unpacked() -> None:
     graph = fx.Graph()
-    made = graph.call_module("submod_0", (graph.placeholder("x"),))
-    row = graph.call_function(operator.getitem, (made, 1))
+    called = graph.call_module("submod_0", (graph.placeholder("x"),))
+    row = graph.call_function(operator.getitem, (called, 1))
     graph.output(graph.call_module("submod_3", (row,)))
     split = fx.GraphModule({"submod_0": nn.Linear(2, 2), "submod_3": nn.ReLU()}, graph)
     chain = chain_stages(split)

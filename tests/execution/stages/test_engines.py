@@ -42,9 +42,9 @@ def test_torch_runs_a_chain_of_one_stage() -> None:
     assert isinstance(stage, PipelineStage)
     x = torch.randn(6, 4)
     with torch.no_grad():
-        made = ScheduleGPipe(stage, 3).step(x)
+        output = ScheduleGPipe(stage, 3).step(x)
         expected = torch.cat([model(part) for part in x.chunk(3)])
-    assert_same(made if isinstance(made, Tensor) else made[0], expected)
+    assert_same(output if isinstance(output, Tensor) else output[0], expected)
 
 
 def test_without_a_process_group_the_error_names_the_call() -> None:

@@ -33,7 +33,9 @@ def real_model(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
             parameter.normal_(std=0.05)
         for buffer in model.buffers():
             buffer.uniform_()
-    return model, {name: torch.randint(0, 90, given.shape) for name, given in built.kwargs.items()}
+    return model, {
+        name: torch.randint(0, 90, tensor.shape) for name, tensor in built.kwargs.items()
+    }
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA], ids=["gpt2", "llama"])
@@ -50,10 +52,10 @@ def test_exported_models_in_one_to_four_stages(spec: ModelSpec) -> None:
         chain = chain_stages(split_by_assignment(whole, captured.graph, cut))
         assert len(chain.stages) == stages
         assert_links(chain)
-        made = chain(**inputs)
-        assert type(made) is type(expected)
-        assert_same(made, expected)
-        assert_same_gradients(whole, made, whole(**inputs))
+        output = chain(**inputs)
+        assert type(output) is type(expected)
+        assert_same(output, expected)
+        assert_same_gradients(whole, output, whole(**inputs))
         names = dict(model.named_parameters(remove_duplicate=False))
         for stage in chain.stages:
             assert all(names[n].shape == p.shape for n, p in stage.module.named_parameters())
@@ -71,7 +73,7 @@ def test_the_same_stages_come_of_a_split_by_a_callback_with_the_checks_in_a_stag
     # The checks of inputs are in no stage.
     modules = {name for name, _ in chain.stages[0].module.named_modules()}
     assert not any("_guards_fn" in name for name in modules)
-    wrong = {name: given[:, :-1] for name, given in inputs.items()}
+    wrong = {name: tensor[:, :-1] for name, tensor in inputs.items()}
     with pytest.raises(SpecError, match="cut for other inputs than these: AssertionError") as got:
         chain.flat_inputs((), wrong)
     assert "\n" not in str(got.value)

@@ -155,8 +155,11 @@ class _Graph:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_chains_of_random_graphs_compute_the_same(data: Any) -> None:  # noqa: ANN401
-    made = _Graph(data.draw)
-    module, stage_of = made.module, {n.name: stage for n, stage in made.stage.items()}
+    random_graph = _Graph(data.draw)
+    module, stage_of = (
+        random_graph.module,
+        {n.name: stage for n, stage in random_graph.stage.items()},
+    )
     for node in module.graph.find_nodes(op="placeholder"):
         del stage_of[node.name]
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ from runner.cli.arguments import hydra_arguments
 
 
 @pytest.mark.parametrize(
-    ("typed", "given"),
+    ("typed", "expected"),
     [
         (["mode=single"], ["mode=single"]),
         (["mode=a,b", "-m", "devices=4x16gb"], ["--multirun", "mode=a,b", "devices=4x16gb"]),
@@ -23,8 +23,8 @@ from runner.cli.arguments import hydra_arguments
         (["~mode", "+a=-1", "a="], ["~mode", "+a=-1", "a="]),
     ],
 )
-def test_flags_stand_anywhere(typed: list[str], given: list[str]) -> None:
-    assert hydra_arguments(typed) == given
+def test_flags_stand_anywhere(typed: list[str], expected: list[str]) -> None:
+    assert hydra_arguments(typed) == expected
 
 
 def test_a_rerun_gets_a_folder_named_as_such() -> None:

@@ -60,14 +60,14 @@ def test_a_wrong_choice_is_one_line_of_fxpart(override: str, message: str) -> No
 
 
 def test_only_numbers_that_choose_are_quoted() -> None:
-    given = [
+    overrides = [
         "transfer_rate=16e9,pcie4,-1",
         "devices=0",
         "model.batch_size=4",
         "-m",
         "tracking=none",
     ]
-    assert quoted_overrides(given) == [
+    assert quoted_overrides(overrides) == [
         "transfer_rate='16e9',pcie4,'-1'",
         "devices='0'",
         "model.batch_size=4",
@@ -77,7 +77,7 @@ def test_only_numbers_that_choose_are_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "quoted"),
+    ("override", "quoted"),
     [
         ("transfer_rate=choice(16e9,32e9)", "transfer_rate='16e9','32e9'"),
         ("transfer_rate=nan,-inf,info", "transfer_rate='nan','-inf',info"),
@@ -87,12 +87,12 @@ def test_only_numbers_that_choose_are_quoted() -> None:
         ("model.batch_size=range(1,3)", "model.batch_size=range(1,3)"),
     ],
 )
-def test_functions_of_choices(given: str, quoted: str) -> None:
-    assert quoted_overrides([given]) == [quoted]
+def test_functions_of_choices(override: str, quoted: str) -> None:
+    assert quoted_overrides([override]) == [quoted]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("override", "message"),
     [
         ("transfer_rate=range(1,3)", "list the choices with commas"),
         ("transfer_rate=choice(shuffle(16e9,32e9))", "list the choices with commas"),
@@ -100,9 +100,9 @@ def test_functions_of_choices(given: str, quoted: str) -> None:
         ("+accelerator=h100,t4", "write devices=1xh100,1xt4"),
     ],
 )
-def test_impossible_choices_are_refused(given: str, message: str) -> None:
+def test_impossible_choices_are_refused(override: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        quoted_overrides([given])
+        quoted_overrides([override])
 
 
 def test_the_help_lists_the_choices(user_conf: Path) -> None:
@@ -170,6 +170,6 @@ def test_free_text_is_passed_on_unchanged(text: str) -> None:
         assert OverridesParser.create().parse_override(quoted).value() == text
 
 
-@pytest.mark.parametrize("given", ["where='a > 2'", "where=null", "-m", "mode=a,b", "where"])
-def test_plain_text_gets_no_quotes(given: str) -> None:
-    assert quoted_overrides([given]) == [given]
+@pytest.mark.parametrize("override", ["where='a > 2'", "where=null", "-m", "mode=a,b", "where"])
+def test_plain_text_gets_no_quotes(override: str) -> None:
+    assert quoted_overrides([override]) == [override]

@@ -120,8 +120,8 @@ def test_copies_and_granularity_are_off_unless_asked_for() -> None:
 
 
 def test_modules_on_devices_keep_the_written_order() -> None:
-    given = "mode.modules={model.layers.0: 0, model.layers: 1, 3: 1, *: 0}"
-    mode = read("mode=aot_based", given, "mode.devices={0: 2}").mode
+    override = "mode.modules={model.layers.0: 0, model.layers: 1, 3: 1, *: 0}"
+    mode = read("mode=aot_based", override, "mode.devices={0: 2}").mode
     assert mode.options == {
         "assignment": None,
         "modules": {"model.layers.0": 0, "model.layers": 1, 3: 1, "*": 0},

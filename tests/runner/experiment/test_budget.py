@@ -81,9 +81,9 @@ def test_the_fewest_blocks_with_which_a_step_fits(captures: Path) -> None:
         chosen, line = within_budget(config)
         fitting = {(): none} | known
         best_s = min(step_s for peak, step_s in fitting.values() if peak <= peak_bytes)
-        found = fitting[tuple(chosen.recomputed_blocks)]
-        assert found[0] <= peak_bytes
-        assert found[1] == pytest.approx(best_s)
+        planned = fitting[tuple(chosen.recomputed_blocks)]
+        assert planned[0] <= peak_bytes
+        assert planned[1] == pytest.approx(best_s)
         assert ("gap" in line) is (peak_bytes < most)
     config = _config(captures, f"devices=1x{(least - 1000) / 1e6}mb", "checkpointing=budget")
     with pytest.raises(InfeasibleError):

@@ -51,20 +51,24 @@ def _on_three(memory_bytes: int) -> tuple[Problem, Evaluation]:
 def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> None:
     """Even if the tensors left memory of it unused: else the next plan would be the same."""
     this, plan = _on_three(100)
-    held = plan.devices[0].peak_bytes
-    tensors = {"tensors": Interval(held, held, held)}
-    need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - held, 200)}, 100)
+    peak_bytes = plan.devices[0].peak_bytes
+    tensors = {"tensors": Interval(peak_bytes, peak_bytes, peak_bytes)}
+    need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - peak_bytes, 200)}, 100)
     less = with_less_memory(this, plan, [need])
-    assert [spec.memory_bytes for spec in less.topology.devices] == [held - 2, held - 2, 100]
+    assert [spec.memory_bytes for spec in less.topology.devices] == [
+        peak_bytes - 2,
+        peak_bytes - 2,
+        100,
+    ]
     assert [spec.total_bytes for spec in less.topology.devices] == [100, 100, 100]
 
 
 def test_a_lack_of_a_schedule_is_a_share_of_its_memory() -> None:
     this, plan = _on_three(100)
-    held = plan.devices[0].peak_bytes
+    peak_bytes = plan.devices[0].peak_bytes
     need = DeviceMemory(0, {"tensors": Interval(200, 200, 200)}, 100)
     less = with_less_memory(this, plan, [need])
-    assert less.topology.devices[0].memory_bytes == held // 2
+    assert less.topology.devices[0].memory_bytes == peak_bytes // 2
 
 
 def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:

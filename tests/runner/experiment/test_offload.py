@@ -260,8 +260,10 @@ def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     write_plan(config, identity, result, model_spec(config).key())
     assert json.loads((here / "out" / "device_map.json").read_text()) == {"": 0}
     assert carried_by(result.offloaded).startswith("DeepSpeed (zero_optimization.offload_optim")
-    found = result.offloaded
-    saved = replace(found, ways=np.zeros_like(found.ways), tier_bytes=np.ones_like(found.ways))
+    offloaded = result.offloaded
+    saved = replace(
+        offloaded, ways=np.zeros_like(offloaded.ways), tier_bytes=np.ones_like(offloaded.ways)
+    )
     assert carried_by(saved).startswith("activations by torchtune (enable_activation_offloading)")
     two = planned(*trained, "devices=2x0.1mb+host1mb").offloaded
     assert two is not None

@@ -96,8 +96,10 @@ def test_a_stream_of_decodes_makes_no_token_cheaper() -> None:
     per_token = 6 / 3600 / (4 / (metrics["latency_ms"] / 1e3))
     assert metrics["price_per_million_tokens"] == pytest.approx(per_token * 1e6)
     assert "price_per_million_examples" not in metrics
-    made = _metrics(*pipeline, "phase=generate", "prompt_len=8", "output_len=5")
-    assert made["price_per_million_examples"] == pytest.approx(5 * made["price_per_million_tokens"])
+    generated = _metrics(*pipeline, "phase=generate", "prompt_len=8", "output_len=5")
+    assert generated["price_per_million_examples"] == pytest.approx(
+        5 * generated["price_per_million_tokens"]
+    )
 
 
 def test_the_price_is_read_from_the_file_of_the_accelerator(folder: Path) -> None:

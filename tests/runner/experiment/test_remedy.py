@@ -118,9 +118,9 @@ def test_the_first_change_that_fits_is_suggested(
 ) -> None:
     config = read(*STEP, "devices=2x16gb", "model=custom", "model.factory=no.module:here")
     error = InfeasibleError("too large", needed_bytes=3, available_bytes=2)
-    said = with_remedy(config, error, where(fits), may_capture=may_capture)
-    assert str(said) == advice
-    assert (said.needed_bytes, said.available_bytes) == (3, 2)
+    advised = with_remedy(config, error, where(fits), may_capture=may_capture)
+    assert str(advised) == advice
+    assert (advised.needed_bytes, advised.available_bytes) == (3, 2)
 
 
 MODEL = """

@@ -39,8 +39,12 @@ def test_none_reserves_nothing() -> None:
 
 
 def test_every_number_can_be_given() -> None:
-    given = ["reserve.context_bytes=1000", "reserve.workspace_bytes=0", "reserve.fragmentation=0.5"]
-    config = read("reserve=cuda", "devices=1x1gb", *given)
+    overrides = [
+        "reserve.context_bytes=1000",
+        "reserve.workspace_bytes=0",
+        "reserve.fragmentation=0.5",
+    ]
+    config = read("reserve=cuda", "devices=1x1gb", *overrides)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     assert topology.devices[0].reserved_bytes == 1000 + (10**9 - 1000) // 2
 

@@ -25,15 +25,19 @@ _GPT2 = (
 
 def test_eager_holds_more_and_waits_for_the_host() -> None:
     eager, graph = read(*_GPT2), read(*_GPT2, "runtime=graph")
-    found, plain = (plan(config, model_spec(config)) for config in (eager, graph))
+    eager_plan, plain = (plan(config, model_spec(config)) for config in (eager, graph))
     assert eager.runtime.name == "eager"
-    held, freed = (result.evaluation.devices[0].peak_bytes for result in (found, plain))
-    assert held > freed
-    operators = int((found.problem.graph.moved_bytes > 0).sum())
+    eager_bytes, plain_bytes = (
+        result.evaluation.devices[0].peak_bytes for result in (eager_plan, plain)
+    )
+    assert eager_bytes > plain_bytes
+    operators = int((eager_plan.problem.graph.moved_bytes > 0).sum())
     # So small operators end as soon as they are started.
-    assert found.evaluation.latency_s == pytest.approx(operators * host_launch_s(eager), rel=0.05)
-    assert plain.evaluation.latency_s < found.evaluation.latency_s / 3
-    assert found.evaluation.lower_bound_s == found.evaluation.latency_s
+    assert eager_plan.evaluation.latency_s == pytest.approx(
+        operators * host_launch_s(eager), rel=0.05
+    )
+    assert plain.evaluation.latency_s < eager_plan.evaluation.latency_s / 3
+    assert eager_plan.evaluation.lower_bound_s == eager_plan.evaluation.latency_s
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])
@@ -68,15 +72,15 @@ def test_kernels_stay_within_devices_and_blocks_that_may_be_cut() -> None:
 @pytest.mark.parametrize("mode", ["single", "kl_based"])
 def test_a_plan_on_one_of_two_devices_is_that_of_one_device(mode: str) -> None:
     # A link so slow that no transfer is worth it.
-    asked = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate.bytes_per_s=1e3")
-    one, two = (
+    overrides = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate.bytes_per_s=1e3")
+    single, two = (
         plan(config, model_spec(config))
-        for config in (read(*asked, f"devices={count}x16gb") for count in (1, 2))
+        for config in (read(*overrides, f"devices={count}x16gb") for count in (1, 2))
     )
-    assert two.evaluation.latency_s == one.evaluation.latency_s
-    assert kernel_count(two.problem.graph) == kernel_count(one.problem.graph)
+    assert two.evaluation.latency_s == single.evaluation.latency_s
+    assert kernel_count(two.problem.graph) == kernel_count(single.problem.graph)
     assert two.whole is None  # each depth has kernels of its own
-    line = carrier_line(read(*asked), two.problem, two.assignment, None)
+    line = carrier_line(read(*overrides), two.problem, two.assignment, None)
     assert line == "plain PyTorch, everything is on one device"  # and is not executed
 
 

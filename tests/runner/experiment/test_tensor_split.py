@@ -64,10 +64,10 @@ def test_a_line_with_several_groups_names_the_busiest() -> None:
 def test_collectives_are_those_of_all_microbatches() -> None:
     groups = ("devices=2x16gb", "tensor_parallel=2", "mode=single")
     once, step = _planned(*groups), _planned(*groups, "schedule=gpipe", "microbatches=3")
-    one, all_of_them = headline(once), headline(step)
+    single, all_of_them = headline(once), headline(step)
     for name in ("collectives", "collective_gib", "collective_ms", "exposed_collective_ms"):
-        assert all_of_them[name] == pytest.approx(3 * one[name])
-    assert all_of_them["latency_ms"] == one["latency_ms"]
+        assert all_of_them[name] == pytest.approx(3 * single[name])
+    assert all_of_them["latency_ms"] == single["latency_ms"]
     assert step.split is not None
     assert "; 12 collectives of 42.00 KiB in 3 microbatches take" in split_line(step.split)
 
@@ -126,10 +126,10 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
     assert "replicas:" not in capsys.readouterr().out
     of_one_stage = (*options, *groups, "mode=pipeline")
     _show_plan(read(*TINY, *of_one_stage), _planned(*of_one_stage))
-    said = (
+    message = (
         "pipeline:  none, each replica is one stage; give more devices or a smaller data_parallel"
     )
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     # Each of the two devices of a replica sums the gradients of its own shards.
     graph = result.captured.graph
     gradients = graph.value_bytes[graph.gradient_values].sum()
@@ -173,8 +173,8 @@ def test_shards_of_replicas_are_stored_and_waited_for(
     moved_bytes = gathered_bytes + scattered_bytes
     assert sharded["collective_gib"] * GIB == pytest.approx(moved_bytes, abs=16)
     assert 0 < sharded["exposed_collective_ms"] <= sharded["collective_ms"]
-    held = 1 if stage == 1 else 2
-    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / held, rel=0.01)
+    copies = 1 if stage == 1 else 2
+    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / copies, rel=0.01)
     assert sharded["optimizer_state_gib"] < plain["optimizer_state_gib"]
     assert (sharded["all_reduce_gib"] < plain["all_reduce_gib"]) is (stage > 1)
     assert result.shards is not None

@@ -42,8 +42,8 @@ def test_a_mistake_before_the_job_leaves_no_folder(
 
 
 def test_nothing_slow_is_imported_for_it(folder: Path) -> None:
-    given = ["model=transformers", "model.architecture=GPT2Model", "mode.max_pases=3"]
-    done = run(folder, *given, "tracking=none", program=("-c", _BARE), bare=True)
+    arguments = ["model=transformers", "model.architecture=GPT2Model", "mode.max_pases=3"]
+    done = run(folder, *arguments, "tracking=none", program=("-c", _BARE), bare=True)
     assert done.code == 2
     assert done.error.startswith("mode kl_based has no option")
     assert "imported:\n" in done.out

@@ -87,7 +87,7 @@ def test_names_and_places_do_not_change_the_key(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "counts", "does_not"),
+    ("setting", "counts", "does_not"),
     [
         ("latency=profiled", "latency.threads=2", "latency.op_overhead_s=1"),
         ("latency=calibrated", "latency.repeats=2", "latency.op_overhead_s=1"),
@@ -99,11 +99,11 @@ def test_names_and_places_do_not_change_the_key(override: str) -> None:
     ],
 )
 def test_settings_of_times_and_runs_count_only_where_they_matter(
-    given: str, counts: str, does_not: str
+    setting: str, counts: str, does_not: str
 ) -> None:
-    base = key_of(read(*BASE, given))
-    assert key_of(read(*BASE, given, counts)) != base
-    assert key_of(read(*BASE, given, does_not)) == base
+    base = key_of(read(*BASE, setting))
+    assert key_of(read(*BASE, setting, counts)) != base
+    assert key_of(read(*BASE, setting, does_not)) == base
 
 
 def test_default_times_are_those_of_the_chosen_source() -> None:
@@ -119,17 +119,17 @@ def test_a_calibration_counts_by_its_contents(tmp_path: Path) -> None:
     """How its own model would be measured does not count: nothing is measured."""
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).write_text(text)
-    given = [*BASE, "latency=calibrated"]
-    keys = [key_of(read(*given, f"latency.file={tmp_path}/{name}")) for name in "abc"]
+    calibrated = [*BASE, "latency=calibrated"]
+    keys = [key_of(read(*calibrated, f"latency.file={tmp_path}/{name}")) for name in "abc"]
     assert keys[0] == keys[1] != keys[2]
-    assert key_of(read(*given)) not in keys
+    assert key_of(read(*calibrated)) not in keys
     for unused in ("device=cuda", "threads=2", "repeats=2"):
-        overrides = [*given, f"latency.file={tmp_path}/a", f"latency.{unused}"]
+        overrides = [*calibrated, f"latency.file={tmp_path}/a", f"latency.{unused}"]
         assert key_of(read(*overrides)) == keys[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "device"),
+    ("setting", "device"),
     [
         ("latency=roofline", None),
         ("latency=calibrated", "cpu"),
@@ -138,9 +138,9 @@ def test_a_calibration_counts_by_its_contents(tmp_path: Path) -> None:
     ],
 )
 def test_the_machine_counts_where_times_are_measured(
-    monkeypatch: pytest.MonkeyPatch, given: str, device: str | None
+    monkeypatch: pytest.MonkeyPatch, setting: str, device: str | None
 ) -> None:
-    config, devices = read(*BASE, given), []
+    config, devices = read(*BASE, setting), []
 
     def elsewhere(device: str) -> dict[str, object]:
         devices.append(device)
@@ -242,35 +242,37 @@ def test_every_package_that_affects_a_result_exists() -> None:
 
 
 def test_the_description_of_a_run_leaves_out_its_store() -> None:
-    given = ["mode=a", "tracking=none", "tracking.uri=x", "+tracking.uri=x", "~hydra.a"]
-    given += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
-    given += ["++tracking={uri: x}", "tracking@here=none", "+tracking/x=y"]
-    assert without_elsewhere(given) == ("mode=a", "trackings=1", "model.tracking=2")
-    assert without_elsewhere(given, ["hydra"]) == tuple(arg for arg in given if "hydra" not in arg)
+    overrides = ["mode=a", "tracking=none", "tracking.uri=x", "+tracking.uri=x", "~hydra.a"]
+    overrides += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
+    overrides += ["++tracking={uri: x}", "tracking@here=none", "+tracking/x=y"]
+    assert without_elsewhere(overrides) == ("mode=a", "trackings=1", "model.tracking=2")
+    assert without_elsewhere(overrides, ["hydra"]) == tuple(
+        arg for arg in overrides if "hydra" not in arg
+    )
 
 
 def test_a_saved_placement_counts_by_its_contents(tmp_path: Path) -> None:
-    given = [*BASE, "mode=aot_based"]
+    overrides = [*BASE, "mode=aot_based"]
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "assignment.json").write_text(text)
-    keys = [key_of(read(*given, f"mode.assignment={tmp_path}/{name}")) for name in "abc"]
+    keys = [key_of(read(*overrides, f"mode.assignment={tmp_path}/{name}")) for name in "abc"]
     assert keys[0] == keys[1] != keys[2]
-    direct = key_of(read(*given, f"mode.assignment={tmp_path}/a/assignment.json"))
+    direct = key_of(read(*overrides, f"mode.assignment={tmp_path}/a/assignment.json"))
     assert direct == keys[0]
-    gone = [key_of(read(*given, f"mode.assignment=gone/{name}")) for name in "ab"]
+    gone = [key_of(read(*overrides, f"mode.assignment=gone/{name}")) for name in "ab"]
     assert gone[0] != gone[1]
 
 
 def test_modules_placed_by_hand_count_with_numbers_among_their_paths() -> None:
-    given = [*BASE, "mode=aot_based"]
-    keys = [key_of(read(*given, f"mode.modules={{0: {home}, *: 0}}")) for home in (0, 1)]
+    overrides = [*BASE, "mode=aot_based"]
+    keys = [key_of(read(*overrides, f"mode.modules={{0: {home}, *: 0}}")) for home in (0, 1)]
     assert keys[0] != keys[1]
 
 
 def test_overrides_lose_their_marks_and_quotes() -> None:
-    given = ["transfer_rate='16e9'", "+a.b=c=d", "~e", "f="]
-    assert override_values(given) == {
+    overrides = ["transfer_rate='16e9'", "+a.b=c=d", "~e", "f="]
+    assert override_values(overrides) == {
         "transfer_rate": "16e9",
         "a.b": "c=d",
         "e": "",

@@ -22,13 +22,13 @@ def _name(*overrides: str, swept: tuple[str, ...] = ()) -> str:
 
 
 def test_the_name_begins_with_the_swept_values() -> None:
-    given = ("mode=cost_aware", "devices=2x4gb", "model.batch_size=1", "phase=training")
+    overrides = ("mode=cost_aware", "devices=2x4gb", "model.batch_size=1", "phase=training")
     swept = ("model.factory_args.layers", "model.batch_size")
-    name = _name("model.factory_args.layers=12", *given, swept=swept)
+    name = _name("model.factory_args.layers=12", *overrides, swept=swept)
     expected = "layers=12 · batch_size=1 · cost_aware · 2x4gb · pcie4 · mine · phase=training"
     assert name == expected
     # In the order of the sweep.
-    other = _name("model.factory_args.layers=12", *given, swept=swept[::-1])
+    other = _name("model.factory_args.layers=12", *overrides, swept=swept[::-1])
     assert other.startswith("batch_size=1 · layers=12 · cost_aware · ")
 
 
@@ -119,12 +119,12 @@ def test_granularity_is_always_a_parameter() -> None:
 
 
 def test_a_recommended_plan_is_one_parameter() -> None:
-    asked = replace(GPT2, mode="recommend")
+    config = replace(GPT2, mode="recommend")
     overrides = ("mode=pipeline", "data_parallel=2", "schedule=1f1b", "microbatches=4")
-    kept = parameters(read(*BASE, *overrides), asked, ())
+    kept = parameters(read(*BASE, *overrides), config, ())
     assert kept["plan"] == "pipeline data_parallel=2 schedule=1f1b microbatches=4"
     # A job that did not fit has none, nor has one with another mode.
-    assert "plan" not in parameters(read(*BASE, "mode=recommend"), asked, ())
+    assert "plan" not in parameters(read(*BASE, "mode=recommend"), config, ())
     assert "plan" not in parameters(read(*BASE, *overrides), GPT2, ())
 
 

@@ -252,8 +252,8 @@ def test_a_long_place_is_shown_from_its_end() -> None:
 
 def test_a_graph_without_time_or_bytes_can_be_drawn() -> None:
     sketch = Sketch()
-    made = sketch.op([sketch.input(0)], 0)
-    empty = scene(sketch.graph(made), devices(10), [0], [(0,)])
+    value = sketch.op([sketch.input(0)], 0)
+    empty = scene(sketch.graph(value), devices(10), [0], [(0,)])
     ElementTree.fromstring(memory_of(empty))
     assert "P0, 1 op" in words(graph_of(empty))
 

@@ -34,8 +34,8 @@ def test_the_recomputation_of_a_budget_is_decided_for_each_plan(
     chosen, summary = recommended_plan(read(*fitting, space))
     assert (chosen.checkpointing, chosen.recomputed_blocks) == ("block", first)
     assert "checkpointing=budget" in summary
-    held, _ = recommended_plan(read(*fitting, "checkpointing=budget"))
-    assert held.recomputed_blocks == first
+    budgeted, _ = recommended_plan(read(*fitting, "checkpointing=budget"))
+    assert budgeted.recomputed_blocks == first
 
 
 @pytest.mark.parametrize("imbalance", [-7, 1.5])

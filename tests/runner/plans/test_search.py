@@ -158,16 +158,16 @@ def test_no_plan_needs_less_memory_than_its_bound(
     for candidate in _space(request, *step, *two_layers, checkpointing="none"):
         config, point = candidate.config, candidate.plan
         result = plan(config, model_spec(config), advises=False)
-        held = [need.parts["tensors"].expected for need in result.device_memory]
+        expected_bytes = [need.parts["tensors"].expected for need in result.device_memory]
         bare = replace(config, zero=0)
         bounds = bounds_of(bare, shared_subject(bare, model_spec(bare)), checkpointing="none")
-        refuse_too_large(point, _with_memory(bounds, held))
+        refuse_too_large(point, _with_memory(bounds, expected_bytes))
         tried.add((point.zero, point.groups > 1))
         if point.groups == 1:
             continue
         # The bound is not loose: weights, states and gradients are most of a small step.
         with pytest.raises(InfeasibleError, match="a replica holds"):
-            refuse_too_large(point, _with_memory(bounds, [size // 2 for size in held]))
+            refuse_too_large(point, _with_memory(bounds, [size // 2 for size in expected_bytes]))
     assert tried >= {(0, True), (1, True), (2, True), (2, experts)}
 
 
@@ -198,13 +198,13 @@ def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.Mon
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     experts = ("model=mixtral_8x7b", *TINY_LLAMA[1:], "model.config.num_local_experts=4")
-    given = (*experts, "devices=2x16gb", "expert_imbalance=1.5")
-    candidates = _space(Request(), *given, tensor_parallel=1)
+    overrides = (*experts, "devices=2x16gb", "expert_imbalance=1.5")
+    candidates = _space(Request(), *overrides, tensor_parallel=1)
     degrees = [(c.plan.data_parallel, c.plan.expert_parallel) for c in candidates]
     assert sorted(set(degrees)) == [(1, 1), (2, 1), (2, 2)]
     ranking = evaluated(candidates, Request(), Refusals({})).ranking
     for costed in ranking:
-        _check_as_run(costed, *given)
+        _check_as_run(costed, *overrides)
     (shared,) = (c for c in ranking if c.candidate.plan.expert_parallel == 2)
     (alone,) = (c for c in ranking if c.candidate.plan.data_parallel == 2 and c is not shared)
     assert shared.memory_bytes < alone.memory_bytes
@@ -217,13 +217,15 @@ def test_long_sequences_are_split_and_given_settings_kept() -> None:
         assert {c.plan.context_parallel for c in space} == degrees
         splits = {(c.plan.tensor_parallel > 1, c.plan.sequence_parallel) for c in space}
         assert splits == {(False, False), (True, False), (True, True)}
-    held = _space(Request(), *step, "model.seq_len=8", sequence_parallel=True, context_parallel=2)
-    assert {c.plan.context_parallel for c in held} == {2}
-    for candidate in held:
+    costed_plans = _space(
+        Request(), *step, "model.seq_len=8", sequence_parallel=True, context_parallel=2
+    )
+    assert {c.plan.context_parallel for c in costed_plans} == {2}
+    for candidate in costed_plans:
         assert candidate.plan.sequence_parallel == (candidate.plan.tensor_parallel > 1)
         # Two pieces of a sequence are two replicas that may shard the step.
         assert candidate.plan.batch_size == candidate.plan.data_parallel
-    assert any(c.plan.zero == 3 and c.plan.data_parallel == 1 for c in held)
+    assert any(c.plan.zero == 3 and c.plan.data_parallel == 1 for c in costed_plans)
 
 
 def test_steps_take_as_long_as_their_bound() -> None:

@@ -188,8 +188,8 @@ def test_a_job_of_a_sweep_is_the_best_plan(folder: Path, store: Path) -> None:
     runs = {r.data.params["mode.objective"]: r for r in tracked_runs(folder, "tags.kind = 'run'")}
     small = ("recommend.space.schedule=[none]", "recommend.space.zero=[0,3]")
     for objective, tracked in runs.items():
-        asked = (f"recommend.objective={objective}", "recommend.space.checkpointing=[none]")
-        assert _recommended(folder, *TRAINING, *small, *asked, "tracking=none").code == 0
+        settings = (f"recommend.objective={objective}", "recommend.space.checkpointing=[none]")
+        assert _recommended(folder, *TRAINING, *small, *settings, "tracking=none").code == 0
         best = _document(folder)["plans"][0]
         for name in ("examples_per_s", "latency_ms", "device_memory_gib"):
             assert tracked.data.metrics[name] == pytest.approx(best["metrics"][name], rel=1e-6)

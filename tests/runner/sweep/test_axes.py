@@ -145,7 +145,7 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "given", "message"),
+    ("overrides", "settings", "message"),
     [
         (["a=interval(0,1)"], {}, "a=interval(0,1): an interval has no end of values"),
         (["a=range(1,1)"], {}, "a=range(1,1) has no values"),
@@ -172,10 +172,10 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
     ],
 )
 def test_an_invalid_sweep_is_one_line(
-    overrides: list[str], given: dict[str, Any], message: str
+    overrides: list[str], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        axes_of(*overrides, **given)
+        axes_of(*overrides, **settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -12,9 +12,9 @@ CHOICES = Choices(model="a", mode="b", devices="c", transfer_rate="d")
 def test_settings_of_a_sweep_are_left_out_of_its_jobs() -> None:
     kept = ("mode=single", "+model.config.where=1", "zipped=1")
     common = ("figures=all", "verbose=true", "tracking=none", "++tracking.uri=x", "hydra.job.x=1")
-    of_it = ("question=Why?", "resume=false", "where='a > 1'", "+zip=[a,b]", "rerun=abc")
-    assert for_jobs((*kept, *common, *of_it)) == (*kept, *common)
-    assert deciding((*kept, *common, *of_it)) == kept
+    of_sweep = ("question=Why?", "resume=false", "where='a > 1'", "+zip=[a,b]", "rerun=abc")
+    assert for_jobs((*kept, *common, *of_sweep)) == (*kept, *common)
+    assert deciding((*kept, *common, *of_sweep)) == kept
 
 
 def test_sums_count_every_device() -> None:

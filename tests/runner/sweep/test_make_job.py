@@ -46,5 +46,5 @@ def test_an_unknown_model_makes_a_meaningless_job() -> None:
 
 
 def test_a_command_is_shown_without_the_place_of_runs() -> None:
-    given = ["hydra/sweeper=optuna", "mode=a,b", "++tracking.uri=secret", "tracking=none"]
-    assert command_line(given) == "python -m runner -m hydra/sweeper=optuna mode=a,b"
+    overrides = ["hydra/sweeper=optuna", "mode=a,b", "++tracking.uri=secret", "tracking=none"]
+    assert command_line(overrides) == "python -m runner -m hydra/sweeper=optuna mode=a,b"

@@ -91,10 +91,10 @@ def test_the_best_is_the_first_of_the_best_that_finished() -> None:
 def test_of_two_goals_the_best_are_the_undominated(values: list[tuple[int, int]]) -> None:
     space = Space((), (Steps("n", tuple(map(str, range(9)))),))
     search = Search(space, read_goals(["down", "up"], ["minimize", "maximize"]), "random")
-    told = {}
+    results = {}
     for proposal, (down, up) in zip(search.ask(len(values)), values, strict=True):
         search.tell(proposal, JobEnd("finished", {"down": float(down), "up": float(up)}))
-        told[proposal.job] = (down, up)
+        results[proposal.job] = (down, up)
     expected = {
         (down, up)
         for down, up in values
@@ -104,7 +104,8 @@ def test_of_two_goals_the_best_are_the_undominated(values: list[tuple[int, int]]
     assert {(int(t.values[0]), int(t.values[1])) for t in best} == expected
     assert len(best) == len(expected)
     assert [trial.job for trial in best] == sorted(
-        min(number for number, pair in told.items() if pair == best_pair) for best_pair in expected
+        min(number for number, pair in results.items() if pair == best_pair)
+        for best_pair in expected
     )
 
 

@@ -18,8 +18,8 @@ def ids(tracker: MlflowTracker, tmp_path: Path) -> tuple[str, ...]:
     """Runs with chosen ids, the last in an experiment of its own."""
     other = MlflowTracker(TrackingConfig(experiment="depth"), tmp_path)
     for place, run_id in ((tracker, IDS[0]), (tracker, IDS[1]), (other, IDS[2])):
-        with patch("uuid.uuid4") as made:
-            made.return_value.hex = run_id
+        with patch("uuid.uuid4") as uuid4:
+            uuid4.return_value.hex = run_id
             with place.start(run_id[:8], {}) as run:
                 pass
         assert run.run_id == run_id

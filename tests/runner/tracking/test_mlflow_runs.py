@@ -53,8 +53,8 @@ def word(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_tracker_implements_every_query_of_runs() -> None:
-    asked = {name for name in vars(Runs) if not name.startswith("_")}
-    assert {"run", "runs", "settled", "mark_cut_off"} <= asked <= vars(MlflowRuns).keys()
+    queries = {name for name in vars(Runs) if not name.startswith("_")}
+    assert {"run", "runs", "settled", "mark_cut_off"} <= queries <= vars(MlflowRuns).keys()
     # Methods of trackers alone do not exist, rather than have no effect.
     assert not hasattr(MlflowRuns, "send")
     asked_of_trackers = {name for name in vars(Tracker) if not name.startswith("_")}

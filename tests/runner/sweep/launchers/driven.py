@@ -26,7 +26,7 @@ def settings(launcher: str, folder: Path) -> dict[str, Any]:
         "name": "drive",
         "stderr_to_stdout": False,
     }
-    given: dict[str, dict[str, Any]] = {
+    all_settings: dict[str, dict[str, Any]] = {
         "joblib": {"n_jobs": 2},
         "ray": {
             "init": {
@@ -40,7 +40,7 @@ def settings(launcher: str, folder: Path) -> dict[str, Any]:
         "submitit_local": submitit,
         "submitit_slurm": {**submitit, "nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1},
     }
-    return given[launcher]
+    return all_settings[launcher]
 
 
 @contextmanager
@@ -50,11 +50,11 @@ def driving(
     count: int,
     folder: Path,
     *,
-    given: Mapping[str, Any] | None = None,
+    changed: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
     """Yield the process of a sweep that has begun in `folder`, as the leader of its group."""
-    chosen = json.dumps(given or settings(launcher, folder))
+    chosen = json.dumps(changed or settings(launcher, folder))
     program = "tests.runner.sweep.launchers.drive"
     process = subprocess.Popen(
         [sys.executable, "-m", program, launcher, chosen, task, str(count)],

@@ -87,9 +87,9 @@ def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
 
 def test_an_interrupt_leaves_an_existing_ray_cluster(ray_address: str, tmp_path: Path) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
-    given = settings("ray", tmp_path)
-    given["init"]["address"] = ray_address
-    with driving("ray", "endless", 3, tmp_path, given=given) as process:
+    changed = settings("ray", tmp_path)
+    changed["init"]["address"] = ray_address
+    with driving("ray", "endless", 3, tmp_path, changed=changed) as process:
         wait_for(begun)
         _interrupt_group(process.pid)
         out, err = process.communicate(timeout=WAIT_S)
@@ -99,10 +99,10 @@ def test_an_interrupt_leaves_an_existing_ray_cluster(ray_address: str, tmp_path:
 
 
 def test_jobs_wait_for_a_machine_with_enough_cores(ray_address: str, tmp_path: Path) -> None:
-    given = settings("ray", tmp_path)
-    given["init"]["address"] = ray_address
-    given["remote"]["num_cpus"] = 64
-    with driving("ray", "endless", 1, tmp_path, given=given) as process:
+    changed = settings("ray", tmp_path)
+    changed["init"]["address"] = ray_address
+    changed["remote"]["num_cpus"] = 64
+    with driving("ray", "endless", 1, tmp_path, changed=changed) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == (
             f"no machine of the Ray cluster at {ray_address} has num_cpus=64, which"

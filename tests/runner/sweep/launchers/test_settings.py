@@ -186,9 +186,9 @@ def test_missing_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_refused_by_slurm(
     slurm: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = {**settings("submitit_slurm", tmp_path), "partition": "nowhere"}
+    changed = {**settings("submitit_slurm", tmp_path), "partition": "nowhere"}
     with environment(slurm), pytest.raises(SpecError) as caught:
-        list(over_slurm(WORK, TICKETS, given))
+        list(over_slurm(WORK, TICKETS, changed))
     assert str(caught.value) == (
         "Slurm did not take the jobs: invalid partition specified: nowhere; Batch job submission"
         " failed: Invalid partition name specified"
@@ -197,8 +197,8 @@ def test_settings_refused_by_slurm(
 
 
 def test_a_setting_that_submitit_does_not_know(tmp_path: Path) -> None:
-    given = {**settings("submitit_local", tmp_path), "memory": 3}
+    changed = {**settings("submitit_local", tmp_path), "memory": 3}
     with pytest.raises(SpecError, match=r"^hydra\.launcher: .*memory"):
-        list(over_local(WORK, TICKETS, given))
+        list(over_local(WORK, TICKETS, changed))
     # The data sent to the jobs may hold a password.
     assert (tmp_path / "submitit").stat().st_mode & 0o777 == 0o700
