@@ -32,8 +32,8 @@ def test_the_graph_has_the_given_number_of_operators_all_of_them_read(n: int, se
     assert graph.n_ops == n
     assert graph.value_is_output.sum() == 1
     # All but the output have a reader; the mask only if a branch attends.
-    made = graph.value_producer >= 0
-    in_vain = made & (_readers(graph) == 0) & ~graph.value_is_output
+    computed = graph.value_producer >= 0
+    in_vain = computed & (_readers(graph) == 0) & ~graph.value_is_output
     assert set(graph.value_producer[in_vain].tolist()) <= {0}
 
 

@@ -197,14 +197,14 @@ def _costs(
     reading: _Reading,
     node: fx.Node,
     inputs: list[torch.Tensor],
-    made: list[torch.Tensor],
+    outputs: list[torch.Tensor],
     mutated: list[torch.Tensor],
 ) -> tuple[int, int]:
     """Return the FLOPs of a call, and the bytes it moves."""
     if node.target not in REGIONS:
         bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
         every_expert = reading.sizes.are_symbolic
-        moved = moved_bytes(bare, inputs, made, mutated, every_expert=every_expert)
+        moved = moved_bytes(bare, inputs, outputs, mutated, every_expert=every_expert)
         return _flops(reading, node), moved
     flops = moved = 0
     for call in _region_calls(node):

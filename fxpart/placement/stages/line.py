@@ -224,14 +224,14 @@ def _first_update(graph: OpGraph) -> int:
 
 def _spans(graph: OpGraph, unit_of: IntArray) -> IntArray:
     """Return `StageLine.spans`."""
-    made = graph.value_producer >= 0
+    computed = graph.value_producer >= 0
     home = np.zeros(graph.n_values, dtype=np.int64)
-    home[made] = unit_of[graph.value_producer[made]]
+    home[computed] = unit_of[graph.value_producer[computed]]
     low, high = home.copy(), home.copy()
     readers = unit_of[graph.readers]
     np.minimum.at(low, graph.reads, readers)
     np.maximum.at(high, graph.reads, readers)
-    return np.stack([table[made] for table in (home, low, high, graph.value_bytes)])
+    return np.stack([table[computed] for table in (home, low, high, graph.value_bytes)])
 
 
 def _passing(spans: IntArray, count: int) -> tuple[IntArray, IntArray]:
