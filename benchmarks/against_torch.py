@@ -1,8 +1,8 @@
 """``python -m benchmarks.against_torch``: fxpart and torch's own partitioner on the same graphs.
 
-Three tables: the same answers where torch's is the one to give, lower predicted latency where a
-mode searches (torch's own functions judge both), and seconds by size. ``--quick`` takes some two
-minutes, without it an hour. Ends with 1 where an answer of fxpart's needs mending.
+Prints three tables: parity of answers where torch's is the reference, predicted latency where a
+mode searches (torch's own functions evaluate both), and seconds by size. ``--quick`` takes about
+two minutes, the full run an hour. The exit code is 1 if an answer of fxpart has to be fixed.
 """
 
 import argparse
@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 _PARTS = ("parity", "latency", "speed")
 
 
-def _parsed() -> argparse.Namespace:
-    """Return the command line."""
+def _parse_arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.against_torch")
     parser.add_argument("--quick", action="store_true", help="few graphs and small sizes")
-    parser.add_argument("--only", choices=_PARTS, action="append", help="one table; may repeat")
     parser.add_argument(
-        "--limit", type=float, help="seconds for one run of torch in the speed table"
+        "--only", choices=_PARTS, action="append", help="one table; may be repeated"
     )
-    parser.add_argument("--graphs", type=int, help="random graphs for each question")
+    parser.add_argument(
+        "--limit", type=float, help="limit in seconds for one run of torch in the speed table"
+    )
+    parser.add_argument("--graphs", type=int, help="number of random graphs for each question")
     return parser.parse_args()
 
 
 def _latency_plan(quick: bool, graphs: int) -> LatencyPlan:
-    most: dict[Mode, int]
-    most = {"kl_based": 30, "cost_aware": 24} if quick else {"kl_based": 90, "cost_aware": 40}
-    return LatencyPlan(graphs, most, small_only=quick, limit_s=10.0 if quick else 120.0)
+    max_operators: dict[Mode, int]
+    max_operators = (
+        {"kl_based": 30, "cost_aware": 24} if quick else {"kl_based": 90, "cost_aware": 40}
+    )
+    return LatencyPlan(graphs, max_operators, small_only=quick, limit_s=10.0 if quick else 120.0)
 
 
 def _speed_plan(quick: bool, limit_s: float) -> SpeedPlan:
@@ -46,9 +50,9 @@ def _speed_plan(quick: bool, limit_s: float) -> SpeedPlan:
 
 
 def main() -> None:
-    """Print the tables asked for."""
-    options = _parsed()
-    # Small tensors: more threads would only disturb the times.
+    """Print the selected tables."""
+    options = _parse_arguments()
+    # The tensors are small: more threads would only add noise to the times.
     torch.set_num_threads(1)
     parts = options.only or _PARTS
     wrong = 0
@@ -65,7 +69,7 @@ def main() -> None:
             limit_s = options.limit or (5.0 if options.quick else 120.0)
             wrong += compare_speed(_speed_plan(options.quick, limit_s))
         print(f"{part}: {time.perf_counter() - begin:.0f} s\n", flush=True)
-    print(f"answers of fxpart that need mending: {wrong}")
+    print(f"answers of fxpart to fix: {wrong}")
     raise SystemExit(wrong > 0)
 
 

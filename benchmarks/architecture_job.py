@@ -1,4 +1,4 @@
-"""One architecture of transformers at 2 layers: built, captured and placed, or why not."""
+"""Build, capture and place one transformers architecture at 2 layers, or report what failed."""
 
 import inspect
 import re
@@ -20,19 +20,19 @@ from fxpart.errors import FxpartError, one_line
 __all__ = ["DEPTH", "Outcome", "judge"]
 
 DEPTH = 2
-"""Layers of each stack."""
+"""Number of layers kept in each stack."""
 _DEPTH_KEY = re.compile(r"(^|_)(n_layers?|num_layers?|layers|depth|num_blocks|n_block)$")
-_NESTING = 3
-_MOST_TRIES = 3
+_MAX_NESTING = 3
+_MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How far one architecture got, and what stopped it."""
+    """The last step that one architecture completed, and the error that stopped it."""
 
     architecture: str
     status: str
-    """``placed``, ``captured``, or the step that refused: ``build``, ``inputs`` or ``capture``."""
+    """``placed``, ``captured``, or the step that failed: ``build``, ``inputs`` or ``capture``."""
     reason: str = ""
     inputs: str = ""
     operators: int = 0
@@ -40,47 +40,47 @@ class Outcome:
 
 
 def judge(architecture: str) -> Outcome:
-    """Return how far `architecture` gets in this process."""
+    """Build, capture and place `architecture` in this process and return the outcome."""
     begin = time.perf_counter()
-    outcome = _judged(architecture)
+    outcome = _try_configs(architecture)
     return replace(outcome, seconds=time.perf_counter() - begin)
 
 
-def _judged(architecture: str) -> Outcome:
+def _try_configs(architecture: str) -> Outcome:
     outcome = Outcome(architecture, "build")
-    ways = _configs(architecture)
-    for config in ways:
-        outcome = _with_config(architecture, config)
+    configs = _candidate_configs(architecture)
+    for config in configs:
+        outcome = _try_config(architecture, config)
         if outcome.operators:
             return outcome
-    completed: dict[str, Any] = {}
-    for _ in range(_MOST_TRIES):  # one refusal hides the next
-        more = _merged(completed, dict(_completed(architecture, outcome.reason)))
-        if more == completed:
+    added: dict[str, Any] = {}
+    for _ in range(_MAX_TRIES):  # fixing one error reveals the next
+        extended = _merge(added, dict(_missing_settings(architecture, outcome.reason)))
+        if extended == added:
             break
-        completed = more
-        outcome = _with_config(architecture, _merged(ways[0], completed))
+        added = extended
+        outcome = _try_config(architecture, _merge(configs[0], added))
         if outcome.operators:
-            return replace(outcome, inputs=f"{outcome.inputs} with {completed}")
+            return replace(outcome, inputs=f"{outcome.inputs} with {added}")
     return outcome
 
 
-def _with_config(architecture: str, config: dict[str, Any]) -> Outcome:
+def _try_config(architecture: str, config: dict[str, Any]) -> Outcome:
     spec = ModelSpec(architecture, architecture, config=config)
     try:
         built = build_model(spec)
     except FxpartError as error:
-        at = "inputs" if f"{architecture} needs " in str(error) else "build"
-        return Outcome(architecture, at, one_line(error))
+        step = "inputs" if f"{architecture} needs " in str(error) else "build"
+        return Outcome(architecture, step, one_line(error))
     shapes = " ".join(f"{name}{list(value.shape)}" for name, value in built.kwargs.items())
     try:
         graph = capture_graph(built.module, built.args, built.kwargs)
     except FxpartError as error:
         return Outcome(architecture, "capture", one_line(error), shapes)
-    return _placed(architecture, graph, shapes)
+    return _place(architecture, graph, shapes)
 
 
-def _placed(architecture: str, graph: OpGraph, shapes: str) -> Outcome:
+def _place(architecture: str, graph: OpGraph, shapes: str) -> Outcome:
     device = DeviceSpec("24gb", 24 * 10**9, {"float32": 1e13, "bfloat16": 1e14}, 1e12)
     topology = uniform_topology((device,) * 4, Link(25e9, 1e-5))
     try:
@@ -91,23 +91,27 @@ def _placed(architecture: str, graph: OpGraph, shapes: str) -> Outcome:
     return Outcome(architecture, "placed", "", shapes, graph.n_ops)
 
 
-def _configs(architecture: str) -> list[dict[str, Any]]:
-    """Return `DEPTH` layers, the same with its lists cut, and at last the model as it comes."""
-    ways = [_shallow(architecture, with_lists=False), _shallow(architecture, with_lists=True), {}]
-    return [way for index, way in enumerate(ways) if way not in ways[:index]]
+def _candidate_configs(architecture: str) -> list[dict[str, Any]]:
+    """Return distinct settings: `DEPTH` layers, the same with lists cut, and the defaults."""
+    configs = [
+        _shallow_config(architecture, with_lists=False),
+        _shallow_config(architecture, with_lists=True),
+        {},
+    ]
+    return [config for index, config in enumerate(configs) if config not in configs[:index]]
 
 
-def _shallow(architecture: str, *, with_lists: bool) -> dict[str, Any]:
+def _shallow_config(architecture: str, *, with_lists: bool) -> dict[str, Any]:
     try:
         config_class = model_class(architecture).config_class
         config = config_class()
-    except Exception:  # what it needs is said when the model is built
+    except Exception:  # the error is reported when the model is built
         return {}
-    return dict(_cut(config, with_lists, _NESTING))
+    return dict(_shallow_settings(config, with_lists, _MAX_NESTING))
 
 
-def _cut(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """Yield the keys of a configuration that make it shallow."""
+def _shallow_settings(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield the settings that reduce a configuration to `DEPTH` layers."""
     keys = {*inspect.signature(type(config)).parameters, *config.attribute_map}
     values = {key: value for key, value in vars(config).items() if key in keys}
     depths = set()
@@ -118,9 +122,9 @@ def _cut(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any
         elif key == "depths" and isinstance(value, list | tuple):
             yield key, [min(depth, DEPTH) for depth in value]
         elif key in config.sub_configs and hasattr(value, "sub_configs") and nesting:
-            nested = dict(_cut(value, with_lists, nesting - 1))
+            nested = dict(_shallow_settings(value, with_lists, nesting - 1))
             if nested:
-                # Where the class of a part is open, its kind must be named.
+                # A part of unspecified class needs its model type.
                 is_open = not hasattr(config.sub_configs[key], "attribute_map")
                 yield key, {"model_type": value.model_type, **nested} if is_open else nested
     for key, value in values.items():
@@ -128,7 +132,7 @@ def _cut(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any
             yield key, list(value[:DEPTH])
 
 
-_USUAL = {
+_DEFAULTS = {
     "num_experts_per_tok": 2,
     "image_token_id": 5,
     "image_token_index": 5,
@@ -137,32 +141,36 @@ _USUAL = {
     "prediction_length": 24,
     "default_language": "en_XX",
 }
-"""Of settings that a configuration leaves out although its model needs them."""
-_USUAL_HEAD = 128
-_OF_AXES = r"Split sizes add up to \d+ but got the tensor's size of (\d+)"
+"""Values for settings that a model needs although its configuration has no default."""
+_DEFAULT_HEAD_DIM = 128
+_SPLIT_ERROR = r"Split sizes add up to \d+ but got the tensor's size of (\d+)"
 _REMEDIES = (
     ("`is_decoder=True`", "is_decoder", True),
     ("must be divisible by num_heads", "num_cross_attention_heads", 1),
-    ("stride should not be zero", "image_size", 1024),  # of pools of more patches than there are
+    (
+        "stride should not be zero",
+        "image_size",
+        1024,
+    ),  # pooling over more patches than the image has
     ("ne() received an invalid", "pad_token_id", 1),
     ("ne() received an invalid", "mask_token_id", 2),
     ("if loss is expected", "return_loss", False),
 )
-"""What a refusal says, and what helps where the configuration has such a setting."""
+"""Part of an error message, the setting that fixes it where there is one, and its value."""
 
 
-def _completed(architecture: str, reason: str) -> Iterator[tuple[str, Any]]:
-    """Yield settings with which a configuration makes sense whose defaults alone make none."""
+def _missing_settings(architecture: str, reason: str) -> Iterator[tuple[str, Any]]:
+    """Yield settings that complete a configuration whose defaults are inconsistent."""
     try:
         cls = model_class(architecture)
         config = cls.config_class()
-    except Exception:  # said when the model is built
+    except Exception:  # the error is reported when the model is built
         return
     reads_head = '"head_dim"' in Path(inspect.getfile(cls)).read_text(encoding="utf-8")
-    yield from _settings(config, reason, reads_head, _NESTING)
+    yield from _settings_for(config, reason, reads_head, _MAX_NESTING)
 
 
-def _settings(
+def _settings_for(
     config: Any,  # noqa: ANN401
     reason: str,
     reads_head: bool,
@@ -170,44 +178,46 @@ def _settings(
 ) -> Iterator[tuple[str, Any]]:
     keys = {*inspect.signature(type(config)).parameters, *config.attribute_map}
     values: dict[str, Any] = {key: value for key, value in vars(config).items() if key in keys}
-    yield from ((key, usual) for key, usual in _USUAL.items() if key in values and not values[key])
-    yield from ((k, usual) for told, k, usual in _REMEDIES if told in reason and k in values)
-    yield from _of_attention(values, reason, reads_head)
+    yield from (
+        (key, value) for key, value in _DEFAULTS.items() if key in values and not values[key]
+    )
+    yield from ((k, value) for text, k, value in _REMEDIES if text in reason and k in values)
+    yield from _attention_settings(values, reason, reads_head)
     for key in config.sub_configs if nesting else ():
         part: Any = values.get(key)
         is_part = hasattr(part, "sub_configs")
-        inner = dict(_settings(part, reason, reads_head, nesting - 1)) if is_part else {}
+        inner = dict(_settings_for(part, reason, reads_head, nesting - 1)) if is_part else {}
         if inner:
             is_open = not hasattr(config.sub_configs[key], "attribute_map")
             yield key, {"model_type": part.model_type, **inner} if is_open else inner
 
 
-def _of_attention(
+def _attention_settings(
     values: Mapping[str, Any], reason: str, reads_head: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the size of heads, how many have keys, and how positions are shared among axes."""
+    """Yield the head size, the number of key-value heads, and the split of positions over axes."""
     heads, width = values.get("num_attention_heads"), values.get("hidden_size")
     if type(heads) is not int or type(width) is not int:
         return
     if "num_key_value_heads" in values and not values["num_key_value_heads"]:
         yield "num_key_value_heads", heads
-    is_whole, unsplit = width % heads == 0, re.search(_OF_AXES, reason)
-    if not values.get("head_dim") and ("head_dim" in values or (reads_head and not is_whole)):
-        yield "head_dim", width // heads if is_whole else _USUAL_HEAD
-    elif unsplit and isinstance(values.get("rope_parameters"), dict):
-        pairs = int(unsplit[1])
+    divides, split_error = width % heads == 0, re.search(_SPLIT_ERROR, reason)
+    if not values.get("head_dim") and ("head_dim" in values or (reads_head and not divides)):
+        yield "head_dim", width // heads if divides else _DEFAULT_HEAD_DIM
+    elif split_error and isinstance(values.get("rope_parameters"), dict):
+        pairs = int(split_error[1])
         side = 3 * pairs // 8  # of height and of width, as Qwen2-VL: 16, 24 and 24 of 64
         sections = [pairs - 2 * side, side, side]
         yield "rope_parameters", values["rope_parameters"] | {"mrope_section": sections}
 
 
-def _merged(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Return `config` with `more` over it, nested ones too."""
+def _merge(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return `config` updated recursively with `more`."""
     merged = dict(config)
     for key, value in more.items():
-        known = merged.get(key)
-        if isinstance(known, dict) and isinstance(value, dict):
-            merged[key] = _merged(known, value)
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _merge(old, value)
         else:
             merged[key] = value
     return merged

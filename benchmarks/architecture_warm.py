@@ -1,4 +1,4 @@
-"""Imports and compiles once what every process of `benchmarks.architectures` needs."""
+"""Import and compile once everything that the processes of `benchmarks.architectures` share."""
 
 from benchmarks.architecture_job import judge
 

@@ -1,14 +1,14 @@
 """``python -m benchmarks.architectures``: every architecture of transformers, captured and placed.
 
-All model classes that transformers lists for its Auto classes, with the defaults of their
-configurations at 2 layers, each in a process of its own with a limit of CPU time, two at once. A
-row says whether it was placed or captured, or which step refused it (build, inputs, capture) and
-why; at the end come the counts, and the refusals by their reason.
+Covers all model classes that transformers lists for its Auto classes, with default configurations
+cut to 2 layers, each in its own process with a CPU time limit, two at a time. A row shows whether
+the model was placed or captured, or which step failed (build, inputs, capture) and why; the counts
+and the failures grouped by reason follow.
 
-    --only NAME    architectures whose name contains NAME; may be given again
-    --limit N      the first N only
-    --sample N     N of them, drawn at random, the same each time
-    --seed N       of the sample; 0 by default
+    --only NAME    architectures whose name contains NAME; may be repeated
+    --limit N      only the first N
+    --sample N     a reproducible random sample of N
+    --seed N       seed of the sample; 0 by default
     --bases        one class for each kind of model, without heads
 """
 
@@ -26,17 +26,17 @@ from multiprocessing.connection import Connection
 
 from benchmarks.architecture_job import Outcome, judge
 
-AT_ONCE = 2
-LIMIT_S = 120
-"""Of CPU time, which other work on the machine does not use up."""
-WAIT_S = 8 * LIMIT_S
+WORKERS = 2
+CPU_LIMIT_S = 120
+"""CPU time, so that other work on the machine does not count."""
+WAIT_S = 8 * CPU_LIMIT_S
 __all__ = ["architectures", "summary"]
 
 _CAPTURED = ("captured", "placed")
 
 
 def architectures(bases_only: bool) -> list[str]:
-    """Return the classes that transformers lists for its Auto classes, each once, by name."""
+    """Return the names of the classes that transformers lists for its Auto classes, sorted."""
     from transformers.models.auto import modeling_auto
 
     classes: set[str] = set()
@@ -49,28 +49,28 @@ def architectures(bases_only: bool) -> list[str]:
     return sorted(classes)
 
 
-def _send(architecture: str, answer: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 1))
-    answer.send(judge(architecture))
+def _judge_and_send(architecture: str, sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
+    sender.send(judge(architecture))
 
 
-def _in_child(architecture: str) -> Outcome:
-    """Return what a process of its own says of `architecture`."""
+def _judge_in_child(architecture: str) -> Outcome:
+    """Return the outcome of `architecture`, judged in its own process."""
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_send, args=(architecture, sender))
+    child = context.Process(target=_judge_and_send, args=(architecture, sender))
     child.start()
     sender.close()
     try:
         if receiver.poll(WAIT_S):
             return receiver.recv()  # type: ignore[no-any-return]
-        return Outcome(architecture, "time", f"not done within {WAIT_S} s", seconds=WAIT_S)
+        return Outcome(architecture, "time", f"not finished within {WAIT_S} s", seconds=WAIT_S)
     except EOFError:
         child.join()
         if child.exitcode == -signal.SIGXCPU:
-            reason = f"not done within {LIMIT_S} s of CPU time"
-            return Outcome(architecture, "time", reason, seconds=LIMIT_S)
-        return Outcome(architecture, "crash", f"the process ended with {child.exitcode}")
+            reason = f"not finished within {CPU_LIMIT_S} s of CPU time"
+            return Outcome(architecture, "time", reason, seconds=CPU_LIMIT_S)
+        return Outcome(architecture, "crash", f"the process exited with code {child.exitcode}")
     finally:
         child.kill()
         child.join()
@@ -80,18 +80,18 @@ def _outcomes(names: Sequence[str]) -> Iterator[Outcome]:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["benchmarks.architecture_warm"]
     )
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield from pool.map(_in_child, names)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        yield from pool.map(_judge_in_child, names)
 
 
-def _kind(outcome: Outcome) -> str:
-    """Return the reason of a refusal, without what is of this architecture alone."""
+def _reason_pattern(outcome: Outcome) -> str:
+    """Return the reason of a failure without numbers and the architecture's name."""
     reason = outcome.reason.replace(outcome.architecture, "it")
     return re.sub(r"\d+", "N", reason)[:150]
 
 
 def summary(outcomes: Sequence[Outcome], seconds: float) -> Iterator[str]:
-    """Yield the counts in lines, and the refusals by their reason."""
+    """Yield lines with the counts, then the failures grouped by reason."""
     total = len(outcomes)
     counts = Counter(outcome.status for outcome in outcomes)
     captured = sum(counts[status] for status in _CAPTURED)
@@ -101,12 +101,12 @@ def summary(outcomes: Sequence[Outcome], seconds: float) -> Iterator[str]:
         if status in _CAPTURED:
             continue
         yield f"refused at {status}: {count}"
-        kinds = Counter(_kind(o) for o in outcomes if o.status == status)
+        kinds = Counter(_reason_pattern(o) for o in outcomes if o.status == status)
         yield from (f"  {number:>4}  {kind}" for kind, number in kinds.most_common())
 
 
 def main() -> None:
-    """Print a row for each architecture, then the counts."""
+    """Print a row for each architecture, then the summary."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

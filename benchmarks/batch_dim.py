@@ -1,13 +1,13 @@
-"""``python -m benchmarks.batch_dim [PART ...] [--out FOLDER]``: answers tried.
+"""``python -m benchmarks.batch_dim [PART ...] [--out FOLDER]``: check the batch-dimension analysis.
 
-For every node of small models, what `analyze_batch_dims` answers is compared with what two gloo
-processes compute, each of half the batch, with the same random weights. A row a model; every node
-stands in ``FOLDER/<case>.csv``, by default in ``outputs/batch_dim``.
+For every node of small models, the result of `analyze_batch_dims` is compared with what two gloo
+processes compute, each on half the batch, with the same random weights. Prints a row for each model
+and writes every node to ``FOLDER/<case>.csv``, by default in ``outputs/batch_dim``.
 
-``whole`` counts values that every process has whole, ``split`` those split along a dimension,
-``sums`` and ``means`` partial values that are added up and averaged. ``all-reduces`` are those that
-an operator needs before the end. What is not comparable differs by intention: the reasons, with how
-many values there are of each, stand below the table.
+``whole`` counts values replicated on every process, ``split`` those split along a dimension,
+``sums`` and ``means`` partial values that are summed and averaged. ``all-reduces`` counts those an
+operator needs before the end. Values that are not comparable differ by design: the reasons, with
+their number of values, are listed below the table.
 """
 
 import argparse
@@ -64,18 +64,18 @@ def _write(path: Path, rows: list[Compared]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_dim", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="cases with one of these in their names")
+    parser.add_argument("parts", nargs="*", help="run only cases whose name contains one of these")
     parser.add_argument("--out", type=Path, default=Path("outputs") / "batch_dim")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Print the table; return 1 when an answer is wrong."""
+    """Print the table; return 1 if a result is wrong."""
     options = _arguments()
     folder: Path = options.out
     lines, reasons, wrong = [], Counter[str](), list[str]()
     names = [n for n in CASES if not options.parts or any(part in n for part in options.parts)]
-    for name, (rows, alone) in zip(
+    for name, (rows, unmatched) in zip(
         names, compare([partial(make_case, name) for name in names]), strict=True
     ):
         _write(folder / f"{name.replace(', ', '_').replace(' ', '_')}.csv", rows)
@@ -86,7 +86,7 @@ def main() -> int:
             for row in rows
             if row.verdict == "wrong"
         ]
-        wrong += [f"{name}: {node} is not in all graphs" for node in alone]
+        wrong += [f"{name}: {node} is not in all graphs" for node in unmatched]
     print(table(HEADS, lines))
     for reason, count in reasons.most_common():
         print(f"not comparable, {count} values: {reason}")

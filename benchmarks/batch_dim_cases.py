@@ -1,4 +1,4 @@
-"""Small models with their batch symbolic, or a training step, for two processes to run."""
+"""Small models, with a symbolic batch or as a training step, for two processes to run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = ["CASES", "SPECS", "Case", "make_case"]
 
 CPU = torch.device("cpu")
 BATCH = 6
-"""Examples of the whole batch; no other size of the models is 6, nor 3."""
+"""Examples in the whole batch; no other size in the models is 6 or 3."""
 
 SPECS = {
     "gpt2": ModelSpec(
@@ -83,27 +83,27 @@ SPECS = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Case:
-    """A graph to run on the whole batch, and one on the examples of one process."""
+    """A graph to run on the whole batch, and one to run on the examples of one process."""
 
     whole: fx.GraphModule
     local: fx.GraphModule
-    """The same graph where the batch is symbolic; else captured again, with fewer examples."""
+    """The same graph if the batch is symbolic, else one captured with fewer examples."""
     report: BatchDimReport
     inputs: list[Any]
-    """What the placeholders of `whole` are given."""
+    """Values of the placeholders of `whole`."""
     dims: list[int | None]
     """The batch dimension of each input."""
 
     def part(self, rank: int, world: int) -> list[Any]:
-        """Return what process `rank` of `world` is given: its examples, and all the rest."""
+        """Return the inputs of process `rank` of `world`: its examples and all other values."""
         return [
             x if dim is None else x.chunk(world, dim)[rank].contiguous()
             for x, dim in zip(self.inputs, self.dims, strict=True)
         ]
 
 
-def _drawn(spec: ModelSpec) -> BuiltModel:
-    """Return the model with weights none of which is 0 or 1, so that no rule is right by chance."""
+def _random_model(spec: ModelSpec) -> BuiltModel:
+    """Return the model with no weight equal to 0 or 1, so that no rule is right by chance."""
     torch.manual_seed(0)
     built = build_model(spec, CPU)
     with torch.no_grad():
@@ -114,11 +114,11 @@ def _drawn(spec: ModelSpec) -> BuiltModel:
 
 
 def _inputs(program: ExportedProgram, built: BuiltModel) -> list[Any]:
-    given = iter(tree_leaves((built.args, built.kwargs)))
+    user_inputs = iter(tree_leaves((built.args, built.kwargs)))
     inputs: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
-            inputs.append(next(given))
+            inputs.append(next(user_inputs))
         else:
             name = str(spec.target)
             value = program.state_dict.get(name, program.constants.get(name))
@@ -138,8 +138,8 @@ def _case(whole: ExportedProgram, local: ExportedProgram, built: BuiltModel) -> 
 
 
 def symbolic_case(spec: ModelSpec) -> Case:
-    """Return the inference of a model whose batch is a symbol."""
-    built = _drawn(spec)
+    """Return the inference of a model with a symbolic batch."""
+    built = _random_model(spec)
     batch = Dim("batch", min=2, max=64)
     shapes: Any = tree_map(lambda _: {0: batch}, (built.args, built.kwargs))
     dynamic = shapes[0] or shapes[1]
@@ -151,29 +151,29 @@ def symbolic_case(spec: ModelSpec) -> Case:
 
 
 def static_case(spec: ModelSpec, world: int = 2) -> Case:
-    """Return the inference of a model captured by numbers, for the batch and for a part of it."""
-    built = _drawn(spec)
-    whole, local = (_exported(built, size) for size in (BATCH, BATCH // world))
+    """Return the inference of a model captured for the whole batch and for a part of it."""
+    built = _random_model(spec)
+    whole, local = (_export(built, size) for size in (BATCH, BATCH // world))
     return _case(whole, local, built)
 
 
-def _exported(built: BuiltModel, size: int) -> ExportedProgram:
+def _export(built: BuiltModel, size: int) -> ExportedProgram:
     with quiet(), torch.no_grad():
-        return torch.export.export(built.module, *_fewer(built, size), strict=False)
+        return torch.export.export(built.module, *_first_examples(built, size), strict=False)
 
 
 def training_case(spec: ModelSpec, world: int = 2) -> Case:
-    """Return a training step, captured for the batch and for a part of it."""
-    built = _drawn(spec)
+    """Return a training step captured for the whole batch and for a part of it."""
+    built = _random_model(spec)
     built.module.eval()
     whole, local = (
-        joint_capture(built.module, *_fewer(built, size)).program
+        joint_capture(built.module, *_first_examples(built, size)).program
         for size in (BATCH, BATCH // world)
     )
     return _case(whole, local, built)
 
 
-def _fewer(built: BuiltModel, size: int) -> tuple[Any, Any]:
+def _first_examples(built: BuiltModel, size: int) -> tuple[Any, Any]:
     args, kwargs = tree_map(lambda tensor: tensor[:size].clone(), (built.args, built.kwargs))
     return args, kwargs
 
@@ -184,10 +184,10 @@ _KINDS: dict[str, Callable[[ModelSpec], Case]] = {
     "training": training_case,
 }
 CASES = tuple(f"{name}, {kind}" for kind in _KINDS for name in SPECS)
-"""Names of the cases: a model, and how it is captured."""
+"""Names of the cases: the model and how it is captured."""
 
 
 def make_case(name: str) -> Case:
-    """Return the case of that name in `CASES`."""
+    """Return the case called `name` in `CASES`."""
     model, _, kind = name.partition(", ")
     return _KINDS[kind](SPECS[model])

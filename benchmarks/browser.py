@@ -1,4 +1,4 @@
-"""A real browser, and a real ``mlflow ui`` for it to look at."""
+"""A real browser, and a real ``mlflow ui`` for it to open."""
 
 import shlex
 import shutil
@@ -13,7 +13,7 @@ __all__ = ["BROWSER", "FLAGS", "NAMES", "served"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-"""None where there is none."""
+"""None if no browser is installed."""
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -28,12 +28,12 @@ FLAGS = [
 
 @contextmanager
 def served(command: str, folder: Path, logs: Path) -> Iterator[str]:
-    """Run the command that a sweep in `folder` prints for its dashboard; yield the address.
+    """Run the dashboard command printed by a sweep in `folder`; yield its address.
 
-    It gets a port of its own, writes its log into `logs`, and ends with the block.
+    The server gets its own port, logs to `logs`, and is stopped when the block ends.
 
     Raises:
-        RuntimeError: when it is not up in two minutes.
+        RuntimeError: if the server is not up within two minutes.
 
     """
     port = free_port()

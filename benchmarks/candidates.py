@@ -1,7 +1,7 @@
-"""``python -m benchmarks.candidates``: what judging the move of one operator takes, by model size.
+"""``python -m benchmarks.candidates``: time to evaluate the move of one operator, by model size.
 
-``estimate`` looks at what the move touches (`fxpart.cost.incremental`); ``simulation`` is what it
-stands for, the whole model once more.
+``estimate`` evaluates only what the move affects (`fxpart.cost.incremental`); ``simulation`` is the
+full simulation of the model that it replaces.
 """
 
 import time
@@ -25,21 +25,21 @@ _Ints = npt.NDArray[np.int64]
 
 @compiled
 def _estimates(t: CostTables, device_of: _Ints, p: Progress, ops: _Ints, targets: _Ints) -> float:
-    """Estimate each move once; return the sum, so that none is left out."""
+    """Estimate each move once; return the sum, so that none is optimized away."""
     total = 0.0
     for i in range(ops.shape[0]):
-        was = device_of[ops[i]]
+        old_device = device_of[ops[i]]
         device_of[ops[i]] = targets[i]
         latency_s, _, _ = estimate(t, device_of, p, ops[i], ops[i])
         total += latency_s
-        device_of[ops[i]] = was
+        device_of[ops[i]] = old_device
     return total
 
 
 @compiled
-def _simulations(t: CostTables, device_of: _Ints, log: ScheduleLog, times: int) -> float:
+def _simulations(t: CostTables, device_of: _Ints, log: ScheduleLog, count: int) -> float:
     total = 0.0
-    for _ in range(times):
+    for _ in range(count):
         latency_s, _ = schedule(t, device_of, log)
         total += latency_s
     return total
@@ -62,8 +62,8 @@ def _row(n: int) -> str:
         _simulations(problem.costs, device_of, log, SIMULATIONS)
         end = time.perf_counter()
         seconds.append(((middle - begin) / MOVES, (end - middle) / SIMULATIONS))
-    touched, whole = (min(column) for column in zip(*seconds[1:], strict=True))
-    return f"{n:>9} {touched * 1e6:>11.2f} {whole * 1e6:>13.1f} {whole / touched:>7.0f}"
+    estimated, simulated = (min(column) for column in zip(*seconds[1:], strict=True))
+    return f"{n:>9} {estimated * 1e6:>11.2f} {simulated * 1e6:>13.1f} {simulated / estimated:>7.0f}"
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Parity: the modes where torch's answer is the one to give, on random graphs and architectures.
+"""Parity with torch in the modes where its answer is the reference, on random and known graphs.
 
-Compared are, for each partition in order, its number, the names of all its nodes, its devices and
-its bytes; or that both sides refuse.
+For each partition in order, its number, the names of its nodes, its devices and its bytes are
+compared; or both sides must refuse.
 """
 
 import itertools
@@ -38,7 +38,7 @@ REASONS = (
     "other",
 )
 WRONG = REASONS[5:]
-"""Differences that need mending."""
+"""Differences that have to be fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Query:
 
 
 def _fault(case: Case, answer: Answer) -> str:
-    """Return the fault of an answer as torch judges it, or an empty string."""
+    """Return the fault that torch's functions find in an answer, or an empty string."""
     devices = {part.number: part.devices for part in answer.partitions}
     return make_judge(case).verdict(answer.partition_of, devices).fault
 
 
 def reason(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
-    """Return the class of the difference between two answers, one of `REASONS`, and details."""
+    """Return the kind of difference between two answers, one of `REASONS`, and details."""
     errors = f"torch: {theirs.error or 'answers'}; fxpart: {ours.error or 'answers'}"
     if ours.error:
         if not ours.runtime_error:
@@ -68,16 +68,18 @@ def reason(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
         if not fault and theirs.total_bytes != ours.total_bytes:
             return "bytes counted otherwise", f"{_totals(theirs, ours)}; {errors}"
         return ("torch invalid", fault) if fault else ("ours refuses", errors)
-    broken = _broken(case, ours)
-    if broken[0]:
-        return broken
+    own_fault = _own_fault(case, ours)
+    if own_fault[0]:
+        return own_fault
     return (
-        ("torch refuses, ours valid", errors) if theirs.error else _valid_both(case, theirs, ours)
+        ("torch refuses, ours valid", errors)
+        if theirs.error
+        else _compare_valid(case, theirs, ours)
     )
 
 
-def _broken(case: Case, ours: Answer) -> tuple[str, str]:
-    """Return the class and details of a fault in our answer by itself, or two empty strings."""
+def _own_fault(case: Case, ours: Answer) -> tuple[str, str]:
+    """Return the kind and details of a fault in our answer alone, or two empty strings."""
     fault = _fault(case, ours)
     if fault:
         return "ours invalid", fault
@@ -92,8 +94,8 @@ def _totals(theirs: Answer, ours: Answer) -> str:
     return f"the graph has {theirs.total_bytes} / {ours.total_bytes} bytes"
 
 
-def _valid_both(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
-    """Return the class of the difference where both sides answer."""
+def _compare_valid(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
+    """Return the kind of difference, and details, where both sides answer."""
     if theirs.partitions == ours.partitions:
         return "same answer", ""
     fault = _fault(case, theirs)
@@ -116,32 +118,34 @@ def _valid_both(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
 
 
 def _ahead_of_time(case: Case, seed: int) -> Question:
-    """Return runs of operators on random devices, numbered in random order."""
+    """Return a question: consecutive operators on random devices, numbered in random order."""
     rng = random.Random(seed)
     count = min(rng.randint(2, 5), len(case.operators))
     cuts = sorted(rng.sample(range(1, len(case.operators)), count - 1))
     numbers = rng.sample(range(count), count)
     aot = {n: numbers[sum(c <= i for c in cuts)] for i, n in enumerate(case.operators)}
-    if seed % 4 == 3:  # Most often a circle, which both sides have to refuse.
+    if seed % 4 == 3:  # Usually a cycle, which both sides have to refuse.
         moved = rng.sample(case.operators, 2)
         aot |= {moved[0]: aot[moved[1]], moved[1]: aot[moved[0]]}
-    on = {p: sorted(rng.sample(range(len(case.memory_bytes)), rng.randint(1, 2))) for p in numbers}
-    # Bytes are not checked by torch in this mode: give room, so that judged answers are valid.
-    return Question("aot_based", aot=aot, aot_devices=on)
+    devices = {
+        p: sorted(rng.sample(range(len(case.memory_bytes)), rng.randint(1, 2))) for p in numbers
+    }
+    # Torch does not check bytes in this mode: ample memory keeps the evaluated answers valid.
+    return Question("aot_based", aot=aot, aot_devices=devices)
 
 
-def _roomy(case: Case, factor: float) -> Case:
-    """Return the case on devices that hold `factor` times the model each."""
+def _with_memory(case: Case, factor: float) -> Case:
+    """Return the case on devices that each hold `factor` times the model."""
     return replace(case, memory_bytes=(int(case.total_bytes * factor),) * len(case.memory_bytes))
 
 
 def _queries(graphs: int, small_only: bool) -> Iterator[Query]:
     """Yield every question of the comparison."""
-    drawn = (random_case(seed) for seed in range(graphs))
-    for number, case in enumerate(itertools.chain(drawn, architecture_cases(small_only))):
+    random_cases = (random_case(seed) for seed in range(graphs))
+    for number, case in enumerate(itertools.chain(random_cases, architecture_cases(small_only))):
         yield Query("size_based", case, Question("size_based"))
-        yield Query("single", _roomy(case, 1.0), Question("kl_based"))
-        yield Query("aot_based", _roomy(case, 2.0), _ahead_of_time(case, number))
+        yield Query("single", _with_memory(case, 1.0), Question("kl_based"))
+        yield Query("aot_based", _with_memory(case, 2.0), _ahead_of_time(case, number))
         doubled = replace(case, memory_bytes=case.memory_bytes * 2)
         saturated = Question("size_based", saturate_host=True)
         yield Query("saturate_host", doubled, saturated)
@@ -153,12 +157,12 @@ def _queries(graphs: int, small_only: bool) -> Iterator[Query]:
 
 
 def compare_answers(
-    graphs: int, small_only: bool = False, *, ours: Side = FXPART, most: int = 12
+    graphs: int, small_only: bool = False, *, ours: Side = FXPART, max_listed: int = 12
 ) -> int:
-    """Print how often the answers are the same over `graphs` seeds, and list the differences.
+    """Print how often the answers agree over `graphs` seeds, and list the differences.
 
     Returns:
-        The number of differences that need mending.
+        The number of differences that have to be fixed.
 
     """
     counts: dict[str, Counter[str]] = {}
@@ -167,15 +171,15 @@ def compare_answers(
     for query in _queries(graphs, small_only):
         their_answer = solve(TORCH, query.case, query.question)
         our_answer = solve(ours, query.case, query.question)
-        why, detail = reason(query.case, their_answer, our_answer)
-        counts.setdefault(query.kind, Counter())[why] += 1
-        if why not in REASONS[:2]:
-            listed[why] += 1
-            if listed[why] <= most:
-                details.append(f"  {why}: {query.kind}, {query.case.name}: {detail}")
+        difference, detail = reason(query.case, their_answer, our_answer)
+        counts.setdefault(query.kind, Counter())[difference] += 1
+        if difference not in REASONS[:2]:
+            listed[difference] += 1
+            if listed[difference] <= max_listed:
+                details.append(f"  {difference}: {query.kind}, {query.case.name}: {detail}")
     heads = ["answers", *REASONS]
-    rows = [[kind, *(str(count[why]) for why in REASONS)] for kind, count in counts.items()]
+    rows = [[kind, *(str(count[name]) for name in REASONS)] for kind, count in counts.items()]
     print(table(heads, rows))
     for line in sorted(details):
         print(line)
-    return sum(count[why] for count in counts.values() for why in WRONG)
+    return sum(count[name] for count in counts.values() for name in WRONG)

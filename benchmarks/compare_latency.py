@@ -1,4 +1,4 @@
-"""Latency of kl_based's and cost_aware's results on the same graphs, torch's functions as judge."""
+"""Compare latencies of kl_based and cost_aware with torch's, all evaluated by torch's functions."""
 
 import math
 import statistics
@@ -21,27 +21,27 @@ from benchmarks.two_sides import FXPART, TORCH, Answer, Mode, Question, Side, so
 __all__ = ["LatencyPlan", "Tally", "compare_latency", "compare_pair"]
 
 EQUAL = 1e-9
-"""Relative difference up to which two latencies are equal: sums in another order."""
+"""Relative difference up to which two latencies are equal: summation order differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyPlan:
-    """What is compared."""
+    """The modes, graphs and limits of a comparison."""
 
     graphs: int
-    """Seeds of random graphs for each mode."""
+    """Number of random graphs for each mode."""
     most_operators: dict[Mode, int]
-    """The modes compared; graphs with more operators are left out. At least 8."""
+    """By mode, the largest graph that is compared; at least 8 operators."""
     small_only: bool
     """Leave out the larger architectures."""
     limit_s: float
-    """Graphs on which torch takes longer are left out, and counted."""
+    """Graphs on which torch takes longer are skipped and counted."""
     kinds: tuple[str, ...] = ("random", "regular", "known")
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one mode on one kind of graph."""
+    """The results of one mode on one kind of graph."""
 
     lower: int = 0
     equal: int = 0
@@ -51,19 +51,19 @@ class Tally:
     both_refuse: int = 0
     over_limit: int = 0
     wrong: int = 0
-    """Ours refuses or is invalid where torch is valid, or ours does not do what it says."""
+    """Ours refuses or is invalid where torch is valid, or the emitted module deviates from it."""
     ratios: list[float] = field(default_factory=list)
-    """Our latency by torch's, where both are valid."""
+    """Our latency divided by torch's, where both are valid."""
     emitted_ratios: list[float] = field(default_factory=list)
-    """Our latency by that of the module that torch emits, where it differs from its partitions."""
+    """The same against torch's emitted module, where that differs from torch's partitions."""
 
     def row(self) -> list[str]:
         """Return the cells of the table."""
         counts = (self.lower, self.equal, self.higher, self.torch_invalid, self.torch_refuses)
-        rest = (self.both_refuse, self.over_limit, self.wrong)
+        failures = (self.both_refuse, self.over_limit, self.wrong)
         means = [_mean(self.ratios), f"{min(self.ratios, default=math.nan):.3f}"]
         emitted = [str(len(self.emitted_ratios)), _mean(self.emitted_ratios)]
-        return [*map(str, counts), *map(str, rest), *means, *emitted]
+        return [*map(str, counts), *map(str, failures), *means, *emitted]
 
 
 HEADS = (
@@ -73,7 +73,7 @@ HEADS = (
 
 
 def _mean(ratios: list[float]) -> str:
-    """Return the geometric mean: what is meant by a mean of ratios."""
+    """Return the geometric mean of `ratios` as text."""
     return f"{statistics.geometric_mean(ratios):.3f}" if ratios else "-"
 
 
@@ -82,14 +82,14 @@ def _devices(answer: Answer) -> dict[int, tuple[int, ...]]:
 
 
 def _verdict(judge: Judge, answer: Answer) -> Verdict:
-    """Return torch's verdict on an answer; an error is a fault too."""
+    """Return the verdict of torch's functions on an answer; an error counts as a fault."""
     if answer.error:
         return Verdict(math.nan, answer.error)
     return judge.verdict(answer.partition_of, _devices(answer))
 
 
 def _wrong(judge: Judge, torch_verdict: Verdict, ours: Answer, our_verdict: Verdict) -> str:
-    """Return what needs mending in our answer besides its latency, or an empty string."""
+    """Return what is wrong with our answer apart from its latency, or an empty string."""
     if ours.error:
         if torch_verdict.valid:
             return f"refuses where torch has {_ms(torch_verdict)}: {ours.error}"
@@ -109,7 +109,7 @@ def _ms(verdict: Verdict) -> str:
 
 
 def compare_pair(case: Case, theirs: Answer, ours: Answer, tally: Tally) -> str:
-    """Count one pair of answers and return what there is to tell of it, or an empty string."""
+    """Count one pair of answers; return a message if ours is worse, else an empty string."""
     judge = make_judge(case)
     torch_verdict, our_verdict = _verdict(judge, theirs), _verdict(judge, ours)
     wrong = _wrong(judge, torch_verdict, ours, our_verdict)
@@ -128,17 +128,17 @@ def compare_pair(case: Case, theirs: Answer, ours: Answer, tally: Tally) -> str:
     tally.lower += ratio < 1 - EQUAL
     tally.higher += ratio > 1 + EQUAL
     tally.equal += abs(ratio - 1) <= EQUAL
-    told = _compare_emitted(judge, theirs, our_verdict, tally)
+    message = _compare_emitted(judge, theirs, our_verdict, tally)
     if ratio > 1 + EQUAL:
         return (
             f"higher: fxpart {_ms(our_verdict)}, torch {_ms(torch_verdict)}, ratio {ratio:.6f},"
             f" {len(theirs.partitions)} / {len(ours.partitions)} partitions"
         )
-    return told
+    return message
 
 
 def _compare_emitted(judge: Judge, theirs: Answer, our_verdict: Verdict, tally: Tally) -> str:
-    """Compare with the module that torch emits, where that differs from torch's partitions."""
+    """Compare with torch's emitted module where that differs from torch's partitions."""
     if theirs.emitted == theirs.partition_of:
         return ""
     emitted = judge.verdict(theirs.emitted, _devices(theirs))
@@ -153,28 +153,28 @@ def _compare_emitted(judge: Judge, theirs: Answer, our_verdict: Verdict, tally: 
     )
 
 
-def _family_cases(most: int) -> Iterator[Case]:
-    """Yield regular graphs of up to `most` operators on 2 and 4 devices, at three rates."""
+def _family_cases(max_operators: int) -> Iterator[Case]:
+    """Yield regular graphs of up to `max_operators` on 2 and 4 devices, at three transfer rates."""
     for name, build in FAMILIES.items():
-        largest = max(1, min(most, 60) // OPERATORS_PER_BLOCK[name])
+        largest = max(1, min(max_operators, 60) // OPERATORS_PER_BLOCK[name])
         for blocks in sorted({max(1, largest // 3), largest}):
             for devices in (2, 4):
                 for ratio in (0.1, 1.0, 10.0):
-                    named = f"{name}, {blocks} blocks, {devices} devices, ratio {ratio}"
-                    yield make_case(named, build(blocks), equal_shares(devices), ratio)
+                    case_name = f"{name}, {blocks} blocks, {devices} devices, ratio {ratio}"
+                    yield make_case(case_name, build(blocks), equal_shares(devices), ratio)
 
 
 def _cases(plan: LatencyPlan, mode: Mode) -> Iterator[tuple[str, Case]]:
-    """Yield the kind of graph, and the case."""
-    most = plan.most_operators[mode]
+    """Yield the kind of graph and the case."""
+    max_operators = plan.most_operators[mode]
     sources = {
-        "random": (random_case(seed, 8, min(40, most)) for seed in range(plan.graphs)),
-        "regular": _family_cases(most),
+        "random": (random_case(seed, 8, min(40, max_operators)) for seed in range(plan.graphs)),
+        "regular": _family_cases(max_operators),
         "known": architecture_cases(plan.small_only),
     }
     for kind in plan.kinds:
         for case in sources[kind]:
-            if len(case.operators) <= most:
+            if len(case.operators) <= max_operators:
                 yield kind, case
 
 
@@ -182,7 +182,7 @@ def compare_latency(plan: LatencyPlan, ours: Side = FXPART) -> int:
     """Print how the latencies compare, and list every graph where ours is higher or wrong.
 
     Returns:
-        The number of graphs listed: there ought to be none.
+        The number of graphs listed.
 
     """
     tallies: dict[tuple[Mode, str], Tally] = {}
@@ -195,9 +195,9 @@ def compare_latency(plan: LatencyPlan, ours: Side = FXPART) -> int:
             except OverLimitError:
                 tally.over_limit += 1
                 continue
-            told = compare_pair(case, theirs, solve(ours, case, Question(mode)), tally)
-            if told:
-                lines.append(f"  {mode}, {case.name}, {len(case.operators)} operators: {told}")
+            message = compare_pair(case, theirs, solve(ours, case, Question(mode)), tally)
+            if message:
+                lines.append(f"  {mode}, {case.name}, {len(case.operators)} operators: {message}")
     rows = [[f"{mode}, {kind}", *tally.row()] for (mode, kind), tally in tallies.items()]
     print(table(["latency, fxpart by torch", *HEADS], rows))
     for line in lines:

@@ -1,8 +1,8 @@
-"""Seconds of ``partition_graph`` by family and size, torch's and ours, and how they grow.
+"""Time ``partition_graph`` of torch and of fxpart by graph family and size, and their growth.
 
-Torch runs once a size, each time in a fresh process with a limit; sizes grow until it is exceeded.
+Torch runs once for each size, in a fresh process with a time limit, until a size exceeds it.
 Ours runs in this process on the same graphs, the best of three after one warm-up call, and on much
-larger ones. Both times hold everything that ``partition_graph`` does: sizes, search, the emitted
+larger ones. Both times include everything that ``partition_graph`` does: sizes, search, the emitted
 module, the DAG.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["SERIES", "Series", "SpeedPlan", "compare_speed", "growth"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One family on so many devices in one mode, with the sizes that torch is tried at."""
+    """One graph family on a number of devices in one mode, and the first size for torch."""
 
     family: str
     devices: int
@@ -35,7 +35,7 @@ class Series:
     first_blocks: int
 
     def __str__(self) -> str:
-        """Name the series in a table."""
+        """Return the name of the series in tables."""
         return f"{self.mode}, {self.family}, {self.devices} devices"
 
 
@@ -55,26 +55,26 @@ SERIES = (
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """How far to go."""
+    """The series, sizes and time limits of a comparison."""
 
     limit_s: float
-    """No larger size is tried once torch takes longer."""
+    """Torch gets no larger size once it takes longer."""
     large_operators: tuple[int, ...]
     """Sizes at which only ours runs."""
     series: tuple[Series, ...] = SERIES
     own_limit_s: float = 600.0
-    """No larger size is tried once one run of ours takes longer."""
+    """Ours gets no larger size once one run takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size of one series."""
+    """The measurements at one size of a series."""
 
     operators: int
     torch_s: float | None
     ours_s: float
     latency_ratio: float | None
-    """Our predicted latency by torch's, torch's functions as judge."""
+    """Our predicted latency divided by torch's, evaluated by torch's functions."""
 
 
 def growth(sizes: Sequence[int], times_s: Sequence[float], last: int = 4) -> float:
@@ -87,15 +87,15 @@ def growth(sizes: Sequence[int], times_s: Sequence[float], last: int = 4) -> flo
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """What ours took, and the partitioner with its answer; or why there is none."""
+    """The time of our run and the partitioner with its answer, or an error."""
 
     seconds: float
     partitioner: object
     error: str = ""
 
 
-def _own_run(side: Side, case: Case, mode: Mode) -> OwnRun:
-    """Return the best of three after a warm-up call."""
+def _time_ours(side: Side, case: Case, mode: Mode) -> OwnRun:
+    """Return the best of three runs after a warm-up call."""
     best = float("inf")
     with torch.no_grad():
         for number in range(4):
@@ -108,17 +108,17 @@ def _own_run(side: Side, case: Case, mode: Mode) -> OwnRun:
             seconds = time.perf_counter() - begin
             best = min(best, seconds) if number else best
             if seconds > 20:
-                # Compiling takes far less than that: more runs would not say more.
+                # Compiling takes far less than that: more runs would not change the result.
                 return OwnRun(min(best, seconds), partitioner)
     return OwnRun(best, partitioner)
 
 
 def _latency_ratio(case: Case, torch_run: TorchRun, our_run: OwnRun) -> float | None:
-    """Return our latency by torch's; None where torch is invalid or its judge takes long."""
+    """Return our latency over torch's; None if torch is invalid or too slow to evaluate."""
     if our_run.error:
         return None
     judge = make_judge(case)
-    known = set(case.operators)
+    operators = set(case.operators)
     parts = our_run.partitioner.partitions  # type: ignore[attr-defined]  # either side's Partitioner
     ours = {node.name: part.partition_id for part in parts for node in part.nodes}
     devices = {part.partition_id: part.logical_device_ids for part in parts}
@@ -126,7 +126,7 @@ def _latency_ratio(case: Case, torch_run: TorchRun, our_run: OwnRun) -> float | 
         with limited(30.0):
             torch_verdict = judge.verdict(torch_run.partition_of, torch_run.devices)
             our_verdict = judge.verdict(
-                {name: ours[name] for name in ours if name in known}, devices
+                {name: ours[name] for name in ours if name in operators}, devices
             )
     except (OverLimitError, RecursionError):
         return None
@@ -135,7 +135,7 @@ def _latency_ratio(case: Case, torch_run: TorchRun, our_run: OwnRun) -> float | 
 
 def _point(series: Series, blocks: int, torch_run: TorchRun | None, side: Side) -> Point:
     case = family_case(series.family, blocks, series.devices)
-    our_run = _own_run(side, case, series.mode)
+    our_run = _time_ours(side, case, series.mode)
     if our_run.error:
         print(f"  {series}, {len(case.operators)} operators: {our_run.error}", flush=True)
     ratio = _latency_ratio(case, torch_run, our_run) if torch_run is not None else None
@@ -145,7 +145,7 @@ def _point(series: Series, blocks: int, torch_run: TorchRun | None, side: Side) 
 
 
 def _measure(series: Series, plan: SpeedPlan, side: Side) -> list[Point]:
-    """Return the points of one series, sizes growing by a quarter while torch keeps up."""
+    """Return the points of one series; sizes grow by a quarter until torch exceeds its limit."""
     points: list[Point] = []
     blocks = series.first_blocks
     while True:
@@ -167,11 +167,11 @@ def _measure(series: Series, plan: SpeedPlan, side: Side) -> list[Point]:
 def _rows(points: list[Point]) -> list[list[str]]:
     rows = []
     for point in points:
-        both = point.torch_s is not None
+        has_torch = point.torch_s is not None
         rows.append(
             [
                 f"  {point.operators}",
-                f"{point.torch_s:.3f}" if both else "-",
+                f"{point.torch_s:.3f}" if has_torch else "-",
                 f"{point.ours_s:.4f}",
                 f"{point.torch_s / point.ours_s:.0f}" if point.torch_s is not None else "-",
                 "-" if point.latency_ratio is None else f"{point.latency_ratio:.4f}",
@@ -181,27 +181,27 @@ def _rows(points: list[Point]) -> list[list[str]]:
 
 
 def _summary(series: Series, points: list[Point]) -> list[str]:
-    """Return the row of the largest size that torch finished, and both exponents."""
-    shared = [point for point in points if point.torch_s is not None]
-    ran = [point for point in points if math.isfinite(point.ours_s)]
-    our_growth = growth([p.operators for p in ran], [p.ours_s for p in ran])
-    if not shared:
+    """Return the row of the largest size that torch finished, with both exponents."""
+    common = [point for point in points if point.torch_s is not None]
+    finished = [point for point in points if math.isfinite(point.ours_s)]
+    our_growth = growth([p.operators for p in finished], [p.ours_s for p in finished])
+    if not common:
         return [str(series), "-", "-", "-", "-", "-", f"{our_growth:.2f}"]
-    last = shared[-1]
-    torch_s = [point.torch_s or 0.0 for point in shared]
+    last = common[-1]
+    torch_s = [point.torch_s or 0.0 for point in common]
     return [
         str(series),
         str(last.operators),
         f"{torch_s[-1]:.2f}",
         f"{last.ours_s:.4f}",
         f"{torch_s[-1] / last.ours_s:.0f}",
-        f"{growth([p.operators for p in shared], torch_s):.2f}",
+        f"{growth([p.operators for p in common], torch_s):.2f}",
         f"{our_growth:.2f}",
     ]
 
 
 def compare_speed(plan: SpeedPlan, ours: Side = FXPART) -> int:
-    """Print a table for each series as it is done, and one of the largest sizes.
+    """Print a table for each series when it is done, and one of the largest sizes.
 
     Returns:
         The number of sizes at which ours fails, or predicts a higher latency than torch.

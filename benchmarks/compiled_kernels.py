@@ -1,12 +1,12 @@
-"""Kernels that ``runtime=compiled`` predicts, beside those that torch's inductor makes here.
+"""Compare the kernels that ``runtime=compiled`` predicts with those torch's inductor generates.
 
     python -m benchmarks.compiled_kernels
 
-Each model is captured and its graph fused, and the same module is given to `torch.compile` on this
-machine's CPU. Counted are the kernels that inductor generates, without those that it calls from
-libraries, which are as many as there are products, convolutions and attentions. For the CPU it also
-generates copies to layouts that libraries want, mostly of convolutions, and leaves some norms apart
-from what reads them.
+Each model is captured and its graph fused, and the same module is passed to `torch.compile` on this
+machine's CPU. Only kernels that inductor generates are counted, not its library calls, of which
+there is one for each product, convolution and attention. For the CPU it also generates copies to
+layouts that libraries require, mostly of convolutions, and does not fuse some norms with their
+readers.
 """
 
 import sys
@@ -32,7 +32,7 @@ def main() -> int:
         kernels = fused(graph)
         predicted = kernel_count(kernels) - int((graph.flops > 0).sum())
         operators = kernel_count(graph) - int((graph.flops > 0).sum())
-        counted = _counted(module, sample)
+        counted = _inductor_kernels(module, sample)
         predicted_total, counted_total = predicted_total + predicted, counted_total + counted
         print(f"{name:8} {operators:9} {predicted:9} {counted:8}", flush=True)
     print(f"{'all':8} {'':9} {predicted_total:9} {counted_total:8}")
@@ -43,9 +43,9 @@ def _models() -> Iterator[Sample]:
     """Yield small models of two blocks each, in evaluation mode."""
     tokens = torch.ones(2, 64, dtype=torch.int64)
     image = torch.ones(2, 3, 32, 32)
-    wide: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    layers: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     text: dict[str, Any] = {
-        **wide,
+        **layers,
         "vocab_size": 512,
         "bos_token_id": 0,
         "eos_token_id": 0,
@@ -59,16 +59,16 @@ def _models() -> Iterator[Sample]:
         ("llama", T.LlamaModel, T.LlamaConfig(**text, intermediate_size=192), tokens),
         ("bert", T.BertModel, T.BertConfig(**text, intermediate_size=256), tokens),
         ("t5", T.T5EncoderModel, T.T5Config(**t5, vocab_size=512), tokens),
-        ("vit", T.ViTModel, T.ViTConfig(**wide, image_size=32, patch_size=8), image),
+        ("vit", T.ViTModel, T.ViTConfig(**layers, image_size=32, patch_size=8), image),
         ("resnet", T.ResNetModel, T.ResNetConfig(**stages), image),
     ]
-    for name, make, config, sample in models:
+    for name, model_class, config, sample in models:
         torch.manual_seed(0)
         config.use_cache = False  # type: ignore[attr-defined]
-        yield name, make(config).eval(), sample
+        yield name, model_class(config).eval(), sample
 
 
-def _counted(module: nn.Module, sample: torch.Tensor) -> int:
+def _inductor_kernels(module: nn.Module, sample: torch.Tensor) -> int:
     """Return the kernels that inductor generates for a module."""
     from torch._inductor import config, scheduler
 

@@ -11,7 +11,7 @@ __all__ = ["composed"]
 
 
 def composed(*overrides: str) -> Config:
-    """Return the shipped configuration with `overrides`, of which a later one wins."""
+    """Return the shipped configuration with `overrides`; later ones win."""
     register()
     choices.register()
     quoted = choices.quoted_overrides(["tracking=none", *overrides])

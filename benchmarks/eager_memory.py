@@ -1,14 +1,14 @@
-"""``python -m benchmarks.eager_memory``: eager memory of 20 architectures, made for none of them.
+"""``python -m benchmarks.eager_memory``: eager memory of 20 architectures not used in development.
 
-They are in no test and in no other benchmark. Predicted is what fxpart says of a capture on the
-meta device (``runtime=eager``): no weight is made. Counted are the bytes of tensors that are alive
-in a run of the module itself with random weights on the CPU, by a dispatch mode over storages that
-knows nothing of the prediction: a forward in eval mode, and the second training step in train mode
-with labels and AdamW. Below each other: one device, and the same forward with its modules placed
-over 2 and 3 devices, where a storage counts on the device of the module that runs when it is made,
-and on each other device that reads it until the last read there.
+They appear in no test and in no other benchmark. The prediction comes from a capture on the meta
+device (``runtime=eager``) without creating weights. The measurement counts the live tensor bytes in
+a run of the module itself with random weights on the CPU, by a dispatch mode over storages that is
+independent of the prediction: a forward pass in eval mode, and the second training step in train
+mode with labels and AdamW. The forward pass is also compared with its modules placed on 2 and 3
+devices, where a storage counts on the device of the module that creates it, and on every other
+device that reads it until the last read there.
 
-``--only NAME`` takes one of them.
+``--only NAME`` selects one architecture.
 """
 
 import argparse
@@ -47,7 +47,7 @@ _CPU = torch.device("cpu")
 _CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
 
 
-def _of(name: str, batch_size: int = 2, seq_len: int | None = 64, **config: object) -> ModelSpec:
+def _spec(name: str, batch_size: int = 2, seq_len: int | None = 64, **config: object) -> ModelSpec:
     return ModelSpec(name, name, config, batch_size=batch_size, seq_len=seq_len, loss="own")
 
 
@@ -61,8 +61,8 @@ _TEXT: dict[str, Any] = {**_LAYERS, "vocab_size": 500}
 _IMAGE: dict[str, Any] = {"image_size": 64, "num_labels": 10}
 
 UNSEEN = (
-    _of("MobileNetV2ForImageClassification", 4, None, **_IMAGE),
-    _of(
+    _spec("MobileNetV2ForImageClassification", 4, None, **_IMAGE),
+    _spec(
         "SwinForImageClassification",
         4,
         None,
@@ -72,7 +72,7 @@ UNSEEN = (
         num_heads=[2, 4],
         window_size=4,
     ),
-    _of(
+    _spec(
         "Mamba2ForCausalLM",
         vocab_size=500,
         hidden_size=64,
@@ -83,10 +83,10 @@ UNSEEN = (
         n_groups=1,
         chunk_size=16,
     ),
-    _of("DebertaV2ForTokenClassification", **_TEXT),
-    _of("AlbertForMaskedLM", **_TEXT, embedding_size=32),
-    _of("ElectraForQuestionAnswering", **_TEXT, embedding_size=32),
-    _of(
+    _spec("DebertaV2ForTokenClassification", **_TEXT),
+    _spec("AlbertForMaskedLM", **_TEXT, embedding_size=32),
+    _spec("ElectraForQuestionAnswering", **_TEXT, embedding_size=32),
+    _spec(
         "ConvNextV2ForImageClassification",
         4,
         None,
@@ -95,19 +95,19 @@ UNSEEN = (
         hidden_sizes=[16, 32],
         depths=[1, 2],
     ),
-    _of("GPTNeoXForCausalLM", **_TEXT),
-    _of(
+    _spec("GPTNeoXForCausalLM", **_TEXT),
+    _spec(
         "FalconForCausalLM",
         hidden_size=64,
         num_hidden_layers=3,
         num_attention_heads=4,
         vocab_size=500,
     ),
-    _of("PhiForCausalLM", **_TEXT),
-    _of("Qwen2ForCausalLM", **_TEXT, num_key_value_heads=2),
-    _of("GemmaForCausalLM", **_TEXT, num_key_value_heads=2, head_dim=16),
-    _of("MPNetForSequenceClassification", **_TEXT),
-    _of(
+    _spec("PhiForCausalLM", **_TEXT),
+    _spec("Qwen2ForCausalLM", **_TEXT, num_key_value_heads=2),
+    _spec("GemmaForCausalLM", **_TEXT, num_key_value_heads=2, head_dim=16),
+    _spec("MPNetForSequenceClassification", **_TEXT),
+    _spec(
         "PegasusForConditionalGeneration",
         d_model=64,
         encoder_layers=2,
@@ -118,13 +118,13 @@ UNSEEN = (
         decoder_ffn_dim=128,
         vocab_size=500,
     ),
-    _of("BeitForImageClassification", 4, None, **_LAYERS, **_IMAGE),
-    _of("LevitForImageClassification", 4, None, **_IMAGE, hidden_sizes=[32, 64, 96]),
-    _of(
+    _spec("BeitForImageClassification", 4, None, **_LAYERS, **_IMAGE),
+    _spec("LevitForImageClassification", 4, None, **_IMAGE, hidden_sizes=[32, 64, 96]),
+    _spec(
         "RegNetForImageClassification", 4, None, num_labels=10, hidden_sizes=[16, 32], depths=[1, 2]
     ),
-    _of("MobileViTForSemanticSegmentation", 2, None, **_IMAGE),
-    _of(
+    _spec("MobileViTForSemanticSegmentation", 2, None, **_IMAGE),
+    _spec(
         "HubertForSequenceClassification",
         2,
         8000,
@@ -138,7 +138,7 @@ UNSEEN = (
         layerdrop=0.0,
         apply_spec_augment=False,
     ),
-    _of(
+    _spec(
         "Dinov2ForImageClassification",
         4,
         None,
@@ -150,13 +150,13 @@ UNSEEN = (
 )
 
 
-# Modules placed on devices, in a plan and in a run.
+# Modules placed on devices, predicted and measured.
 
 
 def placed(module: nn.Module, devices: int) -> dict[str, int]:
-    """Return a device for each of the outermost numbered modules, in equal runs, by path.
+    """Return the device of each outermost numbered module by path, in equal consecutive groups.
 
-    The rest is on device 0.
+    All other modules are on device 0.
     """
     paths = [path for path, part in module.named_modules() if re.search(r"\.\d+$", path) and part]
     depth = min(path.count(".") for path in paths)
@@ -172,18 +172,18 @@ def _device_of(path: str, place: Mapping[str, int]) -> int:
 
 @dataclass(eq=False)
 class _Storage:
-    """One that was made in a run."""
+    """A storage created in a run."""
 
     size: int
     device: int
     born: int
     died: int | None = None
     read_until: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By other device, the bytes that it was sent and the last read there."""
+    """For each other device, the bytes sent there and the time of the last read."""
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records when each storage is made, freed and read, and by the modules of which device."""
+    """Record when each storage is created, freed and read, and by which device's modules."""
 
     def __init__(self, resident: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -219,11 +219,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage.read_until[self.here] = max(before, size), self.now
 
     def _make(self, tensor: Tensor) -> None:
-        memory = tensor.untyped_storage()
-        key = memory._cdata
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
         if key in self._known:
             return
-        storage = _Storage(memory.nbytes(), self.here, self.now)
+        storage = _Storage(untyped.nbytes(), self.here, self.now)
         self._known[key] = storage
         self.storages.append(storage)
 
@@ -231,10 +231,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage.died = self.now
             self._known.pop(key, None)
 
-        self._references.append(weakref.ref(memory, freed))
+        self._references.append(weakref.ref(untyped, freed))
 
     def peaks(self, devices: int) -> list[int]:
-        """Return the most bytes on each device that were there at any call."""
+        """Return the peak bytes on each device over all calls."""
         change = np.zeros((devices, self.now + 2), dtype=np.int64)
         for storage in self.storages:
             died = self.now if storage.died is None else storage.died
@@ -247,7 +247,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int) -> list[int]:
-    """Return the most bytes that each device holds besides weights and inputs in a forward."""
+    """Return the measured peak bytes of each device in a forward, less weights and inputs."""
     module = built.module
     inputs = [x for x in tree_leaves((built.args, built.kwargs)) if isinstance(x, Tensor)]
     counter = _Counter([*module.parameters(), *module.buffers(), *inputs])
@@ -263,7 +263,7 @@ def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int)
 
     handles: list[RemovableHandle] = []
     with torch.no_grad():
-        # Uncounted: it creates what the module caches.
+        # Not counted: the first call fills the caches of the module.
         module(*built.args, **built.kwargs)
         for part in path_of:
             handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
@@ -275,7 +275,7 @@ def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int)
 
 
 def predicted_by_device(graph: OpGraph, place: Mapping[str, int], devices: int) -> list[int]:
-    """Return the same as fxpart says it."""
+    """Return the peak bytes that fxpart predicts for the same."""
     device_of = np.array([_device_of(path, place) for path in graph.modules], dtype=np.int64)
     memory = memory_tables(graph)
     memory = memory._replace(
@@ -310,15 +310,15 @@ def _error(predicted: int, counted: int) -> float:
     return 100.0 * (predicted / counted - 1.0)
 
 
-def _by_device(graph: OpGraph, real: BuiltModel, devices: int) -> float:
-    """Return the error of the device that is off most, in percent of what it holds at most."""
+def _worst_device_error(graph: OpGraph, real: BuiltModel, devices: int) -> float:
+    """Return the largest relative error of any device in percent."""
     place = placed(real.module, devices)
     pairs = zip(
         predicted_by_device(graph, place, devices),
         counted_by_device(real, place, devices),
         strict=True,
     )
-    return max((_error(said, seen) for said, seen in pairs if seen), key=abs)
+    return max((_error(predicted, counted) for predicted, counted in pairs if counted), key=abs)
 
 
 def _row(spec: ModelSpec) -> tuple[str, ...]:
@@ -329,21 +329,21 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
     with seeded(0, _CPU):
         real = build_model(without_labels, _CPU)
         forward = forward_peak_bytes(real.module, real.args, real.kwargs)
-        split = [_by_device(graph, real, devices) for devices in (2, 3)]
+        split_errors = [_worst_device_error(graph, real, devices) for devices in (2, 3)]
         real = build_model(spec, _CPU)
         updates = real_optimizer("adamw", real.module.parameters())
         counted = step_peak_bytes(real.module.train(), real.args, real.kwargs, updates).peak_bytes
-    said, said_step = _peak(graph), _peak(with_optimizer(step, Optimizer("adamw")))
-    errors = [_error(said, forward), _error(_peak(without_python(graph)), forward)]
+    predicted, predicted_step = _peak(graph), _peak(with_optimizer(step, Optimizer("adamw")))
+    errors = [_error(predicted, forward), _error(_peak(without_python(graph)), forward)]
     return (
         spec.name,
-        f"{said / 1e3:.0f}",
+        f"{predicted / 1e3:.0f}",
         f"{forward / 1e3:.0f}",
         *(f"{error:+.2f}" for error in errors),
-        f"{said_step / 1e3:.0f}",
+        f"{predicted_step / 1e3:.0f}",
         f"{counted / 1e3:.0f}",
-        f"{_error(said_step, counted):+.2f}",
-        *(f"{error:+.2f}" for error in split),
+        f"{_error(predicted_step, counted):+.2f}",
+        *(f"{error:+.2f}" for error in split_errors),
     )
 
 

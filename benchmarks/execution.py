@@ -1,16 +1,16 @@
-"""``python -m benchmarks.execution``: what was predicted of split models, beside what they take.
+"""``python -m benchmarks.execution``: predictions for split models beside measurements.
 
-Each of some mid-size models is built with random weights, cut into stages (`mode=pipeline`), and
-run in this process, stage after stage, on one thread. Predicted is the sum of operators' times:
+Mid-size models are built with random weights, cut into stages (`mode=pipeline`), and run in this
+process, one stage after the other, on one thread. The prediction is the sum of operator times:
 
 - profiled: each operator measured on its own, as ``latency=profiled`` does;
-- calibrated: the roofline fitted to all models' profiles together; a few coefficients;
-- held out: the same, fitted to the other models alone.
+- calibrated: the roofline fitted to the profiles of all models, with a few coefficients;
+- held out: the same, fitted only to the other models.
 
-Memory is that of the stage that needs most: live bytes counted in a run, beside those predicted.
-Where there is a GPU the same is done on it, and what torch's allocator gave out is shown too.
+Memory is that of the largest stage: live bytes counted in a run, beside those predicted. With a GPU
+the same is done there, and the bytes given out by torch's allocator are shown too.
 
-``--markdown`` prints the tables as docs/execution.md has them, ``--only NAME`` takes one model,
+``--markdown`` prints the tables as in docs/execution.md, ``--only NAME`` selects one model,
 ``--pipeline`` runs the stages of a GPT-2 as processes instead: see `benchmarks.execution_pipeline`.
 """
 
@@ -55,7 +55,7 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model on one kind of device."""
+    """One model on one device, with its profile, placement and run."""
 
     spec: ModelSpec
     real: RealModel
@@ -110,28 +110,28 @@ def _local_rows(specs: Sequence[ModelSpec], device: str, repeats: int) -> list[l
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Measure the models and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", help="one model")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--pipeline", action="store_true")
     chosen = parser.parse_args()
-    show = markdown if chosen.markdown else table
+    render = markdown if chosen.markdown else table
     if chosen.pipeline:
-        print(show(*pipeline_rows()))
+        print(render(*pipeline_rows()))
         return
     specs = [spec for spec in MODELS if chosen.only in (None, spec.name)]
     with torch_threads(1):
         rows = _local_rows(specs, "cpu", chosen.repeats)
         print(f"\none thread of {device_name(checked_device('cpu'))}, {STAGES} stages")
-        print(show(HEADS, rows))
+        print(render(HEADS, rows))
         if torch.cuda.is_available():
             rows = _local_rows(specs, "cuda", chosen.repeats)
             print(f"\n{device_name(checked_device('cuda'))}, {STAGES} stages")
-            print(show(HEADS, rows))
+            print(render(HEADS, rows))
         else:
-            print("\nGPU: none was at hand; where there is one, the same table follows for it")
+            print("\nGPU: none found; with one, the same table follows for it")
 
 
 if __name__ == "__main__":

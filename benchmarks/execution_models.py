@@ -44,7 +44,7 @@ _WHISPER = {
 }
 
 
-def _of(
+def _spec(
     name: str,
     architecture: str,
     config: Mapping[str, object],
@@ -57,13 +57,13 @@ def _of(
 
 
 MODELS = (
-    _of("gpt2", "GPT2LMHeadModel", _GPT2, batch_size=4, seq_len=128),
-    _of("llama", "LlamaForCausalLM", _LLAMA, batch_size=2, seq_len=256),
-    _of("bert", "BertForMaskedLM", _BERT, batch_size=4, seq_len=128),
-    _of("t5", "T5ForConditionalGeneration", _T5, batch_size=4, seq_len=128),
-    _of("vit", "ViTForImageClassification", _VIT, batch_size=4),
-    _of("resnet50", "ResNetForImageClassification", _RESNET, batch_size=2),
-    _of("whisper", "WhisperForConditionalGeneration", _WHISPER, batch_size=1, seq_len=64),
+    _spec("gpt2", "GPT2LMHeadModel", _GPT2, batch_size=4, seq_len=128),
+    _spec("llama", "LlamaForCausalLM", _LLAMA, batch_size=2, seq_len=256),
+    _spec("bert", "BertForMaskedLM", _BERT, batch_size=4, seq_len=128),
+    _spec("t5", "T5ForConditionalGeneration", _T5, batch_size=4, seq_len=128),
+    _spec("vit", "ViTForImageClassification", _VIT, batch_size=4),
+    _spec("resnet50", "ResNetForImageClassification", _RESNET, batch_size=2),
+    _spec("whisper", "WhisperForConditionalGeneration", _WHISPER, batch_size=1, seq_len=64),
     ModelSpec(
         "dlrm",
         factory="fxpart.capture.models.dlrm:dlrm",
@@ -71,4 +71,4 @@ MODELS = (
         batch_size=512,
     ),
 )
-"""What is split and run in one process."""
+"""The models that are split and run in one process."""

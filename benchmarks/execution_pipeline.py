@@ -1,4 +1,4 @@
-"""The stages of a GPT-2 as processes on torch's engine: steps measured beside those predicted.
+"""The stages of a GPT-2 as processes on torch's engine: measured steps beside predicted ones.
 
 Each row is one run of the command, with operators profiled on this machine.
 """
@@ -71,7 +71,7 @@ def _run(folder: Path, phase: str, stages: int, schedule: str) -> dict[str, Any]
 
 
 def pipeline_rows() -> tuple[Sequence[str], list[list[str]]]:
-    """Return heads, and a row for each kind of step, number of stages and schedule."""
+    """Return the column heads, and a row for each kind of step, number of stages and schedule."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for phase, stages, schedule in STEPS:
@@ -95,5 +95,5 @@ def pipeline_rows() -> tuple[Sequence[str], list[list[str]]]:
 
 
 def _agreement(measured: dict[str, Any]) -> str:
-    apart = max(measured["max_difference"], measured.get("gradient_difference", 0.0))
-    return "equal" if apart == 0 else f"within {apart:.1g}"
+    difference = max(measured["max_difference"], measured.get("gradient_difference", 0.0))
+    return "equal" if difference == 0 else f"within {difference:.1g}"

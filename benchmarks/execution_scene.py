@@ -1,4 +1,4 @@
-"""What the benchmarks of execution run on: some cores of this machine, joined by its loopback."""
+"""The topology of the execution benchmarks: cores of this machine linked by its loopback."""
 
 from omegaconf import OmegaConf
 
@@ -10,7 +10,7 @@ __all__ = ["machine_topology"]
 
 
 def machine_topology(count: int) -> Topology:
-    """Return `count` of ``devices=cpu``; how long operators take there comes from measurements."""
+    """Return `count` devices of ``devices=cpu``, whose operator times come from measurements."""
     core = read_accelerator(conf_dir() / "accelerator" / "cpu.yaml")
     link = OmegaConf.load(conf_dir() / "transfer_rate" / "loopback.yaml")
     device = DeviceSpec(

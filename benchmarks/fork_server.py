@@ -1,13 +1,13 @@
-"""Commands in processes of their own that need not import everything again.
+"""Run commands in their own processes without importing everything again.
 
-Nearly all of a command's seconds in a test are imports of torch, MLflow and Hydra. One process for
-each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the
-folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends as
-that does, with its own exit code or signal; only the modules are not taken apart first, which takes
-as long as a short command. What most children import and the loops that they call, the server has
-from its start; what else a child had to import, it imports before the next one. What depends on a
-bare start or a real end is tested with one (`tests/test_layers.py`, `run(..., bare=True)`,
-`tests/runner/cli/test_ending.py`).
+A command in a test spends nearly all its time importing torch, MLflow and Hydra. One server process
+for each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the
+folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends
+the same way, with its own exit code or signal; only the teardown of modules is skipped, which takes
+as long as a short command. The server starts with what most children import and with their loops
+compiled; whatever else a child had to import, the server imports before the next one. Tests that
+depend on a bare start or a real exit use a new interpreter (`tests/test_layers.py`,
+`run(..., bare=True)`, `tests/runner/cli/test_ending.py`).
 """
 
 import atexit
@@ -32,7 +32,7 @@ from fxpart.support.garbage import collect_rarely
 
 __all__ = ["fork_command"]
 
-_USUAL = (
+_PRELOADED = (
     "torch.export",
     "torch._dynamo",
     "mlflow.store.tracking.sqlalchemy_store",
@@ -46,18 +46,18 @@ _USUAL = (
     "runner.sweep.session",
     "runner.tracking.mlflow_tracker",
 )
-"""What a run of the command imports, and what that imports."""
+"""The modules that a run of the command imports, with all that they import."""
 
 
 _GIVE_UP = signal.SIGUSR1
-"""Tells the server to kill the command that it runs."""
-_ASKS_NOTHING = '"answer"'
-"""A request that is answered by itself."""
+"""Tells the server to kill the running command."""
+_PING = '"answer"'
+"""A request that the server echoes."""
 
 
 @cache
 def _server() -> "subprocess.Popen[str]":
-    """Return this process's server, started with the first command."""
+    """Return the server of this process, started on the first call."""
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.fork_server"],
         cwd=Path(__file__).resolve().parents[1],
@@ -69,7 +69,7 @@ def _server() -> "subprocess.Popen[str]":
 
 @cache
 def _modules_file() -> Path:
-    """Return the file in which the last child names its modules."""
+    """Return the file to which the last child writes the names of its modules."""
     return Path(mkdtemp()) / "modules.txt"
 
 
@@ -80,13 +80,13 @@ def fork_command(
     timeout_s: float,
     cpu_limit_s: float | None = None,
 ) -> tuple[int, str, str]:
-    """Run ``python PROGRAM ARGUMENTS`` in `folder`; return its code, as Popen has it, and its text.
+    """Run ``python PROGRAM ARGUMENTS`` in `folder`; return its code, as Popen does, and output.
 
     `program` is ``("-m", module)`` or ``("-c", code)``.
 
     Raises:
-        subprocess.TimeoutExpired: when it takes longer than `timeout_s`, or more than `cpu_limit_s`
-            of CPU with the processes that it waits for; it is killed.
+        subprocess.TimeoutExpired: if it takes longer than `timeout_s`, or more CPU time than
+            `cpu_limit_s` including the processes it waits for; it is killed.
 
     """
     server = _server()
@@ -110,16 +110,16 @@ def fork_command(
         try:
             answer = server.stdout.readline()
         except BaseException:
-            # Whoever asks next would read this answer as its own. It may have been read already and
-            # lost to what was raised: what is answered after it shows that it was given.
+            # The next request would read this answer as its own. The answer may have been read
+            # already and lost to the exception: the echo of a ping marks the end of the answers.
             server.send_signal(_GIVE_UP)
             with suppress(BrokenPipeError):
-                server.stdin.write(f"{_ASKS_NOTHING}\n")
+                server.stdin.write(f"{_PING}\n")
                 server.stdin.flush()
             answer = server.stdout.readline()
-            while answer not in ("", f"{_ASKS_NOTHING}\n"):
+            while answer not in ("", f"{_PING}\n"):
                 answer = server.stdout.readline()
-            if not answer:  # it was not started yet
+            if not answer:  # the server had not started yet
                 _server.cache_clear()
             raise
         code = json.loads(answer)
@@ -131,9 +131,9 @@ def fork_command(
 def _serve() -> None:
     """Fork for each request on stdin; answer with the exit code on stdout."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not reach the answers
     collect_rarely()
-    for name in _USUAL:
+    for name in _PRELOADED:
         import_module(name)
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
     for line in sys.stdin:
@@ -142,26 +142,26 @@ def _serve() -> None:
             answers.write(line)
             answers.flush()
             continue
-        # A child's collections would touch, and so copy, all that has been imported here.
+        # Garbage collection in a child would touch, and so copy, everything imported here.
         gc.freeze()
         child = os.fork()
         if child == 0:
             answers.close()
             try:
-                _become(request)
+                _run_request(request)
             except SystemExit as end:
                 if end.code is not None and not isinstance(end.code, int):
-                    raise  # Python prints it
+                    raise  # Python prints the message
                 _end(end.code or 0)
             _end(0)
-        code = _code_of(child, request["timeout_s"], request["cpu_limit_s"])
+        code = _wait_for_code(child, request["timeout_s"], request["cpu_limit_s"])
         answers.write(json.dumps(code) + "\n")
         answers.flush()
-        _import_as(Path(request["modules"]))
+        _import_modules(Path(request["modules"]))
 
 
 def _end(code: int) -> NoReturn:
-    """End this process as Python does, up to where it would take its modules apart."""
+    """End this process as Python does, without the teardown of modules."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -169,29 +169,29 @@ def _end(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _import_as(modules: Path) -> None:
-    """Import the modules that a child left the names of; one that was killed left none."""
+def _import_modules(modules: Path) -> None:
+    """Import the modules that the last child listed; a killed child listed none."""
     if not modules.exists():
         return
     for name in modules.read_text().split():
-        with suppress(Exception):  # the command will say what is wrong with it
+        with suppress(Exception):  # the command itself reports the error
             import_module(name)
 
 
-def _leave_names(modules: Path) -> None:
-    """Write the names of what this process has imported, but for modules of a test's own."""
+def _write_module_names(modules: Path) -> None:
+    """Write the names of the modules imported here, except those that belong to a test."""
     homes = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
     names = [
         name
         for name, module in list(sys.modules.items())
         if (getattr(module, "__file__", None) or "").startswith(homes) and name != "__main__"
     ]
-    with suppress(OSError):  # such as no room, which the command may have been started with
+    with suppress(OSError):  # such as a full disk, which a test may simulate
         modules.write_text("\n".join(names))
 
 
-def _code_of(child: int, timeout_s: float, cpu_limit_s: float | None) -> int | None:
-    """Return how a child ended, None if it had to be killed for its time."""
+def _wait_for_code(child: int, timeout_s: float, cpu_limit_s: float | None) -> int | None:
+    """Return the exit code of a child, None if it exceeded its time and was killed."""
     expired = []
 
     def kill(*_: object) -> None:
@@ -211,7 +211,7 @@ def _code_of(child: int, timeout_s: float, cpu_limit_s: float | None) -> int | N
     return None if expired else code
 
 
-def _become(request: dict[str, object]) -> None:
+def _run_request(request: dict[str, object]) -> None:
     """Run the requested program in this process, as a new interpreter would."""
     import runpy
 
@@ -231,7 +231,7 @@ def _become(request: dict[str, object]) -> None:
     assert isinstance(environment, dict)
     os.environ.clear()
     os.environ.update(environment)
-    atexit.register(_leave_names, Path(str(request["modules"])))
+    atexit.register(_write_module_names, Path(str(request["modules"])))
     program, arguments = request["program"], request["arguments"]
     assert isinstance(program, list)
     assert isinstance(arguments, list)

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.host``: what one core of this machine computes, copies and sends.
+"""``python -m benchmarks.host``: measure computing, copying and sending on one core.
 
-Matrix products and copies are done by torch on one thread. Between two processes, tensors are sent
-over gloo on the loopback interface, as the stages of ``execute=pipeline`` do. The figures are those
-of ``conf/accelerator/cpu.yaml`` and ``conf/transfer_rate/loopback.yaml``.
+Torch runs matrix products and copies on one thread. Two processes exchange tensors over gloo on the
+loopback interface, as the stages of ``execute=pipeline`` do. The figures are those of
+``conf/accelerator/cpu.yaml`` and ``conf/transfer_rate/loopback.yaml``.
 """
 
 import os
@@ -20,7 +20,7 @@ from fxpart.execution.device import device_name, torch_threads
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIDE = 1024
-"""Of the square matrices that are multiplied."""
+"""Side of the square matrices that are multiplied."""
 COPIED_BYTES = 256 * 2**20
 """More than the caches hold."""
 SENT_BYTES = (4, 65_536, 1_048_576, 16_777_216)
@@ -28,7 +28,7 @@ REPEATS = 30
 
 
 def _median_s(work: Callable[[], object], repeats: int) -> float:
-    """Return the median time of `work`, after one run that does not count."""
+    """Return the median time of `work` after one warm-up run."""
     runs = []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
@@ -38,7 +38,7 @@ def _median_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def _report_core() -> None:
-    """Print FLOP/s by dtype, and the bytes that a copy reads and writes a second."""
+    """Print FLOP/s by dtype, and the bytes per second that a copy reads and writes."""
     print(f"one core of {device_name(torch.device('cpu'))}")
     print("flops_per_s:")
     for dtype in DTYPES:
@@ -62,12 +62,12 @@ def _peer(rank: int, store: str) -> None:
 
 
 def _one_way_s(rank: int, size: int) -> float:
-    """Return the time of a transfer to the other process: half of one there and back again."""
+    """Return the time of a transfer to the other process: half of a round trip."""
     tensor, runs = torch.zeros(size // 4), list[float]()
     for _ in range(REPEATS):
         dist.barrier()
         begin = time.perf_counter()
-        # One clock, two transfers.
+        # A round trip needs only one clock.
         if rank == 0:
             dist.send(tensor, 1)
             dist.recv(tensor, 1)
@@ -88,7 +88,7 @@ def _report_link(times: dict[int, float]) -> None:
 
 
 def main() -> None:
-    """Measure, and print the figures as the two files have them."""
+    """Measure, and print the figures in the format of the two files."""
     with torch_threads(1):
         _report_core()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

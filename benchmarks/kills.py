@@ -1,9 +1,9 @@
-"""``python -m benchmarks.kills``: sweeps that are killed at random moments, and started again.
+"""``python -m benchmarks.kills``: sweeps that are killed at random moments and restarted.
 
-Each of 20 times a sweep of a tiny model is begun. When a random number of its jobs are done, and a
-random part of a job later, the parent, a worker of joblib or the tracking server is killed by
-SIGKILL, and the same command is given again until it ends well. Then every job must be there
-exactly once, and the database sound.
+A sweep of a tiny model is started 20 times. When a random number of its jobs are done, plus a
+random part of a job, the parent, a joblib worker or the tracking server is killed by SIGKILL, and
+the same command is repeated until it succeeds. Then every job must be recorded exactly once, and
+the database must be intact.
 """
 
 import argparse
@@ -46,15 +46,15 @@ _SWEEP = [
 _JOBS = 4 * 5 * 3
 _JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 _JOB_S = 0.06
-"""About what a job takes here: so long after a job's end the next is still at work."""
+"""Approximate time of a job here: within it after a job's end, the next job is running."""
 _LONGEST_S = 300.0
-"""After which a command is stuck."""
+"""Seconds after which a command counts as stuck."""
 _Moment = tuple[int, float]
-"""Jobs that are done, and seconds after that."""
+"""Number of finished jobs, and seconds after that."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Outcome:
     done: int
     at_work: bool
     commands: int
@@ -67,10 +67,10 @@ class _Seen:
         return [case, at_work, done, str(self.commands), str(self.cut_off), self.wrong or "none"]
 
 
-def _start(folder: Path, more: Sequence[str]) -> "subprocess.Popen[str]":
+def _start(folder: Path, overrides: Sequence[str]) -> "subprocess.Popen[str]":
     root = Path(__file__).resolve().parent.parent
     return subprocess.Popen(
-        [sys.executable, "-m", "runner", "-m", *_SWEEP, *more],
+        [sys.executable, "-m", "runner", "-m", *_SWEEP, *overrides],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(folder.parent / "cache")},
         stdout=subprocess.PIPE,
@@ -80,15 +80,15 @@ def _start(folder: Path, more: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def _children(pid: int) -> list[int]:
-    """Return the processes below `pid` that run Python."""
-    children, todo = [], [pid]
-    while todo:
+    """Return the descendant processes of `pid`."""
+    children, pending = [], [pid]
+    while pending:
         with suppress(OSError):
-            for task in Path(f"/proc/{todo[0]}/task").iterdir():
+            for task in Path(f"/proc/{pending[0]}/task").iterdir():
                 below = [int(child) for child in (task / "children").read_text().split()]
                 children += below
-                todo += below
-        todo = todo[1:]
+                pending += below
+        pending = pending[1:]
     return children
 
 
@@ -110,28 +110,28 @@ _CASES: dict[str, tuple[_Kill, list[str]]] = {
 }
 
 
-def _again(folder: Path, more: Sequence[str]) -> int:
-    """Give the same command until it ends well; return how often that took."""
+def _rerun_until_success(folder: Path, overrides: Sequence[str]) -> int:
+    """Repeat the same command until it succeeds; return how often it was run."""
     for attempt in range(1, 4):
-        process = _start(folder, more)
+        process = _start(folder, overrides)
         output, _ = process.communicate(timeout=_LONGEST_S)
         if process.returncode == 0:
             return attempt
     raise SystemExit(f"the same command failed three times:\n{output}")
 
 
-def _problems(database: Path) -> tuple[str, int]:
-    """Return the faults in the store, and how many runs are marked as cut off."""
+def _store_faults(database: Path) -> tuple[str, int]:
+    """Return the faults in the store, and the number of runs marked as cut off."""
     with closing(sqlite3.connect(database)) as store:
-        (sound,) = store.execute("PRAGMA integrity_check").fetchone()
+        (integrity,) = store.execute("PRAGMA integrity_check").fetchone()
     logged = logged_runs(database)
     tags = {run.info.run_id: run.data.tags for run in logged}
     running = [run.info.run_id for run in logged if run.info.status == "RUNNING"]
     runs = {run: run_tags for run, run_tags in tags.items() if run_tags.get("kind") == "run"}
     keys = Counter(run_tags.get("config_key") for run_tags in runs.values())
     parents = [run for run, run_tags in tags.items() if run_tags.get("kind") == "sweep"]
-    wrong = [
-        f"integrity: {sound}" if sound != "ok" else "",
+    faults = [
+        f"integrity: {integrity}" if integrity != "ok" else "",
         f"{len(keys)} of {_JOBS} jobs" if len(keys) != _JOBS else "",
         *(f"{key} {n} times" for key, n in keys.items() if n != 1),
         *(f"{run} still running" for run in running),
@@ -142,52 +142,52 @@ def _problems(database: Path) -> tuple[str, int]:
         ),
         f"{len(parents)} sweeps" if len(parents) != 1 else "",
     ]
-    cut = sum(run_tags.get("kind") == "cut_off" for run_tags in tags.values())
-    return "; ".join(problem for problem in wrong if problem), cut
+    cut_off = sum(run_tags.get("kind") == "cut_off" for run_tags in tags.values())
+    return "; ".join(fault for fault in faults if fault), cut_off
 
 
 def _wait_for(folder: Path, jobs: int, then_s: float, process: "subprocess.Popen[str]") -> None:
     """Wait until `jobs` jobs of the sweep have written their results, then `then_s`."""
     deadline = time.monotonic() + _LONGEST_S
-    while _done(folder) < jobs and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)  # between looks: a small part of what a job takes
+    while _jobs_done(folder) < jobs and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # a small part of the time of a job
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=then_s)
 
 
-def _done(folder: Path) -> int:
+def _jobs_done(folder: Path) -> int:
     return sum(1 for _ in folder.glob("outputs/sweeps/*/*/result.json"))
 
 
-def _killed_once(case: str, folder: Path, moment: _Moment, chance: random.Random) -> _Seen:
-    kill, more = _CASES[case]
-    process = _start(folder, more)
+def _kill_during_sweep(case: str, folder: Path, moment: _Moment, chance: random.Random) -> _Outcome:
+    kill, overrides = _CASES[case]
+    process = _start(folder, overrides)
     _wait_for(folder, *moment, process)
-    done, alive = _done(folder), process.poll() is None
+    done, alive = _jobs_done(folder), process.poll() is None
     kill(process, chance)
     process.communicate(timeout=_LONGEST_S)
-    times = _again(folder, more)
-    return _Seen(done, alive, times, *_problems(folder / "outputs" / "mlflow.db"))
+    commands = _rerun_until_success(folder, overrides)
+    return _Outcome(done, alive, commands, *_store_faults(folder / "outputs" / "mlflow.db"))
 
 
-def _server_killed(folder: Path, moment: _Moment) -> _Seen:
+def _kill_server_during_sweep(folder: Path, moment: _Moment) -> _Outcome:
     server = Served(folder, folder / "server.db")
-    more = [f"tracking.uri={server.uri}"]
+    overrides = [f"tracking.uri={server.uri}"]
     try:
         server.start()
-        process = _start(folder, more)
+        process = _start(folder, overrides)
         _wait_for(folder, *moment, process)
-        done, alive = _done(folder), process.poll() is None
+        done, alive = _jobs_done(folder), process.poll() is None
         server.kill()
         process.communicate(timeout=_LONGEST_S)
         server.start()
-        times = _again(folder, more)
+        commands = _rerun_until_success(folder, overrides)
     finally:
         server.kill()
-    return _Seen(done, alive, times, *_problems(folder / "server.db"))
+    return _Outcome(done, alive, commands, *_store_faults(folder / "server.db"))
 
 
-def _fresh(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     folder.mkdir()
     (folder / "tiny.py").write_text(_MODEL)
     return folder
@@ -197,11 +197,11 @@ def _fill_cache(folder: Path) -> None:
     process = _start(folder, [])
     output, _ = process.communicate(timeout=_LONGEST_S)
     if process.returncode:
-        raise SystemExit(f"a sweep that nobody killed failed:\n{output}")
+        raise SystemExit(f"a sweep failed without being killed:\n{output}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each kill; exit code 1 if a job is lost, doubled, or the store damaged."""
+    """Print a line for each kill; exit with 1 if a job is lost or doubled or the store damaged."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -211,17 +211,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows, failed = [], False
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        _fill_cache(_fresh(root / "whole"))
+        _fill_cache(_make_folder(root / "whole"))
         for number in range(options.kills):
             case = cases[number % len(cases)]
             moment = (chance.randrange(_JOBS), chance.uniform(0, _JOB_S))
-            folder = _fresh(root / f"kill{number}")
+            folder = _make_folder(root / f"kill{number}")
             if case == "tracking server":
-                seen = _server_killed(folder, moment)
+                outcome = _kill_server_during_sweep(folder, moment)
             else:
-                seen = _killed_once(case, folder, moment, chance)
-            failed |= bool(seen.wrong)
-            rows.append(seen.row(case))
+                outcome = _kill_during_sweep(case, folder, moment, chance)
+            failed |= bool(outcome.wrong)
+            rows.append(outcome.row(case))
             print(*rows[-1], sep="  ", flush=True)
             shutil.rmtree(folder)
     print(table(["killed", "at work", "jobs done", "commands", "cut off", "wrong"], rows))

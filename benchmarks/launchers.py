@@ -1,9 +1,9 @@
 """``python -m benchmarks.launchers``: one sweep in process, and by every launcher on two cores.
 
-24 jobs over a captured gpt2, each launcher in a folder, a database and a process of its own. The
-numbers of every job are compared with those in process: all metrics but times. ``start s`` is until
-the first job has begun, ``job s`` the rest for each job. Slurm is a real one of one node, started
-for this; it is left out where it is not installed.
+24 jobs with a captured gpt2; each launcher has its own folder, database and process. All metrics of
+every job except times are compared with those in process. ``start s`` is the time until the first
+job begins, ``job s`` the remaining time per job. Slurm is a real single-node cluster started for
+this; it is skipped if not installed.
 """
 
 import argparse
@@ -32,15 +32,15 @@ _LAUNCHERS = {
     "submitit_slurm": ("hydra/launcher=submitit_slurm", "hydra.launcher.array_parallelism=2"),
 }
 _TIMES = ("capture_s", "partition_s")
-"""What differs between two runs of the same job."""
+"""Metrics that differ between two runs of the same job."""
 
 Numbers = dict[str, dict[str, float]]
-"""Of each job, by its name, its metrics."""
+"""Metrics by name of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep took, and what it found."""
+    """The times of a sweep, and the metrics of its jobs."""
 
     seconds: float
     start_s: float
@@ -48,12 +48,12 @@ class Sweep:
 
     @property
     def job_s(self) -> float:
-        """Seconds a job, start-up aside."""
+        """Seconds per job without start-up."""
         return (self.seconds - self.start_s) / len(self.jobs)
 
 
 def main() -> None:
-    """Print one line for each launcher; a difference in any number ends the command."""
+    """Print one line for each launcher; exit if any number differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", type=int, default=len(_RATES), help="at most 4: 6 jobs each")
     parser.add_argument("--only", nargs="+", choices=_LAUNCHERS, default=list(_LAUNCHERS))
@@ -85,10 +85,10 @@ def _has_slurm(stack: ExitStack) -> bool:
     return True
 
 
-def _run(swept: Sequence[str], captured: Path, folder: Path) -> Sweep:
+def _run(overrides: Sequence[str], captured: Path, folder: Path) -> Sweep:
     folder.mkdir()
     shutil.copytree(captured / "cache", folder / "cache")
-    done = run_python(["-m", "runner", "-m", *swept], folder)
+    process = run_python(["-m", "runner", "-m", *overrides], folder)
     logged = logged_runs(folder / "outputs" / "mlflow.db")
     runs = [run for run in logged if run.data.tags.get("kind") == "run"]
     (parent,) = (run for run in logged if run.data.tags.get("kind") == "sweep")
@@ -101,9 +101,9 @@ def _run(swept: Sequence[str], captured: Path, folder: Path) -> Sweep:
         }
         for run in runs
     }
-    # What comes before the parent run, and after its end, is start-up too.
-    beside_s = done.seconds - (last_ms - begin_ms) / 1e3
-    return Sweep(done.seconds, beside_s + (first_ms - begin_ms) / 1e3, jobs)
+    # The time before the parent run and after its end counts as start-up too.
+    outside_s = process.seconds - (last_ms - begin_ms) / 1e3
+    return Sweep(process.seconds, outside_s + (first_ms - begin_ms) / 1e3, jobs)
 
 
 def _row(name: str, sweep: Sweep, first: Sweep) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ __all__ = ["logged_runs"]
 
 
 def logged_runs(database: Path) -> "list[Run]":
-    """Return the runs in all experiments of an SQLite store, deleted ones apart."""
+    """Return the runs in all experiments of an SQLite store, except deleted ones."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")
@@ -18,7 +18,7 @@ def logged_runs(database: Path) -> "list[Run]":
     runs: list[Run] = []
     page: str | None = None
     while page != "":
-        part = client.search_runs(experiments, page_token=page)
-        runs += part
-        page = part.token or ""
+        batch = client.search_runs(experiments, page_token=page)
+        runs += batch
+        page = batch.token or ""
     return runs

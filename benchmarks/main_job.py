@@ -1,10 +1,10 @@
-"""``python -m benchmarks.main_job``: the main job beside the least that it could take, in one run.
+"""``python -m benchmarks.main_job``: time the main job against a lower limit, in one run.
 
-Cold: no captured graph and no MLflow database, but loops are compiled; beside a bare `torch.export`
-of the same model, imports included. Warm: the same command again; beside importing torch and
-MLflow. ``--help``: beside importing Hydra. Job and floor take turns, so that other work on the
-machine slows both. The first run compiles the loops that its mode calls: seconds beyond the cold
-one.
+Cold: no captured graph and no MLflow database, but compiled loops; the limit is a bare
+`torch.export` of the same model, imports included. Warm: the same command again; the limit is
+importing torch and MLflow. ``--help``: importing Hydra. Job and limit alternate, so that other work
+on the machine slows both. The first run also compiles the loops of its mode: its seconds beyond the
+cold run are shown.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ _CASES = {
     "main job, warm": (MAIN_JOB, "import torch, mlflow", ["-c", "import torch, mlflow"], 1.5),
     "--help": (["-m", "runner", "--help"], "import hydra", ["-c", "import hydra"], 2.5),
 }
-"""By case: the command, what is beside it, and how many times as long it may take."""
+"""By case: the command, the name and command of its floor, and the largest allowed ratio."""
 _REPEATS = 5
 _COMPILING_S = 40.0
 

@@ -1,25 +1,26 @@
-"""``python -m benchmarks.memory``: memory predicted from shapes, beside bytes that are really live.
+"""``python -m benchmarks.memory``: memory predicted from shapes beside live bytes in real runs.
 
-Eleven architectures, each small and of 75 to 290 MB of weights, on one device. Predicted is what
-fxpart says of a capture on the meta device: no weight is made. Counted are the bytes of tensors
-that are alive in a run with random weights on the CPU, by a dispatch mode over storages that knows
-nothing of the prediction; weights, buffers, inputs, gradients and the optimizer's state count.
+Eleven architectures, each small and with 75 to 290 MB of weights, on one device. The prediction
+comes from a capture on the meta device without creating weights. The measurement counts the bytes
+of live tensors in a run with random weights on the CPU, by a dispatch mode over storages that is
+independent of the prediction; it includes weights, buffers, inputs, gradients and optimizer state.
 
-- graph: a forward of the exported graph, which drops a value after its last reader, as fxpart's
-  own stages do;
-- eager: a forward of the module itself, which keeps what its Python keeps;
-- step: a training step of the module itself: forward in train mode, the loss that fxpart takes,
-  backward, update; the second step, after ``zero_grad(set_to_none=True)``.
+- graph: a forward pass of the exported graph, which drops a value after its last reader, as the
+  stages of fxpart do;
+- eager: a forward pass of the module itself, which keeps the values that its Python code refers to;
+- step: a training step of the module itself: forward in train mode, fxpart's loss, backward,
+update;
+  the second step, after ``zero_grad(set_to_none=True)``.
 
-What kernels take for themselves is in neither. The LSTM is the exception: on a CPU a library
-computes whole layers, and returns a workspace that is counted; captures are of no such library.
+Workspaces of kernels are in neither. The LSTM is the exception: on a CPU a library computes whole
+layers and returns a workspace that is counted; captures do not use that library.
 
-Where there is a CUDA device, the last columns are what torch's allocator gave out there for the
-same, and how far predictions for it are off: with fused attention and dropout, and the optimizer in
-its ``foreach`` form, as torch has them there.
+With a CUDA device, the last columns show the bytes that torch's allocator gave out there for the
+same, and the errors of predictions for it: with fused attention and dropout, and the optimizer in
+its ``foreach`` form, as torch uses there.
 
-``--quick`` takes the small ones alone, ``--only NAME`` one architecture, ``--optimizer NAME``
-another than adamw, ``--markdown`` prints the table as docs have it.
+``--quick`` runs only the small models, ``--only NAME`` one architecture, ``--optimizer NAME``
+selects another optimizer than adamw, ``--markdown`` prints the table as in the docs.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from fxpart.core.phases import StepOptions
 __all__ = ["HEADS", "Case", "main", "row", "summary"]
 
 FORWARD_TARGET, STEP_TARGET = 0.02, 0.05
-"""How far off a prediction may be, as a share of what is counted."""
+"""Allowed error of a prediction, as a share of the counted bytes."""
 
 HEADS = (
     "model",
@@ -62,14 +63,14 @@ HEADS = (
     "error",
 )
 
-# What torch runs on a CPU, and on CUDA, unless it is told otherwise.
+# Torch's defaults on a CPU and on CUDA.
 _CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
 _CUDA_STEP = StepOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model, predicted and run."""
+    """The predicted and measured memory of one model."""
 
     name: str
     predicted: Predicted
@@ -77,36 +78,36 @@ class Case:
     cuda_step_bytes: int | None
     """Predicted for a training step on CUDA; None without one."""
     allocated: Allocated | None
-    """None without CUDA."""
+    """Measured on CUDA; None without it."""
 
 
 def _case(spec: ModelSpec, size: str, optimizer: str) -> Case:
     begin = time.perf_counter()
     prediction = predicted(spec, Optimizer(optimizer), _CPU_STEP)
     middle = time.perf_counter()
-    seen = counted(spec, Optimizer(optimizer))
-    cuda_step, given = None, None
+    counts = counted(spec, Optimizer(optimizer))
+    cuda_step, allocations = None, None
     if torch.cuda.is_available():
         foreach = Optimizer(optimizer, implementation="foreach")
         cuda_step = predicted_step(spec, foreach, _CUDA_STEP)
-        given = allocated(spec, foreach, torch.device("cuda"))
+        allocations = allocated(spec, foreach, torch.device("cuda"))
     name = f"{spec.name} {size}"
     predict_s, run_s = middle - begin, time.perf_counter() - middle
     print(f"{name}: predicted in {predict_s:.1f} s, run in {run_s:.1f} s", file=sys.stderr)
-    return Case(name, prediction, seen, cuda_step, given)
+    return Case(name, prediction, counts, cuda_step, allocations)
 
 
 def row(case: Case) -> list[str]:
     """Return the cells of a case, under `HEADS`."""
-    prediction, seen, given = case.predicted, case.counted, case.allocated
+    prediction, counts, allocations = case.predicted, case.counted, case.allocated
     cells = [case.name, _mb(prediction.weight_bytes)]
-    cells += _pair(prediction.graph_bytes, seen.graph_bytes)
-    cells += _pair(prediction.eager_bytes, seen.eager_bytes)
-    cells += [*_pair(prediction.step_bytes, seen.step.peak_bytes), seen.step.phase]
-    if given is None or case.cuda_step_bytes is None:
+    cells += _pair(prediction.graph_bytes, counts.graph_bytes)
+    cells += _pair(prediction.eager_bytes, counts.eager_bytes)
+    cells += [*_pair(prediction.step_bytes, counts.step.peak_bytes), counts.step.phase]
+    if allocations is None or case.cuda_step_bytes is None:
         return [*cells, "-", "-", "-", "-"]
-    cells += _pair(prediction.eager_bytes, given.forward_bytes)[1:]
-    return [*cells, *_pair(case.cuda_step_bytes, given.step_bytes)[1:]]
+    cells += _pair(prediction.eager_bytes, allocations.forward_bytes)[1:]
+    return [*cells, *_pair(case.cuda_step_bytes, allocations.step_bytes)[1:]]
 
 
 def _pair(predicted_bytes: int, counted_bytes: int) -> list[str]:
@@ -123,22 +124,22 @@ def _error(predicted_bytes: int, counted_bytes: int) -> float:
 
 
 def summary(cases: Sequence[Case]) -> str:
-    """Return the lines under the table: how many predictions are as near as wanted."""
+    """Return the lines below the table: how many predictions are within the target."""
     graph = [_error(c.predicted.graph_bytes, c.counted.graph_bytes) for c in cases]
     eager = [_error(c.predicted.eager_bytes, c.counted.eager_bytes) for c in cases]
     step = [_error(c.predicted.step_bytes, c.counted.step.peak_bytes) for c in cases]
     lines = [
-        f"{what}: {_within(errors, target)} of {len(cases)} within {target:.0%},"
+        f"{kind}: {_within(errors, target)} of {len(cases)} within {target:.0%},"
         f" largest error {max(errors, key=abs):+.2%}"
-        for what, errors, target in (
+        for kind, errors, target in (
             ("graph", graph, FORWARD_TARGET),
             ("eager", eager, FORWARD_TARGET),
             ("step", step, STEP_TARGET),
         )
     ]
-    kept = [case.allocated.kept_bytes for case in cases if case.allocated]
-    if kept:
-        lines.append(f"CUDA: up to {_mb(max(kept))} MB of it are workspaces of libraries")
+    workspaces = [case.allocated.kept_bytes for case in cases if case.allocated]
+    if workspaces:
+        lines.append(f"CUDA: up to {_mb(max(workspaces))} MB of it are library workspaces")
     else:
         lines.append("CUDA: no CUDA device here, so its allocator was not compared")
     return "\n".join(lines)
@@ -163,8 +164,8 @@ def main() -> None:
         for size, spec in sized
         if options.only in (None, spec.name)
     ]
-    show = markdown if options.markdown else table
-    print(show(HEADS, [row(case) for case in cases]))
+    render = markdown if options.markdown else table
+    print(render(HEADS, [row(case) for case in cases]))
     print(summary(cases))
 
 

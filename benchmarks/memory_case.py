@@ -1,4 +1,4 @@
-"""One model of ``benchmarks.memory``: bytes predicted from shapes, and bytes counted in a run."""
+"""One model of ``benchmarks.memory``: bytes predicted from shapes and bytes counted in a run."""
 
 from dataclasses import dataclass
 
@@ -28,26 +28,26 @@ from fxpart.placement.single import single
 __all__ = ["Counted", "Predicted", "counted", "peak_bytes", "predicted", "predicted_step"]
 
 _LARGE = DeviceSpec("large", 2**50, {"float32": 1e12}, 1e12)
-"""One device that holds anything; how fast it is does not matter here."""
+"""A device with ample memory; its speed does not matter here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Peaks on one device, from a capture on the meta device: no weight was ever made."""
+    """Peaks on one device, predicted from a capture on the meta device without creating weights."""
 
     weight_bytes: int
     """Parameters and buffers, tied ones once."""
     graph_bytes: int
-    """Of a forward, run as the captured graph, which drops a value after its last reader."""
+    """A forward pass of the captured graph, which drops a value after its last reader."""
     eager_bytes: int
-    """Of a forward, run as the module itself, which keeps what its Python keeps."""
+    """A forward pass of the module, which keeps the values that its Python code refers to."""
     step_bytes: int
-    """Of a training step with its optimizer."""
+    """A training step with its optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The same, of tensors really alive in runs on this machine."""
+    """The same peaks, counted over the live tensors of runs on this machine."""
 
     graph_bytes: int
     eager_bytes: int
@@ -55,7 +55,7 @@ class Counted:
 
 
 def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Predicted:
-    """Return fxpart's prediction for the model that `spec` names."""
+    """Return fxpart's predictions for the model of `spec`."""
     built = build_model(spec)
     eager = capture_graph(built.module, built.args, built.kwargs)
     return Predicted(
@@ -67,14 +67,14 @@ def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Pr
 
 
 def predicted_step(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> int:
-    """Return the peak bytes of a training step in train mode, as fxpart says it."""
+    """Return the predicted peak bytes of a training step in train mode."""
     built = build_model(spec)
     step = joint_capture(built.module.train(), built.args, built.kwargs, options)
     return peak_bytes(with_optimizer(step.graph, optimizer))
 
 
 def peak_bytes(graph: OpGraph) -> int:
-    """Return the peak bytes of `graph` on one device that holds anything."""
+    """Return the predicted peak bytes of `graph` on one device with ample memory."""
     problem = make_problem(graph, uniform_topology((_LARGE,), Link(1e9, 0.0)), LatencyModel())
     return evaluate(problem, single(problem)).devices[0].peak_bytes
 
@@ -82,7 +82,7 @@ def peak_bytes(graph: OpGraph) -> int:
 def counted(spec: ModelSpec, optimizer: Optimizer) -> Counted:
     """Return the bytes counted in runs of the same model with random weights, on the CPU.
 
-    The forward is in eval mode; the step is in train mode, and the second one.
+    The forward pass runs in eval mode; the step is the second one in train mode.
     """
     with seeded(0, torch.device("cpu")):
         built = build_model(spec, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What torch's allocator gives out on a CUDA device for a model of ``benchmarks.memory``."""
+"""The bytes that torch's CUDA allocator gives out for a model of ``benchmarks.memory``."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -20,24 +20,24 @@ __all__ = ["Allocated", "allocated"]
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """``torch.cuda.max_memory_allocated``, less what was allocated before the model was made.
+    """``torch.cuda.max_memory_allocated``, less what was allocated before the model was created.
 
-    The allocator rounds each tensor up to 512 bytes. What it has reserved beyond, and the context
-    of the device, are not in it; workspaces of libraries, such as cuBLAS, are.
+    The allocator rounds each tensor up to 512 bytes. Memory reserved beyond that and the context of
+    the device are not included; library workspaces, such as those of cuBLAS, are.
     """
 
     forward_bytes: int
     step_bytes: int
     kept_bytes: int
-    """What stays allocated when model, inputs and gradients are gone: workspaces. It is in both
+    """Workspaces: still allocated after model, inputs and gradients are freed. Included in both
     of the others."""
 
 
 def allocated(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> Allocated:
     """Return the peaks of a forward in eval mode and of a training step in train mode.
 
-    Each is that of a run after one that does not count, in which libraries take their workspaces
-    and the optimizer makes its state. Attention and dropout are those that torch picks.
+    Each follows a warm-up run in which libraries allocate their workspaces and the optimizer
+    creates its state. Torch selects the kernels of attention and dropout.
     """
     _release(device)
     before = torch.cuda.memory_allocated(device)
@@ -50,9 +50,9 @@ def allocated(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> Al
 def _peaks(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> tuple[int, int]:
     with seeded(0, device):
         built = build_model(spec, device)
-        # A factory may return its inputs elsewhere.
+        # A factory may return its inputs on another device.
         module = built.module.to(device)
-        args, kwargs = _on((built.args, built.kwargs), device)
+        args, kwargs = _move((built.args, built.kwargs), device)
         forward = _peak_bytes(lambda: _forward(module, args, kwargs), module, device)
         module.train()
         updates = real_optimizer(optimizer.name, module.parameters(), optimizer.implementation)
@@ -70,7 +70,7 @@ def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _peak_bytes(work: Callable[[], None], module: nn.Module, device: torch.device) -> int:
-    """Return the most bytes allocated in the second of two runs of `work`."""
+    """Return the peak bytes allocated in the second of two runs of `work`."""
     work()
     module.zero_grad(set_to_none=True)
     _release(device)
@@ -81,11 +81,11 @@ def _peak_bytes(work: Callable[[], None], module: nn.Module, device: torch.devic
 
 
 def _release(device: torch.device) -> None:
-    """Wait for the device, and let go of everything that nothing refers to."""
+    """Wait for the device, and free everything that is no longer referenced."""
     torch.cuda.synchronize(device)
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def _on(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - inputs are anything
+def _move(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - inputs are anything
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)

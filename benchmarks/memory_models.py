@@ -1,6 +1,6 @@
-"""The models of ``benchmarks.memory``: each architecture small, and of 50 to 330 MB of weights.
+"""The models of ``benchmarks.memory``: each architecture small, and with 50 to 330 MB of weights.
 
-In the small ones activations weigh more than weights, so that little hides an error.
+In the small ones activations are larger than weights, so that weights do not hide an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ __all__ = ["MID_SIZE", "SMALL", "lstm", "mlp"]
 
 
 class Tagger(nn.Module):
-    """Tokens to vectors, an LSTM over them, and a class for each."""
+    """An embedding, an LSTM, and a classifier for each token."""
 
     def __init__(self, vocabulary: int, width: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def lstm(
     return Tagger(vocabulary, width, hidden, layers).to(dtype), (tokens,)
 
 
-def _of(
+def _spec(
     name: str,
     architecture: str,
     config: Mapping[str, object],
@@ -67,12 +67,12 @@ def _of(
     )
 
 
-def _made(name: str, factory: str, batch_size: int, **given: object) -> ModelSpec:
-    seq_len = given.pop("seq_len", None)
+def _factory_spec(name: str, factory: str, batch_size: int, **factory_args: object) -> ModelSpec:
+    seq_len = factory_args.pop("seq_len", None)
     return ModelSpec(
         name,
         factory=factory,
-        factory_args=given,
+        factory_args=factory_args,
         batch_size=batch_size,
         seq_len=seq_len if isinstance(seq_len, int) else None,
     )
@@ -157,31 +157,37 @@ _BENCHMARK = "benchmarks.memory_models"
 _DLRM = "fxpart.capture.models.dlrm:dlrm"
 
 SMALL = (
-    _of("gpt2", "GPT2LMHeadModel", _gpt2(4, 128, 4, 2000), 4, 64),
-    _of("bert", "BertForMaskedLM", _layers(4, 128, 4, 512, 2000), 4, 64),
-    _of("t5", "T5ForConditionalGeneration", _t5(3, 128, 4, 512, 2000), 4, 64),
-    _of("llama", "LlamaForCausalLM", _llama(4, 128, 4, 344, 2000), 4, 64),
-    _of("mixtral", "MixtralForCausalLM", _mixtral(3, 128, 4, 256, 2000), 4, 64),
-    _of("vit", "ViTForImageClassification", _vit(4, 128, 4, 512, 128), 8),
-    _of("resnet", "ResNetForImageClassification", _RESNET_SMALL, 2),
-    _of("whisper", "WhisperForConditionalGeneration", _whisper(2, 128, 4, 2000, 400), 2, 32),
-    _made("dlrm", _DLRM, 256, embedding_dim=32, max_rows=1000, bottom=[128, 64], top=[256, 128]),
-    _made("mlp", f"{_BENCHMARK}:mlp", 256, widths=[256, 512, 512, 512, 64]),
-    _made("lstm", f"{_BENCHMARK}:lstm", 8, seq_len=32, vocabulary=1000, width=64, hidden=128),
+    _spec("gpt2", "GPT2LMHeadModel", _gpt2(4, 128, 4, 2000), 4, 64),
+    _spec("bert", "BertForMaskedLM", _layers(4, 128, 4, 512, 2000), 4, 64),
+    _spec("t5", "T5ForConditionalGeneration", _t5(3, 128, 4, 512, 2000), 4, 64),
+    _spec("llama", "LlamaForCausalLM", _llama(4, 128, 4, 344, 2000), 4, 64),
+    _spec("mixtral", "MixtralForCausalLM", _mixtral(3, 128, 4, 256, 2000), 4, 64),
+    _spec("vit", "ViTForImageClassification", _vit(4, 128, 4, 512, 128), 8),
+    _spec("resnet", "ResNetForImageClassification", _RESNET_SMALL, 2),
+    _spec("whisper", "WhisperForConditionalGeneration", _whisper(2, 128, 4, 2000, 400), 2, 32),
+    _factory_spec(
+        "dlrm", _DLRM, 256, embedding_dim=32, max_rows=1000, bottom=[128, 64], top=[256, 128]
+    ),
+    _factory_spec("mlp", f"{_BENCHMARK}:mlp", 256, widths=[256, 512, 512, 512, 64]),
+    _factory_spec(
+        "lstm", f"{_BENCHMARK}:lstm", 8, seq_len=32, vocabulary=1000, width=64, hidden=128
+    ),
 )
 """A few MB of weights, or less."""
 
 MID_SIZE = (
-    _of("gpt2", "GPT2LMHeadModel", _gpt2(4, 768, 12, 50257), 4, 256),
-    _of("bert", "BertForMaskedLM", _layers(8, 512, 8, 2048, 30522), 4, 128),
-    _of("t5", "T5ForConditionalGeneration", _t5(6, 512, 8, 2048, 32128), 4, 128),
-    _of("llama", "LlamaForCausalLM", _llama(8, 512, 8, 1376, 32000), 4, 128),
-    _of("mixtral", "MixtralForCausalLM", _mixtral(4, 512, 8, 1024, 16000), 2, 128),
-    _of("vit", "ViTForImageClassification", _vit(6, 768, 12, 3072, 224), 8),
-    _of("resnet50", "ResNetForImageClassification", _RESNET_50, 4),
-    _of("whisper", "WhisperForConditionalGeneration", _whisper(6, 512, 8, 51865, 1500), 1, 64),
-    _made("dlrm", _DLRM, 2048, embedding_dim=64, max_rows=20_000),
-    _made("mlp", f"{_BENCHMARK}:mlp", 512, widths=[1024, 4096, 4096, 4096, 1024]),
-    _made("lstm", f"{_BENCHMARK}:lstm", 32, seq_len=32, vocabulary=10_000, width=512, hidden=1024),
+    _spec("gpt2", "GPT2LMHeadModel", _gpt2(4, 768, 12, 50257), 4, 256),
+    _spec("bert", "BertForMaskedLM", _layers(8, 512, 8, 2048, 30522), 4, 128),
+    _spec("t5", "T5ForConditionalGeneration", _t5(6, 512, 8, 2048, 32128), 4, 128),
+    _spec("llama", "LlamaForCausalLM", _llama(8, 512, 8, 1376, 32000), 4, 128),
+    _spec("mixtral", "MixtralForCausalLM", _mixtral(4, 512, 8, 1024, 16000), 2, 128),
+    _spec("vit", "ViTForImageClassification", _vit(6, 768, 12, 3072, 224), 8),
+    _spec("resnet50", "ResNetForImageClassification", _RESNET_50, 4),
+    _spec("whisper", "WhisperForConditionalGeneration", _whisper(6, 512, 8, 51865, 1500), 1, 64),
+    _factory_spec("dlrm", _DLRM, 2048, embedding_dim=64, max_rows=20_000),
+    _factory_spec("mlp", f"{_BENCHMARK}:mlp", 512, widths=[1024, 4096, 4096, 4096, 1024]),
+    _factory_spec(
+        "lstm", f"{_BENCHMARK}:lstm", 32, seq_len=32, vocabulary=10_000, width=512, hidden=1024
+    ),
 )
-"""As users run them on one device, 50 to 330 MB of weights."""
+"""Sizes as users run them on one device, with 50 to 330 MB of weights."""

@@ -1,8 +1,8 @@
-"""CPU seconds that the memory profile of a graph takes as it grows, ours and torch's in one run.
+"""CPU time of the memory profile by graph size, ours and torch's in one run.
 
-Three graphs: operators in a row, views of views, and one tuple of which each item is taken. Torch
-goes through all items of a tuple for each of them, so it is not run on the longest. The graphs are
-said to lie on a GPU, which nothing here needs: torch's estimator leaves tensors of the CPU out.
+Three graphs: a chain of operators, views of views, and one tuple with every item read. Torch
+visits all items of a tuple for each of them, so it is not run on the largest. The graphs pretend to
+be on a GPU, which is not needed: torch's estimator ignores CPU tensors.
 
     python -m benchmarks.memory_profile [nodes] [repeats]
 """
@@ -25,23 +25,23 @@ from fxpart.torch_compat.memory import MemoryTracker, build_memory_profile
 
 __all__ = ["SHAPES", "ProfileTimes", "compare_profiles"]
 
-_MOST_ITEMS = 1000
-"""Torch takes about a second for a tuple of as many, and four times that for twice as many."""
+_MAX_ITEMS = 1000
+"""Torch takes about a second for a tuple of this size, and grows quadratically."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileTimes:
-    """Medians over the repeats, in seconds of CPU: what else runs on the machine matters less."""
+    """Median CPU seconds over the repeats, which depend less on the load of the machine."""
 
     profile_s: float
     tracker_s: float
-    """A `MemoryTracker` made, and led through the graph in its order."""
+    """Creating a `MemoryTracker` and scheduling all nodes in graph order."""
     torch_s: float | None
-    """None where it was not run."""
+    """None if torch was not run."""
 
 
 class _Drawing:
-    """A graph of nodes whose example values are of 16 bytes on a GPU."""
+    """A graph of nodes with example values of 16 bytes on a GPU."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -50,7 +50,7 @@ class _Drawing:
         self.last.meta["val"] = self.fresh()
 
     def fresh(self) -> FakeTensor:
-        """Return a tensor of its own storage."""
+        """Return a tensor with its own storage."""
         return FakeTensor(self.mode, torch.empty(4, device="meta"), torch.device("cuda:0"))
 
     def call(self, target: Callable[..., object], *args: object, val: object) -> fx.Node:
@@ -81,11 +81,11 @@ def _items(nodes: int) -> fx.Graph:
     drawing = _Drawing()
     tensors = [drawing.fresh() for _ in range(nodes)]
     whole = drawing.call(torch._foreach_neg, [drawing.last] * nodes, val=tensors)
-    taken = [
+    items = [
         drawing.call(operator.getitem, whole, index, val=tensor)
         for index, tensor in enumerate(tensors)
     ]
-    drawing.graph.output(taken)
+    drawing.graph.output(items)
     return drawing.graph
 
 
@@ -94,7 +94,7 @@ SHAPES: dict[str, Callable[[int], fx.Graph]] = {
     "views of views": _views,
     "items of a tuple": _items,
 }
-"""What makes a graph of about so many nodes."""
+"""Functions that build a graph of about the given number of nodes."""
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -109,7 +109,7 @@ def _releasable(node: fx.Node) -> bool:
 
 
 def _track(graph: fx.Graph) -> int:
-    """Return the peak of the graph's own order."""
+    """Return the peak memory of the graph in its own order."""
     tracker = MemoryTracker(graph, _releasable)
     for node in graph.nodes:
         tracker.schedule_node(node)
@@ -117,38 +117,38 @@ def _track(graph: fx.Graph) -> int:
 
 
 def compare_profiles(shape: str, nodes: int, repeats: int) -> ProfileTimes:
-    """Return how long a graph of that shape takes, ours and torch's in turn.
+    """Return the times for a graph of that shape, with ours and torch's alternating.
 
     Raises:
-        SystemExit: when the two profiles, or the tracker's peak, differ.
+        SystemExit: if the two profiles or the tracker's peak differ.
 
     """
     graph = SHAPES[shape](nodes)
-    with_torch = shape != "items of a tuple" or nodes <= _MOST_ITEMS
+    with_torch = shape != "items of a tuple" or nodes <= _MAX_ITEMS
     profile = build_memory_profile(graph, _releasable)
     if _track(graph) != max(profile):
-        raise SystemExit(f"{shape}, {nodes} nodes: the tracker's peak is another")
+        raise SystemExit(f"{shape}, {nodes} nodes: the tracker's peak differs")
     if with_torch and theirs.build_memory_profile(graph, _releasable) != profile:
         raise SystemExit(f"{shape}, {nodes} nodes: the profiles differ")
-    ours, tracker, torchs = list[float](), list[float](), list[float]()
+    our_s, tracker_s, torch_s = list[float](), list[float](), list[float]()
     for _ in range(repeats):
-        ours.append(_seconds(lambda: build_memory_profile(graph, _releasable)))
-        tracker.append(_seconds(lambda: _track(graph)))
+        our_s.append(_seconds(lambda: build_memory_profile(graph, _releasable)))
+        tracker_s.append(_seconds(lambda: _track(graph)))
         if with_torch:
-            torchs.append(_seconds(lambda: theirs.build_memory_profile(graph, _releasable)))
-    middle = statistics.median
-    return ProfileTimes(middle(ours), middle(tracker), middle(torchs) if torchs else None)
+            torch_s.append(_seconds(lambda: theirs.build_memory_profile(graph, _releasable)))
+    median = statistics.median
+    return ProfileTimes(median(our_s), median(tracker_s), median(torch_s) if torch_s else None)
 
 
 def main(arguments: list[str]) -> None:
     """Print a row for each shape and size."""
-    most = int(arguments[0]) if arguments else 100_000
+    largest = int(arguments[0]) if arguments else 100_000
     repeats = int(arguments[1]) if len(arguments) > 1 else 3
     rows = []
     for shape in SHAPES:
-        for nodes in (most // 100, most // 10, most):
+        for nodes in (largest // 100, largest // 10, largest):
             times = compare_profiles(shape, nodes, repeats)
-            torchs = times.torch_s
+            torch_s = times.torch_s
             rows.append(
                 [
                     shape,
@@ -156,8 +156,8 @@ def main(arguments: list[str]) -> None:
                     f"{times.profile_s:.3f}",
                     f"{times.profile_s / nodes * 1e6:.1f}",
                     f"{times.tracker_s:.3f}",
-                    "-" if torchs is None else f"{torchs:.3f}",
-                    "-" if torchs is None else f"{torchs / times.profile_s:.1f}",
+                    "-" if torch_s is None else f"{torch_s:.3f}",
+                    "-" if torch_s is None else f"{torch_s / times.profile_s:.1f}",
                 ]
             )
     heads = ["graph", "nodes", "profile s", "us a node", "tracker s", "torch s", "torch / ours"]

@@ -17,19 +17,19 @@ __all__ = ["Served", "kill_server", "start_server"]
 
 _START_S = 120
 _LOOK_S = 0.05
-# A store of runs does not need these, and they take longer to start than all else.
+# Not needed by a run store, and slower to start than everything else.
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def start_server(
     command: Sequence[str], folder: Path, log: Path, port: int
 ) -> "subprocess.Popen[bytes]":
-    """Start `command` in `folder` with one worker at that port; return when it answers.
+    """Start `command` in `folder` with one worker at `port`; return when it answers.
 
-    It has a process group of its own, for `kill_server`.
+    It runs in its own process group, for `kill_server`.
 
     Raises:
-        RuntimeError: when it ends, or is not up in two minutes.
+        RuntimeError: if it ends, or is not up within two minutes.
 
     """
     with log.open("ab") as out:
@@ -55,7 +55,7 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", port: int, log: Path) -> 
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
             return
-        time.sleep(_LOOK_S)  # nothing else tells that it is ready
+        time.sleep(_LOOK_S)  # there is no other signal that it is ready
     raise RuntimeError(f"the server was not up after {_START_S} s: {log.read_text()[-2000:]}")
 
 
@@ -67,7 +67,7 @@ def kill_server(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Served:
-    """A server for the store of a folder, always at the same address."""
+    """A server for one database, always at the same address."""
 
     def __init__(self, folder: Path, database: Path) -> None:
         self._folder, self._database, self._port = folder, database, free_port()
@@ -75,7 +75,7 @@ class Served:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it answers."""
         command = [sys.executable, "-m", "mlflow", "server"]
         command += ["--backend-store-uri", f"sqlite:///{self._database}"]
         command += ["--artifacts-destination", str(self._folder / "served")]
@@ -88,7 +88,7 @@ class Served:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL it, if it runs."""
+        """SIGKILL the server if it runs."""
         if self._process:
             kill_server(self._process)
             self._process = None

@@ -1,11 +1,11 @@
 """``python -m benchmarks.monotone [problems [first]]``: more hardware must not make a plan worse.
 
-For each mode, on random problems (300 unless said otherwise, from seed 0 or `first`; 0 for none)
-and on presets: a device more, a link twice as fast, and the same devices in another order.
-``worse`` counts plans that got slower by more than 0.01 %, which is what searches take for nothing,
-``by 1 %`` those that got much slower; of another order ``differs`` counts either way. What counts
-is what a mode makes small: the latency of one input, of ``pipeline`` the time from one input to the
-next. A model that no longer fits counts as worse.
+For each mode, on random problems (300 by default, from seed 0 or `first`; 0 for none) and on
+presets: one more device, a link twice as fast, and the same devices in another order. ``worse``
+counts plans that got slower by more than 0.01 %, the smallest gain that searches accept, ``by 1 %``
+those that got much slower; for another order, ``differs`` counts both directions. The criterion is
+what a mode minimizes: the latency of one input, for ``pipeline`` the time between two inputs. A
+model that no longer fits counts as worse.
 """
 
 import math
@@ -29,9 +29,9 @@ from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import shared_subject
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
-_LEAST_GAIN = 1e-4
-"""The searches' own `min_gain`: a change that gains less is not made."""
-_MUCH = 0.01
+_MIN_GAIN = 1e-4
+"""The default `min_gain` of the searches: they reject changes that gain less."""
+_LARGE_LOSS = 0.01
 PRESETS = (
     ("gpt2", "4x16gb", "1xv100_32gb"),
     ("resnet50", "4x16gb", "1xt4"),
@@ -44,12 +44,12 @@ PRESETS = (
     ("mixtral_8x7b", "2x80gb", "4x24gb"),
     ("dlrm", "4x80gb", "1x80gb"),
 )
-"""Models, devices, and what is added."""
+"""Models, devices, and the device to add."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A model and the devices that it is placed on."""
+    """A model and the devices on which it is placed."""
 
     graph: OpGraph
     devices: tuple[DeviceSpec, ...]
@@ -57,13 +57,13 @@ class Scene:
     latency: LatencySource
 
     def cost_s(self, mode: str) -> float:
-        """Return what the mode makes small; infinite where nothing fits."""
+        """Return what `mode` minimizes in seconds; infinite if nothing fits."""
         problem = make_problem(self.graph, uniform_topology(self.devices, self.link), self.latency)
         return cost_s(problem, mode)
 
 
 def cost_s(problem: Problem, mode: str) -> float:
-    """Return what `mode` makes small, in seconds; infinite where nothing fits."""
+    """Return what `mode` minimizes in seconds; infinite if nothing fits."""
     try:
         evaluation = evaluate(problem, make_mode(mode)(problem))
     except InfeasibleError:
@@ -85,76 +85,76 @@ def random_scene(seed: int) -> tuple[Scene, DeviceSpec]:
         )
         for kind in range(int(rng.integers(1, 4)))
     ]
-    pick = [kinds[int(k)] for k in rng.integers(0, len(kinds), int(rng.integers(1, 6)))]
+    devices = [kinds[int(k)] for k in rng.integers(0, len(kinds), int(rng.integers(1, 6)))]
     link = Link(float(rng.choice([1.25e9, 12e9, 25e9, 300e9])), 1e-5)
-    scene = Scene(graph, tuple(pick), link, LatencyModel())
+    scene = Scene(graph, tuple(devices), link, LatencyModel())
     return scene, kinds[int(rng.integers(0, len(kinds)))]
 
 
-def changes(scene: Scene, further: DeviceSpec) -> Iterator[tuple[str, Scene]]:
+def changes(scene: Scene, added: DeviceSpec) -> Iterator[tuple[str, Scene]]:
     """Yield the scene with more hardware, and with its devices in another order."""
-    place = len(scene.devices) // 2
+    middle = len(scene.devices) // 2
     devices = scene.devices
-    yield "device", replace(scene, devices=(*devices[:place], further, *devices[place:]))
+    yield "device", replace(scene, devices=(*devices[:middle], added, *devices[middle:]))
     faster = Link(2 * scene.link.bytes_per_s, scene.link.latency_s / 2)
     yield "link", replace(scene, link=faster)
     yield "order", replace(scene, devices=devices[::-1])
 
 
-def judged(what: str, before_s: float, after_s: float) -> list[str]:
-    """Return what a change counts as."""
+def verdicts(change: str, before_s: float, after_s: float) -> list[str]:
+    """Return the labels under which a change counts, such as ``device`` and ``device worse``."""
     if math.isinf(before_s):
-        return [] if what != "order" or math.isinf(after_s) else ["order", "order worse"]
+        return [] if change != "order" or math.isinf(after_s) else ["order", "order worse"]
     ratio = after_s / before_s
-    ratio = max(ratio, 1 / ratio) if what == "order" else ratio
-    counts = [what]
-    counts += [f"{what} worse"] if ratio > 1 + _LEAST_GAIN else []
-    return counts + ([f"{what} by 1 %"] if ratio > 1 + _MUCH else [])
+    ratio = max(ratio, 1 / ratio) if change == "order" else ratio
+    counts = [change]
+    counts += [f"{change} worse"] if ratio > 1 + _MIN_GAIN else []
+    return counts + ([f"{change} by 1 %"] if ratio > 1 + _LARGE_LOSS else [])
 
 
 def random_rows(seeds: Sequence[int], modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
-    """Return the counts for each mode on random problems, and print what got worse as it is met."""
+    """Return the counts for each mode on random problems; print each change for the worse."""
     counts = {mode: Counter[str]() for mode in modes}
     for seed in seeds:
-        scene, further = random_scene(seed)
+        scene, added = random_scene(seed)
         for mode, counter in counts.items():
             before_s = scene.cost_s(mode)
-            for what, changed in changes(scene, further):
+            for change, changed in changes(scene, added):
                 after_s = changed.cost_s(mode)
-                _count(counter, f"problem {seed}: {mode}", what, before_s, after_s)
+                _count(counter, f"problem {seed}: {mode}", change, before_s, after_s)
         print(f"problem {seed} done", flush=True)
     return counts
 
 
-def _count(counter: Counter[str], case: str, what: str, before_s: float, after_s: float) -> None:
-    verdict = judged(what, before_s, after_s)
-    counter.update(verdict)
-    if len(verdict) > 1:
-        print(f"{case}: {what}: {before_s:.6g} -> {after_s:.6g} s", flush=True)
+def _count(counter: Counter[str], case: str, change: str, before_s: float, after_s: float) -> None:
+    labels = verdicts(change, before_s, after_s)
+    counter.update(labels)
+    if len(labels) > 1:
+        print(f"{case}: {change}: {before_s:.6g} -> {after_s:.6g} s", flush=True)
 
 
 def preset_rows(modes: Sequence[str] = MODES) -> dict[str, Counter[str]]:
-    """Return the counts for each mode on `PRESETS`; the graphs come from the cache."""
+    """Return the counts for each mode on `PRESETS`, with cached graphs."""
     counts = {mode: Counter[str]() for mode in modes}
-    for model, devices, further in PRESETS:
+    for model, devices, added in PRESETS:
         for mode, counter in counts.items():
-            before_s = _of_command(model, mode, devices, "pcie4")
+            before_s = _preset_cost_s(model, mode, devices, "pcie4")
             changed = {
-                "device": (f"{devices}+{further}", "pcie4"),
+                "device": (f"{devices}+{added}", "pcie4"),
                 "link": (devices, "pcie5"),
             }
-            both = [_of_command(model, mode, *change) for change in changed.values()]
+            changed_s = [_preset_cost_s(model, mode, *change) for change in changed.values()]
             case = f"{model} on {devices}: {mode}"
-            for what, after_s in zip(changed, both, strict=True):
+            for what, after_s in zip(changed, changed_s, strict=True):
                 _count(counter, case, what, before_s, after_s)
-            turned_s = _of_command(model, mode, f"{further}+{devices}", "pcie4")
-            _count(counter, case, "order", both[0], turned_s)
+            reordered_s = _preset_cost_s(model, mode, f"{added}+{devices}", "pcie4")
+            _count(counter, case, "order", changed_s[0], reordered_s)
             print(f"{case} done", flush=True)
     return counts
 
 
-def _of_command(model: str, mode: str, devices: str, link: str) -> float:
-    """Return what the mode makes small in a run of that model."""
+def _preset_cost_s(model: str, mode: str, devices: str, link: str) -> float:
+    """Return what `mode` minimizes in a run of the preset `model`."""
     overrides = (f"model={model}", f"mode={mode}", f"devices={devices}", f"transfer_rate={link}")
     job = composed(*overrides)
     spec = model_spec(job)
@@ -162,7 +162,7 @@ def _of_command(model: str, mode: str, devices: str, link: str) -> float:
     return cost_s(problem, mode)
 
 
-def printed(counts: dict[str, Counter[str]]) -> str:
+def counts_table(counts: dict[str, Counter[str]]) -> str:
     """Return the counts as a table."""
     kinds = ("device", "link", "order")
     heads = ["mode"]
@@ -180,9 +180,9 @@ def main() -> None:
     problems, first = (*map(int, sys.argv[1:]), *(300, 0)[len(sys.argv) - 1 :])
     if problems:
         print(f"{problems} random problems")
-        print(printed(random_rows(range(first, first + problems))), flush=True)
+        print(counts_table(random_rows(range(first, first + problems))), flush=True)
     print(f"\n{len(PRESETS)} presets")
-    print(printed(preset_rows()), flush=True)
+    print(counts_table(preset_rows()), flush=True)
 
 
 if __name__ == "__main__":

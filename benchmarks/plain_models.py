@@ -1,9 +1,9 @@
 """Known architectures in plain `torch.nn`, narrow, on small inputs, for `fx.symbolic_trace`.
 
-Each has its paper's operators in its paper's order; widths are cut so that a run takes little.
-Batch normalisation is folded into the convolutions, as for inference, but in `resnet`, whose
-buffers show how each side counts them. Depth is chosen by the caller: torch's cost_aware takes a
-minute at some 45 to 60 operators, its kl_based at some 100.
+Each has the operators of its paper in the same order; widths are reduced to make runs short. Batch
+normalisation is folded into the convolutions, as for inference, except in `resnet`, whose buffers
+test how each side counts them. The caller chooses the depth: torch's cost_aware takes a minute at
+45 to 60 operators, its kl_based at about 100.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from benchmarks.torch_families import Built
 __all__ = ["LARGER", "SMALL"]
 
 
-def _conv(made: Sequence[int], kernel: int = 3, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution from ``made[0]`` to ``made[1]`` channels, and its ReLU."""
+def _conv(channels: Sequence[int], kernel: int = 3, stride: int = 1) -> list[nn.Module]:
+    """Return a convolution from ``channels[0]`` to ``channels[1]``, and its ReLU."""
     padding = kernel // 2
-    return [nn.Conv2d(made[0], made[1], kernel, stride, padding), nn.ReLU()]
+    return [nn.Conv2d(channels[0], channels[1], kernel, stride, padding), nn.ReLU()]
 
 
 def alexnet() -> Built:
@@ -48,7 +48,7 @@ def vgg11() -> Built:
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions with batch norm, and the input added: 7 operators, 9 where it narrows."""
+    """Two convolutions with batch norm and a skip: 7 operators, 9 if the skip has a convolution."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (batch, width, h, w)."""
         out = self.norm_2(self.conv_2(self.relu(self.norm_1(self.conv_1(x)))))
-        kept = x if self.shortcut is None else self.shortcut(x)
-        made: Tensor = self.relu(out + kept)
-        return made
+        shortcut = x if self.shortcut is None else self.shortcut(x)
+        result: Tensor = self.relu(out + shortcut)
+        return result
 
 
 def resnet(blocks: Sequence[int]) -> Built:
@@ -139,7 +139,7 @@ def unet(levels: int) -> Built:
 
 
 class EncoderBlock(nn.Module):
-    """Post-norm multi-head attention and MLP, every reshape written out: 24 operators."""
+    """Post-norm multi-head attention and MLP, with explicit reshapes: 24 operators."""
 
     def __init__(self, dim: int, heads: int, tokens: int) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class EncoderBlock(nn.Module):
         self.joined = (1, tokens, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (1, tokens, dim) from the same."""
+        """Return (1, tokens, dim) from the same shape."""
         query, key, value = (
             layer(x).reshape(self.split).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -160,8 +160,8 @@ class EncoderBlock(nn.Module):
         scores = torch.matmul(query, key.transpose(2, 3)) * (self.split[3] ** -0.5)
         mixed = torch.matmul(torch.softmax(scores, dim=-1), value)
         x = self.norm_1(x + self.out(mixed.transpose(1, 2).reshape(self.joined)))
-        made: Tensor = self.norm_2(x + self.down(self.gelu(self.up(x))))
-        return made
+        result: Tensor = self.norm_2(x + self.down(self.gelu(self.up(x))))
+        return result
 
 
 class Encoder(nn.Module):
@@ -225,7 +225,7 @@ class MixerBlock(nn.Module):
         self.channels = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, tokens, dim) from the same."""
+        """Return (batch, tokens, dim) from the same shape."""
         x = x + self.tokens(self.norm_1(x).transpose(1, 2)).transpose(1, 2)
         out: Tensor = x + self.channels(self.norm_2(x))
         return out
@@ -261,7 +261,7 @@ SMALL: dict[str, Callable[[], Built]] = {
     "dlrm": dlrm,
     "mlp-mixer, 2 blocks": lambda: mixer(2),
 }
-"""At most 40 operators each: within reach of torch's cost_aware."""
+"""At most 40 operators each: small enough for torch's cost_aware."""
 
 LARGER: dict[str, Callable[[], Built]] = {
     "resnet-18": lambda: resnet((2, 2, 2, 2)),
@@ -270,4 +270,4 @@ LARGER: dict[str, Callable[[], Built]] = {
     "encoder, 3 blocks": lambda: encoder(3),
     "mlp-mixer, 5 blocks": lambda: mixer(5),
 }
-"""At most 90 operators each: within reach of torch's kl_based."""
+"""At most 90 operators each: small enough for torch's kl_based."""

@@ -1,4 +1,4 @@
-"""A temporary PostgreSQL server, where its programs are installed."""
+"""A temporary PostgreSQL server, if its programs are installed."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ PASSWORD = "a secret word"
 
 
 def postgres_programs() -> Path | None:
-    """Return the folder of `initdb` and `pg_ctl`, None where they are not installed."""
+    """Return the folder of `initdb` and `pg_ctl`, None if they are not installed."""
     on_path = shutil.which("initdb")
     if on_path:
         return Path(on_path).parent
@@ -26,25 +26,25 @@ def postgres_programs() -> Path | None:
 
 @contextmanager
 def postgres(programs: Path) -> Iterator[str]:
-    """Start a server on loopback; yield its URI, to which the name of a database is added.
+    """Start a server on loopback; yield its URI without the name of a database.
 
-    Nothing is forced to the disk, and all of it is removed in the end.
+    Nothing is synced to disk, and all files are removed in the end.
     """
-    # Its user must be able to reach the folder, which is not true of every temporary one.
+    # The server user needs access to the folder, which not every temporary folder allows.
     folder = Path(tempfile.mkdtemp(prefix="fxpart-postgres-"))
     as_user: dict[str, Any] = {"cwd": folder}
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         shutil.chown(folder, "postgres")
         as_user["user"] = "postgres"
     port, data = free_port(), folder / "data"
-    words = folder / "password"
-    words.write_text(PASSWORD)
+    password_file = folder / "password"
+    password_file.write_text(PASSWORD)
     serve = [str(programs / "pg_ctl"), "-D", str(data), "-l", str(folder / "log"), "-s"]
     serve += ["-o", f"-p {port} -h 127.0.0.1 -k {folder} -F"]
-    make = [str(programs / "initdb"), "-D", str(data), "-U", "me", "--no-sync"]
-    make += ["-A", "scram-sha-256", f"--pwfile={words}"]
+    init = [str(programs / "initdb"), "-D", str(data), "-U", "me", "--no-sync"]
+    init += ["-A", "scram-sha-256", f"--pwfile={password_file}"]
     try:
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL, **as_user)
+        subprocess.run(init, check=True, stdout=subprocess.DEVNULL, **as_user)
         subprocess.run([*serve, "-w", "start"], check=True, **as_user)
         try:
             yield f"postgresql+psycopg2://me:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}"
@@ -55,7 +55,7 @@ def postgres(programs: Path) -> Iterator[str]:
 
 
 def new_database(server: str, name: str) -> str:
-    """Make an empty database and return its URI."""
+    """Create an empty database and return its URI."""
     from sqlalchemy import NullPool, create_engine, text
 
     engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT", poolclass=NullPool)
@@ -65,9 +65,9 @@ def new_database(server: str, name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port of loopback, between those of Ray's workers and those of systems.
+    """Return a free loopback port between the ranges of Ray's workers and of ephemeral ports.
 
-    Until it is used, or while a server is started again, no connection of others takes it.
+    No connection of others takes it until it is used, or while a server restarts.
     """
     while True:
         port = 20_000 + secrets.randbelow(10_000)

@@ -1,9 +1,9 @@
 """Presets on six topologies, by every mode and peer: ``python -m benchmarks.presets --topologies``.
 
-Equal devices; unlike ones; two nodes over InfiniBand; memory 2 % above the least that `size_based`
-fills; a host's CPU beside two devices; pairs of NVLink. For each objective: the best of
-`mode=optimal` in so many steps, its gap to the bound, and how far above it each mode and peer is in
-percent; ``-`` where one refuses. None may be below it.
+Equal devices; unequal ones; two nodes over InfiniBand; memory 2 % above the minimum that
+`size_based` needs; a host CPU beside two devices; NVLink pairs. For each objective: the value of
+`mode=optimal` with the given steps, its gap to the bound, and by how much percent each mode and
+peer is above it; ``-`` where one refuses. None may be below it.
 """
 
 import itertools
@@ -39,14 +39,14 @@ LARGE = ("dlrm", "mixtral_8x7b", "llama3_70b")
 PCIE, NVLINK, INFINIBAND = Link(32e9, 5e-6), Link(300e9, 5e-6), Link(50e9, 5e-6)
 """PCIe 4, NVLink 3 and one InfiniBand NDR port, as in conf/transfer_rate."""
 HOST = DeviceSpec("host", 128 * 10**9, {"float32": 3e12, "bfloat16": 6.6e12}, 300e9, power_w=210.0)
-"""32 cores as in conf/accelerator/cpu.yaml: this machine's own number would change the table. The
+"""32 cores as in conf/accelerator/cpu.yaml, so that the table does not depend on this machine. The
 power is that of AMD's EPYC 9334."""
 MODES = ("single", "size_based", "equal_layers", "pipeline", "kl_based", "cost_aware")
 
 
 @dataclass(frozen=True)
 class _Model:
-    """A preset, captured, and the peers that need the model itself."""
+    """A captured preset, and the peers that need the model itself."""
 
     name: str
     graph: OpGraph
@@ -78,39 +78,39 @@ def _devices(spec: str) -> tuple[DeviceSpec, ...]:
 
 
 def _topologies(model: _Model) -> Iterator[tuple[str, Topology]]:
-    """Yield six topologies of devices that hold the model, with their names."""
+    """Yield the names of six topologies that hold the model, and the topologies."""
     size = "80gb" if model.name in LARGE else "16gb"
     equal = _devices(f"4x{size}")
-    unlike = "1xh100+3x80gb" if model.name in LARGE else "1xv100_32gb+2x16gb+1xt4"
+    unequal = "1xh100+3x80gb" if model.name in LARGE else "1xv100_32gb+2x16gb+1xt4"
     nodes = tuple(replace(device, node=i // 2) for i, device in enumerate(equal))
-    paired = with_pair_links(uniform_topology(equal, PCIE), {(0, 1): NVLINK, (2, 3): NVLINK})
+    nvlink_pairs = with_pair_links(uniform_topology(equal, PCIE), {(0, 1): NVLINK, (2, 3): NVLINK})
     yield "equal", uniform_topology(equal, PCIE)
-    yield "unlike", uniform_topology(_devices(unlike), PCIE)
+    yield "unlike", uniform_topology(_devices(unequal), PCIE)
     yield "two nodes", uniform_topology(nodes, NVLINK, INFINIBAND)
-    yield "tight memory", uniform_topology(_tight(model, equal), PCIE)
+    yield "tight memory", uniform_topology(_tight_devices(model, equal), PCIE)
     yield "with a CPU", uniform_topology((*equal[:2], HOST), PCIE)
-    yield "NVLink pairs", paired
+    yield "NVLink pairs", nvlink_pairs
 
 
-def _tight(model: _Model, devices: tuple[DeviceSpec, ...]) -> tuple[DeviceSpec, ...]:
-    """Return the devices with 2 % more memory than the least that `size_based` fills."""
+def _tight_devices(model: _Model, devices: tuple[DeviceSpec, ...]) -> tuple[DeviceSpec, ...]:
+    """Return the devices with 2 % more memory than the minimum that `size_based` needs."""
 
-    def of(memory_bytes: int) -> tuple[DeviceSpec, ...]:
+    def with_memory(memory_bytes: int) -> tuple[DeviceSpec, ...]:
         return tuple(replace(device, memory_bytes=memory_bytes) for device in devices)
 
-    least, most = 1, devices[0].memory_bytes
-    while most - least > most // 200:
-        middle = (least + most) // 2
+    low, high = 1, devices[0].memory_bytes
+    while high - low > high // 200:
+        middle = (low + high) // 2
         try:
-            make_mode("size_based")(model.on(uniform_topology(of(middle), PCIE)))
-            most = middle
+            make_mode("size_based")(model.on(uniform_topology(with_memory(middle), PCIE)))
+            high = middle
         except InfeasibleError:
-            least = middle
-    return of(most * 102 // 100)
+            low = middle
+    return with_memory(high * 102 // 100)
 
 
 def _value(problem: Problem, evaluation: Evaluation) -> float:
-    """Return what the objective makes small, in its unit of `UNITS`."""
+    """Return the value of the objective, in its unit of `UNITS`."""
     if problem.objective == "latency":
         return evaluation.latency_s * 1e3
     if problem.objective == "throughput":
@@ -121,7 +121,7 @@ def _value(problem: Problem, evaluation: Evaluation) -> float:
 
 
 def _gap(problem: Problem, evaluation: Evaluation) -> float:
-    """Return how far the value is above its bound, as a share."""
+    """Return the gap between the value and its bound, as a share."""
     if problem.objective == "latency":
         return evaluation.optimality_gap
     metrics = objective_metrics(problem, evaluation, problem.topology.n_devices)
@@ -130,7 +130,7 @@ def _gap(problem: Problem, evaluation: Evaluation) -> float:
 
 
 def _values(model: _Model, problem: Problem) -> dict[str, float]:
-    """Return what every mode and peer comes to, infinite where one refuses."""
+    """Return the value of every mode and peer, infinite where one refuses."""
     places = {**{mode: make_mode(mode) for mode in MODES}, **model.peers}
     values = {}
     for mode, place in places.items():
@@ -149,9 +149,9 @@ def _above(value: float, best: float) -> str:
 def print_topologies(
     names: Sequence[str], steps: int, objectives: Sequence[str], places: Sequence[str]
 ) -> bool:
-    """Print a table for each objective, and what comes near; return whether none is beaten.
+    """Print a table for each objective and the closest peers; return whether optimal is unbeaten.
 
-    Of the topologies called `places`, or of all without any.
+    Only for the topologies named in `places`, or for all if it is empty.
     """
     rows: dict[str, list[list[str]]] = {objective: [] for objective in objectives}
     near: list[str] = []
@@ -168,12 +168,12 @@ def print_topologies(
             best, gap = _value(problem, evaluation), _gap(problem, evaluation)
             values = _values(model, problem)
             peers = list(values)
-            where = f"{name}, {place}, {objective}"
+            case = f"{name}, {place}, {objective}"
             above = {mode: value / best - 1 for mode, value in values.items()}
-            beaten += [f"{where}: {m} {a:.4%}" for m, a in above.items() if a < -_ROUNDING]
+            beaten += [f"{case}: {m} {a:.4%}" for m, a in above.items() if a < -_ROUNDING]
             close = [m for m in model.peers if above[m] < NEAR]
             if close:
-                near.append(f"{where}: {', '.join(close)}; optimal is {gap:.2%} above the bound")
+                near.append(f"{case}: {', '.join(close)}; optimal is {gap:.2%} above the bound")
             rows[objective].append(
                 [name, place, f"{best:.3f}", f"{gap * 100:.1f}", f"{seconds:.0f}"]
                 + [_above(value, best) for value in values.values()]

@@ -1,13 +1,13 @@
 """``python -m benchmarks.presets [name ...]``: every preset captured and placed on a laptop.
 
 With ``--topologies [--steps 16]`` on six topologies instead, by every mode and peer, for latency
-and throughput (`benchmarks.preset_topologies`); the exit code is 1 where one beats `mode=optimal`.
-``--objectives memory energy`` and ``--places equal "with a CPU"`` choose others, and some of them.
+and throughput (`benchmarks.preset_topologies`); the exit code is 1 if one beats `mode=optimal`.
+``--objectives memory energy`` selects other objectives, ``--places equal "with a CPU"`` topologies.
 
-For each model: operators, seconds to build and capture it from nothing, peak memory of that
-process; then three modes on enough devices. The devices are as many of 16, 24 or 80 GB as hold the
-model with room to choose. ``less`` is how much lower a latency is than that of size_based, ``gap``
-how far above a bound that no placement can beat.
+For each model: operators, seconds to build and capture it without a cache, peak memory of that
+process; then three modes on devices of 16, 24 or 80 GB that hold the model with memory to spare.
+``less`` is the reduction of latency relative to size_based, ``gap`` the distance to a bound that no
+placement can beat.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def _run(folder: Path, model: str, mode: str) -> tuple[dict[str, Any], int]:
             f"model={model}",
             f"mode={mode}",
             f"devices={DEVICES[model]}",
-            "latency=roofline",  # on devices with curves too: one model of times for all rows
+            "latency=roofline",  # also for devices with curves: the same latency model for all rows
             "tracking=none",
             f"capture.cache_dir={folder / 'cache'}",
             f"hydra.run.dir={out}",
@@ -64,7 +64,7 @@ HEAD = (
 )
 
 
-def _found(metrics: dict[str, float], by_size: dict[str, float], width: int) -> str:
+def _search_columns(metrics: dict[str, float], by_size: dict[str, float], width: int) -> str:
     less = 1 - metrics["latency_ms"] / by_size["latency_ms"]
     return (
         f" | {metrics['latency_ms']:>{width}.3f} {metrics['partition_s']:>5.2f} {less:>6.2%}"
@@ -83,8 +83,8 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = arguments.names
     if arguments.topologies:
-        wanted = arguments.objectives, arguments.places
-        sys.exit(not print_topologies(chosen, arguments.steps, *wanted))
+        selection = arguments.objectives, arguments.places
+        sys.exit(not print_topologies(chosen, arguments.steps, *selection))
     print(HEAD)
     for model in chosen:
         with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,8 @@ def main() -> None:
             f" {by_size['weights_gib'] * 2**30 / 1e9:>10.2f} {by_size['capture_s']:>9.1f}"
             f" {peak / 1e9:>7.2f} | {by_size['latency_ms']:>13.3f}"
             f" {by_size['optimality_gap_pct']:>5.1f}%"
-            f"{_found(second['metrics'], by_size, 11)}{_found(third['metrics'], by_size, 13)}",
+            f"{_search_columns(second['metrics'], by_size, 11)}"
+            f"{_search_columns(third['metrics'], by_size, 13)}",
             flush=True,
         )
 

@@ -1,4 +1,4 @@
-"""Run one command of a user, and say how long it took and how much memory it held at most."""
+"""Run a command as a user would, and measure its time and peak memory."""
 
 import os
 import subprocess
@@ -13,14 +13,14 @@ __all__ = ["Measured", "run_python"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one process took."""
+    """The time, peak memory and output of one process."""
 
     seconds: float
     peak_bytes: int
-    """Largest resident set of the process."""
+    """Peak resident set size of the process."""
     output: str
     messages: str
-    """What it wrote to stderr: its progress, with times."""
+    """Its stderr: progress messages with times."""
 
 
 def run_python(
@@ -30,14 +30,13 @@ def run_python(
     may_fail: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Measured:
-    """Run ``python <arguments>`` in `folder` and return what it took.
+    """Run ``python <arguments>`` in `folder` and return its measurements.
 
-    Captured graphs are kept in the folder, not in the user's cache. The command is started through
-    a second interpreter, whose only child it is, so that the memory measured is that of this
-    process and of none before it.
+    Captured graphs are cached in the folder, not in the user's cache. The command is started by a
+    second interpreter as its only child, so that the measured memory is that of this process alone.
 
     Raises:
-        SystemExit: when the command fails, unless that may be.
+        SystemExit: if the command fails, unless `may_fail`.
 
     """
     measure = (
@@ -48,7 +47,7 @@ def run_python(
     )
     root = Path(__file__).resolve().parent.parent
     begin = time.perf_counter()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", measure, sys.executable, *arguments],
         cwd=folder,
         env={
@@ -62,8 +61,8 @@ def run_python(
         check=False,
     )
     seconds = time.perf_counter() - begin
-    if done.returncode and not may_fail:
-        raise SystemExit(f"python {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+    if process.returncode and not may_fail:
+        raise SystemExit(f"python {' '.join(arguments)} failed:\n{process.stdout}{process.stderr}")
     # ru_maxrss counts KiB on Linux.
-    *messages, peak_kib = done.stderr.strip().splitlines()
-    return Measured(seconds, int(peak_kib) * 1024, done.stdout, "\n".join(messages))
+    *messages, peak_kib = process.stderr.strip().splitlines()
+    return Measured(seconds, int(peak_kib) * 1024, process.stdout, "\n".join(messages))

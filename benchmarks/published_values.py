@@ -1,7 +1,7 @@
-"""What a placement of a published problem costs, read from its JSON and the published definition.
+"""Cost of a placement of a published problem, from its JSON file and the published definition.
 
 After Tarnawski et al.: Efficient Algorithms for Device Placement of DNN Graph Operators, NeurIPS
-2020, arXiv:2006.16423. Nothing of fxpart is used, so that a value of ours can be held to this one.
+2020, arXiv:2006.16423. Independent of fxpart, so that values of fxpart can be checked against it.
 """
 
 import json
@@ -13,16 +13,16 @@ from typing import Any
 __all__ = ["largest_load_ms", "read_nodes", "sample_ms"]
 
 Nodes = Mapping[str, Mapping[str, Any]]
-"""By name; with `successors`, a list of names, and `move_ms`, what moving the output takes."""
+"""By name; with `successors`, a list of names, and `move_ms`, the time to move the output."""
 
 
 def read_nodes(path: Path, placement: Mapping[str, int]) -> tuple[Nodes, int]:
-    """Return the nodes of a problem and its number of accelerators, for a placement that it allows.
+    """Return the nodes of a problem and its number of accelerators, after checking a placement.
 
-    `placement` has the device of each node: accelerators first, then CPU cores.
+    `placement` maps each node to a device: accelerators first, then CPU cores.
 
     Raises:
-        ValueError: for one that it does not allow, and where two nodes have the same name.
+        ValueError: if the problem does not allow the placement, or two nodes have the same name.
 
     """
     document = json.loads(path.read_text())
@@ -58,36 +58,36 @@ def largest_load_ms(path: Path, placement: Mapping[str, int]) -> float:
     nodes, accelerators = read_nodes(path, placement)
     loads = dict.fromkeys(placement.values(), 0.0)
     for name, node in nodes.items():
-        here = placement[name]
-        loads[here] += node["fpgaLatency" if here < accelerators else "cpuLatency"]
-        elsewhere = {placement[reader] for reader in node["successors"]} - {here}
-        for device in elsewhere | ({here} if elsewhere else set()):
+        own_device = placement[name]
+        loads[own_device] += node["fpgaLatency" if own_device < accelerators else "cpuLatency"]
+        other_devices = {placement[reader] for reader in node["successors"]} - {own_device}
+        for device in other_devices | ({own_device} if other_devices else set()):
             if device < accelerators:
                 loads[device] += node["move_ms"]
     return max(loads.values())
 
 
 def sample_ms(path: Path, placement: Mapping[str, int]) -> float:
-    """Return when one sample is done: an accelerator runs what it holds as one piece.
+    """Return the time of one sample, where an accelerator runs all its nodes as one piece.
 
     Raises:
-        graphlib.CycleError: where two pieces wait for each other.
+        graphlib.CycleError: if two pieces wait for each other.
 
     """
     nodes, accelerators = read_nodes(path, placement)
     piece_of = {n: d if d < accelerators else n for n, d in placement.items()}
-    takes: dict[str | int, float] = dict.fromkeys(piece_of.values(), 0.0)
-    waits_for: dict[str | int, set[str | int]] = {piece: set() for piece in takes}
+    time_of: dict[str | int, float] = dict.fromkeys(piece_of.values(), 0.0)
+    waits_for: dict[str | int, set[str | int]] = {piece: set() for piece in time_of}
     for name, node in nodes.items():
-        here = piece_of[name]
-        takes[here] += node["cpuLatency" if here == name else "fpgaLatency"]
-        elsewhere = {piece_of[reader] for reader in node["successors"]} - {here}
-        for piece in elsewhere:
-            waits_for[piece].add(here)
-        for piece in elsewhere | ({here} if elsewhere else set()):
+        own_piece = piece_of[name]
+        time_of[own_piece] += node["cpuLatency" if own_piece == name else "fpgaLatency"]
+        other_pieces = {piece_of[reader] for reader in node["successors"]} - {own_piece}
+        for piece in other_pieces:
+            waits_for[piece].add(own_piece)
+        for piece in other_pieces | ({own_piece} if other_pieces else set()):
             if isinstance(piece, int):
-                takes[piece] += node["move_ms"]
+                time_of[piece] += node["move_ms"]
     done: dict[str | int, float] = {}
     for piece in TopologicalSorter(waits_for).static_order():
-        done[piece] = takes[piece] + max((done[p] for p in waits_for[piece]), default=0.0)
+        done[piece] = time_of[piece] + max((done[p] for p in waits_for[piece]), default=0.0)
     return max(done.values())

@@ -1,13 +1,13 @@
-"""What a recommendation says, how long it takes, and whether the files of its best plan agree.
+"""Time recommendations, and check that the files of the best plan agree with it.
 
     python -m benchmarks.recommend [--models NAME ...] [--devices NAME ...] [--training]
                                    [--limit-s 900] [--cache FOLDER] [-- OVERRIDE ...]
 
-Cells are models on devices, one after the other, each command in a process of its own that may take
-so many seconds of the processor. A command that captured graphs runs once more: ``CPU s`` is from
-cached graphs, beside which a busy machine shows others on a clock. ``--training`` plans a step
-where one fits, else a pass forward. The best plan is then run by itself: its throughput must be the
-same, and the files of engines in its folder hold its devices, layers and examples.
+Cells are models on devices, one after the other, each command in its own process with a limit of
+CPU seconds. A command that captured graphs runs a second time: ``CPU s`` is with cached graphs,
+``s`` the wall-clock time. ``--training`` plans a training step if one fits, else a forward pass.
+The best plan is then run by itself: its throughput must be the same, and the engine files in its
+folder must have its devices, layers and examples.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recommend_files import Asked, file_faults
+from benchmarks.recommend_files import Expected, file_faults
 
 MODELS = ("gpt2_xl", "vit_large", "llama3_1_8b", "mixtral_8x7b", "llama3_70b")
 _SIXTEEN = f"""\
@@ -36,7 +36,7 @@ spec: 16x_dgx_h100
 nodes: [{", ".join(map(str, range(16)))}]
 between_nodes: {{name: infiniband_ndr, bytes_per_s: 50e9, latency_s: 5e-6}}
 """
-"""As the shipped ``2x_dgx_h100``: a file of the user's own, in ``conf/devices``."""
+"""A user's own file in ``conf/devices``, modelled on the shipped ``2x_dgx_h100``."""
 DEVICES = (
     *(f"{count}x80gb" for count in (1, 2, 4, 8)),
     "4x16gb",
@@ -48,8 +48,8 @@ _HEADINGS = "| model | devices | CPU s | s | costed | best | files |\n" + "| ---
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """A command that ended."""
+class _Outcome:
+    """The outcome of a finished command."""
 
     code: int
     error: str
@@ -58,10 +58,10 @@ class _Done:
     clock_s: float
 
 
-def _run(arguments: list[str], folder: str, limit_s: int) -> _Done:
-    """Run ``python -m`` of `arguments` in `folder`, for `limit_s` of CPU at most."""
+def _run(arguments: list[str], folder: str, limit_s: int) -> _Outcome:
+    """Run ``python -m`` with `arguments` in `folder`, for at most `limit_s` of CPU time."""
     begin_s, before = time.monotonic(), os.times()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,
         capture_output=True,
@@ -72,36 +72,38 @@ def _run(arguments: list[str], folder: str, limit_s: int) -> _Done:
     after, clock_s = os.times(), time.monotonic() - begin_s
     cpu_s = after.children_user + after.children_system
     cpu_s -= before.children_user + before.children_system
-    lines = done.stderr.strip().splitlines() or [""]
-    error = lines[-1] if done.returncode >= 0 else f"stopped after {limit_s} s of CPU"
-    return _Done(done.returncode, error, cpu_s, clock_s)
+    lines = process.stderr.strip().splitlines() or [""]
+    error = lines[-1] if process.returncode >= 0 else f"stopped after {limit_s} s of CPU"
+    return _Outcome(process.returncode, error, cpu_s, clock_s)
 
 
 def row(
     model: str, devices: str, overrides: list[str], cache: Path, limit_s: int
 ) -> tuple[str, bool]:
-    """Return the row of a cell, and whether a plan fits."""
+    """Return the table row of a cell, and whether a plan fits."""
     with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder, "conf", "devices", "16x_dgx_h100.yaml")
-        own.parent.mkdir(parents=True)
-        own.write_text(_SIXTEEN)
-        kept = ["tracking=none", f"capture.cache_dir={cache}"]
-        command = [f"model={model}", f"devices={devices}", *overrides, *kept]
+        device_file = Path(folder, "conf", "devices", "16x_dgx_h100.yaml")
+        device_file.parent.mkdir(parents=True)
+        device_file.write_text(_SIXTEEN)
+        common = ["tracking=none", f"capture.cache_dir={cache}"]
+        command = [f"model={model}", f"devices={devices}", *overrides, *common]
         command.append(f"hydra.run.dir={folder}/out")
         before = set(cache.glob("*.npz"))
-        done = _run(["runner.recommend", *command], folder, limit_s)
-        cold = ""
-        if set(cache.glob("*.npz")) - before and done.code >= 0:
-            cold = f" ({done.cpu_s:.0f} cold)"
-            done = _run(["runner.recommend", *command], folder, limit_s)
-        times = f"| `{model}` | {devices} | {done.cpu_s:.1f}{cold} | {done.clock_s:.0f} |"
-        if done.code:
-            reason = done.error.partition(";")[0]
+        outcome = _run(["runner.recommend", *command], folder, limit_s)
+        cold_text = ""
+        if set(cache.glob("*.npz")) - before and outcome.code >= 0:
+            cold_text = f" ({outcome.cpu_s:.0f} cold)"
+            outcome = _run(["runner.recommend", *command], folder, limit_s)
+        times = (
+            f"| `{model}` | {devices} | {outcome.cpu_s:.1f}{cold_text} | {outcome.clock_s:.0f} |"
+        )
+        if outcome.code:
+            reason = outcome.error.partition(";")[0]
             return f"{times} | {reason} | |", " fits" not in reason
         document = json.loads(Path(folder, "out", "recommend.json").read_text())
         best = document["plans"][0]
-        alone = [*shlex.split(best["command"])[2:], *kept, f"hydra.run.dir={folder}/best"]
-        files = _files(_run(alone, folder, limit_s), best, Path(folder, "best"))
+        best_command = [*shlex.split(best["command"])[2:], *common, f"hydra.run.dir={folder}/best"]
+        files = _files(_run(best_command, folder, limit_s), best, Path(folder, "best"))
     if not document["proved"].endswith("of the space"):
         return f"{times} | only {document['proved']} | |", True
     total = len(document["plans"]) + len(document["unfit"])
@@ -111,23 +113,23 @@ def row(
     return f"{times} {counts} | {answer} | {files} |", True
 
 
-def _files(done: _Done, best: dict[str, Any], folder: Path) -> str:
-    """Return which files of engines the `best` plan has, run by itself, and what is wrong."""
-    if done.code:
-        return f"wrong: {done.error}"
+def _files(outcome: _Outcome, best: dict[str, Any], folder: Path) -> str:
+    """Return the engine files written by the `best` plan run by itself, and their faults."""
+    if outcome.code:
+        return f"wrong: {outcome.error}"
     result = json.loads((folder / "result.json").read_text())
     rate, stated = (run["metrics"]["examples_per_s"] for run in (result, best))
     if rate != stated:
         return f"wrong: {rate} examples/s alone, {stated} recommended"
-    asked = Asked(
+    expected = Expected(
         devices=best["devices_used"],
         examples=best["batch"] * best["data_parallel"] * best["microbatches"],
         model=result["config"]["resolved"]["model"]["config"],
     )
-    faults = file_faults(folder, asked)
-    texts = [f"{name} ({', '.join(wrong)})" if wrong else name for name, wrong in faults.items()]
+    faults = file_faults(folder, expected)
+    entries = [f"{name} ({', '.join(wrong)})" if wrong else name for name, wrong in faults.items()]
     prefix = "wrong: " if any(faults.values()) else ""
-    return prefix + (", ".join(texts) or "none")
+    return prefix + (", ".join(entries) or "none")
 
 
 def main() -> None:
@@ -145,8 +147,8 @@ def main() -> None:
     for model in chosen.models:
         for devices in chosen.devices:
             for phase in (*phases, []):
-                asked = [*phase, *chosen.overrides]
-                text, fits = row(model, devices, asked, chosen.cache, chosen.limit_s)
+                overrides = [*phase, *chosen.overrides]
+                text, fits = row(model, devices, overrides, chosen.cache, chosen.limit_s)
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
                 if fits:

@@ -1,9 +1,9 @@
-"""A recommendation beside everything: all combinations of its settings, each costed as a run.
+"""Compare a recommendation with all combinations of its settings, each costed as a run.
 
     python -m benchmarks.recommend_everything [--models NAME] [--devices NAME] [-- OVERRIDE ...]
 
-The combinations are made here, without the command's own space and bounds, and asked of the
-functions that ``python -m runner`` calls. None may be faster than the plan that is recommended.
+The combinations are enumerated here, without the search space and bounds of the command, and costed
+by the functions that ``python -m runner`` calls. None may be faster than the recommended plan.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from runner.output.terminal import without_progress
 from runner.plans.chosen import best_of
 from runner.plans.request import Request
 
-__all__ = ["Comparison", "combinations", "compared"]
+__all__ = ["Comparison", "combinations", "compare"]
 
 MODELS = ("gpt2", "whisper_small", "llama3_1_8b")
 DEVICES = ("2x16gb", "4x80gb", "1x80gb+2x24gb")
@@ -33,31 +33,35 @@ DEVICES = ("2x16gb", "4x80gb", "1x80gb+2x24gb")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The best of a recommendation, and of all combinations."""
+    """The best plan of a recommendation, and the best of all combinations."""
 
     recommended: str
     examples_per_s: float
     tried: int
-    """Combinations."""
+    """Number of combinations."""
     fit: int
-    """Of those, that go together and fit."""
+    """Number of combinations that are valid and fit."""
     most: str
     most_examples_per_s: float
     cpu_s: tuple[float, float]
-    """Processor time of the recommendation, and of all combinations."""
+    """CPU time of the recommendation and of all combinations."""
 
 
 _SCHEDULES = (("1f1b", 8, 1), ("1f1b", 32, 1), ("interleaved", 8, 2), ("interleaved", 32, 2))
-"""With microbatches, and stages on a device."""
+"""Schedules with their number of microbatches and of stages per device."""
 
 
 def combinations(base: Config) -> Iterator[Config]:
-    """Yield `base` with all values of a recommendation's settings, whether they go or not."""
+    """Yield `base` with all combinations of a recommendation's settings, valid or not."""
     topology = build_topology(base.devices, base.transfer_rate, base.reserve)
     trains, n = is_training(base), topology.n_devices
     degrees = [d for d in range(1, n + 1) if n % d == 0]
     schedules = [("none", 1, 1), *(_SCHEDULES if trains else ())]
-    for tensor, sequence, data, expert, zero, again, (schedule, count, chunks), mode in product(
+    for tensor, sequence, data, expert, zero, checkpointing, (
+        schedule,
+        count,
+        chunks,
+    ), mode in product(
         degrees,
         (False, True) if trains else (False,),
         degrees,
@@ -67,14 +71,14 @@ def combinations(base: Config) -> Iterator[Config]:
         schedules,
         ("single", "pipeline", "size_based", "kl_based"),
     ):
-        is_row = mode == "pipeline"
+        is_pipeline = mode == "pipeline"
         if tensor * data > n or tensor * data % expert or (sequence and tensor == 1):
             continue
         if mode not in ("single", "pipeline") and (data > 1 or schedule != "none"):
             continue
-        if schedule != "none" and not is_row and (tensor * data < n or chunks > 1):
+        if schedule != "none" and not is_pipeline and (tensor * data < n or chunks > 1):
             continue
-        options = {"schedule": schedule, "microbatches": count} if is_row else {}
+        options = {"schedule": schedule, "microbatches": count} if is_pipeline else {}
         options |= {"interleave": chunks} if chunks > 1 else {}
         yield replace(
             base,
@@ -84,18 +88,18 @@ def combinations(base: Config) -> Iterator[Config]:
             data_parallel=data,
             expert_parallel=expert,
             zero=zero,
-            checkpointing=again,
+            checkpointing=checkpointing,
             schedule=ScheduleConfig(schedule),
             microbatches=count,
             mode=ModeConfig(mode, options),
         )
 
 
-def compared(base: Config) -> Comparison:
+def compare(base: Config) -> Comparison:
     """Return the best plan of a recommendation of `base`, and of all combinations.
 
     Raises:
-        FxpartError: where no plan fits.
+        FxpartError: if no plan fits.
 
     """
     begin_s = time.process_time()
@@ -114,21 +118,21 @@ def compared(base: Config) -> Comparison:
         fit += 1
         rate = headline(result)["examples_per_s"]
         if rate > most_rate:
-            most_rate, most = rate, _named(config)
+            most_rate, most = rate, _describe(config)
     whole_s = time.process_time() - begin_s
     named = " ".join(best.candidate.overrides)
     cpu_s = (searched_s, whole_s - searched_s)
     return Comparison(named, best.examples_per_s, tried, fit, most, most_rate, cpu_s)
 
 
-def _named(config: Config) -> str:
+def _describe(config: Config) -> str:
     degrees = ("tensor_parallel", "data_parallel", "expert_parallel", "zero", "microbatches")
     shown = [f"{name}={value}" for name in degrees if (value := getattr(config, name)) > 1]
     return " ".join([f"mode={config.mode.name}", *shown, f"schedule={config.schedule.name}"])
 
 
 def main() -> int:
-    """Print a row for each model and device set; return 1 where a combination is faster."""
+    """Print a row for each model and device set; return 1 if a combination is faster."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--devices", nargs="*", default=DEVICES)
@@ -142,7 +146,7 @@ def main() -> int:
     for model, devices in product(chosen.models, chosen.devices):
         base = composed(f"model={model}", f"devices={devices}", *chosen.overrides)
         try:
-            row = compared(replace(base, mode=ModeConfig("single", {})))
+            row = compare(replace(base, mode=ModeConfig("single", {})))
         except FxpartError as error:
             sys.stdout.write(f"| `{model}` | {devices} | {str(error).partition(';')[0]} |\n")
             continue

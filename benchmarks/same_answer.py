@@ -1,7 +1,7 @@
-"""``python -m benchmarks.same_answer [processes]``: every mode in fresh processes, one answer each.
+"""``python -m benchmarks.same_answer [processes]``: check that every mode is deterministic.
 
-Each process has another hash seed, and other addresses for what it builds. The modes of the runner
-place a synthetic graph of 2,000 operators, those of the drop-in partitioner a traced module.
+Every mode runs in fresh processes with different hash seeds and object addresses. The modes of the
+runner place a synthetic graph of 2,000 operators, those of the drop-in partitioner a traced module.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def _digest(text: str) -> str:
 
 
 def _with_embeddings(graph: OpGraph) -> OpGraph:
-    """Return the graph with three quarters of its operators called lookups, for `sparse_nn`."""
+    """Return the graph with three quarters of its operators as lookups, for `sparse_nn`."""
     count = graph.n_ops * 3 // 4
     return replace(graph, targets=("aten.embedding.default",) * count + graph.targets[count:])
 
@@ -41,7 +41,7 @@ def _devices(gigabytes: int) -> Topology:
 
 
 def _runner_modes() -> Iterator[tuple[str, str]]:
-    """Return each mode of the runner, and a digest of what it decides."""
+    """Yield each mode of the runner, and a digest of its placement."""
     topology, middle, large = (_devices(gigabytes) for gigabytes in (16, 40, 60))
     graph = synthetic_graph(2000, 0)
     roots = sorted({path.partition(".")[0] for path in graph.modules})
@@ -60,7 +60,7 @@ def _runner_modes() -> Iterator[tuple[str, str]]:
 
 
 def _facade_modes() -> Iterator[tuple[str, str]]:
-    """Return each mode of the drop-in partitioner, and a digest of what it decides."""
+    """Yield each mode of the drop-in partitioner, and a digest of its partitions."""
     import torch
 
     from benchmarks.torch_families import inception, random_sparse
@@ -100,7 +100,7 @@ def _facade_modes() -> Iterator[tuple[str, str]]:
 
 
 def _child() -> None:
-    # What a set of objects would be ordered by: addresses.
+    # Shifts object addresses, by which sets of objects would be ordered.
     ballast = [
         object() for _ in range(random.Random(os.environ["PYTHONHASHSEED"]).randrange(99999))
     ]
@@ -117,7 +117,7 @@ def main() -> None:
     processes = int(sys.argv[1]) if sys.argv[1:] else PROCESSES
     answers: dict[str, set[str]] = defaultdict(set)
     for seed in range(processes):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "benchmarks.same_answer", _CHILD],
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
             cwd=Path(__file__).resolve().parent.parent,
@@ -125,7 +125,7 @@ def main() -> None:
             text=True,
             check=True,
         )
-        for mode, digest in json.loads(done.stdout.splitlines()[-1]).items():
+        for mode, digest in json.loads(process.stdout.splitlines()[-1]).items():
             answers[mode].add(digest)
     print(f"{'mode':<20} processes answers")
     for mode, digests in answers.items():

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.same_numbers record FILE``: the numbers of 269 runs.
+"""``python -m benchmarks.same_numbers record FILE``: record the numbers of 269 runs.
 
-It runs every command below, of the checkout that this file lies in, and keeps what came of each
-run: twelve minutes on two cores. ``compare BEFORE AFTER`` prints every value in which two records
-differ, and exits with 1 if any does. Of fxpart only commands are used, and the files they leave.
+Runs every command below with this checkout and stores the results, which takes twelve minutes on
+two cores. ``compare BEFORE AFTER`` prints every value in which two records differ, and exits with 1
+if any does. Only the commands of fxpart and the files they write are used.
 """
 
 import argparse
@@ -54,8 +54,8 @@ _SHORT = {
     "step": "phase.train_mode=false optimizer=none",
     "cheap": "tracking=none",
 }
-# A line each: its name and what is typed after ``python -m runner``; an indented line goes on.
-_TYPED = """
+# Each line: a name and the arguments of ``python -m runner``; indented lines continue it.
+_COMMANDS = """
 main: mode=kl_based devices=4x16gb
 presets: -m $presets mode=size_based,kl_based devices=4x16gb
 large: -m model=mixtral_8x7b,llama3_70b mode=size_based devices=4x80gb
@@ -120,21 +120,23 @@ model=transformers; $own model.factory=tiny:bulid; $own mode=aot_based mode.assi
 schedule=gpipe; data_parallel=3 phase=training; $own +model.factory_args.depth=3; $real;
 experiment=nothing; rerun=0123456789abcdef; -m $modes where=modes==1; -m $modes hydra/launcher=x;
 -m $small hydra/sweeper=optuna hydra.sweeper.metric=speed"""
-_LINES = re.sub(r"\n +", " ", _TYPED).split("\n")[1:-1]
-_LINES += [f"refused_{n}: {one.strip()} $cheap" for n, one in enumerate(_REFUSED.split(";"))]
-for _ in range(3):  # as deep as what is short for something stands in another
+_LINES = re.sub(r"\n +", " ", _COMMANDS).split("\n")[1:-1]
+_LINES += [
+    f"refused_{n}: {command.strip()} $cheap" for n, command in enumerate(_REFUSED.split(";"))
+]
+for _ in range(3):  # abbreviations are nested up to three deep
     _LINES = [Template(line).substitute(_SHORT) for line in _LINES]
 _CASES = dict(line.split(": ", 1) for line in _LINES)
-# Left out by name: times that were taken, ids and where things are kept, digests that know the
-# source of fxpart, and what git, this machine and versions say.
+# Excluded by name: measured times, ids and locations, digests that depend on the source of fxpart,
+# and values from git, this machine and versions.
 _VOLATILE = {
     "": r"(capture_s|partition_s|time_s|runs_s|unsplit_s|unsplit_ms|measured_ms|time_error_pct"
     r"|measured_throughput_per_s|measured\.throughput_per_s|device_name|\.key|config_key|sweep_key"
     r"|result\.sweep|sweep_id|sweeps|locks|alone|record_id|best_run|tags\.inputs|result\.version"
     r"|_version|git_dirty|mlflow\.(user|parentRunId|source\.git\.\w+))$",
-    # Of processes that run side by side it depends on the moment which messages are in memory.
+    # In concurrent processes, the messages in memory depend on timing.
     "execute=pipeline": r"(measured\.peak_bytes|measured_peak_gib|peak_error_pct)$",
-    # Where operators were measured, all predicted times, and the files that say them.
+    # With measured operators: all predicted times, and the files that contain them.
     "latency=profiled": r"(_ms|_s|_pct|note\.content)$|^digest",
 }
 _TEXTS = {
@@ -150,7 +152,9 @@ def main() -> None:
     """Record the runs, or compare two records."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("way", choices=["record", "compare"])
-    parser.add_argument("files", nargs="+", type=Path, help="to write; or before and after")
+    parser.add_argument(
+        "files", nargs="+", type=Path, help="the file to write, or the two to compare"
+    )
     parser.add_argument("--only", nargs="+", choices=_CASES, default=list(_CASES))
     options = parser.parse_args()
     if options.way == "compare":
@@ -172,7 +176,7 @@ def main() -> None:
 
 
 def _run(name: str, folder: Path) -> dict[str, Values]:
-    """Run one command; return its output, and the values of each of its jobs."""
+    """Run one command; return its output and the values of each of its jobs."""
     text = re.sub(r"\{first:(\w+)\}", lambda m: str(_runs(m[1], folder)[0][0]), _CASES[name])
     module, arguments = "runner", shlex.split(text)
     if arguments[0] == "report":
@@ -183,23 +187,25 @@ def _run(name: str, folder: Path) -> dict[str, Values]:
         if _SHORT["cheap"] not in arguments and "tracking.experiment" not in text:
             arguments.append(f"tracking.experiment={name}")
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    printed = _plain(done.stdout, folder).splitlines()
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    output = _plain(process.stdout, folder).splitlines()
     if re.search("execute=|profiled", text):
-        printed = re.findall(r"results: +(.*);", done.stdout)
-    values: Values = {"exit_code": done.returncode}
-    values |= {f"line {number:>2}": line for number, line in enumerate(printed)}
-    if done.returncode:
-        lines = _plain(done.stderr, folder).splitlines() or [""]
+        output = re.findall(r"results: +(.*);", process.stdout)
+    values: Values = {"exit_code": process.returncode}
+    values |= {f"line {number:>2}": line for number, line in enumerate(output)}
+    if process.returncode:
+        lines = _plain(process.stderr, folder).splitlines() or [""]
         values["error"] = [line for line in lines if line.startswith("error:")] or lines[-1:]
     runs = {name: values}
     for path in sorted((folder / "outputs" / name).rglob("result.json")):
         runs[f"{name}/{path.parent.name}"] = _job(path.parent, folder)
     experiment = re.findall(r"tracking.experiment=(\w+)", text) or [name]
     runs |= {f"{name}/mlflow/{run}": record for run, record in _logged(experiment[0], folder)}
-    aside = re.compile("|".join(pattern for words, pattern in _VOLATILE.items() if words in text))
+    volatile = re.compile(
+        "|".join(pattern for words, pattern in _VOLATILE.items() if words in text)
+    )
     return {
-        run: {key: value for key, value in record.items() if not aside.search(key)}
+        run: {key: value for key, value in record.items() if not volatile.search(key)}
         for run, record in runs.items()
     }
 
@@ -216,7 +222,7 @@ def _digest(value: object) -> str:
 
 
 def _flat(value: Any, path: str, folder: Path) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (JSON)
-    """Yield each value of a JSON document with its path; of a long list of tensors a digest."""
+    """Yield each value of a JSON document with its path; a digest for lists of tensors."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}", folder)
@@ -228,21 +234,21 @@ def _flat(value: Any, path: str, folder: Path) -> Iterator[tuple[str, Any]]:  # 
         yield path, _plain(value, folder) if isinstance(value, str) else value
 
 
-def _names(place: Path) -> list[str]:
-    return sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+def _names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def _job(place: Path, folder: Path) -> Values:
+def _job(job_folder: Path, folder: Path) -> Values:
     """Return the values of `result.json`, the placement, and digests of the other files."""
-    values: Values = {"files": _names(place)}
-    values |= _flat(json.loads((place / "result.json").read_text()), "result", folder)
+    values: Values = {"files": _names(job_folder)}
+    values |= _flat(json.loads((job_folder / "result.json").read_text()), "result", folder)
     for name in values["files"]:
         if name == "assignment.json":
-            document = json.loads((place / name).read_text())
-            placed = {key: document[key] for key in ("devices", "partitions", "modules")}
-            values["placement"] = _digest(placed)
+            document = json.loads((job_folder / name).read_text())
+            placement = {key: document[key] for key in ("devices", "partitions", "modules")}
+            values["placement"] = _digest(placement)
         elif not re.match("result|traceback|stages/|inputs/", name):
-            values[f"digest of {name}"] = _digest(_plain((place / name).read_text(), folder))
+            values[f"digest of {name}"] = _digest(_plain((job_folder / name).read_text(), folder))
     return values
 
 
@@ -259,8 +265,8 @@ def _runs(experiment: str, folder: Path) -> list[Any]:
 
 
 def _logged(experiment: str, folder: Path) -> Iterator[tuple[str, Values]]:
-    """Yield the name of each run of an MLflow experiment, and all that MLflow has of it."""
-    taken: Counter[str] = Counter()
+    """Yield the name of each run of an MLflow experiment, and everything MLflow stores of it."""
+    seen: Counter[str] = Counter()
     for run, name, status, uri in _runs(experiment, folder):
         values: Values = {"status": status, "artifacts": _names(Path(uri.removeprefix("file://")))}
         for table in ("params", "latest_metrics", "tags"):
@@ -268,31 +274,33 @@ def _logged(experiment: str, folder: Path) -> Iterator[tuple[str, Values]]:
             values |= {f"{table}.{key}": value for key, value in rows}
         pieces = sorted(key for key in values if key.startswith("tags.config."))
         values["tags.config"] = json.loads("".join(values.pop(key) for key in pieces) or "{}")
-        taken[name] += 1
+        seen[name] += 1
         flat = (pair for top, entry in values.items() for pair in _flat(entry, top, folder))
-        yield f"{name} #{taken[name]}", dict(flat)
+        yield f"{name} #{seen[name]}", dict(flat)
 
 
 def _compare(before: dict[str, Values], after: dict[str, Values]) -> bool:
-    """Print what differs; return whether anything does."""
-    changed, lone = 0, defaultdict(list)
+    """Print the differences; return whether there are any."""
+    changed, unmatched = 0, defaultdict(list)
     for run in {**before, **after}:
         if run not in before or run not in after:
-            lone[f"run {'vanished' if run in before else 'appeared'}"].append(run)
+            unmatched[f"run {'vanished' if run in before else 'appeared'}"].append(run)
             continue
         old, new = before[run], after[run]
         for key in {**old, **new}:
             if key not in old or key not in new:
-                lone[f"value {'vanished' if key in old else 'appeared'}: {key}"].append(run)
-            # As text, so that what is no number is equal to itself.
+                unmatched[f"value {'vanished' if key in old else 'appeared'}: {key}"].append(run)
+            # Compared as text, so that NaN equals itself.
             elif json.dumps(old[key]) != json.dumps(new[key]):
                 changed += 1
                 print(f"changed: {run}: {key}: {old[key]} -> {new[key]}")
-    for what, runs in sorted(lone.items()):
-        print(f"{what}: in {len(runs)}, such as {', '.join(runs[:3])}")
-    apart, count = sum(map(len, lone.values())), sum(map(len, before.values()))
-    print(f"{len(before)} records, {count} values: {changed} changed, {apart} in one file alone")
-    return bool(changed or apart)
+    for kind, runs in sorted(unmatched.items()):
+        print(f"{kind}: in {len(runs)}, such as {', '.join(runs[:3])}")
+    n_unmatched, count = sum(map(len, unmatched.values())), sum(map(len, before.values()))
+    print(
+        f"{len(before)} records, {count} values: {changed} changed, {n_unmatched} in one file alone"
+    )
+    return bool(changed or n_unmatched)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """``python -m benchmarks.scale [--only GRAPH ...] [--modes MODE ...]``: time and memory at scale.
 
-For each graph and each mode, in a fresh process: the seconds that the mode takes, the largest
-resident memory of the process, the latency found and how far it is from the lower bound; beside
-them what was asked for. The seconds are of the mode alone: the graph is captured once, before, and
-kept; reading it, the tables of the problem, the evaluation after, and the compilation of inner
-loops (each process first places a small graph) are not in them. All of that is in the memory.
-`aot_based` is given what `size_based` finds, and its seconds are those of reading and checking it.
+For each graph and each mode, in a fresh process: the seconds that the mode takes, the peak resident
+memory of the process, the latency of the plan and its gap to the lower bound, beside the targets.
+The seconds are of the mode alone: the graph is captured once before and cached; reading it, the
+tables of the problem, the evaluation and the compilation of inner loops (each process first places
+a small graph) are excluded. The memory includes all of that. `aot_based` gets the plan of
+`size_based`, and its seconds are those of reading and checking it.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from fxpart.placement import MODES
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The devices that a graph is placed on, and the limits asked for."""
+    """The devices on which a graph is placed, and the target limits."""
 
     devices: str
     limits_s: dict[str, float]
-    """By mode; ``""`` for all others."""
+    """Limit by mode; ``""`` for all others."""
     limit_gb: float | None = None
 
 
@@ -45,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=GRAPHS, default=list(GRAPHS), metavar="GRAPH")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
-    parser.add_argument("--cache", type=Path, help="folder to keep graphs in")
+    parser.add_argument("--cache", type=Path, help="folder of cached graphs")
     parser.add_argument(
         "--stop-s",
         type=float,
@@ -56,20 +56,20 @@ def _arguments() -> argparse.Namespace:
 
 
 def _job(folder: Path, *arguments: str) -> tuple[dict[str, Any] | None, Measured]:
-    """Return the result of a process of `benchmarks.scale_job`, None if it was stopped."""
+    """Return the result of a `benchmarks.scale_job` process, None if it was stopped."""
     measured = run_python(["-m", "benchmarks.scale_job", *arguments], folder, may_fail=True)
     lines = measured.output.strip().splitlines()
     return (json.loads(lines[-1]) if lines else None), measured
 
 
 def _captured(folder: Path, cache: Path, graph: str) -> Path:
-    """Return the file of the captured graph; capture it where it is not there."""
-    # A graph that was captured by other code is another graph.
-    made_by = [Path(__file__).with_name(name) for name in ("scale_job.py", "synthetic.py")]
-    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in made_by]
+    """Return the file of the captured graph, capturing it if it is missing."""
+    # Different code may capture a different graph.
+    source_files = [Path(__file__).with_name(name) for name in ("scale_job.py", "synthetic.py")]
+    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in source_files]
     file = cached_path(cache, cache_key({"benchmark": graph, "sources": sources}, "operator"))
     if file.exists():
-        print(f"{graph}: kept in {file.name}")
+        print(f"{graph}: cached in {file.name}")
         return file
     result, measured = _job(folder, "capture", graph, str(file))
     if result is None:
@@ -117,7 +117,7 @@ def _print_mode(folder: Path, file: Path, target: _Target, mode: str, stop_s: fl
 
 
 def main() -> None:
-    """Print a block for each graph, in it a row for each mode."""
+    """Print a block for each graph with a row for each mode."""
     chosen = _arguments()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -126,7 +126,7 @@ def main() -> None:
             file, target = _captured(folder, cache, graph), GRAPHS[graph]
             _print_tools(folder, file, target.devices)
             print(
-                f"  {'mode':<11} {'s':>9} {'asked':>6} {'peak GB':>7} {'asked':>5}"
+                f"  {'mode':<11} {'s':>9} {'limit':>6} {'peak GB':>7} {'limit':>5}"
                 f" {'latency ms':>11} {'bound ms':>11} {'gap':>7} {'partitions':>10}",
                 flush=True,
             )

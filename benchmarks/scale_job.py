@@ -1,8 +1,8 @@
-"""One measurement of `benchmarks.scale`, in a process of its own; prints what it found as JSON.
+"""One measurement of `benchmarks.scale`, in its own process; prints the result as JSON.
 
-``python -m benchmarks.scale_job capture GRAPH FILE`` makes a graph and keeps it in the file;
-``place FILE DEVICES MODE LIMIT_S`` lets a mode place it; ``tools FILE DEVICES`` times what all
-modes share.
+``python -m benchmarks.scale_job capture GRAPH FILE`` builds a graph and writes it to the file;
+``place FILE DEVICES MODE LIMIT_S`` places it with a mode; ``tools FILE DEVICES`` times the
+functions that all modes share.
 """
 
 import json
@@ -55,7 +55,7 @@ MAKERS: dict[str, Callable[[], OpGraph]] = {
     "chain": lambda: chain_graph(100_000),
     "diamonds": lambda: diamonds_graph(10_000),
 }
-"""Name of a graph to what makes it."""
+"""Functions that build a graph, by its name."""
 
 
 def _capture(graph_name: str, file: str) -> dict[str, Any]:
@@ -80,15 +80,15 @@ def _machine(devices: str) -> tuple[Topology, LatencyModel]:
     return build_topology(chosen.devices, chosen.transfer_rate), latency
 
 
-def _kept(file: str) -> OpGraph:
+def _read_graph(file: str) -> OpGraph:
     graph = read_graph(Path(file))
     if graph is None:
         raise SystemExit(f"{file} holds no graph; capture it first")
     return graph
 
 
-def _ready(mode: str, problem: Problem) -> Place:
-    """Return the mode, ready to place `problem`; `aot_based` takes what `size_based` finds."""
+def _configured_mode(mode: str, problem: Problem) -> Place:
+    """Return the mode, ready to place `problem`; `aot_based` gets the plan of `size_based`."""
     if mode != "aot_based":
         return make_mode(mode)
     document = assignment_document(
@@ -100,15 +100,15 @@ def _ready(mode: str, problem: Problem) -> Place:
 
 
 def _place(file: str, devices: str, mode: str, limit_s: str) -> dict[str, Any]:
-    # Loops are compiled, or read from numba's cache, on a small graph first.
+    # A small graph first, to compile the loops or read them from numba's cache.
     small = _problem(synthetic_graph(300), "4x16gb")
     try:
-        evaluate(small, _ready(mode, small)(small))
+        evaluate(small, _configured_mode(mode, small)(small))
     except FxpartError as error:
         print(f"warm-up: {error}", file=sys.stderr)
-    problem = _problem(_kept(file), devices)
-    place = _ready(mode, problem)
-    # Past the limit the process ends without a word.
+    problem = _problem(_read_graph(file), devices)
+    place = _configured_mode(mode, problem)
+    # Past the limit the process ends without output.
     signal.setitimer(signal.ITIMER_REAL, float(limit_s))
     begin = time.perf_counter()
     try:
@@ -117,10 +117,10 @@ def _place(file: str, devices: str, mode: str, limit_s: str) -> dict[str, Any]:
         return {"seconds": time.perf_counter() - begin, "error": str(error)}
     seconds = time.perf_counter() - begin
     signal.setitimer(signal.ITIMER_REAL, 0)
-    return {"seconds": seconds, **_found(problem, assignment)}
+    return {"seconds": seconds, **_plan_metrics(problem, assignment)}
 
 
-def _found(problem: Problem, assignment: Assignment) -> dict[str, Any]:
+def _plan_metrics(problem: Problem, assignment: Assignment) -> dict[str, Any]:
     cost = evaluate(problem, assignment)
     return {
         "latency_s": cost.latency_s,
@@ -132,10 +132,10 @@ def _found(problem: Problem, assignment: Assignment) -> dict[str, Any]:
 
 
 def _tools(file: str, devices: str) -> dict[str, Any]:
-    """Time `evaluate` and `partition_by_device`, on one stretch a device and on many."""
+    """Time `evaluate` and `partition_by_device`, with one stretch per device and with many."""
     small = _problem(synthetic_graph(300), "4x16gb")
     evaluate(small, partition_by_device(small.graph, _stretches(300, 4, 75)))
-    graph = _kept(file)
+    graph = _read_graph(file)
     result: dict[str, Any] = {"operators": graph.n_ops, "weight_bytes": graph.total_weight_bytes}
     machine = _machine(devices)
     begin = time.perf_counter()
@@ -146,16 +146,16 @@ def _tools(file: str, devices: str) -> dict[str, Any]:
         device_of = _stretches(graph.n_ops, count, length)
         begin = time.perf_counter()
         assignment = partition_by_device(graph, device_of)
-        cut = time.perf_counter()
+        partitioned = time.perf_counter()
         evaluate(problem, assignment)
-        result[f"partition_{name}_s"] = cut - begin
-        result[f"evaluate_{name}_s"] = time.perf_counter() - cut
+        result[f"partition_{name}_s"] = partitioned - begin
+        result[f"evaluate_{name}_s"] = time.perf_counter() - partitioned
         result[f"partitions_{name}"] = assignment.n_partitions
     return result
 
 
 def _stretches(n: int, devices: int, length: int) -> IntArray:
-    """Return a device for each operator: in turn, or at random where stretches are more."""
+    """Return a device for each operator: one stretch per device, or at random if there are more."""
     stretch = np.arange(n, dtype=np.int64) // length
     if int(stretch[-1]) < devices:
         return stretch

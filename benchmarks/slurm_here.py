@@ -1,4 +1,4 @@
-"""A real Slurm of one node on this machine, below one folder: no accounts, no munge, no cgroups."""
+"""A real single-node Slurm on this machine, in one folder: no accounts, no munge, no cgroups."""
 
 import getpass
 import os
@@ -46,12 +46,12 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class NoSlurmError(Exception):
-    """Slurm is not installed here, or does not start."""
+    """Slurm is not installed here or does not start."""
 
 
 @contextmanager
 def slurm_here(folder: Path, cores: int = 2) -> Iterator[dict[str, str]]:
-    """Start Slurm and yield the environment in which its commands find it; stop it at the end.
+    """Start Slurm, yield the environment variables of its commands, and stop it at the end.
 
     Raises:
         NoSlurmError: with the reason.
@@ -72,11 +72,11 @@ def slurm_here(folder: Path, cores: int = 2) -> Iterator[dict[str, str]]:
     )
     variables = {"SLURM_CONF": str(configuration)}
     with ExitStack() as stack:
-        started = [
+        daemons = [
             stack.enter_context(_running(command, variables))
             for command in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "one"])
         ]
-        _wait(started, variables, folder)
+        _wait_until_ready(daemons, variables, folder)
         yield variables
 
 
@@ -104,13 +104,13 @@ def _free_ports() -> tuple[int, int]:
         return first.getsockname()[1], second.getsockname()[1]
 
 
-def _wait(
-    started: list["subprocess.Popen[bytes]"], variables: dict[str, str], folder: Path
+def _wait_until_ready(
+    daemons: list["subprocess.Popen[bytes]"], variables: dict[str, str], folder: Path
 ) -> None:
-    """Return when the node is ready: nothing else says that both programs have found each other."""
-    end_s = time.monotonic() + _START_S
-    # slurmd, unless root starts it, gives up at once.
-    while time.monotonic() < end_s and all(daemon.poll() is None for daemon in started):
+    """Return when the node is ready: there is no other sign that both daemons are connected."""
+    deadline_s = time.monotonic() + _START_S
+    # slurmd exits at once unless started by root.
+    while time.monotonic() < deadline_s and all(daemon.poll() is None for daemon in daemons):
         state = subprocess.run(
             ["sinfo", "--noheader", "--format=%T"],
             env={**os.environ, **variables},
@@ -121,7 +121,7 @@ def _wait(
         )
         if state.stdout.strip() == "idle":
             return
-        time.sleep(_LOOK_S)  # between looks: the node says nothing when it is ready
+        time.sleep(_LOOK_S)  # polling: the node sends no signal when it is ready
     last_lines = [
         path.read_text().splitlines()[-1:]
         for path in (folder / "slurmctld.log", folder / "slurmd.log")

@@ -1,8 +1,8 @@
-"""Seconds to cut a large graph into submodules, torch's split_module and ours in one run.
+"""Time to split a large graph into submodules, torch's split_module and ours in one run.
 
-Two times each: the cut alone, and until the code of every submodule is written too. Ours writes
-that when a submodule is first run or read, torch's at once (and twice: for each submodule when it
-is made, and again with the module around them). Everything that both make is compared.
+Two times each: the split alone, and including the generated code of every submodule. Ours generates
+code when a submodule is first run or read, torch's at once (and twice: for each submodule when it
+is created, and again with the parent module). The results of both are compared.
 
     python -m benchmarks.split_cut [operators] [repeats]
 """
@@ -27,9 +27,9 @@ __all__ = ["CutTimes", "children", "compare_cuts", "long_graph"]
 
 _Split = Callable[..., GraphModule]
 _FUNCTIONS = (torch.maximum, torch.atan2, torch.minimum, torch.atan2)
-"""None of them grows without bound in a long row."""
-_FARTHEST = 40
-"""Most operators between one that makes a value and one that reads it."""
+"""Functions that do not grow without bound in a long chain."""
+_MAX_DISTANCE = 40
+"""Largest distance in operators between a value and its reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +39,39 @@ class CutTimes:
     torch_s: float
     ours_s: float
     ours_with_code_s: float
-    """Ours, with the code of all submodules written."""
+    """Ours, including the code of all submodules."""
 
 
 def long_graph(operators: int, seed: int = 0) -> GraphModule:
-    """Return a graph of that many functions, each of the one before and of another near it."""
+    """Return a graph of functions, each of the previous one and another close to it."""
     rng, graph = random.Random(seed), Graph()
-    made = [graph.placeholder("x")]
+    values = [graph.placeholder("x")]
     for index in range(operators):
-        other = made[-rng.randint(1, min(len(made), _FARTHEST))]
+        other = values[-rng.randint(1, min(len(values), _MAX_DISTANCE))]
         function = _FUNCTIONS[index % len(_FUNCTIONS)]
-        made.append(graph.call_function(function, (made[-1], other)))
-    graph.output(made[-1])
+        values.append(graph.call_function(function, (values[-1], other)))
+    graph.output(values[-1])
     return GraphModule(nn.Module(), graph)
 
 
 def children(module: GraphModule) -> dict[str, GraphModule]:
-    """Return the submodules of a cut by name."""
+    """Return the submodules of a split module by name."""
     return {name: m for name, m in module.named_children() if isinstance(m, GraphModule)}
 
 
 def _timed(split: _Split, module: GraphModule, part_of: dict[Node, int]) -> tuple[float, float]:
-    """Return seconds of the cut, and until all code is written."""
+    """Return the seconds of the split alone, and including all code."""
     gc.collect()
     begin = time.perf_counter()
     cut = split(module, module, part_of.__getitem__)
-    middle = time.perf_counter()
+    split_end = time.perf_counter()
     for child in children(cut).values():
         _ = child.code
-    return middle - begin, time.perf_counter() - begin
+    return split_end - begin, time.perf_counter() - begin
 
 
 def _same(module: GraphModule, part_of: dict[Node, int], x: Tensor) -> bool:
-    """Return whether both cuts are the same module and compute what the whole computes."""
+    """Return whether both splits have the same code and compute the same as `module`."""
     theirs = torch_split(module, module, part_of.__getitem__)
     ours = split_module(module, module, part_of.__getitem__)
     our_parts, torch_parts = children(ours), children(theirs)
@@ -85,10 +85,10 @@ def _same(module: GraphModule, part_of: dict[Node, int], x: Tensor) -> bool:
 
 
 def compare_cuts(operators: int, partitions: int, repeats: int) -> CutTimes:
-    """Return how long both take for runs of equal length along the graph, in turn.
+    """Return the times of both, alternating, for partitions of equal length along the graph.
 
     Raises:
-        AssertionError: when the two cuts are not the same module.
+        AssertionError: if the two splits differ.
 
     """
     module = long_graph(operators)

@@ -30,12 +30,12 @@ SOURCES = ("placeholder", "get_attr", "output")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Case:
-    """What both sides are asked. Node names are those of `traced`."""
+    """A problem for both sides. Node names are those of `traced`."""
 
     name: str
     module: nn.Module
     traced: fx.GraphModule
-    """With ``meta["tensor_meta"]`` on every node. Never partitioned itself: see `fresh_copy`."""
+    """With ``meta["tensor_meta"]`` on every node. Partition only copies: see `fresh_copy`."""
     inputs: tuple[Tensor, ...]
     operators: tuple[str, ...]
     """Names of the call nodes in graph order."""
@@ -70,7 +70,7 @@ def _weight_bytes(node: fx.Node, modules: dict[str, nn.Module]) -> int:
 
 
 def _flop(node: fx.Node, modules: dict[str, nn.Module]) -> int:
-    """Return the operations of a node: two a weight and place for a layer, else one an element."""
+    """Return the FLOPs of a node: two per weight and position for a layer, else one per element."""
     elements = int(node.meta["tensor_meta"].shape.numel())
     if node.op == "call_module":
         weight = getattr(modules[str(node.target)], "weight", None)
@@ -85,7 +85,7 @@ def _flop(node: fx.Node, modules: dict[str, nn.Module]) -> int:
 def make_case(name: str, built: Built, shares: Sequence[float], transfer_ratio: float) -> Case:
     """Return the case of placing a module on devices of `shares` of its static size.
 
-    With `transfer_ratio` 1 the transfer of an output of mean size takes as long as an operator of
+    With `transfer_ratio` 1, the transfer of an output of mean size takes as long as an operator of
     mean latency; with 10, ten times as long.
     """
     module, inputs = built
@@ -99,9 +99,9 @@ def make_case(name: str, built: Built, shares: Sequence[float], transfer_ratio: 
     total = sum(_weight_bytes(node, modules) + _output_bytes(node) for node in nodes)
     latency: dict[str, tuple[float, float]] = {}
     for node in called:
-        touched = _weight_bytes(node, modules) + _output_bytes(node)
-        touched += sum(_output_bytes(read) for read in node.all_input_nodes)
-        latency[node.name] = touched / MEMORY_BYTES_PER_S, _flop(node, modules) / FLOP_PER_S
+        accessed = _weight_bytes(node, modules) + _output_bytes(node)
+        accessed += sum(_output_bytes(read) for read in node.all_input_nodes)
+        latency[node.name] = accessed / MEMORY_BYTES_PER_S, _flop(node, modules) / FLOP_PER_S
     mean_s = sum(max(pair) for pair in latency.values()) / len(called)
     mean_bytes = sum(map(_output_bytes, called)) / len(called)
     return Case(
@@ -118,17 +118,17 @@ def make_case(name: str, built: Built, shares: Sequence[float], transfer_ratio: 
 
 
 def random_shares(rng: random.Random) -> tuple[float, ...]:
-    """Return 2 to 5 devices of 0.3 to 0.9 of the model each, equal or not."""
+    """Return the shares of 2 to 5 devices, equal or not, each 0.3 to 0.9 of the model."""
     count = rng.randint(2, 5)
     if rng.random() < 0.5:
         return (rng.uniform(0.3, 0.9),) * count
     return tuple(rng.uniform(0.3, 0.9) for _ in range(count))
 
 
-def random_case(seed: int, least: int = 8, most: int = 40) -> Case:
-    """Return a random module of `least` to `most` operators on random devices."""
+def random_case(seed: int, min_operators: int = 8, max_operators: int = 40) -> Case:
+    """Return a random module of `min_operators` to `max_operators` on random devices."""
     rng = random.Random(seed)
-    ops = rng.randint(least, most)
+    ops = rng.randint(min_operators, max_operators)
     ratio = 10 ** rng.uniform(-1.5, 1.5)
     return make_case(f"random {seed}", random_module(seed, ops), random_shares(rng), ratio)
 
@@ -136,7 +136,7 @@ def random_case(seed: int, least: int = 8, most: int = 40) -> Case:
 def sparse_case(seed: int) -> Case:
     """Return a random module with embedding tables, on equal devices.
 
-    Most often each device has room for some tables and for the dense layers; else for any share.
+    Usually each device has memory for some tables and the dense layers, else for a random share.
     """
     rng = random.Random(seed)
     built = random_sparse(seed)
@@ -152,7 +152,7 @@ def sparse_case(seed: int) -> Case:
 
 
 def architecture_cases(small_only: bool) -> Iterator[Case]:
-    """Yield each known architecture on 2 and on 4 equal devices; or the small ones, on 4."""
+    """Yield each known architecture on 2 and 4 equal devices, or only the small ones on 4."""
     for devices in (4,) if small_only else (2, 4):
         for name, build in (SMALL if small_only else SMALL | LARGER).items():
             torch.manual_seed(0)
@@ -160,14 +160,14 @@ def architecture_cases(small_only: bool) -> Iterator[Case]:
 
 
 def fresh_copy(case: Case) -> fx.GraphModule:
-    """Return a copy of the traced graph on the same weights, with the same names of nodes.
+    """Return a copy of the traced graph with the same weights and node names.
 
-    What a side hangs on its nodes is not seen by the other side.
+    Attributes that one side sets on its nodes are not visible to the other.
     """
     graph = fx.Graph()
     output = graph.graph_copy(case.traced.graph, {})
     graph.output(output)
     for node in graph.nodes:
-        # Submodules name their nodes anew; what stands in meta goes along with a node.
+        # Submodules rename their nodes; the entry in meta is copied with a node.
         node.meta[NAME] = node.name
     return fx.GraphModule(case.traced, graph)

@@ -1,11 +1,11 @@
-"""``python -m benchmarks.symbolic [--only MODEL ...] [--phases PHASE ...]``: formula or capture.
+"""``python -m benchmarks.symbolic [--only MODEL ...] [--phases PHASE ...]``: formulas and captures.
 
-Each model is captured once with its batch symbolic, and again at each of several batch sizes. For
-each of these: how many operators has only one of the two captures, and of how many others do FLOPs
-or bytes moved differ? By how many bytes does the formula of the peak differ from the peak of the
-fresh capture, and by what share that of the latency from its simulation, on one device and on four?
-Then the time of a sweep of 64 batch sizes, beside that of the capture. A training step is one with
-adam.
+Each model is captured once with a symbolic batch, and again at each of several batch sizes. For
+each size, the table shows the number of operators that only one of the two captures has, and of
+common ones that differ in FLOPs or bytes moved; then the difference in bytes between the peak
+formula and the peak of the fresh capture, and the relative difference between the latency formula
+and the simulation, on one device and on four. The time of a sweep over 64 batch sizes follows,
+beside that of the capture. Training steps use adam.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from fxpart.cost.symbolic.sweep import sweep
 
 BATCHES = (1, 2, 3, 4, 8, 16, 64)
 SWEPT = tuple({"batch": batch} for batch in range(1, 65))
-USUAL = ("gpt2", "llama", "bert", "resnet50")
+DEFAULT_MODELS = ("gpt2", "llama", "bert", "resnet50")
 PHASES = ("inference", "training")
 LATENCY = LatencyModel(compute_efficiency=0.6, bandwidth_efficiency=0.8, op_overhead_s=4e-6)
 _RATES = {"float32": 19.5e12, "bfloat16": 312e12}
@@ -64,7 +64,9 @@ class _Placed:
 def _arguments() -> argparse.Namespace:
     known = [spec.name for spec in MODELS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.symbolic", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=known, default=list(USUAL), metavar="MODEL")
+    parser.add_argument(
+        "--only", nargs="+", choices=known, default=list(DEFAULT_MODELS), metavar="MODEL"
+    )
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     return parser.parse_args()
 
@@ -84,7 +86,7 @@ def _symbolic(spec: ModelSpec, phase: str) -> SymbolicGraph:
     return on_graph(symbolic, with_optimizer(symbolic.graph, Optimizer("adam")))
 
 
-def _fresh(spec: ModelSpec, phase: str, batch: int) -> OpGraph:
+def _capture_at(spec: ModelSpec, phase: str, batch: int) -> OpGraph:
     built = build_model(replace(spec, batch_size=batch))
     if phase == "inference":
         return capture_graph(built.module, built.args, built.kwargs)
@@ -92,24 +94,24 @@ def _fresh(spec: ModelSpec, phase: str, batch: int) -> OpGraph:
     return with_optimizer(step, Optimizer("adam"))
 
 
-def _placed(symbolic: SymbolicGraph, count: int) -> _Placed:
-    """Return the graph in `count` parts of equal numbers of operators, a backward with its own."""
+def _place(symbolic: SymbolicGraph, count: int) -> _Placed:
+    """Return the graph in `count` parts of equal size; a backward operator follows its forward."""
     graph = symbolic.graph
     topology = uniform_topology((DEVICE,) * count, LINK)
-    device_of = _even(graph, count)
+    device_of = _equal_parts(graph, count)
     assignment = partition_by_device(graph, device_of)
     peaks = peak_formulas(symbolic, assignment, count)
     latency = latency_formula(symbolic, topology, LATENCY, assignment, SWEPT)
     return _Placed(symbolic, topology, assignment, peaks, latency.formula)
 
 
-def _even(graph: OpGraph, count: int) -> IntArray:
+def _equal_parts(graph: OpGraph, count: int) -> IntArray:
     device_of = np.arange(graph.n_ops) * count // max(graph.first_backward, 1)
     return np.asarray(device_of[graph.forward_of[graph.group]], dtype=np.int64)
 
 
-def _pairs(ours: OpGraph, fresh: OpGraph) -> tuple[IntArray, IntArray]:
-    """Return the operators that both have, in each: a capture at one size may have a view less."""
+def _common_operators(ours: OpGraph, fresh: OpGraph) -> tuple[IntArray, IntArray]:
+    """Return the indices of common operators in each: a capture at one size may lack a view."""
     left, right = (list(zip(g.targets, g.modules, strict=True)) for g in (ours, fresh))
     blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     a = np.concatenate([np.arange(block.a, block.a + block.size) for block in blocks])
@@ -117,42 +119,42 @@ def _pairs(ours: OpGraph, fresh: OpGraph) -> tuple[IntArray, IntArray]:
     return a.astype(np.int64), b.astype(np.int64)
 
 
-def _compared(ours: OpGraph, fresh: OpGraph) -> tuple[str, str]:
-    """Return how many operators only one has, and how many that both have differ in sizes."""
-    a, b = _pairs(ours, fresh)
+def _compare_graphs(ours: OpGraph, fresh: OpGraph) -> tuple[str, str]:
+    """Return the number of operators that only one has, and of common ones that differ in size."""
+    a, b = _common_operators(ours, fresh)
     flops = ours.flops[a] != fresh.flops[b]
     moved = ours.moved_bytes[a] != fresh.moved_bytes[b]
     return str(ours.n_ops + fresh.n_ops - 2 * len(a)), str(np.count_nonzero(flops | moved))
 
 
-def _of_fresh(placed: _Placed, fresh: OpGraph) -> Evaluation:
-    """Return the cost of a fresh capture, placed the same way; others go with their neighbour."""
-    a, b = _pairs(placed.symbolic.graph, fresh)
+def _evaluate_capture(placed: _Placed, fresh: OpGraph) -> Evaluation:
+    """Return the cost of a fresh capture placed the same way; new operators join a neighbour."""
+    a, b = _common_operators(placed.symbolic.graph, fresh)
     last = np.maximum(np.searchsorted(b, np.arange(fresh.n_ops), side="right") - 1, 0)
     device_of = placed.assignment.device_of[a[last]][fresh.forward_of[fresh.group]]
     assignment = partition_by_device(fresh, device_of)
     return evaluate(make_problem(fresh, placed.topology, LATENCY), assignment)
 
 
-def _differs(placed: _Placed, fresh: Evaluation, batch: int) -> tuple[str, str]:
-    """Return how far the formulas are from a fresh capture: bytes of the peaks, share of time."""
+def _differences(placed: _Placed, fresh: Evaluation, batch: int) -> tuple[str, str]:
+    """Return the errors of the formulas: bytes of the peaks, relative error of the latency."""
     peaks = [int(formula.at(batch=batch)) for formula in placed.peaks]
-    off = max(abs(p - use.peak_bytes) for p, use in zip(peaks, fresh.devices, strict=True))
-    time_off = abs(float(placed.latency.at(batch=batch)) / fresh.latency_s - 1)
-    return str(off), f"{time_off:.0e}"
+    peak_error = max(abs(p - use.peak_bytes) for p, use in zip(peaks, fresh.devices, strict=True))
+    latency_error = abs(float(placed.latency.at(batch=batch)) / fresh.latency_s - 1)
+    return str(peak_error), f"{latency_error:.0e}"
 
 
 def _rows(spec: ModelSpec, phase: str, placed: list[_Placed]) -> Iterator[list[str]]:
     for batch in BATCHES:
         begin = time.perf_counter()
-        fresh = _fresh(spec, phase, batch)
-        took = time.perf_counter() - begin
+        fresh = _capture_at(spec, phase, batch)
+        capture_s = time.perf_counter() - begin
         ours = placed[0].symbolic.at(batch=batch)
-        cells = [str(batch), f"{took:.1f}", *_compared(ours, fresh)]
-        for each in placed:
+        cells = [str(batch), f"{capture_s:.1f}", *_compare_graphs(ours, fresh)]
+        for placement in placed:
             cells += [
-                f"{max(int(formula.at(batch=batch)) for formula in each.peaks) / 1e6:.2f}",
-                *_differs(each, _of_fresh(each, fresh), batch),
+                f"{max(int(formula.at(batch=batch)) for formula in placement.peaks) / 1e6:.2f}",
+                *_differences(placement, _evaluate_capture(placement, fresh), batch),
             ]
         yield cells
 
@@ -160,19 +162,19 @@ def _rows(spec: ModelSpec, phase: str, placed: list[_Placed]) -> Iterator[list[s
 def _report(spec: ModelSpec, phase: str) -> None:
     begin = time.perf_counter()
     symbolic = _symbolic(spec, phase)
-    captured_s = time.perf_counter() - begin
-    placed = [_placed(symbolic, count) for count in (1, 4)]
+    capture_s = time.perf_counter() - begin
+    placed = [_place(symbolic, count) for count in (1, 4)]
     sweep(symbolic, placed[1].topology, LATENCY, placed[1].assignment, SWEPT[:1])
     begin = time.perf_counter()
     sweep(symbolic, placed[1].topology, LATENCY, placed[1].assignment, SWEPT)
-    swept_s = time.perf_counter() - begin
+    sweep_s = time.perf_counter() - begin
     print(
         f"\n{spec.name}, {phase}: {symbolic.graph.n_ops} operators, symbolic capture"
-        f" {captured_s:.1f} s, sweep of {len(SWEPT)} batch sizes on 4 devices {swept_s:.3f} s"
+        f" {capture_s:.1f} s, sweep of {len(SWEPT)} batch sizes on 4 devices {sweep_s:.3f} s"
     )
     heads = ["batch", "capture s", "other operators", "other sizes"]
     for count in ("one", "four"):
-        heads += [f"{count}: peak MB", "off by B", "latency off"]
+        heads += [f"{count}: peak MB", "error B", "latency error"]
     print(table(heads, _rows(spec, phase, placed)))
     (peak,) = placed[0].peaks
     print(f"peak bytes on one device = {peak.text()}")

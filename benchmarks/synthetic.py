@@ -1,4 +1,4 @@
-"""Graphs of any size that look like captured models, made from a seed with numpy alone."""
+"""Graphs of any size that resemble captured models, built from a seed with numpy alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from fxpart.errors import SpecError
 __all__ = ["WEIGHT_BYTES", "chain_graph", "diamonds_graph", "synthetic_graph"]
 
 WEIGHT_BYTES = 52 * 10**9
-"""Weights of a graph: more than three devices of 16 GB hold, less than four."""
+"""Weights of a graph: they need four devices of 16 GB."""
 
 _TOKENS, _WIDTH = 2048, 2048
 _VALUE_BYTES = 2 * _TOKENS * _WIDTH
 """A tensor of the trunk, in bfloat16."""
 _LONGEST_BLOCK = 3 + 3 * 7
-"""A norm, a residual and a skip, and three branches of at most six operators and a sum each."""
-_FARTHEST = 64
-"""Most blocks that a long skip leaps over."""
+"""A norm, a residual, a skip, and three branches of at most six operators with a sum each."""
+_MAX_SKIP = 64
+"""Largest number of blocks that a long skip spans."""
 
 
 @dataclass(eq=False)
-class _Drawing:
-    """Collects operators in order. A value is named by its number."""
+class _GraphBuilder:
+    """Collects operators in order; a value is identified by its number."""
 
     names: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
@@ -37,10 +37,10 @@ class _Drawing:
     sizes: list[int] = field(default_factory=list)
     bases: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
-    """How large each weight is, in relation to the others."""
+    """Size of each weight relative to the others."""
 
     def input(self, size_bytes: int) -> int:
-        """Add an input of the graph; before any operator."""
+        """Add a graph input, before any operator."""
         return self._value(-1, size_bytes, -1)
 
     def call(
@@ -54,10 +54,10 @@ class _Drawing:
         view_of: int = -1,
         group: int = -1,
     ) -> int:
-        """Add an operator that makes values of those sizes; return the first.
+        """Add an operator with results of the sizes `makes`; return the first.
 
-        With a `share` it uses a weight of its own; with `view_of` what it makes is a view; with
-        `group` it must be where that operator is.
+        With a `share` it has its own weight; with `view_of` its results are views; with `group` it
+        must be on the same device as that operator.
         """
         op = len(self.names)
         self.names.append(f"{target}_{op}")
@@ -80,7 +80,7 @@ class _Drawing:
         return len(self.producers) - 1
 
     def graph(self, output: int, total_weight_bytes: int) -> OpGraph:
-        """Return the graph whose caller gets `output`, its weights as large as said together."""
+        """Return the graph with result `output` and `total_weight_bytes` of weights."""
         read_start, reads = csr(self.reads)
         use_start, uses = csr(self.uses)
         producer = np.array(self.producers, dtype=np.int64)
@@ -95,9 +95,9 @@ class _Drawing:
             targets=tuple(self.targets),
             dtypes=("bfloat16",) * n,
             # A product of every token with every element of the weight.
-            flops=2 * _TOKENS * _summed(use_start, weights[uses] // 2),
+            flops=2 * _TOKENS * _row_sums(use_start, weights[uses] // 2),
             moved_bytes=_moved_bytes(read_start, sizes[reads], producer, alloc)
-            + _summed(use_start, weights[uses]),
+            + _row_sums(use_start, weights[uses]),
             group=np.array(self.group, dtype=np.int64),
             value_names=tuple(f"v{value}" for value in range(len(producer))),
             value_producer=producer,
@@ -121,37 +121,37 @@ class _Drawing:
 _Ints = npt.NDArray[np.int64]
 
 
-def _summed(start: _Ints, items: _Ints) -> _Ints:
+def _row_sums(start: _Ints, items: _Ints) -> _Ints:
     """Return the sum of each row of a CSR table."""
     before = np.concatenate([[0], np.cumsum(items)])
     return np.asarray(np.diff(before[start]), dtype=np.int64)
 
 
 def _moved_bytes(read_start: _Ints, read_bytes: _Ints, producer: _Ints, alloc: _Ints) -> _Ints:
-    """Return the bytes each operator reads and writes; one that allocates nothing is a view."""
+    """Return the bytes that each operator reads and writes, 0 for views, which allocate nothing."""
     written = np.zeros(len(read_start) - 1, dtype=np.int64)
-    made = producer >= 0
-    np.add.at(written, producer[made], alloc[made])
-    return np.where(written > 0, _summed(read_start, read_bytes) + written, 0)
+    is_produced = producer >= 0
+    np.add.at(written, producer[is_produced], alloc[is_produced])
+    return np.where(written > 0, _row_sums(read_start, read_bytes) + written, 0)
 
 
 def synthetic_graph(n: int = 100_000, seed: int = 0) -> OpGraph:
-    """Return a layered graph of `n` operators that looks like a captured model.
+    """Return a layered graph of `n` operators that resembles a captured model.
 
-    Blocks in a row on one trunk: a norm, one to three branches of projections and views, their
-    sum, and a residual; every eighth block on average also reads the trunk of up to 64 blocks
-    before. Some branches read one mask, others take a tuple apart. Modules are one to
-    three levels deep. Weights are `WEIGHT_BYTES` together: four devices of 16 GB are needed, and
-    enough from some hundred operators on.
+    A sequence of blocks on one trunk: a norm, one to three branches of projections and views, their
+    sum, and a residual; every eighth block on average also reads the trunk up to 64 blocks earlier.
+    Some branches read a shared mask, others unpack a tuple. Modules are nested one to three levels.
+    Weights total `WEIGHT_BYTES`: four devices of 16 GB are needed, and sufficient from about a
+    hundred operators on.
 
     Raises:
-        SpecError: for less than three operators.
+        SpecError: for fewer than three operators.
 
     """
     if n < 3:
         raise SpecError(f"a synthetic graph has a mask, an embedding and more: n={n} is below 3")
     rng = np.random.default_rng(seed)
-    d = _Drawing()
+    d = _GraphBuilder()
     ids = d.input(8 * _TOKENS)
     mask = d.call("le", "mask", [ids], makes=[_TOKENS * _TOKENS])
     trunk = [d.call("embedding", "embed", [ids], share=4.0)]
@@ -163,30 +163,30 @@ def synthetic_graph(n: int = 100_000, seed: int = 0) -> OpGraph:
     return d.graph(last, WEIGHT_BYTES)
 
 
-def _block(d: _Drawing, rng: np.random.Generator, trunk: list[int], mask: int) -> int:
+def _block(d: _GraphBuilder, rng: np.random.Generator, trunk: list[int], mask: int) -> int:
     """Add one block that reads the end of `trunk`; return its result."""
     path = f"blocks.{len(trunk) - 1}"
     normed = d.call("layer_norm", f"{path}.norm", [trunk[-1]])
-    summed = -1
+    total = -1
     for branch in range(int(rng.integers(1, 4))):
-        made = _branch(d, rng, f"{path}.branch{branch}", normed, mask)
-        summed = made if summed < 0 else d.call("add", path, [summed, made])
-    result = d.call("add", path, [trunk[-1], summed])
+        branch_result = _branch(d, rng, f"{path}.branch{branch}", normed, mask)
+        total = branch_result if total < 0 else d.call("add", path, [total, branch_result])
+    result = d.call("add", path, [trunk[-1], total])
     if rng.random() < 0.125:
-        skipped = trunk[-int(rng.integers(1, min(len(trunk), _FARTHEST) + 1))]
+        skipped = trunk[-int(rng.integers(1, min(len(trunk), _MAX_SKIP) + 1))]
         result = d.call("add", f"{path}.skip", [result, skipped])
     return result
 
 
-def _branch(d: _Drawing, rng: np.random.Generator, path: str, normed: int, mask: int) -> int:
+def _branch(d: _GraphBuilder, rng: np.random.Generator, path: str, normed: int, mask: int) -> int:
     """Add a projection up, something in between, and a projection down; return its result."""
     up = d.call("linear", path, [normed], share=float(rng.uniform(0.5, 1.5)))
     match int(rng.integers(0, 3)):
-        case 0:  # as in attention: views, and the mask
+        case 0:  # like attention: views and the mask
             heads = d.call("view", path, [up], view_of=up)
-            turned = d.call("transpose", path, [heads], view_of=heads)
-            inner = d.call("softmax", path, [turned, mask])
-        case 1:  # as in a gate: both halves of a tuple
+            transposed = d.call("transpose", path, [heads], view_of=heads)
+            inner = d.call("softmax", path, [transposed, mask])
+        case 1:  # like a gate: both halves of a tuple
             op, half = len(d.names), _VALUE_BYTES // 2
             first = d.call("split", path, [up], makes=[half, half], view_of=up)
             left = d.call("getitem", path, [first], makes=[half], view_of=first, group=op)
@@ -198,8 +198,8 @@ def _branch(d: _Drawing, rng: np.random.Generator, path: str, normed: int, mask:
 
 
 def chain_graph(n: int) -> OpGraph:
-    """Return `n` operators in a row, each with a weight: the deepest graph of its size."""
-    d = _Drawing()
+    """Return a chain of `n` operators, each with a weight: the deepest graph of its size."""
+    d = _GraphBuilder()
     value = d.input(_VALUE_BYTES)
     for op in range(n):
         value = d.call("linear", f"layers.{op}", [value], share=1.0)
@@ -207,8 +207,8 @@ def chain_graph(n: int) -> OpGraph:
 
 
 def diamonds_graph(count: int) -> OpGraph:
-    """Return `count` diamonds in a row, four operators each: 2 to the power of `count` paths."""
-    d = _Drawing()
+    """Return a chain of `count` diamonds of four operators each, with 2**`count` paths."""
+    d = _GraphBuilder()
     value = d.input(_VALUE_BYTES)
     for diamond in range(count):
         path = f"diamonds.{diamond}"

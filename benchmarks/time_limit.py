@@ -1,4 +1,4 @@
-"""`limited`: a block of a benchmark that may take only so long."""
+"""`limited`: a block of a benchmark with a time limit."""
 
 import signal
 from collections.abc import Iterator
@@ -8,17 +8,17 @@ __all__ = ["OverLimitError", "limited"]
 
 
 class OverLimitError(KeyboardInterrupt):
-    """A block took longer than it may.
+    """A block exceeded its time limit.
 
-    An interrupt, so that what turns errors of a user's model into messages lets it through.
+    A KeyboardInterrupt, so that handlers of errors in a user's model do not catch it.
     """
 
 
 @contextmanager
 def limited(limit_s: float | None, of_cpu: bool = False) -> Iterator[None]:
-    """Raise `OverLimitError` in the block when it takes longer; main thread only.
+    """Raise `OverLimitError` in the block when it exceeds the limit; main thread only.
 
-    With `of_cpu` its seconds are those of CPU, of all threads of the process together.
+    With `of_cpu` the limit is CPU time, summed over all threads of the process.
     """
     if limit_s is None:
         yield
@@ -30,10 +30,10 @@ def limited(limit_s: float | None, of_cpu: bool = False) -> Iterator[None]:
     number, timer = signal.SIGALRM, signal.ITIMER_REAL
     if of_cpu:
         number, timer = signal.SIGPROF, signal.ITIMER_PROF
-    before = signal.signal(number, stop)
+    previous = signal.signal(number, stop)
     signal.setitimer(timer, limit_s)
     try:
         yield
     finally:
         signal.setitimer(timer, 0)
-        signal.signal(number, before)
+        signal.signal(number, previous)

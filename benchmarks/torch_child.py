@@ -1,8 +1,8 @@
 """One run of torch's own partitioner: ``python -m benchmarks.torch_child`` and the question.
 
-The question is ``<family> <blocks> <devices> <mode> <limit in seconds>``. It runs in a process of
-its own, because a run may never end, and only a process can be stopped for certain. Prints one
-line of JSON: the seconds of ``partition_graph`` and the answer.
+The question is ``<family> <blocks> <devices> <mode> <limit in seconds>``. It runs in its own
+process, because a run may never end, and only a process can be stopped reliably. Prints one line of
+JSON: the seconds of ``partition_graph`` and the answer.
 """
 
 import json
@@ -21,15 +21,15 @@ from benchmarks.two_sides import TORCH, Mode, Question, solve
 __all__ = ["TorchRun", "family_case", "run_torch"]
 
 _OVER_LIMIT = 3
-"""Exit status of a process that stopped itself."""
+"""Exit status of a process that exceeded its limit."""
 
 _START_S = 60.0
-"""Seconds after the limit at which a process that has not stopped itself is killed."""
+"""Seconds after the limit until a process that has not stopped itself is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchRun:
-    """What torch's own partitioner took and answered."""
+    """The time and answer of torch's own partitioner."""
 
     seconds: float
     partition_of: dict[str, int]
@@ -38,7 +38,7 @@ class TorchRun:
 
 
 def family_case(family: str, blocks: int, devices: int) -> Case:
-    """Return a regular graph on equal devices that hold 1.8 times the model together."""
+    """Return a regular graph on equal devices that together hold 1.8 times the model."""
     name = f"{family}, {blocks} blocks, {devices} devices"
     return make_case(name, FAMILIES[family](blocks), equal_shares(devices), 1.0)
 
@@ -46,15 +46,15 @@ def family_case(family: str, blocks: int, devices: int) -> Case:
 def run_torch(
     family: str, blocks: int, devices: int, mode: Mode, limit_s: float
 ) -> TorchRun | None:
-    """Return torch's result in a fresh process, or None when it takes longer than `limit_s`.
+    """Return torch's result from a fresh process, or None if it takes longer than `limit_s`.
 
     Raises:
-        SystemExit: when the process fails for another reason.
+        SystemExit: if the process fails for another reason.
 
     """
     command = [sys.executable, "-m", "benchmarks.torch_child", family, str(blocks), str(devices)]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, mode, str(limit_s)],
             cwd=Path(__file__).resolve().parent.parent,
             capture_output=True,
@@ -64,11 +64,11 @@ def run_torch(
         )
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode == _OVER_LIMIT:
+    if process.returncode == _OVER_LIMIT:
         return None
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} {mode} failed:\n{done.stdout}{done.stderr}")
-    answer = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} {mode} failed:\n{process.stdout}{process.stderr}")
+    answer = json.loads(process.stdout.splitlines()[-1])
     return TorchRun(
         seconds=answer["seconds"],
         partition_of=answer["partition_of"],

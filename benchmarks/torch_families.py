@@ -1,8 +1,8 @@
-"""Families of modules that `torch.fx.symbolic_trace` takes, by size: what both sides are run on.
+"""Families of traceable modules by size, on which both sides are run.
 
 The regular families grow one block at a time, so that running times can be fitted. The random ones
-differ in everything that a partitioner looks at: branches, joins, widths, parameters read by
-``get_attr``, keyword arguments, methods, inputs that nothing reads. All weights are seeded.
+vary everything that a partitioner looks at: branches, joins, widths, parameters read by
+``get_attr``, keyword arguments, methods, unread inputs. All weights are seeded.
 """
 
 import random
@@ -41,7 +41,7 @@ class Residual(nn.Module):
         self.down = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (rows, WIDTH) from the same."""
+        """Return (rows, WIDTH) from the same shape."""
         out: Tensor = x + self.down(self.relu(self.up(x)))
         return out
 
@@ -54,14 +54,14 @@ class Inception(nn.Module):
         self.branches = nn.ModuleList([nn.Linear(WIDTH, WIDTH // 4) for _ in range(4)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (rows, WIDTH) from the same."""
+        """Return (rows, WIDTH) from the same shape."""
         return torch.cat([branch(x) for branch in self.branches], dim=-1)
 
 
 class TransformerBlock(nn.Module):
     """Pre-norm attention with one head, then an MLP: 15 operators.
 
-    The scale of the scores is taken to be folded into the query's weights.
+    The scale of the scores is assumed to be folded into the query weights.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class TransformerBlock(nn.Module):
         self.softmax, self.gelu = nn.Softmax(dim=-1), nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (rows, tokens, WIDTH) from the same."""
+        """Return (rows, tokens, WIDTH) from the same shape."""
         normed = self.norm_1(x)
         scores = torch.matmul(self.query(normed), self.key(normed).transpose(1, 2))
         x = x + self.out(torch.matmul(self.softmax(scores), self.value(normed)))
@@ -82,26 +82,26 @@ class TransformerBlock(nn.Module):
 
 
 def chain(blocks: int) -> Built:
-    """Return `blocks` linear layers in a row: one operator a block."""
+    """Return a chain of `blocks` linear layers: one operator per block."""
     torch.manual_seed(0)
     module = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(blocks)])
     return module, (torch.randn(ROWS, WIDTH),)
 
 
 def residual(blocks: int) -> Built:
-    """Return `blocks` residual blocks in a row: 4 operators and one diamond a block."""
+    """Return a chain of `blocks` residual blocks: 4 operators and one diamond per block."""
     torch.manual_seed(0)
     return nn.Sequential(*[Residual() for _ in range(blocks)]), (torch.randn(ROWS, WIDTH),)
 
 
 def inception(blocks: int) -> Built:
-    """Return `blocks` four-way branches in a row: 5 operators a block."""
+    """Return a chain of `blocks` four-way branches: 5 operators per block."""
     torch.manual_seed(0)
     return nn.Sequential(*[Inception() for _ in range(blocks)]), (torch.randn(ROWS, WIDTH),)
 
 
 def transformer(blocks: int) -> Built:
-    """Return `blocks` transformer blocks in a row: 15 operators a block."""
+    """Return a chain of `blocks` transformer blocks: 15 operators per block."""
     torch.manual_seed(0)
     module = nn.Sequential(*[TransformerBlock() for _ in range(blocks)])
     return module, (torch.randn(1, TOKENS, WIDTH),)
@@ -120,7 +120,7 @@ OPERATORS_PER_BLOCK = {"chain": 1, "residual": 4, "inception": 5, "transformer":
 class RandomModule(nn.Module):
     """A directed acyclic graph of `ops` operators, drawn from a seed.
 
-    Three inputs, of which some may be unread; every value that no operator reads is an output.
+    It has three inputs, some possibly unread; every value that no operator reads is an output.
     """
 
     def __init__(self, seed: int, ops: int) -> None:
@@ -128,16 +128,16 @@ class RandomModule(nn.Module):
         rng = random.Random(seed)
         self.layers = nn.ModuleDict()
         self.steps: list[tuple[str, str, int, int]] = []
-        """Kind, name of layer or parameter, first value, second value; values by number."""
+        """Kind, name of layer or parameter, numbers of the first and second value."""
         self.widths = [8, 16, 16]
         self.depth = rng.choice((0.3, 0.6, 0.9))
-        """Chance of reading the newest value: small is wide, large is deep."""
+        """Probability of reading the newest value: low makes wide graphs, high deep ones."""
         while len(self.steps) < ops:
             self._draw(rng)
         self.tupled = rng.random() < 0.3
 
     def _draw(self, rng: random.Random) -> None:
-        """Append one operator; widths of values are kept so that every operator is legal."""
+        """Append one operator; the widths of values are tracked so that every operator is valid."""
         values = len(self.widths)
         first = values - 1 if values > 3 and rng.random() < self.depth else rng.randrange(values)
         width, name = self.widths[first], f"op{len(self.steps)}"
@@ -147,12 +147,12 @@ class RandomModule(nn.Module):
             kind = "linear"
         second = rng.choice(equal) if kind == "add" else rng.randrange(values)
         if kind == "linear":
-            made = rng.choice((8, 16, 32, 64))
-            self.layers[name] = nn.Linear(width, made)
+            out_width = rng.choice((8, 16, 32, 64))
+            self.layers[name] = nn.Linear(width, out_width)
         elif kind == "relu":
-            made, self.layers[name] = width, nn.ReLU()
+            out_width, self.layers[name] = width, nn.ReLU()
         elif kind == "param":
-            made = width
+            out_width = width
             # A parameter may be read twice: by this operator and by later ones of the same width.
             shared = [n for n, p in self.named_parameters(recurse=False) if p.shape[0] == width]
             if shared and rng.random() < 0.5:
@@ -160,12 +160,12 @@ class RandomModule(nn.Module):
             else:
                 self.register_parameter(name, nn.Parameter(torch.randn(width)))
         else:
-            made = width + self.widths[second] if kind == "cat" else width
+            out_width = width + self.widths[second] if kind == "cat" else width
         self.steps.append((kind, name, first, second))
-        self.widths.append(made)
+        self.widths.append(out_width)
 
     def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return the values that nothing reads: x is (rows, 8), y and z (rows, 16)."""
+        """Return the unread values: x is (rows, 8), y and z (rows, 16)."""
         values, read = [x, y, z], set()
         for number, (kind, name, first, second) in enumerate(self.steps):
             a, b = values[first], values[second]
@@ -178,9 +178,9 @@ class RandomModule(nn.Module):
                 values.append(torch.mul(a, getattr(self, name)))
             else:
                 read.add(second)
-                keyed = number % 3 == 0
+                by_keyword = number % 3 == 0
                 if kind == "add":
-                    values.append(torch.add(input=a, other=b) if keyed else a + b)
+                    values.append(torch.add(input=a, other=b) if by_keyword else a + b)
                 else:
                     values.append(torch.cat(tensors=[a, b], dim=1))
         leaves = [v for i, v in enumerate(values) if i not in read and i > 2]
@@ -198,30 +198,30 @@ def random_module(seed: int, ops: int) -> Built:
 
 
 class RandomSparse(nn.Module):
-    """Embedding tables and dense layers, drawn from a seed: what sparse_nn is for."""
+    """Embedding tables and dense layers, drawn from a seed: the use case of sparse_nn."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         rng = random.Random(seed)
         tables = rng.randint(2, 6)
-        # Tables of one size leave room for the dense layers beside them more often.
+        # Tables of one size more often leave memory for the dense layers beside them.
         sizes = rng.choice(((500,), (500,), (300, 600), (50, 200, 800)))
         self.tables = nn.ModuleList([nn.EmbeddingBag(rng.choice(sizes), 16) for _ in range(tables)])
         self.bottom = nn.ModuleList([nn.Linear(16, 16) for _ in range(rng.randint(1, 2))])
         self.mixed = rng.random() < 0.3
-        """Whether dense layers stand between the tables."""
+        """Whether there are dense layers between the tables."""
         self.between = nn.ModuleList([nn.Linear(16, 16) for _ in range(tables)])
         self.top = nn.ModuleList(
             [nn.Linear(16 * (tables + 1), 32), nn.ReLU(), nn.Linear(32, 1)][: rng.randint(1, 3)]
         )
 
-    def forward(self, dense: Tensor, rows: Tensor, more: Tensor) -> Tensor:
-        """Return the top layer's output; `rows` and `more` are int64 (batch, 2)."""
+    def forward(self, dense: Tensor, rows: Tensor, other_rows: Tensor) -> Tensor:
+        """Return the top layer's output; `rows` and `other_rows` are int64 (batch, 2)."""
         for layer in self.bottom:
             dense = layer(dense)
         looked_up = []
         for number, (table, layer) in enumerate(zip(self.tables, self.between, strict=True)):
-            vectors = table(rows if number % 2 else more)
+            vectors = table(rows if number % 2 else other_rows)
             looked_up.append(layer(vectors) if self.mixed else vectors)
         out = torch.cat([dense, *looked_up], dim=1)
         for layer in self.top:

@@ -1,7 +1,7 @@
-"""Torch's own functions as the judge of an answer, whichever side gave it.
+"""Evaluate an answer of either side with torch's own functions.
 
-The answer is rebuilt from names as torch's `Partition` objects, with the logical device ids that it
-came with; its latency and its bytes are what torch then says.
+The answer is rebuilt from names as torch's `Partition` objects with its logical device ids; torch's
+functions then give its latency and its bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,22 +24,22 @@ __all__ = ["Judge", "Verdict", "make_judge"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What torch says of an answer."""
+    """The evaluation of an answer by torch's functions."""
 
     latency_s: float
-    """NaN where partitions wait for each other in a circle."""
+    """NaN if the partitions form a cycle."""
     fault: str
     """Why the answer is invalid, or an empty string."""
 
     @property
     def valid(self) -> bool:
-        """Whether the answer can be carried out on the devices."""
+        """Whether the answer can run on the devices."""
         return not self.fault
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Judge:
-    """A graph sized by torch, ready to judge answers to one case."""
+    """A graph sized by torch, to evaluate answers to one case."""
 
     case: Case
     nodes: Mapping[str, fx.Node]
@@ -48,18 +48,18 @@ class Judge:
     def verdict(
         self, partition_of: Mapping[str, int], devices: Mapping[int, Sequence[int]]
     ) -> Verdict:
-        """Judge a partition of each operator, and devices of each partition."""
-        left_out = [name for name in self.case.operators if name not in partition_of]
-        if left_out:
-            return Verdict(float("nan"), f"{len(left_out)} operators without a partition")
-        parts = self._rebuilt(partition_of, devices)
+        """Return the verdict on a partition of each operator and the devices of each partition."""
+        missing = [name for name in self.case.operators if name not in partition_of]
+        if missing:
+            return Verdict(float("nan"), f"{len(missing)} operators without a partition")
+        parts = self._rebuild(partition_of, devices)
         if any(check_dependency(part) for part in parts):
             return Verdict(float("nan"), "a cycle of partitions")
         by_part = get_partition_to_latency_mapping(parts, dict(self.latency))
         latency_s = get_latency_of_partitioned_graph(parts, by_part, self.case.bytes_per_s)
         return Verdict(latency_s, self._fault(parts))
 
-    def _rebuilt(
+    def _rebuild(
         self, partition_of: Mapping[str, int], devices: Mapping[int, Sequence[int]]
     ) -> list[Partition]:
         parts = {number: Partition(number) for number in sorted(set(partition_of.values()))}
@@ -72,27 +72,27 @@ class Judge:
         return rebuilt
 
     def _fault(self, parts: list[Partition]) -> str:
-        """Return what is wrong: no device, or more bytes than memory.
+        """Return the fault: no device, or more bytes than memory; else an empty string.
 
-        The bytes of a device are those of one partition of all that lies on it, torch's most
-        lenient count: an answer is called invalid only where no way of counting fits.
+        The bytes of a device are those of one partition with all of its nodes, torch's most lenient
+        count: an answer is called invalid only if it fits by no way of counting.
         """
         for part in parts:
             if not part.logical_device_ids:
                 return "a partition without a device"
         for device, memory in enumerate(self.case.memory_bytes):
-            together = Partition(0)
+            combined = Partition(0)
             for part in parts:
                 if device in part.logical_device_ids:
-                    together.nodes |= part.nodes
-            together.recalculate_mem_size()
-            if together.used_mem_bytes > memory:
-                return f"device {device} holds {together.used_mem_bytes} of {memory} bytes"
+                    combined.nodes |= part.nodes
+            combined.recalculate_mem_size()
+            if combined.used_mem_bytes > memory:
+                return f"device {device} holds {combined.used_mem_bytes} of {memory} bytes"
         return ""
 
 
 def make_judge(case: Case) -> Judge:
-    """Return the judge of answers to `case`."""
+    """Return a judge for answers to `case`."""
     traced = fresh_copy(case)
     get_size_of_all_nodes(traced, list(case.inputs))
     nodes = {node.name: node for node in traced.graph.nodes}

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.training_scale``: whether training Llama-3-70B fits sixteen devices.
+"""``python -m benchmarks.training_scale``: check that training Llama-3-70B fits sixteen devices.
 
-The command as a user gives it, from an empty cache: capture of the training step, optimizer, cut,
-and memory of each device. Printed are its own words, with the time of each step, and the seconds
-and the largest resident memory of the process beside what was asked for.
+Runs the command as a user would, with an empty cache: capture of the training step, optimizer, cut,
+and memory of each device. Prints its output with the time of each step, and the seconds and peak
+resident memory of the process beside their targets.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.process import run_python
 
-ASKED_S, ASKED_GB = 300.0, 4.0
+TARGET_S, TARGET_GB = 300.0, 4.0
 _STEP = (
     *("model=llama3_70b", "phase=training", "devices=16x80gb"),
     *("latency=roofline", "tracking=none"),
@@ -20,12 +20,12 @@ MODES = ("size_based", "pipeline", "kl_based")
 
 
 def main() -> None:
-    """Print the command's output for each mode, and what it took."""
+    """Print the output of the command for each mode, and its time and memory."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training_scale", description=__doc__
     )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("overrides", nargs="*", help="first of all, such as checkpointing=block")
+    parser.add_argument("overrides", nargs="*", help="given first, such as checkpointing=block")
     chosen = parser.parse_args()
     for mode in chosen.modes:
         with tempfile.TemporaryDirectory() as folder:
@@ -35,8 +35,8 @@ def main() -> None:
         print(measured.messages)
         print(measured.output.rstrip())
         print(
-            f"{mode}: {measured.seconds:.1f} s in all (asked {ASKED_S:g}),"
-            f" {measured.peak_bytes / 1e9:.2f} GB (asked {ASKED_GB:g})\n",
+            f"{mode}: {measured.seconds:.1f} s in all (target {TARGET_S:g}),"
+            f" {measured.peak_bytes / 1e9:.2f} GB (target {TARGET_GB:g})\n",
             flush=True,
         )
 

@@ -1,6 +1,6 @@
-"""Torch's partitioner and fxpart's behind one call: the same question, two answers in names.
+"""Torch's partitioner and fxpart's behind one interface: the same question to both.
 
-Names of nodes are what the two answers share; each side partitions its own copy of the graph.
+Answers are expressed in node names, as each side partitions its own copy of the graph.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Mode = Literal["size_based", "sparse_nn", "cost_aware", "kl_based", "aot_based"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a partitioner about a case."""
+    """A mode and its options, for a case."""
 
     mode: Mode
     aot: Mapping[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One implementation: where its names come from."""
+    """One implementation, and the modules of its functions."""
 
     name: str
     partitioner: str
@@ -75,19 +75,19 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a side made of a question. Without partitions when it raised."""
+    """The answer of a side, without partitions if it raised an error."""
 
     seconds: float
-    """Of the whole of ``partition_graph``."""
+    """Time of ``partition_graph``."""
     total_bytes: int
-    """Static size of the whole graph as this side counts."""
+    """Static size of the whole graph as this side counts it."""
     partitions: tuple[Placed, ...] = ()
     partition_of: Mapping[str, int] = field(default_factory=dict)
-    """Partition of each operator, by its partition object."""
+    """Partition of each operator according to the partition objects."""
     emitted: Mapping[str, int] = field(default_factory=dict)
-    """Partition of each operator, by the submodule of the emitted module that runs it."""
+    """Partition of each operator according to the submodules of the emitted module."""
     same_outputs: bool = True
-    """Whether the emitted module computes what the module computes, bit for bit."""
+    """Whether the emitted module has bit-identical outputs."""
     error: str = ""
     runtime_error: bool = False
 
@@ -124,7 +124,7 @@ def _emitted(module: fx.GraphModule) -> dict[str, int]:
 
 
 def _same(left: object, right: object) -> bool:
-    """Return whether two outputs, tensors or tuples of them, are equal bit for bit."""
+    """Return whether two outputs, tensors or tuples of them, are bit-identical."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return torch.equal(left, right)
     if isinstance(left, tuple | list) and isinstance(right, tuple | list):
@@ -133,7 +133,7 @@ def _same(left: object, right: object) -> bool:
 
 
 def _total_bytes(traced: fx.GraphModule) -> int:
-    """Return the sum of what a side hung on the nodes."""
+    """Return the sum of the sizes that a side set on the nodes."""
     sized = (getattr(node, "size_bytes", None) for node in traced.graph.nodes)
     return sum(size.total_size for size in sized if size is not None)
 
@@ -142,26 +142,26 @@ def prepare(
     side: Side, case: Case, question: Question
 ) -> tuple[Callable[[], Any], Any, fx.GraphModule]:
     """Return the call that is timed, the partitioner, and its own copy of the graph."""
-    names = import_module(side.partitioner)
+    module = import_module(side.partitioner)
     traced = fresh_copy(case)
     import_module(side.sizes).get_size_of_all_nodes(traced, list(case.inputs))
-    config = _config(names, case, question, traced)
-    partitioner = names.Partitioner()
+    config = _config(module, case, question, traced)
+    partitioner = module.Partitioner()
     return lambda: partitioner.partition_graph(traced, case.module, config), partitioner, traced
 
 
 def solve(side: Side, case: Case, question: Question, limit_s: float | None = None) -> Answer:
-    """Ask `side`; errors of the side become part of the answer.
+    """Return the answer of `side`; its errors become part of the answer.
 
     Raises:
-        OverLimitError: when it takes longer than `limit_s`.
+        OverLimitError: if it takes longer than `limit_s`.
 
     """
     with torch.no_grad():
         run, partitioner, traced = prepare(side, case, question)
         begin = time.perf_counter()
         try:
-            # torch's saturate_host prints.
+            # Torch's saturate_host prints.
             with limited(limit_s), contextlib.redirect_stdout(io.StringIO()):
                 result = run()
         except OverLimitError:
@@ -183,12 +183,12 @@ def solve(side: Side, case: Case, question: Question, limit_s: float | None = No
         )
         for part in partitioner.partitions
     ]
-    known = set(case.operators)
+    operators = set(case.operators)
     return Answer(
         seconds,
         _total_bytes(traced),
         partitions=tuple(sorted(placed, key=lambda part: part.number)),
-        partition_of={name: part.number for part in placed for name in part.nodes & known},
+        partition_of={name: part.number for part in placed for name in part.nodes & operators},
         emitted=_emitted(result.module_with_submodules),
         same_outputs=same,
     )

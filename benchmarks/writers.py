@@ -1,4 +1,4 @@
-"""``python -m benchmarks.writers``: many processes log runs into one store, and all is checked.
+"""``python -m benchmarks.writers``: many processes log runs into one store; all values are checked.
 
 Each run has parameters, 20 metrics, a series of 300 points, tags, a table and two files. Every
 value is read back through MLflow's client and compared.
@@ -35,24 +35,24 @@ _METRICS, _POINTS, _PARAMS = 20, 300, 12
 _START_S = 600.0  # for sixteen processes on two busy cores
 _STORES = ("sqlite", "postgresql")
 _LOOK_S = 1.0
-"""Between looks whether a silent writer has failed."""
+"""Interval of checks whether a silent writer has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """How long the writers took."""
+    """The times of the writers."""
 
     total_s: float
-    """From when all were ready until the last had logged its last run."""
+    """From all writers being ready until the last run was logged."""
     run_s: tuple[float, ...]
-    """Of each run, all writers together."""
+    """Time of each run of all writers."""
 
 
 def log_at_once(uri: str | None, root: Path, writers: int, runs: int) -> Logged:
-    """Let `writers` processes log `runs` runs each, all at the same time, and return their times.
+    """Log `runs` runs from each of `writers` processes at the same time; return their times.
 
-    They open the store themselves, and make it if it is missing; each logs one more run before the
-    clock starts. Raises RuntimeError when one fails, after its traceback on stderr.
+    The processes open the store, or create it if it is missing; each logs a warm-up run first.
+    Raises RuntimeError if one fails, after its traceback on stderr.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store", __name__])
@@ -62,13 +62,13 @@ def log_at_once(uri: str | None, root: Path, writers: int, runs: int) -> Logged:
         context.Process(target=_write, args=((uri, root), writer, runs, barrier, times))
         for writer in range(writers)
     ]
-    taken: list[list[float]] = []
+    run_times: list[list[float]] = []
     try:
         for process in processes:
             process.start()
-        while len(taken) < writers:
+        while len(run_times) < writers:
             try:
-                taken.append(times.get(timeout=_LOOK_S))
+                run_times.append(times.get(timeout=_LOOK_S))
             except Empty:
                 codes = [process.exitcode for process in processes]
                 if any(codes):
@@ -77,31 +77,31 @@ def log_at_once(uri: str | None, root: Path, writers: int, runs: int) -> Logged:
         for process in processes:
             process.kill()
             process.join()
-    starts, ends = [run[0] for run in taken], [run[-1] for run in taken]
-    run_s = [after - before for run in taken for before, after in pairwise(run)]
+    starts, ends = [run[0] for run in run_times], [run[-1] for run in run_times]
+    run_s = [after - before for run in run_times for before, after in pairwise(run)]
     return Logged(max(ends) - min(starts), tuple(run_s))
 
 
 def _write(
-    place: tuple[str | None, Path],
+    store: tuple[str | None, Path],
     writer: int,
     runs: int,
     barrier: "Barrier",
     times: "Queue[list[float]]",
 ) -> None:
-    """Log runs; send back the times when all were ready and when each run was logged."""
-    uri, root = place
+    """Log runs; send back the time when all were ready and the time after each run."""
+    uri, root = store
     tracker = open_tracker(TrackingConfig(uri=uri), root)
-    moments = []
+    log_times = []
     for number in range(runs + 1):
         if number == 1:
-            # What a process does once is not measured.
+            # One-time work of a process is not measured.
             gc.collect()
             barrier.wait(_START_S)
-            moments.append(time.perf_counter())
+            log_times.append(time.perf_counter())
         _log(tracker, root, writer, number)
-        moments.append(time.perf_counter())
-    times.put(moments[1:])
+        log_times.append(time.perf_counter())
+    times.put(log_times[1:])
     times.close()
     times.join_thread()
 
@@ -150,7 +150,7 @@ def wrong_values(uri: str | None, root: Path, writers: int, runs: int) -> list[s
         page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
         for run in page:
             if run.info.run_name in stored:
-                wrong.append(f"{run.info.run_name} is there twice")
+                wrong.append(f"{run.info.run_name} was logged twice")
             stored[run.info.run_name] = run
         token = page.token
         if not token:
@@ -158,18 +158,18 @@ def wrong_values(uri: str | None, root: Path, writers: int, runs: int) -> list[s
     for writer in range(writers):
         for number in range(runs + 1):
             run = stored.pop(f"{writer}-{number}", None)
-            wrong += _wrong_of(client, run, writer, number)
-    return [*wrong, *(f"nobody wrote {name}" for name in sorted(stored))]
+            wrong += _wrong_values_of_run(client, run, writer, number)
+    return [*wrong, *(f"{name} is unexpected" for name in sorted(stored))]
 
 
-def _wrong_of(client: Any, run: Any, writer: int, number: int) -> list[str]:  # noqa: ANN401
+def _wrong_values_of_run(client: Any, run: Any, writer: int, number: int) -> list[str]:  # noqa: ANN401
     name = f"{writer}-{number}"
     if run is None:
         return [f"{name} is missing"]
     last = _series(writer)[-1][1]
     history = client.get_metric_history(run.info.run_id, "memory_gib")
     files = Path(run.info.artifact_uri.removeprefix("file://"))
-    parts: dict[str, tuple[object, object]] = {
+    checks: dict[str, tuple[object, object]] = {
         "status": (run.info.status, "FINISHED"),
         "params": (run.data.params, _params(name)),
         "metrics": (run.data.metrics, _metrics(writer, number) | {"memory_gib": last}),
@@ -182,14 +182,16 @@ def _wrong_of(client: Any, run: Any, writer: int, number: int) -> list[str]:  # 
             {"columns": ["device", "name"], "data": [[0, name], [1, name]]},
         ),
     }
-    return [f"{name}: wrong {part}" for part, (value, right) in parts.items() if value != right]
+    return [
+        f"{name}: wrong {check}" for check, (value, expected) in checks.items() if value != expected
+    ]
 
 
 def main() -> int:
-    """Print a line for each store; return 0 when every value is there."""
+    """Print a line for each store; return 0 if every value is correct."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--writers", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=20, help="of each writer")
+    parser.add_argument("--runs", type=int, default=20, help="runs of each writer")
     parser.add_argument("--stores", nargs="+", choices=_STORES, default=_STORES)
     options = parser.parse_args()
     rows, wrong = [], []
@@ -204,12 +206,12 @@ def main() -> int:
                     continue
                 uri = new_database(stack.enter_context(postgres(programs)), "runs")
             logged = log_at_once(uri, root, options.writers, options.runs)
-            wrong_here = wrong_values(uri, root, options.writers, options.runs)
-        wrong += [f"{store}: {line}" for line in wrong_here]
+            store_faults = wrong_values(uri, root, options.writers, options.runs)
+        wrong += [f"{store}: {line}" for line in store_faults]
         run_ms = sorted(1e3 * seconds for seconds in logged.run_s)
         figures = (statistics.median(run_ms), run_ms[-1], 1e3 * logged.total_s / len(run_ms))
         cells = [store, str(options.writers), str(len(run_ms)), f"{logged.total_s:.1f}"]
-        rows.append([*cells, *(f"{figure:.0f}" for figure in figures), str(len(wrong_here))])
+        rows.append([*cells, *(f"{figure:.0f}" for figure in figures), str(len(store_faults))])
     heads = [
         "store",
         "writers",

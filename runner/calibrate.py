@@ -73,8 +73,12 @@ def parsed(arguments: "Sequence[str]") -> Request:
         "--repeats", type=int, default=5, help="runs of each kind of operator; 5 if left out"
     )
     request = parser.parse_intermixed_args(arguments)
-    overrides = [given for given in request.preset if "=" in given or given.startswith("~")]
-    presets = tuple(dict.fromkeys(given for given in request.preset if given not in overrides))
+    overrides = [
+        argument for argument in request.preset if "=" in argument or argument.startswith("~")
+    ]
+    presets = tuple(
+        dict.fromkeys(argument for argument in request.preset if argument not in overrides)
+    )
     if not request.file.endswith(".json"):
         raise SpecError(f"the file comes first, got {request.file}; give one that ends in .json")
     if not presets:

@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""The common setup of all tests."""
 
 import gc
 import os
@@ -11,9 +11,9 @@ from hypothesis import settings
 
 from fxpart.support.garbage import collect_rarely
 
-# Threads of torch that wait for each other let the other workers work: else they spin, which takes
+# Waiting threads of torch yield to the other workers instead of spinning, which takes
 # most of the time of small models. OpenMP reads it when torch is loaded, in this process and in
-# those that it starts.
+# its child processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 collect_rarely()
 settings.register_profile("fxpart", deadline=None, derandomize=True, print_blob=True)
@@ -22,16 +22,16 @@ settings.load_profile("fxpart")
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    """Start every test from the same chance."""
+    """Start every test with the same random seeds."""
     random.seed(0)
     np.random.seed(0)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of every later look for garbage: a tenth of a worker's time."""
+    """Exclude imported objects from garbage collection: a tenth of a worker's time."""
     gc.freeze()
 
 
 def pytest_report_header() -> list[str]:
-    """Say which versions are under test."""
+    """Report the versions under test."""
     return [f"{name}: {version(name)}" for name in ("torch", "mlflow", "hydra-core", "numba")]

@@ -1,7 +1,7 @@
-"""The cost of a placement, computed again, slowly and in another way than the package does.
+"""The cost of a placement, computed independently of the package and more slowly.
 
-The schedule by events in order of time, with a queue for each device and link; the memory by
-asking at each moment which storages somebody on the device still needs.
+The schedule is simulated by events in order of time, with a queue for each device and link; the
+memory by finding, at each moment, the storages still needed on the device.
 """
 
 import heapq
@@ -16,14 +16,14 @@ from fxpart.cost.problem import Problem
 
 @dataclass
 class _Simulation:
-    """Devices and links at one moment, and what is going to happen."""
+    """The state of devices and links at one moment, and the pending events."""
 
     problem: Problem
     device_of: IntArray
     waiting: dict[int, list[int]]
-    """The operators that each device has still to run."""
+    """Remaining operators of each device."""
     readers: dict[int, list[int]]
-    """The operators that read each value."""
+    """Operators that read each value."""
     there: set[tuple[int, int]] = field(default_factory=set)
     """Pairs of a value and a device that has it."""
     busy: set[int] = field(default_factory=set)
@@ -32,12 +32,12 @@ class _Simulation:
     count: int = 0
 
     def later(self, moment: float, kind: str, *what: int) -> None:
-        """Remember that something happens at `moment`; of the same moment, first come first."""
+        """Schedule an event at `moment`; events at the same moment keep their order."""
         self.count += 1
         heapq.heappush(self.events, (moment, self.count, kind, what))
 
     def start_what_can(self, now: float) -> None:
-        """Start the next operator of every idle device that has all that it reads."""
+        """Start the next operator of every idle device whose inputs are present."""
         graph = self.problem.graph
         for device, queue in self.waiting.items():
             if device in self.busy or not queue:
@@ -49,18 +49,18 @@ class _Simulation:
                 self.later(now + self.problem.costs.op_time_s[op, device], "done", op)
 
     def finish(self, op: int, now: float) -> None:
-        """Make room on the device of `op`, and send off what it made."""
+        """Free the device of `op`, and send its results."""
         home = int(self.device_of[op])
         self.busy.remove(home)
-        for made in np.flatnonzero(self.problem.graph.value_producer == op):
-            value = int(made)
+        for number in np.flatnonzero(self.problem.graph.value_producer == op):
+            value = int(number)
             self.there.add((value, home))
             for target in dict.fromkeys(int(self.device_of[r]) for r in self.readers[value]):
                 if target != home:
                     self.send(value, home, target, now)
 
     def send(self, value: int, home: int, target: int, now: float) -> None:
-        """Give `value` to the link, which carries it once it has carried what came before."""
+        """Queue `value` on the link, after everything queued before."""
         topology = self.problem.topology
         begin = max(now, self.link_free[home, target])
         end = begin + topology.latency_s[home, target]
@@ -92,7 +92,7 @@ def latency_s(problem: Problem, device_of: IntArray) -> float:
 
 
 def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> tuple[int, int, int]:
-    """Return (first value, born at, bytes) of the storage that `value` is in on `device`."""
+    """Return (first value, birth, bytes) of the storage of `value` on `device`."""
     while True:
         maker = int(graph.value_producer[value])
         if maker < 0:
@@ -105,7 +105,7 @@ def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> tu
 
 
 def peak_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:
-    """Return the most bytes on `device` at any operator of the graph."""
+    """Return the peak bytes on `device` over the operators of the graph."""
     ops = [op for op in range(graph.n_ops) if device_of[op] == device]
     if not ops:
         return 0
@@ -115,10 +115,10 @@ def peak_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:
     resident += sum(int(graph.value_alloc_bytes[v]) for v in seen if graph.value_producer[v] < 0)
     needed_until: dict[tuple[int, int, int], int] = {}
     for op in ops:
-        made = [int(v) for v in np.flatnonzero(graph.value_producer == op)]
-        for value in [*(int(v) for v in graph.reads_of(op)), *made]:
+        values = [int(v) for v in np.flatnonzero(graph.value_producer == op)]
+        for value in [*(int(v) for v in graph.reads_of(op)), *values]:
             storage = _storage(graph, device_of, device, value)
-            until = graph.n_ops if value in made and graph.value_is_output[value] else op
+            until = graph.n_ops if value in values and graph.value_is_output[value] else op
             needed_until[storage] = max(needed_until.get(storage, -1), until)
     return resident + max(
         sum(s[2] for s, until in needed_until.items() if s[1] <= moment <= until)

@@ -1,4 +1,4 @@
-"""What a device holds of a placement with replicas, counted round by round, slowly."""
+"""The memory of a device in a placement with replicas, counted round by round."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from tests import independent
 
 
 def homes(placed: Assignment, op: int) -> tuple[int, ...]:
-    """Return the devices that take turns with an operator."""
+    """Return the devices that alternate in running an operator."""
     return placed.devices_of_partition[int(placed.partition_of[op])]
 
 
 def peak_bytes(this: Problem, placed: Assignment, device: int) -> int:
-    """Return a device's bytes: the independent peak of each round, its weights exchanged."""
+    """Return a device's bytes: the independent peak of each round, with its weights exchanged."""
     graph = this.graph
     ops = [op for op in range(graph.n_ops) if device in homes(placed, op)]
     kept = {int(w) for op in ops for w in graph.uses_of(op)}

@@ -1,7 +1,7 @@
 """``python -m tests.precompile``: compile all inner loops at once, before workers of tests do.
 
-A run compiles what its mode calls, and finds it compiled from then on. Workers that start together
-would compile the same loops side by side.
+A run compiles the loops of its mode and caches them. Workers that start at the same time would
+compile the same loops in parallel.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,7 @@ __all__ = ["precompile", "run_modes"]
 
 
 def _row(count: int) -> OpGraph:
-    """Return so many operators that feed one another in a row, each with a weight."""
+    """Return a chain of operators, each with a weight."""
     read_start, reads = csr([[], *([op] for op in range(count - 1))])
     use_start, uses = csr([[op] for op in range(count)])
     names = tuple(f"op{op}" for op in range(count))
@@ -95,11 +95,11 @@ def _three_in_a_row() -> StaticProblem:
 def precompile() -> None:
     """Run every mode that searches, and the evaluation, once on two or three operators.
 
-    On all cores: a process finds on disk what another has compiled, so those come first that call
-    few of the same loops.
+    On all cores: a process reuses what another has compiled, so those with few loops in common come
+    first.
     """
     first = (["single"], ["cost_aware"])
-    # A placement that is given runs no loop of its own.
+    # A given placement runs no loop of its own.
     others = [[name] for name in installed_modes() if name not in GIVEN and [name] not in first]
     single, cost_aware, *modes = (partial(run_modes, names) for names in (*first, *others))
     parts: list[Callable[[], object]] = [single, _static, cost_aware, _symbolic, *modes]
@@ -130,28 +130,27 @@ def _symbolic() -> None:
 
 
 def run_modes(names: Iterable[str]) -> Problem:
-    """Run the modes, and the evaluation, on two operators and on too many to look at all plans.
+    """Run the modes, and the evaluation, on two operators and on too many to try all plans.
 
     Returns:
         two operators as a problem.
-
     """
     problem = _problem(2, (10**6, 10**6))
     tight = _problem(MOST_UNITS + 4, (10**6, MOST_UNITS // 2))
     partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
     for name in names:
         options = {"steps": 6} if name == "optimal" else None
-        for given in (problem, tight):
+        for placed_problem in (problem, tight):
             for objective in OBJECTIVES:
-                asked = replace(given, objective=objective)
-                # A mode that does not look at sizes may find no plan for the tight one.
+                subject = replace(placed_problem, objective=objective)
+                # A mode that ignores sizes may find no plan for the tight one.
                 with suppress(InfeasibleError):
-                    evaluate(asked, make_mode(name, options)(asked))
+                    evaluate(subject, make_mode(name, options)(subject))
     return problem
 
 
 def _problem(operators: int, memory_bytes: Sequence[int]) -> Problem:
-    """Return a row of operators on devices of those sizes, the first as slow as it is large."""
+    """Return a chain of operators on devices of those sizes, the first as slow as it is large."""
     devices = tuple(
         DeviceSpec(f"of {size}", size, {"float32": 1 / size}, 1.0, power_w=1.0)
         for size in memory_bytes

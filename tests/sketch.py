@@ -12,17 +12,17 @@ from fxpart.placement import MODES
 from fxpart.placement.mtkahypar import is_installed
 
 GIVEN = ("aot_based", "custom", "accelerate")
-"""Modes that must be told a placement, a function or a module."""
+"""Modes that need a placement, a function or a module."""
 
 
 def installed_modes() -> list[str]:
-    """Return the modes that need no package that is not here."""
+    """Return the modes whose packages are installed."""
     return [name for name in MODES if name != "mtkahypar" or is_installed()]
 
 
 @dataclass
 class Sketch:
-    """Collects operators; a value is named by the number that made it."""
+    """Collects operators; a value is identified by its number."""
 
     ops: list[tuple[list[int], list[int], int, int, str, int]] = field(default_factory=list)
     forward_of: dict[int, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Sketch:
     weights: list[int] = field(default_factory=list)
 
     def input(self, size: int) -> int:
-        """Add an input of the graph; all must come before the operators."""
+        """Add a graph input; all must come before the operators."""
         return self._value(-1, size, size, -1)
 
     def weight(self, size: int) -> int:
@@ -53,9 +53,9 @@ class Sketch:
         group: int = -1,
         backward_of: int = -1,
     ) -> int:
-        """Add an operator that makes one value of that size; return the value.
+        """Add an operator with one result of the given size; return the result.
 
-        One that is `backward_of` another stays with it.
+        An operator that is `backward_of` another stays with it.
         """
         index = len(self.ops)
         if backward_of >= 0:
@@ -72,7 +72,7 @@ class Sketch:
         return len(self.producer) - 1
 
     def graph(self, *outputs: int) -> OpGraph:
-        """Return the graph; `outputs` are the values that the caller gets."""
+        """Return the graph; `outputs` are the values returned to the caller."""
         read_start, reads = csr([list(dict.fromkeys(op[0])) for op in self.ops])
         use_start, uses = csr([list(dict.fromkeys(op[1])) for op in self.ops])
         is_output = np.zeros(len(self.producer), dtype=np.bool_)
@@ -115,7 +115,7 @@ def devices(
 ) -> Topology:
     """Return devices of those sizes that compute `rate` FLOP/s each, or `speeds`.
 
-    They are joined by `link`; those of different `nodes` by `far`.
+    They are joined by `link`; devices of different `nodes` by `far`.
     """
     specs = tuple(
         DeviceSpec(
@@ -136,7 +136,7 @@ def problem(graph: OpGraph, topology: Topology) -> Problem:
 
 
 def chain(length: int, weight: int = 10, size: int = 1, flops: int = 1) -> OpGraph:
-    """Return operators in a row, each with a weight of its own."""
+    """Return a chain of operators, each with its own weight."""
     sketch = Sketch()
     value = sketch.input(0)
     for i in range(length):
@@ -145,10 +145,10 @@ def chain(length: int, weight: int = 10, size: int = 1, flops: int = 1) -> OpGra
 
 
 def random_graph(seed: int, n: int) -> OpGraph:
-    """Return a graph with all that makes a placement hard.
+    """Return a graph with all features that make a placement hard.
 
-    Branches, views, tied weights, values nobody reads, values without bytes, and groups: some of
-    neighbours, some of operators that lie far apart, with others and other groups between them.
+    Branches, views, tied weights, unread values, values without bytes, and groups: some of
+    neighbours, some of distant operators, with others and other groups between them.
     """
     rng = np.random.default_rng(seed)
     sketch = Sketch()

@@ -1,4 +1,4 @@
-"""What the docs list is what there is."""
+"""The docs list everything that exists."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ GROUPS = ("mode", "model", "devices", "transfer_rate")
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_choice_is_named_with_the_choices(group: str) -> None:
+def test_every_choice_is_listed_in_the_docs(group: str) -> None:
     text = (ROOT / "docs" / "choices.md").read_text(encoding="utf-8")
     files = sorted((ROOT / "conf" / group).glob("*.yaml"))
     assert files

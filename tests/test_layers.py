@@ -1,4 +1,4 @@
-"""Arrows go one way, and start-up stays light: held by reading imports, and by running them."""
+"""Imports follow the layers, and start-up stays light: tested by reading imports and by running."""
 
 import ast
 import json
@@ -91,8 +91,9 @@ MAY_IMPORT = {
         "runner.errors",
     ),
 }
-"""Each room of the house, and the rooms of its package that it may import; what is not here is a
-front door at a root, and may import all of them."""
+"""Each package, and the packages below it that it may import; a module that is not here is a
+front door at a root, and may import all of them.
+"""
 WITHOUT_TORCH = ("core", "cost", "placement", "plan_export", "schedule", "support")
 AT_THE_ROOTS = {
     "fxpart": {"__init__", "errors"},
@@ -102,14 +103,14 @@ MOST_LINES = 500
 
 
 def _statements(path: Path) -> Iterator[ast.AST]:
-    """Yield all of a file's syntax tree, and of its stub's."""
+    """Yield all nodes of a file's syntax tree, and of its stub's."""
     for file in {path, path.with_suffix(".pyi")}:
         if file.is_file():
             yield from ast.walk(ast.parse(file.read_text()))
 
 
 def _imports(path: Path) -> set[str]:
-    """Return every module that a file imports, wherever in it."""
+    """Return every module that a file imports, at any place in it."""
     modules: set[str] = set()
     for node in _statements(path):
         if isinstance(node, ast.Import):
@@ -133,11 +134,11 @@ def _uses(path: Path, package: str) -> bool:
 
 
 @pytest.mark.parametrize("package", ["hydra", "omegaconf", "mlflow", "rich", "runner"])
-def test_the_library_knows_no_runner(package: str) -> None:
+def test_the_library_does_not_import_the_runner(package: str) -> None:
     assert [str(p) for p in _files("fxpart") if _uses(p, package)] == []
 
 
-def test_only_some_rooms_know_torch() -> None:
+def test_only_some_packages_import_torch() -> None:
     rooms = [ROOT / "fxpart" / room for room in WITHOUT_TORCH]
     assert all(room.is_dir() for room in rooms)
     strangers = [
@@ -149,7 +150,7 @@ def test_only_some_rooms_know_torch() -> None:
     assert strangers == []
 
 
-def test_only_tracking_knows_mlflow() -> None:
+def test_only_tracking_imports_mlflow() -> None:
     users = [str(p.relative_to(ROOT)) for p in _files("runner") if _uses(p, "mlflow")]
     assert users
     assert all(name.startswith("runner/tracking/mlflow_") for name in users), users
@@ -164,11 +165,11 @@ def _module(path: Path) -> str:
 
 @cache
 def _arrows() -> dict[str, set[str]]:
-    """Return by module the modules that it imports: at its top, in functions, or for types only."""
+    """Return the modules that each module imports: at its top, in functions, or for types only."""
     modules = {_module(path): path for room in ("fxpart", "runner") for path in _files(room)}
     arrows: dict[str, set[str]] = {}
     for module, path in modules.items():
-        # A name that a package offers is of the package, not of a module of the same name.
+        # A name exported by a package belongs to the package, not to a module of the same name.
         offered = {
             f"{package}.{name}"
             for package in modules
@@ -203,16 +204,16 @@ def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     return [sorted(part) for part in networkx.strongly_connected_components(graph) if len(part) > 1]
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     assert len(_arrows()) > 200
     assert _circles(_arrows()) == []
 
 
-def test_a_circle_would_be_found() -> None:
+def test_an_import_cycle_would_be_detected() -> None:
     assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-def test_rooms_import_only_the_rooms_below_them() -> None:
+def test_packages_import_only_the_packages_below_them() -> None:
     wrong = [
         (module, other)
         for module, others in _arrows().items()
@@ -225,7 +226,7 @@ def test_rooms_import_only_the_rooms_below_them() -> None:
     assert sorted(wrong) == []
 
 
-def test_the_allowed_arrows_make_no_circle_and_leave_out_no_room() -> None:
+def test_the_allowed_imports_have_no_cycle_and_cover_every_package() -> None:
     assert _circles({room: set(below) for room, below in MAY_IMPORT.items()}) == []
     rooms = {
         f"{package}.{path.name}"
@@ -236,8 +237,8 @@ def test_the_allowed_arrows_make_no_circle_and_leave_out_no_room() -> None:
     assert rooms == {room for room in MAY_IMPORT if not room.endswith(".errors")}
 
 
-def test_torchs_accounting_stands_alone() -> None:
-    """What the drop-in partitioner counts is torch's, whatever the runner's cost model becomes."""
+def test_the_accounting_of_torch_is_independent() -> None:
+    """The drop-in partitioner counts as torch does, whatever the runner's cost model becomes."""
     accounting = "fxpart.torch_compat.accounting"
     others = {
         other
@@ -250,12 +251,12 @@ def test_torchs_accounting_stands_alone() -> None:
 
 
 @pytest.mark.parametrize("package", list(AT_THE_ROOTS))
-def test_a_root_has_only_its_rooms_and_its_front_doors(package: str) -> None:
+def test_a_root_has_only_its_packages_and_front_doors(package: str) -> None:
     assert {path.stem for path in (ROOT / package).glob("*.py")} == AT_THE_ROOTS[package]
 
 
 @pytest.mark.parametrize("package", ["fxpart", "fxpart.capture"])
-def test_a_stub_names_what_its_package_offers(package: str) -> None:
+def test_a_stub_lists_what_its_package_exports(package: str) -> None:
     module = import_module(package)
     stub = Path(str(module.__file__)).with_suffix(".pyi")
     names = _offered(stub)
@@ -280,7 +281,7 @@ def test_files_stay_short() -> None:
 
 
 def _loaded(arguments: list[str]) -> set[str]:
-    """Return the packages that a run of the command has loaded by its end."""
+    """Return the packages loaded at the end of a run of the command."""
     code = (
         "import json, runpy, sys\n"
         f"sys.argv = ['runner', *{arguments!r}]\n"

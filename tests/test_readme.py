@@ -1,4 +1,4 @@
-"""The Python in the README and in the docs runs as it stands."""
+"""The Python code in the README and in the docs runs unchanged."""
 
 import re
 from pathlib import Path
@@ -14,19 +14,19 @@ BLOCKS = [
     block
     for page in PAGES
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    # One with a name needs files beside it, and has a test of its own.
+    # A block with a name needs files beside it, and has its own test.
     if not block.startswith("# ")
 ]
 
 
-def test_there_is_python_to_run() -> None:
+def test_there_are_blocks_to_run() -> None:
     assert len(BLOCKS) == 3
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_python_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "a page", "exec"), {"__name__": "__main__"})
-    # What says nothing has asserted something.
+    # A block without output contains assertions.
     assert capsys.readouterr().out.strip() or "assert " in block
 
 

@@ -1,4 +1,4 @@
-"""Every command of the README and of the docs is one that the runner takes."""
+"""Every command of the README and of the docs is accepted by the runner."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ _COMMAND = re.compile(r"^ +(?:\$ )?python -m runner (.+)$", re.MULTILINE)
 
 def _commands(page: Path) -> list[str]:
     """Return the arguments of ``python -m runner`` in each block of a page."""
-    # A line broken with a backslash is one.
+    # Lines continued with a backslash are one.
     text = re.sub(r" *\\\n *", " ", page.read_text(encoding="utf-8"))
     return _COMMAND.findall(text)
 
@@ -43,18 +43,18 @@ COMMANDS = list(dict.fromkeys(command for page in PAGES for command in _commands
 
 
 def _of_first_job(overrides: list[str]) -> tuple[list[str], bool]:
-    """Return the overrides with the first value of what is swept, and whether anything is."""
+    """Return the overrides with the first value of each sweep, and whether there is any."""
     config.register()
     choices.register()
-    given = choices.quoted_overrides(overrides)
+    quoted = choices.quoted_overrides(overrides)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(quoted)
         chosen = [
             f"{override.get_key_element()}={_first_value(override)}"
             if override.is_sweep_override()
             else text
-            for override, text in zip(parsed, given, strict=True)
+            for override, text in zip(parsed, quoted, strict=True)
         ]
     return chosen, any(override.is_sweep_override() for override in parsed)
 
@@ -83,8 +83,8 @@ def test_pages_have_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_runner_takes_the_command(command: str) -> None:
-    # What follows a flag such as --cfg is Hydra's own.
+def test_the_runner_accepts_the_command(command: str) -> None:
+    # Arguments after a flag such as --cfg are Hydra's own.
     typed = list(takewhile(lambda word: word[:2] != "--", shlex.split(command, comments=True)))
     swept, overrides = "-m" in typed, hydra_arguments(typed)
     chosen, has_several = _of_first_job(overrides[swept:])

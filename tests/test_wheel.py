@@ -1,4 +1,4 @@
-"""The wheel has everything that a run reads: installed, it runs from a folder of its own."""
+"""The wheel contains everything that a run reads: installed, it runs from its own folder."""
 
 import os
 import subprocess
@@ -23,14 +23,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bin_dir(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into an environment that has this one's packages, but not the checkout."""
+    """Install the wheel into an environment with this one's packages, but not the checkout."""
     home = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     (site,) = home.glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     python = str(home / "bin" / "python")
     subprocess.run([*pip, "--python", python, "install", "-q", "--no-deps", str(wheel)], check=True)
-    # Nothing that a *.pth file there adds, such as the checkout, comes with it.
+    # Without anything that a *.pth file there adds, such as the checkout.
     (site / "packages.pth").write_text(sysconfig.get_paths()["purelib"])
     return home / "bin"
 
@@ -49,7 +49,7 @@ def _run(folder: Path, *command: str | Path) -> str:
     return done.stdout
 
 
-def test_it_has_every_file_of_both_packages(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_both_packages(wheel: Path) -> None:
     in_wheel = set(ZipFile(wheel).namelist())
     listed = subprocess.run(
         ["git", "ls-files", "fxpart", "runner", "conf"],
@@ -66,7 +66,7 @@ def test_it_has_every_file_of_both_packages(wheel: Path) -> None:
     assert in_checkout <= in_wheel
 
 
-def test_it_runs_from_another_folder(bin_dir: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_runs_from_another_folder(bin_dir: Path, tmp_path: Path) -> None:
     code = "import fxpart, runner; print(fxpart.__file__, runner.__file__)"
     homes = _run(tmp_path, bin_dir / "python", "-c", code).split()
     assert [home for home in homes if not home.startswith(str(bin_dir.parent))] == []

@@ -1,1 +1,1 @@
-"""What strangers might type, write or define, by chance; and how the project takes it."""
+"""Fuzz tests: random odd user input, files and models, and how the project handles them."""

@@ -1,8 +1,8 @@
 """``python -m benchmarks.fuzz``: 5,000 odd specs, files, configurations, models and commands.
 
-Each is either taken, with figures that can be, or refused by one line. Anything else is printed
-as it is met: a traceback, a case of over 60 seconds of CPU, something taken that was wrong on
-purpose.
+Each must either be accepted with plausible figures or be refused in one line. Anything else is
+printed when it occurs: a traceback, a case of over 60 seconds of CPU, an input accepted that was
+wrong on purpose.
 """
 
 import argparse
@@ -36,11 +36,11 @@ _SHARES = {
     "models": 0.05,
     "commands": 0.04,
 }
-"""Of all cases. A text takes microseconds, a command a second."""
+"""Shares of all cases. A text takes microseconds, a command a second."""
 
 
 def runner_of(number: int) -> Callable[[Any, int], None]:
-    """Return what runs a hypothesis test with that many examples, the same for each `number`."""
+    """Return a function that runs a hypothesis test on a number of examples, with seed `number`."""
 
     def run(test: Any, examples: int) -> None:  # noqa: ANN401 - hypothesis' own type
         chosen = settings(
@@ -56,12 +56,12 @@ def runner_of(number: int) -> Callable[[Any, int], None]:
 
 
 def fuzz(cases: int, number: int, kinds: Sequence[str], folder: Path) -> list[Tally]:
-    """Try `cases` of `kinds`, shared out as in `_SHARES`, and print how long each kind took.
+    """Try `cases` of `kinds`, divided as in `_SHARES`, and print how long each kind took.
 
-    An odd path is one in `folder`, which is the working folder meanwhile.
+    The working folder is `folder` meanwhile, so that odd paths lie in it.
     """
     run = runner_of(number)
-    ways: dict[str, Callable[[int], Tally]] = {
+    fuzzers: dict[str, Callable[[int], Tally]] = {
         "specs": lambda count: fuzz_specs(run, count),
         "files": lambda count: fuzz_files(run, count, folder),
         "configurations": lambda count: fuzz_configs(run, count, folder),
@@ -73,7 +73,7 @@ def fuzz(cases: int, number: int, kinds: Sequence[str], folder: Path) -> list[Ta
     for kind in kinds:
         begin = time.perf_counter()
         with contextlib.chdir(folder):
-            tallies.append(ways[kind](round(cases * _SHARES[kind])))
+            tallies.append(fuzzers[kind](round(cases * _SHARES[kind])))
         print(
             f"{kind}: {tallies[-1].cases} cases in {time.perf_counter() - begin:.0f} s", flush=True
         )
@@ -81,19 +81,19 @@ def fuzz(cases: int, number: int, kinds: Sequence[str], folder: Path) -> list[Ta
 
 
 def main() -> int:
-    """Print each case that went wrong, then the counts; return 1 if there is such a case."""
+    """Print each failed case, then the counts; return 1 if any case failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", action="append", choices=tuple(_SHARES))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     root = Path(__file__).resolve().parents[2]
     os.environ["PYTHONPATH"] = os.pathsep.join((str(root), str(root / "runner" / "plugins")))
-    logging.disable(logging.CRITICAL)  # torch's own words on models that it cannot export
+    logging.disable(logging.CRITICAL)  # torch's messages on models that it cannot export
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
-        tallies = fuzz(asked.cases, asked.seed, asked.kind or tuple(_SHARES), Path(folder))
+        tallies = fuzz(options.cases, options.seed, options.kind or tuple(_SHARES), Path(folder))
     heads = ["", "cases", "taken", "refused", "tracebacks", "hangs", "wrong successes"]
     rows = [
         [

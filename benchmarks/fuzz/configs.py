@@ -1,4 +1,4 @@
-"""Configurations with odd values: planned in this process, or by the whole command in a fork."""
+"""Configurations with odd values, planned in this process or by the whole command in a fork."""
 
 import contextlib
 import io
@@ -54,7 +54,7 @@ _BASES: tuple[list[str], ...] = (
     ["runtime=compiled", "objective=memory", "mode=cost_aware", "devices=2xh100"],
     ["phase=training", "data_parallel=2", "model.batch_size=4", "zero=3", "devices=2x16gb"],
 )
-"""Configurations that are changed."""
+"""Configurations to change."""
 _GPT2 = [
     *("model=gpt2", "model.batch_size=2", "model.seq_len=8", "model.config.n_positions=32"),
     *("model.config.n_layer=2", "model.config.n_embd=16", "model.config.n_head=2"),
@@ -67,10 +67,10 @@ _MIXTRAL = [
     *("model.config.num_attention_heads=4", "model.config.num_key_value_heads=2"),
     *("model.config.vocab_size=64", "model.config.max_position_embeddings=64"),
 ]
-_GENERATES = ["phase=generate", "prompt_len=6", "output_len=4", "mode=single", "devices=1x16gb"]
+_GENERATE = ["phase=generate", "prompt_len=6", "output_len=4", "mode=single", "devices=1x16gb"]
 _DECODERS: tuple[list[str], ...] = (
     [*_GPT2, "devices=2x16gb", "mode=pipeline"],
-    [*_GPT2, *_GENERATES, "serving_sweep.batches=[1,4]", "serving_sweep.contexts=[8,16]"],
+    [*_GPT2, *_GENERATE, "serving_sweep.batches=[1,4]", "serving_sweep.contexts=[8,16]"],
     [
         *_GPT2,
         "phase=decode",
@@ -92,7 +92,7 @@ _DECODERS: tuple[list[str], ...] = (
         *(*_MIXTRAL, "context_parallel=2", "devices=2xh100", "mode=single"),
         *("phase=training", "objective=throughput"),
     ],
-    [*_MIXTRAL, *_GENERATES, "weights=nf4", "weights.group_size=8", "runtime=graph"],
+    [*_MIXTRAL, *_GENERATE, "weights=nf4", "weights.group_size=8", "runtime=graph"],
 )
 """Configurations of small models of transformers, which take a second or two to capture."""
 _SIZES = (
@@ -122,10 +122,10 @@ _SIZES = (
     "microbatches",
     "batch_sweep",
 )
-"""Numbers that always count: below 0, or no number, none may be taken."""
+"""Settings that always matter: negative values and NaN must be refused."""
 
 
-def _unsound(result: Result) -> str | None:
+def _implausible_figures(result: Result) -> str | None:
     evaluation = result.evaluation
     figures = [evaluation.latency_s, evaluation.throughput_per_s, evaluation.critical_path_s]
     for device in evaluation.devices:
@@ -135,7 +135,7 @@ def _unsound(result: Result) -> str | None:
     return None if all(0 <= figure < math.inf for figure in figures) else f"figures {figures}"
 
 
-def _planned(document: dict[str, Any]) -> Result:
+def _plan(document: dict[str, Any]) -> Result:
     config = config_from_document(document)
     check(config)
     with without_progress(), contextlib.redirect_stderr(io.StringIO()):
@@ -143,9 +143,9 @@ def _planned(document: dict[str, Any]) -> Result:
 
 
 def _set(document: dict[str, Any], key: str, value: object) -> None:
-    *above, last = key.split(".")
+    *parents, last = key.split(".")
     holder: Any = document
-    for name in above:
+    for name in parents:
         holder = holder[int(name)] if isinstance(holder, list) else holder[name]
     holder[last] = value
 
@@ -156,10 +156,10 @@ def fuzz_configs(
     """Plan `cases` configurations, or those of `decoders`; `run` as in `fuzz_specs`."""
     tally = Tally("decoders" if decoders else "configurations")
     documents = []
-    plain, bases = (_PLAIN, _DECODERS) if decoders else (_MODEL, _BASES)
+    common, bases = (_PLAIN, _DECODERS) if decoders else (_MODEL, _BASES)
     for overrides in bases:
         document: Any = config_document(
-            composed(*plain, *overrides, f"capture.cache_dir={folder / 'cache'}")
+            composed(*common, *overrides, f"capture.cache_dir={folder / 'cache'}")
         )
         del document["tracking"], document["capture"]["cache_dir"]
         documents.append(document)
@@ -171,12 +171,12 @@ def fuzz_configs(
             document = json.loads(json.dumps(document))
             key, value = rnd.choice(_SIZES), odd_number(rnd)
             _set(document, key, value)
-            what, must_fail = f"{key}={value!r:.60}", is_never_a_size(value)
+            change, must_fail = f"{key}={value!r:.60}", is_never_a_size(value)
         else:
-            document, what = changed_document(rnd, document)
+            document, change = changed_document(rnd, document)
         if isinstance(document.get("capture"), dict):
             document["capture"]["cache_dir"] = str(folder / "cache")
-        tally.attempt(what, lambda: _planned(document), _unsound, must_fail=must_fail)
+        tally.attempt(change, lambda: _plan(document), _implausible_figures, must_fail=must_fail)
 
     run(configs, cases)
     return tally
@@ -258,10 +258,16 @@ _TEXTS = (
     "nf4",
 )
 _SPACE = (*(field.name for field in fields(Space)), "nonsense")
-_ASKED = ("objective", "global_batch", "rows", "devices", *(f"space.{name}" for name in _SPACE))
-"""Of `runner.recommend`."""
-_RECOMMENDED = 0.15
-"""The share of commands that ask it."""
+_RECOMMEND_KEYS = (
+    "objective",
+    "global_batch",
+    "rows",
+    "devices",
+    *(f"space.{name}" for name in _SPACE),
+)
+"""Settings of `runner.recommend`."""
+_RECOMMEND_SHARE = 0.15
+"""Share of the commands that run it."""
 
 
 def _command(
@@ -280,8 +286,8 @@ def _command(
             raise SpecError(err.partition("error: ")[2].strip())
         return code, out, err
 
-    def unsound(done: tuple[int, str, str]) -> str | None:
-        code, out, err = done
+    def unsound(result: tuple[int, str, str]) -> str | None:
+        code, out, err = result
         if "Traceback" in out + err:
             return f"traceback: {err[-200:]!r}"
         return f"exit code {code}: {err[-200:]!r}" if code else None
@@ -290,24 +296,28 @@ def _command(
 
 
 def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> Tally:
-    """Give `cases` commands in `folder`, each in a process of its own; `run` as in `fuzz_specs`."""
+    """Run `cases` commands in `folder`, each in its own process; `run` as in `fuzz_specs`."""
     tally = Tally("commands")
-    fork_command(folder, ("-c", "pass"), [], 300)  # what it imports first is no case's time
+    fork_command(folder, ("-c", "pass"), [], 300)  # the first imports count for no case
 
     @given(st.randoms(use_true_random=False), st.sampled_from([*_BASES, *_DECODERS]))
     def commands(rnd: Random, base: list[str]) -> None:
-        given = [*_MODEL, *base] if base in _BASES else [*_PLAIN, *base]
-        if rnd.random() < _RECOMMENDED:
+        overrides = [*_MODEL, *base] if base in _BASES else [*_PLAIN, *base]
+        if rnd.random() < _RECOMMEND_SHARE:
             text = rnd.choice((*_TEXTS, "[0]", "[1,-1]", "[null]", "[[1]]", str(odd_number(rnd))))
-            asked = [*_MODEL, f"recommend.{rnd.choice(_ASKED)}={text}", "devices=2x16gb"]
-            _command(tally, folder, asked, must_fail=False, module="runner.recommend")
+            arguments = [
+                *_MODEL,
+                f"recommend.{rnd.choice(_RECOMMEND_KEYS)}={text}",
+                "devices=2x16gb",
+            ]
+            _command(tally, folder, arguments, must_fail=False, module="runner.recommend")
             return
         key = rnd.choice(_KEYS)
         is_number = key in _SIZES and rnd.random() < 0.7
         value = odd_number(rnd) if is_number else rnd.choice((*_TEXTS, odd_value(rnd)))
         text = str(value).replace("\0", "").encode(errors="replace").decode()
         must_fail = is_number and is_never_a_size(value)
-        _command(tally, folder, [*given, f"{key}={text}"], must_fail=must_fail)
+        _command(tally, folder, [*overrides, f"{key}={text}"], must_fail=must_fail)
 
     run(commands, cases)
     return tally

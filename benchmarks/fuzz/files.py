@@ -1,4 +1,4 @@
-"""Files that a user names, or that lie where ours do: with parts that are wrong, or damaged."""
+"""Files that a user names, or in place of our own: with wrong parts, or damaged."""
 
 import io
 import json
@@ -51,38 +51,38 @@ _TOPOLOGY = uniform_topology(
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of file."""
+    """One kind of file, with its reader and a check of what was read."""
 
     name: str
     read: Callable[[Path], Any]
-    """Returns what a file says, or None where a damaged one is as good as none."""
+    """Returns the content of a file, or None if a damaged file is ignored."""
     unsound: Callable[[Any], str | None]
 
 
-def _no_problem(_: object) -> str | None:
+def _accept(_: object) -> str | None:
     return None
 
 
-def _odd(numbers: Any) -> str | None:  # noqa: ANN401 - whatever numpy takes
+def _check_figures(numbers: Any) -> str | None:  # noqa: ANN401 - whatever numpy takes
     array = np.asarray(numbers, dtype=np.float64)
     return None if np.isfinite(array).all() and (array >= 0).all() else f"figures {numbers}"
 
 
-def _placed(graph: OpGraph, assignment: Assignment) -> str | None:
+def _check_placement(graph: OpGraph, assignment: Assignment) -> str | None:
     latency = LatencyModel()
     result = evaluate(make_problem(graph, _TOPOLOGY, latency), assignment)
     peaks = [device.peak_bytes for device in result.devices]
-    return _odd([result.latency_s, result.throughput_per_s, *peaks])
+    return _check_figures([result.latency_s, result.throughput_per_s, *peaks])
 
 
-def _whole(graph: OpGraph | None) -> str | None:
+def _check_graph(graph: OpGraph | None) -> str | None:
     if graph is None:
         return None
-    alone = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
-    return _placed(graph, alone)
+    assignment = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
+    return _check_placement(graph, assignment)
 
 
-def _unsound_run(run: UnsentRun) -> str | None:
+def _check_run(run: UnsentRun) -> str | None:
     if run.status not in ("FINISHED", "FAILED", "KILLED") or not run.tags.get(OUTCOME):
         return f"status {run.status}, tags {run.tags}"
     return None if all(map(math.isfinite, run.metrics.values())) else f"metrics {run.metrics}"
@@ -92,22 +92,22 @@ _KINDS = (
     _Kind(
         "assignment.json",
         read_assignment,
-        lambda saved: _placed(_GRAPH, assignment_for(saved, _GRAPH)),
+        lambda saved: _check_placement(_GRAPH, assignment_for(saved, _GRAPH)),
     ),
-    _Kind("calibration", read_calibration, lambda fit: _odd(fit.seconds(_GRAPH))),
+    _Kind("calibration", read_calibration, lambda fit: _check_figures(fit.seconds(_GRAPH))),
     _Kind(
         "profile",
         lambda path: read_profile(path, _GRAPH),
-        lambda profile: _odd(profile.seconds) if profile else None,
+        lambda profile: _check_figures(profile.seconds) if profile else None,
     ),
     _Kind(
         "operator times",
         read_times,
-        lambda times: _odd([time.seconds for time in times.values()]),
+        lambda times: _check_figures([time.seconds for time in times.values()]),
     ),
-    _Kind("unsent.json", read_unsent, _unsound_run),
-    _Kind("job.json", lambda path: read_placed(path, TrackingConfig()), _no_problem),
-    _Kind("result.json", read_result, _no_problem),
+    _Kind("unsent.json", read_unsent, _check_run),
+    _Kind("job.json", lambda path: read_placed(path, TrackingConfig()), _accept),
+    _Kind("result.json", read_result, _accept),
     _Kind(
         "accelerator",
         read_accelerator,
@@ -116,14 +116,14 @@ _KINDS = (
     _Kind(
         "configuration",
         lambda path: config_from_document(json.loads(path.read_text())),
-        _no_problem,
+        _accept,
     ),
 )
 
 
 def _valid_files(folder: Path) -> dict[str, bytes]:
-    """Return a file of each kind as it should be."""
-    path = folder / "unsent.json"  # whose name is fixed
+    """Return a valid file of each kind."""
+    path = folder / "unsent.json"  # a fixed name
     valid: dict[str, bytes] = {}
 
     def keep(name: str) -> None:
@@ -142,11 +142,16 @@ def _valid_files(folder: Path) -> dict[str, bytes]:
     path.unlink()
     write_times(path, {"linear": OperatorTime("aten.linear", ((2, 3),), 1e-5, 5)})
     keep("operator times")
-    kept = UnsentRun(
+    unsent = UnsentRun(
         "1", "run", "sqlite:///a.db", "fxpart", "FINISHED", 1, 2, tags={OUTCOME: "finished"}
     )
     metrics, series = {"latency_ms": 1.0}, {"memory": [(0, 1.0), (1, 2.0)]}
-    run = {**asdict(kept), "metrics": metrics, "series": series, "tables": {"devices": {"id": [0]}}}
+    run = {
+        **asdict(unsent),
+        "metrics": metrics,
+        "series": series,
+        "tables": {"devices": {"id": [0]}},
+    }
     write_unsent(folder, UnsentRun(**run))
     keep("unsent.json")
     config = Config()
@@ -166,12 +171,14 @@ def _valid_files(folder: Path) -> dict[str, bytes]:
         "flops_per_s": rates_text,
         "memory_bandwidth_bytes_per_s": 1e12,
     }
-    valid["accelerator"] = json.dumps({**accelerator, "source": "a test"}).encode()  # YAML, too
+    valid["accelerator"] = json.dumps(
+        {**accelerator, "source": "a test"}
+    ).encode()  # valid YAML too
     return valid
 
 
 def _changed_arrays(rnd: Random, content: bytes) -> tuple[bytes, str]:
-    """Return a cache entry with one member changed, left out, packed, or marked as encrypted."""
+    """Return a cache entry with one member changed, removed, compressed or marked as encrypted."""
     with np.load(io.BytesIO(content)) as stored:
         arrays = dict(stored)
     name = rnd.choice(list(arrays))
@@ -179,7 +186,7 @@ def _changed_arrays(rnd: Random, content: bytes) -> tuple[bytes, str]:
     array = arrays[name]
     if action == "number" and array.size and array.dtype == np.int64:
         number = odd_number(rnd)
-        usable = -(2**63) <= number < 2**63  # and a number
+        usable = -(2**63) <= number < 2**63  # and not NaN
         array.flat[rnd.randrange(array.size)] = int(number) if usable else -1
     elif action == "shorter":
         arrays[name] = array[: rnd.randrange(len(array) + 1)]
@@ -195,13 +202,13 @@ def _changed_arrays(rnd: Random, content: bytes) -> tuple[bytes, str]:
         arrays["text"] = np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
     buffer = io.BytesIO()
     (np.savez_compressed if action == "packed" else np.savez)(buffer, **arrays)
-    made = bytearray(buffer.getvalue())
+    archive_bytes = bytearray(buffer.getvalue())
     if action == "encrypted":
-        with zipfile.ZipFile(io.BytesIO(made)) as archive:
+        with zipfile.ZipFile(io.BytesIO(archive_bytes)) as archive:
             offset = archive.infolist()[0].header_offset
-        made[offset + 6] |= 1
-        made[made.index(b"PK\x01\x02") + 8] |= 1
-    return bytes(made), f"{name} {action}"
+        archive_bytes[offset + 6] |= 1
+        archive_bytes[archive_bytes.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(archive_bytes), f"{name} {action}"
 
 
 def _cache_entry(folder: Path) -> bytes:
@@ -218,25 +225,25 @@ def fuzz_files(run: Callable[[Any, int], None], cases: int, folder: Path) -> Tal
 
     @given(st.randoms(use_true_random=False), st.sampled_from(_KINDS), st.booleans())
     def documents(rnd: Random, kind: _Kind, changed: bool) -> None:
-        what, content = "damaged", valid[kind.name]
+        change, content = "damaged", valid[kind.name]
         if changed or kind.name == "configuration":
-            document, what = changed_document(rnd, json.loads(content))
+            document, change = changed_document(rnd, json.loads(content))
             path.write_text(json.dumps(document))
         else:
             path.write_bytes(damaged_bytes(rnd, content))
-        case = f"{kind.name}, {what}"
+        case = f"{kind.name}, {change}"
         tally.attempt(case, lambda: kind.read(path), kind.unsound)
 
     @given(st.randoms(use_true_random=False), st.booleans())
     def entries(rnd: Random, changed: bool) -> None:
-        what, content = "damaged", b""
+        change, content = "damaged", b""
         if changed:
-            content, what = _changed_arrays(rnd, entry)
+            content, change = _changed_arrays(rnd, entry)
         else:
             content = damaged_bytes(rnd, entry)
         path.write_bytes(content)
-        # A structure that cannot be is refused where it is read; one that can be is a graph.
-        tally.attempt(f"cache entry, {what}", lambda: read_graph(path), _whole)
+        # Reading refuses an impossible structure; anything else must be a graph that can be placed.
+        tally.attempt(f"cache entry, {change}", lambda: read_graph(path), _check_graph)
 
     run(documents, cases * 2 // 3)
     run(entries, cases // 3)

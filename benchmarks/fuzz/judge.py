@@ -1,4 +1,4 @@
-"""How cases end: taken, refused in one line, or one of three ways in which none may."""
+"""Count how cases end: accepted, refused in one line, or in one of three kinds of failure."""
 
 import traceback
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from fxpart.errors import FxpartError
 __all__ = ["CPU_LIMIT_S", "WAIT_LIMIT_S", "Tally"]
 
 CPU_LIMIT_S = 60
-"""Seconds of CPU after which a case hangs, however busy the machine is."""
+"""CPU seconds after which a case counts as hanging, however busy the machine is."""
 WAIT_LIMIT_S = 600
-"""Seconds after which a case hangs that computes little: it waits for what does not come."""
-_Made = TypeVar("_Made")
+"""Seconds after which a case counts as hanging that computes little, such as a deadlock."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
 class Tally:
-    """The cases of one kind, counted; those that went wrong in words."""
+    """The counts of one kind of case, and a description of each failure."""
 
     kind: str
     taken: int = 0
@@ -27,48 +27,50 @@ class Tally:
     tracebacks: list[str] = field(default_factory=list)
     hangs: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    """Cases that were invalid on purpose and taken, or whose result cannot be."""
+    """Invalid cases that were accepted, or cases with an implausible result."""
 
     @property
     def cases(self) -> int:
-        """How many cases were tried."""
-        bad = len(self.tracebacks) + len(self.hangs) + len(self.wrong)
-        return self.taken + self.refused + bad
+        """Number of cases tried."""
+        failed = len(self.tracebacks) + len(self.hangs) + len(self.wrong)
+        return self.taken + self.refused + failed
 
-    def _failed(self, way: str, case: str) -> None:
-        """Count what went wrong, and print it at once: a run that is cut off loses none."""
-        cases: list[str] = getattr(self, way)
+    def _record_failure(self, kind: str, case: str) -> None:
+        """Record a failure and print it at once, so that an interrupted run loses none."""
+        cases: list[str] = getattr(self, kind)
         cases.append(case)
-        print(f"{self.kind}: {way}: {case}", flush=True)
+        print(f"{self.kind}: {kind}: {case}", flush=True)
 
     def attempt(
         self,
         case: str,
-        work: Callable[[], _Made],
-        unsound: Callable[[_Made], str | None],
+        work: Callable[[], _Result],
+        unsound: Callable[[_Result], str | None],
         *,
         must_fail: bool = False,
     ) -> None:
-        """Do `work` and count how it ends; `unsound` says what is wrong with a result."""
+        """Run `work` and count how it ends; `unsound` returns what is wrong with a result."""
         shown = case if len(case) <= 200 else f"{case[:200]}..."
         try:
             with limited(WAIT_LIMIT_S), limited(CPU_LIMIT_S, of_cpu=True):
                 result = work()
-                why = unsound(result)
+                fault = unsound(result)
         except OverLimitError:
-            self._failed("hangs", shown)
+            self._record_failure("hangs", shown)
         except KeyboardInterrupt:
             raise
         except FxpartError as error:
             if "\n" in str(error):
-                self._failed("wrong", f"{shown}: its message has several lines")
+                self._record_failure("wrong", f"{shown}: its message has several lines")
             else:
                 self.refused += 1
         except BaseException as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            self._failed("tracebacks", f"{shown}: {error!r:.200} ({at.filename}:{at.lineno})")
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._record_failure(
+                "tracebacks", f"{shown}: {error!r:.200} ({frame.filename}:{frame.lineno})"
+            )
         else:
-            if must_fail or why:
-                self._failed("wrong", f"{shown}: {why or 'taken'}")
+            if must_fail or fault:
+                self._record_failure("wrong", f"{shown}: {fault or 'taken'}")
             else:
                 self.taken += 1

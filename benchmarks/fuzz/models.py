@@ -1,4 +1,4 @@
-"""Models that are odd: they raise, have odd names or tensors, or hold themselves."""
+"""Odd models: they raise, have odd names or tensors, or contain themselves."""
 
 from collections.abc import Callable
 from random import Random
@@ -22,44 +22,44 @@ _WIDTH = 4
 
 
 class _Odd(nn.Module):
-    """A layer that does what `trait` says, in the method of that name."""
+    """A layer that misbehaves as `trait` says, in the method of that name."""
 
     def __init__(self, trait: str, inner: nn.Module) -> None:
         super().__init__()
         self.trait, self.inner = trait, inner
 
-    def _strike(self, where: str) -> None:
-        method, _, way = self.trait.partition(" ")
+    def _raise_if(self, where: str) -> None:
+        method, _, error = self.trait.partition(" ")
         if method == where:
-            raise _ERRORS[way]
+            raise _ERRORS[error]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer inside makes."""
-        self._strike("forward")
+        """Return the result of the inner layer."""
+        self._raise_if("forward")
         if self.trait == "branch":
             return x if x.sum() > 0 else -x
         out: Tensor = self.inner(x)
         return out
 
     def train(self, mode: bool = True) -> "_Odd":
-        """Set the mode, as `eval` does too."""
-        self._strike("train")
+        """Set the mode; `eval` calls this too."""
+        self._raise_if("train")
         super().train(mode)
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> "_Odd":  # noqa: ANN401 - as torch has it
-        """Move it."""
-        self._strike("to")
+        """Move the layer."""
+        self._raise_if("to")
         return super().to(*args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as torch has it
         """Yield the parameters."""
-        self._strike("named_parameters")
+        self._raise_if("named_parameters")
         return super().named_parameters(*args, **kwargs)
 
     def __str__(self) -> str:
         """Return a name."""
-        self._strike("__str__")
+        self._raise_if("__str__")
         return "odd"
 
     __repr__ = __str__
@@ -100,7 +100,7 @@ _TENSORS: dict[str, Callable[[], Tensor]] = {
 
 
 def odd_model(batch_size: int, dtype: torch.dtype, choices: list[Any]) -> object:
-    """Return a small model with the traits that `choices` name, and inputs for it."""
+    """Return a small model with the traits named by `choices`, and inputs for it."""
     seed, trait, name, buffer, value, shape = choices
     rnd = Random(seed)
     model: nn.Module = nn.Linear(_WIDTH, _WIDTH, dtype=dtype)
@@ -121,14 +121,14 @@ def odd_model(batch_size: int, dtype: torch.dtype, choices: list[Any]) -> object
     return model, (_TENSORS[value](),)
 
 
-def _unsound(graph: OpGraph) -> str | None:
+def _unprintable_name(graph: OpGraph) -> str | None:
     for name in (*graph.names, *graph.modules, *graph.weight_names):
         if not name.isprintable():
             return f"the name {name!r} in the graph"
     return None
 
 
-def _captured(choices: list[Any]) -> OpGraph:
+def _capture(choices: list[Any]) -> OpGraph:
     built = build_model(ModelSpec("odd", factory=_FACTORY, factory_args={"choices": choices}))
     return capture_graph(built.module, built.args, built.kwargs, "operator")
 
@@ -149,8 +149,8 @@ def fuzz_models(run: Callable[[Any, int], None], cases: int) -> Tally:
         )
     )
     def models(choices: tuple[Any, ...]) -> None:
-        made = list(choices)
-        tally.attempt(f"model {made}", lambda: _captured(made), _unsound)
+        options = list(choices)
+        tally.attempt(f"model {options}", lambda: _capture(options), _unprintable_name)
 
     run(models, cases)
     return tally

@@ -1,4 +1,4 @@
-"""Odd values, and documents with some of them in place of what belongs there."""
+"""Odd values, and documents in which odd values replace valid ones."""
 
 import copy
 import math
@@ -47,24 +47,24 @@ _OTHERS: tuple[object, ...] = (
 
 
 def odd_number(rnd: Random) -> float:
-    """Return a number that is seldom meant."""
+    """Return a number that is rarely intended."""
     if rnd.random() < 0.2:
         return rnd.randint(-(10**6), 10**6)
     return rnd.choice(_NUMBERS)
 
 
 def odd_value(rnd: Random) -> object:
-    """Return something that seldom belongs anywhere."""
+    """Return a value that is rarely valid anywhere."""
     return odd_number(rnd) if rnd.random() < 0.6 else copy.deepcopy(rnd.choice(_OTHERS))
 
 
 def is_never_a_size(value: object) -> bool:
-    """Return whether a value is below 0, or no number though a float."""
+    """Return whether a value is negative or NaN."""
     return isinstance(value, int | float) and not value >= 0
 
 
 def changed_document(rnd: Random, document: Any) -> tuple[Any, str]:  # noqa: ANN401 - any JSON
-    """Return `document` with one part of it changed or gone, and what was done."""
+    """Return `document` with one entry changed or removed, and a description of the change."""
     document = copy.deepcopy(document)
     places = _places(document)
     holder, key = rnd.choice(places)
@@ -84,28 +84,30 @@ def changed_document(rnd: Random, document: Any) -> tuple[Any, str]:  # noqa: AN
 
 
 def _places(document: object) -> list[tuple[Any, Any]]:
-    """Return where something stands in a document: the list or mapping, and the key."""
-    found: list[tuple[Any, Any]] = []
+    """Return the location of every entry in a document: its list or mapping, and the key."""
+    places: list[tuple[Any, Any]] = []
     items: list[tuple[Any, Any]] = []
     if isinstance(document, dict):
         items = list(document.items())
     elif isinstance(document, list):
         items = list(enumerate(document))
     for key, value in items:
-        found.append((document, key))
-        found += _places(value)
-    return found
+        places.append((document, key))
+        places += _places(value)
+    return places
 
 
 def damaged_bytes(rnd: Random, content: bytes) -> bytes:
-    """Return `content` cut off, or with some bytes changed, added or left out."""
+    """Return `content` truncated, or with some bytes changed or inserted."""
     data = bytearray(content)
-    kind = rnd.random()
-    at = rnd.randrange(len(data) + 1)
-    if kind < 0.2:
-        return bytes(data[:at])
-    if kind < 0.4:
-        data[at:at] = rnd.choice((b"[" * 100_000, b"\0", b"\xff\xfe", b"-", b"9" * 400, b"NaN"))
+    action = rnd.random()
+    position = rnd.randrange(len(data) + 1)
+    if action < 0.2:
+        return bytes(data[:position])
+    if action < 0.4:
+        data[position:position] = rnd.choice(
+            (b"[" * 100_000, b"\0", b"\xff\xfe", b"-", b"9" * 400, b"NaN")
+        )
         return bytes(data)
     for _ in range(rnd.randint(1, 8)):
         data[rnd.randrange(len(data))] = rnd.randrange(256)

@@ -29,7 +29,7 @@ _SIZE = st.builds("{}{}".format, _NUMBER, _UNIT) | st.text(max_size=20)
 _NEGATIVE = st.builds("-{}{}".format, st.floats(0, 1e9).map("{:.3f}".format), _UNIT)
 
 
-def _pools(pools: Any) -> str | None:  # noqa: ANN401 - of either form
+def _check_pools(pools: Any) -> str | None:  # noqa: ANN401 - pools of either form
     counts = [p["count"] if isinstance(p, dict) else p.count for p in pools]
     sizes = [p["memory_bytes"] if isinstance(p, dict) else p.memory_bytes or 1 for p in pools]
     if min(counts) < 1 or sum(counts) > MAX_DEVICES:
@@ -41,23 +41,23 @@ def _is_size(size_bytes: int) -> bool:
     return 1 <= size_bytes <= MAX_MEMORY_BYTES
 
 
-def _rate(values: dict[str, Any]) -> str | None:
+def _check_rate(values: dict[str, Any]) -> str | None:
     rate = values["bytes_per_s"]
     return None if 0 < rate < math.inf else f"rate {rate}"
 
 
 def fuzz_specs(run: Callable[[Any, int], None], cases: int) -> Tally:
-    """Try `cases` texts; `run` gives a hypothesis test that many examples."""
+    """Try `cases` texts; `run` runs a hypothesis test on a number of examples."""
     tally = Tally("specs")
     accelerators = ("h100", "t4", "cpu", "a100_80gb")
 
     @given(_DEVICES, st.booleans())
     def devices(text: str, shipped: bool) -> None:
         if shipped:
-            tally.attempt(f"device_pools {text!r}", lambda: device_pools(text), _pools)
+            tally.attempt(f"device_pools {text!r}", lambda: device_pools(text), _check_pools)
         else:
             work = f"parse_devices {text!r}"
-            tally.attempt(work, lambda: parse_devices(text, accelerators), _pools)
+            tally.attempt(work, lambda: parse_devices(text, accelerators), _check_pools)
 
     @given(_SIZE | _NEGATIVE)
     def sizes(text: str) -> None:
@@ -73,7 +73,7 @@ def fuzz_specs(run: Callable[[Any, int], None], cases: int) -> Tally:
         tally.attempt(
             f"transfer_rate {text!r}",
             lambda: transfer_rate(text),
-            _rate,
+            _check_rate,
             must_fail=text.strip().startswith("-") or "nan" in text or "inf" in text,
         )
 

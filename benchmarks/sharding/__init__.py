@@ -1,1 +1,1 @@
-"""Predictions for sharded models beside processes of gloo that run them on torch's own APIs."""
+"""Predictions for sharded models beside gloo processes that run them with torch's own APIs."""

@@ -1,12 +1,13 @@
-"""Predictions for split models beside processes of gloo: ``python -m benchmarks.sharding``.
+"""Predictions for sharded models beside gloo processes: ``python -m benchmarks.sharding``.
 
-Each row is a model on a number of processes. With tensor parallelism these run it on torch's own
-`parallelize_module` (a mixture of experts on transformers' styles), a forward and a training step
-without an optimizer; experts spread by transformers' `apply_expert_parallelism`, alone and beside
-tensor parallelism; sequences cut, and keys and values gathered, by `torch.distributed` alone; with
-ZeRO on `fully_shard`, a step with AdamW; a GPT-2 in two stages of two replicas on torch's
-pipelining too. Rows have the bytes at the peak of the process that has most, and the collectives
-that an observer counts; results are held to those of one process.
+Each row is a model on a number of processes. Tensor parallelism uses torch's own
+`parallelize_module` (transformers' styles for a mixture of experts), for a forward pass and a
+training step without an optimizer; expert parallelism uses transformers'
+`apply_expert_parallelism`, alone and with tensor parallelism; context parallelism splits sequences
+and gathers keys and values with plain `torch.distributed`; ZeRO uses `fully_shard`, for a step with
+AdamW, also for a GPT-2 in two stages of two replicas on torch's pipelining. Rows show the peak
+bytes of the fullest process, and the collectives that an observer counts; results are checked
+against those of one process.
 """
 
 import argparse
@@ -80,7 +81,7 @@ MODELS = {
 }
 
 _WITHOUT_PLAN = ("gpt2",)
-"""Models of transformers that state no tensor-parallel plan."""
+"""Models without a tensor-parallel plan in transformers."""
 
 
 def main() -> None:
@@ -88,14 +89,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sharding", description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--processes", nargs="*", type=int, default=[2, 4])
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows: list[list[str]] = []
-    for name in given.models:
+    for name in options.models:
         split = name not in _WITHOUT_PLAN
-        for count in given.processes:
+        for count in options.processes:
             rows += _split_rows(name, count) if split else []
             rows += [_zero_row(name, count, stage) for stage in (2, 3)]
-    if "gpt2" in given.models and STAGES * REPLICAS in given.processes:
+    if "gpt2" in options.models and STAGES * REPLICAS in options.processes:
         for stage, schedule in product((2, 3), ("1f1b", "gpipe")):
             rows += _pipeline_rows(stage, schedule)
     print(table(_HEADINGS, rows))
@@ -105,14 +106,14 @@ _HEADINGS = ["model", "processes", "part", "predicted B", "counted B", "error %"
 
 
 def _split_rows(name: str, count: int) -> Iterator[list[str]]:
-    """Yield the rows of a model whose layers, experts or sequences `count` processes share."""
+    """Yield the rows of a model with layers, experts or sequences split over `count` processes."""
     spec = MODELS[name]
     whole = whole_run(0, 1, spec)
     runs = run_group(count, tensor_run, spec)
     _check_results(runs, [whole.result] * count)
-    yield from _rows_of(name, "tp", predicted(spec, count), runs)
+    yield from _comparison_rows(name, "tp", predicted(spec, count), runs)
     if name == "mixtral":
-        spec = replace(spec, batch_size=count)  # an example for each device alone
+        spec = replace(spec, batch_size=count)  # one example per device
         whole = expert_run(0, 1, spec)
         for tensor in _divisors(count):
             groups = count // tensor
@@ -121,16 +122,18 @@ def _split_rows(name: str, count: int) -> Iterator[list[str]]:
             _check_results(runs, [shares[rank // tensor] for rank in range(count)])
             share = replace(spec, batch_size=spec.batch_size // groups, expert_parallel=count)
             part = f"ep={count}" + f" tp={tensor}" * (tensor > 1)
-            yield from _rows_of(name, part, predicted(share, tensor), runs)
+            yield from _comparison_rows(name, part, predicted(share, tensor), runs)
     if name == "llama":
-        # The kernel of this machine has no groups of heads: keys would be copied for each.
-        alone = {"num_key_value_heads": _SIZES["num_attention_heads"]}
-        spec = replace(spec, config={**spec.config, **alone})
+        # The CPU kernel has no grouped-query attention: keys would be copied for each head.
+        ungrouped = {"num_key_value_heads": _SIZES["num_attention_heads"]}
+        spec = replace(spec, config={**spec.config, **ungrouped})
         whole = whole_run(0, 1, spec)
         runs = run_group(count, context_run, spec)
         logits = torch.from_numpy(whole.result)
         _check_results(runs, [piece(logits, rank, count).numpy() for rank in range(count)])
-        yield from _rows_of(name, "cp", predicted(replace(spec, context_parallel=count)), runs)
+        yield from _comparison_rows(
+            name, "cp", predicted(replace(spec, context_parallel=count)), runs
+        )
 
 
 def _divisors(count: int) -> list[int]:
@@ -138,23 +141,26 @@ def _divisors(count: int) -> list[int]:
 
 
 def _check_results(runs: Sequence[Counted], expected: Sequence[Any]) -> None:
-    far = max(float(np.abs(run.result - of).max()) for run, of in zip(runs, expected, strict=True))
-    assert far < 1e-4, f"the results of {len(runs)} processes are {far} from those of one"
+    error = max(
+        float(np.abs(run.result - reference).max())
+        for run, reference in zip(runs, expected, strict=True)
+    )
+    assert error < 1e-4, f"the results of {len(runs)} processes are {error} from those of one"
 
 
-def _rows_of(
-    name: str, how: str, forecast: Predicted, runs: Sequence[Counted]
+def _comparison_rows(
+    name: str, method: str, forecast: Predicted, runs: Sequence[Counted]
 ) -> Iterator[list[str]]:
     for part in ("forward", "step"):
-        said: int = getattr(forecast, f"{part}_bytes")
+        predicted_bytes: int = getattr(forecast, f"{part}_bytes")
         counted = max(getattr(run, f"{part}_bytes") for run in runs)
         expected: Counter[tuple[str, int]] = getattr(forecast, f"{part}_collectives")
         same = all(Counter(getattr(run, f"{part}_collectives")) == expected for run in runs)
-        found = Counter(getattr(runs[0], f"{part}_collectives"))
-        verdict = f"{expected.total()} equal" if same else f"{expected} but {found}"
-        error = f"{(said / counted - 1) * 100:+.2f}"
-        numbers = [str(said), str(counted), error, verdict]
-        yield [name, str(len(runs)), f"{how} {part}", *numbers]
+        actual = Counter(getattr(runs[0], f"{part}_collectives"))
+        verdict = f"{expected.total()} equal" if same else f"{expected} but {actual}"
+        error = f"{(predicted_bytes / counted - 1) * 100:+.2f}"
+        numbers = [str(predicted_bytes), str(counted), error, verdict]
+        yield [name, str(len(runs)), f"{method} {part}", *numbers]
 
 
 def _zero_row(name: str, count: int, stage: int) -> list[str]:
@@ -163,9 +169,9 @@ def _zero_row(name: str, count: int, stage: int) -> list[str]:
     runs = run_group(count, zero_run, spec, stage, "adamw")
     counted = max(run.step_bytes for run in runs)
     same = all(Counter(run.step_collectives) == forecast.step_collectives for run in runs)
-    found = Counter(runs[0].step_collectives)
+    actual = Counter(runs[0].step_collectives)
     total = forecast.step_collectives
-    verdict = f"{total.total()} equal" if same else f"{total} but {found}"
+    verdict = f"{total.total()} equal" if same else f"{total} but {actual}"
     error = f"{(forecast.step_bytes / counted - 1) * 100:+.2f}"
     numbers = [str(forecast.step_bytes), str(counted), error, verdict]
     return [name, str(count), f"zero={stage} step", *numbers]
@@ -175,11 +181,11 @@ def _pipeline_rows(zero: int, schedule: str) -> Iterator[list[str]]:
     """Yield a row for each stage of the pipeline."""
     runs = run_group(STAGES * REPLICAS, pipeline_run, zero, schedule)
     for stage, forecast in enumerate(predicted_pipeline(zero, schedule)):
-        of_stage = runs[REPLICAS * stage :][:REPLICAS]
-        counted = max(run.peak_bytes for run in of_stage)
-        same = all(run.collectives == forecast.collectives for run in of_stage)
+        stage_runs = runs[REPLICAS * stage :][:REPLICAS]
+        counted = max(run.peak_bytes for run in stage_runs)
+        same = all(run.collectives == forecast.collectives for run in stage_runs)
         total = forecast.collectives
-        verdict = f"{total.total()} equal" if same else f"{total} but {of_stage[0].collectives}"
+        verdict = f"{total.total()} equal" if same else f"{total} but {stage_runs[0].collectives}"
         error = f"{(forecast.peak_bytes / counted - 1) * 100:+.2f}"
         part = f"zero={zero} {schedule}, stage {stage}"
         numbers = [str(forecast.peak_bytes), str(counted), error, verdict]

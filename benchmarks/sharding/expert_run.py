@@ -1,4 +1,4 @@
-"""A mixture of experts really run with expert parallelism: transformers' own on its plan."""
+"""Run a mixture of experts with the expert parallelism of transformers, on the model's plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.sharding.tensor_run import CPU, Counted, counted_run, parallelized
+from benchmarks.sharding.tensor_run import CPU, Counted, counted_run, parallelize
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
@@ -20,28 +20,28 @@ __all__ = ["balance_routers", "expert_run", "share_of"]
 
 
 def balance_routers(module: nn.Module) -> None:
-    """Let tokens take the experts in turn, whatever the router scores: all get as many."""
+    """Assign tokens to experts in turn, whatever the router scores, so that loads are equal."""
     for name, part in module.named_modules():
         if name.endswith("mlp.gate"):
-            part.forward = partial(_in_turn, part.forward)
+            part.forward = partial(_route_in_turn, part.forward)
 
 
-def _in_turn(forward: Callable[..., Any], *args: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+def _route_in_turn(forward: Callable[..., Any], *args: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
     logits, scores, chosen = forward(*args)
-    experts, taken = logits.shape[-1], chosen.shape[-1]
-    first = torch.arange(len(chosen)).unsqueeze(-1) % (experts // taken)
-    return logits, scores, first + torch.arange(taken) * (experts // taken)
+    experts, per_token = logits.shape[-1], chosen.shape[-1]
+    first = torch.arange(len(chosen)).unsqueeze(-1) % (experts // per_token)
+    return logits, scores, first + torch.arange(per_token) * (experts // per_token)
 
 
 def share_of(inputs: dict[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
-    """Return the examples of `inputs` that the device `rank` of `size` has."""
+    """Return the examples of `inputs` on device `rank` of `size`."""
     return {name: torch.chunk(value, size)[rank].clone() for name, value in inputs.items()}
 
 
 def expert_run(rank: int, size: int, spec: ModelSpec, tensor: int = 1) -> Counted:
-    """Return what this process counts: `spec` is the whole model with the batch of all.
+    """Return the counts of this process; `spec` is the whole model with the global batch.
 
-    Experts are spread over all processes, and `tensor` neighbours share all other layers.
+    Experts are spread over all processes; all other layers are split over `tensor` neighbours.
     """
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
@@ -51,15 +51,15 @@ def expert_run(rank: int, size: int, spec: ModelSpec, tensor: int = 1) -> Counte
     inputs = built.kwargs
     balance_routers(module)
     if size > 1:
-        dense = init_device_mesh("cpu", (size // tensor, tensor), mesh_dim_names=("dp", "tp"))
-        spread = init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
+        dense_mesh = init_device_mesh("cpu", (size // tensor, tensor), mesh_dim_names=("dp", "tp"))
+        expert_mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ep",))
         if tensor > 1:
-            homes = tuple(f"{path}." for path in expert_paths(module))
-            parallelized(module, dense["tp"], aside=homes)
+            expert_prefixes = tuple(f"{path}." for path in expert_paths(module))
+            parallelize(module, dense_mesh["tp"], excluded=expert_prefixes)
         styles = styles_of(module, module.ep_plan)
         weights = dict(module.named_parameters())
-        # Weights first: what dispatches tokens asks them how many experts there are.
+        # Weights first: the token dispatcher reads the number of experts from them.
         plan = dict(sorted(styles.items(), key=lambda item: item[0] not in weights))
-        apply_expert_parallelism(module, spread["ep"], dense["tp"], plan)
+        apply_expert_parallelism(module, expert_mesh["ep"], dense_mesh["tp"], plan)
         inputs = share_of(inputs, rank // tensor, size // tensor)
     return counted_run(module, inputs)

@@ -27,22 +27,22 @@ def run_group(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         port = probe.getsockname()[1]
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     workers = [
-        context.Process(target=_work, args=(pipe[1], (rank, size, port), function, args))
+        context.Process(target=_run_member, args=(pipe[1], (rank, size, port), function, args))
         for rank, pipe in enumerate(pipes)
     ]
     try:
-        for worker, (_, sending) in zip(workers, pipes, strict=True):
+        for worker, (_, sender) in zip(workers, pipes, strict=True):
             worker.start()
-            sending.close()
-        answers = []
-        for rank, (receiving, _) in enumerate(pipes):
-            if not receiving.poll(_LIMIT_S):
-                raise RuntimeError(f"rank {rank} gave no answer in {_LIMIT_S:.0f} s")
-            failed, answer = receiving.recv()
+            sender.close()
+        results = []
+        for rank, (receiver, _) in enumerate(pipes):
+            if not receiver.poll(_LIMIT_S):
+                raise RuntimeError(f"rank {rank} gave no result in {_LIMIT_S:.0f} s")
+            failed, result = receiver.recv()
             if failed:
-                raise RuntimeError(f"rank {rank} failed:\n{answer}")
-            answers.append(answer)
-        return answers
+                raise RuntimeError(f"rank {rank} failed:\n{result}")
+            results.append(result)
+        return results
     finally:
         for worker in workers:
             worker.join(5)
@@ -51,23 +51,23 @@ def run_group(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
                 worker.join()
 
 
-def _work(
-    sending: Any,  # noqa: ANN401 - a Connection
-    place: tuple[int, int, int],
+def _run_member(
+    sender: Any,  # noqa: ANN401 - a Connection
+    member: tuple[int, int, int],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Join the group at `place` (rank, size, port), and send back whether it failed, and what."""
+    """Join the group as `member` (rank, size, port); send back a failure flag and the result."""
     import torch
     import torch.distributed as dist
 
-    rank, size, port = place
+    rank, size, port = member
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     try:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", rank=rank, world_size=size)
-        sending.send((False, function(rank, size, *args)))
+        sender.send((False, function(rank, size, *args)))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        sending.send((True, traceback.format_exc()))
+        sender.send((True, traceback.format_exc()))

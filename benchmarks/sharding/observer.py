@@ -1,4 +1,4 @@
-"""`Observer`: what a process of a group holds and sends while a model runs on DTensors."""
+"""`Observer`: live bytes and collectives of a process while a model runs on DTensors."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 __all__ = ["Observer", "local_parts"]
 
 _SETTLING_S = 0.01
-"""A thread of gloo lets go of its tensors a moment after a collective is done."""
+"""Wait after a collective: a thread of gloo frees its tensors slightly later."""
 _KINDS = {
     "all_reduce": "all_reduce",
     "allreduce_": "all_reduce",
@@ -24,23 +24,23 @@ _KINDS = {
     "all_to_all_single": "all_to_all",
     "alltoall_base_": "all_to_all",
 }
-"""By the name of an operator of ``c10d`` or ``_c10d_functional``."""
+"""Kind of collective by the name of an operator of ``c10d`` or ``_c10d_functional``."""
 
 
 def local_parts(tensors: Any) -> list[Tensor]:  # noqa: ANN401 - any tree
-    """Return the tensors of a tree, of a DTensor the part that lies in this process."""
+    """Return the tensors of a tree, with the local part of each DTensor."""
     leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
     return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in leaves]
 
 
 class Observer(LiveBytes):  # type: ignore[no-untyped-call]
-    """Counts live bytes of this process, and its collectives with the bytes that each is given.
+    """Counts live bytes of this process, and its collectives with the bytes of their inputs.
 
-    Calls of DTensors are counted as the calls of their local parts.
+    Calls on DTensors are counted as calls on their local parts.
     """
 
     def __init__(self, resident: Any) -> None:  # noqa: ANN401 - any tree of tensors
-        """Start with the tensors that stay throughout."""
+        """Start with the tensors that stay alive throughout."""
         super().__init__([storage_sizes(local_parts(resident))])
         self.collectives: list[tuple[str, int]] = []
 
@@ -57,23 +57,23 @@ class Observer(LiveBytes):  # type: ignore[no-untyped-call]
         namespace, _, name = func.name().partition("::")
         kind = _KINDS.get(name.partition(".")[0]) if "c10d" in namespace else None
         if kind is not None:
-            # Of the operators that name their output first, the input is what is left.
-            given = tree_leaves(args[1]) if name.endswith("_base_") else tree_leaves(args[0])
-            self.collectives.append((kind, sum(t.nbytes for t in given if isinstance(t, Tensor))))
+            # The ``_base_`` operators take their output first, then the input.
+            inputs = tree_leaves(args[1]) if name.endswith("_base_") else tree_leaves(args[0])
+            self.collectives.append((kind, sum(t.nbytes for t in inputs if isinstance(t, Tensor))))
         result = func(*args, **(kwargs or {}))
         if "c10d" in namespace or namespace == "fsdp":
-            time.sleep(_SETTLING_S)  # gloo tells nobody when it has let go
-        # What is only seen as an operand is gloo's own memory, which copies what it scatters.
+            time.sleep(_SETTLING_S)  # gloo does not signal when it frees them
+        # Memory seen only as an operand is gloo's own, which copies what it scatters.
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is Tensor]
         known = {leaf.untyped_storage()._cdata for leaf in operands}
         for leaf in tree_leaves(result):
-            # A wrapper, as of a result still to come, has no memory.
+            # A wrapper, such as a pending result, has no memory.
             if type(leaf) is Tensor and leaf.untyped_storage()._cdata not in known:
                 self._count(leaf.untyped_storage())
         return result
 
     def resized(self, storage: torch.UntypedStorage, before_bytes: int) -> None:
-        """Count a storage whose size was changed where it is; those of FSDP have been empty."""
-        self._resident.add(int(storage._cdata))  # counted here, not as a result of a view of it
+        """Count a storage that was resized in place, such as an empty one of FSDP."""
+        self._resident.add(int(storage._cdata))  # counted here, not as the result of a view of it
         self._live[0] += int(storage.nbytes()) - before_bytes
         self._peak[0] = max(self._peak[0], self._live[0])

@@ -1,4 +1,4 @@
-"""A GPT-2 really run in stages whose weights replicas share: torch's pipelining on FSDP2.
+"""Run a GPT-2 in stages whose weights are sharded over replicas: torch's pipelining on FSDP2.
 
 Four processes are two stages of two replicas each: `PipelineStage` and a schedule of
 torch.distributed.pipelining over stages of transformers' own blocks, `fully_shard` called on each
@@ -56,14 +56,14 @@ _LAYERS, _BATCH, _TOKENS, _VOCABULARY = 4, 2, 32, 256
 _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 _CPU = torch.device("cpu")
 PASSED_BYTES = MICROBATCHES * _BATCH * _TOKENS * 64 * 4
-"""Of the buffers that each stage receives into; a plan of a run has none."""
+"""Receive buffers of each stage; the plan of a run has none."""
 LOGITS_BYTES = _BATCH * _TOKENS * _VOCABULARY * 4
-"""Of one microbatch, which the engine keeps beside what a plan of a run has."""
+"""Logits of one microbatch, which the engine keeps in addition to the plan of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineCounted:
-    """Of one stage: the bytes at its peak, and its collectives by kind and bytes given."""
+    """The peak bytes of one stage, and its collectives by kind and input bytes."""
 
     peak_bytes: int
     collectives: Counter[tuple[str, int]]
@@ -71,10 +71,10 @@ class PipelineCounted:
 
 
 class Part(nn.Module):
-    """Some of the layers of a GPT-2, with what comes before the first and after the last."""
+    """Some layers of a GPT-2, with the embeddings before the first and the head after the last."""
 
     def __init__(self, layers: range) -> None:
-        """Make the layers of these numbers."""
+        """Create the layers with these numbers."""
         from transformers import GPT2Config
         from transformers.models.gpt2 import modeling_gpt2
 
@@ -90,7 +90,7 @@ class Part(nn.Module):
         self.lm_head = nn.Linear(64, _VOCABULARY, bias=False) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits, or what the next layers take."""
+        """Return logits, or the input of the next layers."""
         if self.wte is not None and self.wpe is not None:
             x = self.wte(x) + self.wpe(torch.arange(_TOKENS))
         for block in self.h.values():
@@ -114,51 +114,53 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def pipeline_run(rank: int, size: int, stage: int, schedule: str) -> PipelineCounted:
-    """Return what this process counts of a step with ZeRO `stage`, 2 or 3."""
+    """Return the counts of this process for a step with ZeRO `stage`, 2 or 3."""
     assert size == STAGES * REPLICAS
     mesh = init_device_mesh("cpu", (STAGES, REPLICAS), mesh_dim_names=("pp", "dp"))
-    place, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
-    each = _LAYERS // STAGES
+    position, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    layers_per_stage = _LAYERS // STAGES
     with seeded(0, _CPU):
         whole = Part(range(_LAYERS))
-    module = Part(range(place * each, (place + 1) * each))
+    module = Part(range(position * layers_per_stage, (position + 1) * layers_per_stage))
     module.load_state_dict({name: whole.state_dict()[name] for name in module.state_dict()})
     for block in module.h.values():
         fully_shard(block, mesh=mesh["dp"], reshard_after_forward=stage == 3)
     fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     shape = (REPLICAS, MICROBATCHES * _BATCH, _TOKENS)
-    ids = torch.randint(0, _VOCABULARY, shape, generator=chance)[replica].clone()
-    part = PipelineStage(module, place, STAGES, _CPU, group=mesh["pp"].get_group())
-    engine = _SCHEDULES[schedule](part, MICROBATCHES, loss_fn=_loss)
-    _step(engine, place, ids)
+    ids = torch.randint(0, _VOCABULARY, shape, generator=generator)[replica].clone()
+    pipeline_stage = PipelineStage(module, position, STAGES, _CPU, group=mesh["pp"].get_group())
+    engine = _SCHEDULES[schedule](pipeline_stage, MICROBATCHES, loss_fn=_loss)
+    _step(engine, position, ids)
     module.zero_grad(set_to_none=True)
     gc.collect()
-    observer = Observer([list(module.parameters()), list(module.buffers()), ids, _buffers(part)])
+    observer = Observer(
+        [list(module.parameters()), list(module.buffers()), ids, _buffers(pipeline_stage)]
+    )
     with observer, resizing(observer):
-        losses = _step(engine, place, ids)
+        losses = _step(engine, position, ids)
     return PipelineCounted(observer.peak_bytes[0], Counter(observer.collectives), losses)
 
 
 def _buffers(part: PipelineStage) -> list[Any]:
-    """Return what a stage receives into, which is there between steps too."""
+    """Return the receive buffers of a stage, which exist between steps too."""
     infos = [*part.args_recv_info.values(), *part.grad_recv_info.values()]
-    return [getattr(info, "buffer", None) for of_one in infos for info in of_one]
+    return [getattr(info, "buffer", None) for group in infos for info in group]
 
 
-def _step(engine: Any, place: int, ids: Tensor) -> tuple[float, ...]:  # noqa: ANN401
+def _step(engine: Any, position: int, ids: Tensor) -> tuple[float, ...]:  # noqa: ANN401
     losses: list[Tensor] = []
-    given = (ids,) if place == 0 else ()
-    if place == STAGES - 1:
-        engine.step(*given, target=ids, losses=losses, return_outputs=False)
+    inputs = (ids,) if position == 0 else ()
+    if position == STAGES - 1:
+        engine.step(*inputs, target=ids, losses=losses, return_outputs=False)
     else:
-        engine.step(*given, return_outputs=False)
+        engine.step(*inputs, return_outputs=False)
     return tuple(loss.item() for loss in losses)
 
 
 def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]:
-    """Return what is predicted of each pipeline stage's processes."""
-    problem, cut, shards = _sharing(stage)
+    """Return the predicted counts of the processes of each pipeline stage."""
+    problem, cut, shards = _sharded_problem(stage)
     stages = engine_stages(problem, cut, shards)
     peaks = engine_peak_bytes(
         schedule,
@@ -169,11 +171,11 @@ def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]
     )
     rows = ordered_actions(schedule, STAGES, 1, MICROBATCHES, training=True)
     counted = []
-    for of_stage, peak, row in zip(stages, peaks, rows, strict=True):
-        assert of_stage.shards is not None
+    for pipeline_stage, peak, row in zip(stages, peaks, rows, strict=True):
+        assert pipeline_stage.shards is not None
         sent: Counter[tuple[str, int]] = Counter()
-        for kind, size, _ in of_stage.shards.collectives(action.kind for action in row):
-            # An all-gather is given a part of what it makes.
+        for kind, size, _ in pipeline_stage.shards.collectives(action.kind for action in row):
+            # The input of an all-gather is a part of its result.
             sent[kind, size // REPLICAS if kind == "all_gather" else size] += 1
         counted.append(PipelineCounted(peak, sent))
     return tuple(counted)
@@ -181,17 +183,17 @@ def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]
 
 def planned_pipeline(stage: int, schedule: str) -> ScheduleResult:
     """Return the schedule as a run plans it, without the buffers of torch's engine."""
-    problem, cut, shards = _sharing(stage)
+    problem, cut, shards = _sharded_problem(stage)
     graph = problem.graph
     parts = -(-graph.weight_bytes[graph.gradient_weights] // REPLICAS)
-    kept = with_state(graph, graph.gradient_weights, [parts])
-    planned = make_problem(kept, problem.topology, LatencyModel())
+    sharded = with_state(graph, graph.gradient_weights, [parts])
+    planned = make_problem(sharded, problem.topology, LatencyModel())
     return simulate_schedule(schedule, stage_costs(planned, cut, shards), MICROBATCHES)
 
 
 @cache
-def _sharing(stage: int) -> tuple[Problem, Assignment, WeightShards]:
-    """Return a step of one microbatch, in which stage each operator is, and what is shared."""
+def _sharded_problem(stage: int) -> tuple[Problem, Assignment, WeightShards]:
+    """Return the step of one microbatch, the stage of each operator, and the sharded weights."""
     with torch.device("meta"):
         ids = torch.zeros((_BATCH, _TOKENS), dtype=torch.int64)
         graph = joint_graph(_WithLoss(), (ids, ids))
@@ -200,11 +202,11 @@ def _sharing(stage: int) -> tuple[Problem, Assignment, WeightShards]:
     problem = make_problem(graph, topology, LatencyModel())
     gradients = tuple(range(len(graph.gradient_values)))
     shards = WeightShards(REPLICAS, gradients, stage == 3, (Link(1e9),) * STAGES)
-    return problem, _cut(graph), shards
+    return problem, _halves(graph), shards
 
 
-def _cut(graph: OpGraph) -> Assignment:
-    """Return the first half of the layers on device 0, the rest on 1."""
+def _halves(graph: OpGraph) -> Assignment:
+    """Return the assignment of the first half of the layers to device 0, the rest to 1."""
     begin = graph.modules.index(f"model.h.{_LAYERS // STAGES}.ln_1")
     forward = (np.arange(graph.n_ops) >= begin).astype(np.int64)
     return partition_by_device(graph, forward[graph.forward_of])

@@ -1,4 +1,4 @@
-"""What fxpart says of a split model: bytes at the peak of one device, and its collectives."""
+"""Predictions of fxpart for a split model: peak bytes of one device, and its collectives."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,26 +20,26 @@ __all__ = ["Predicted", "predicted", "predicted_zero"]
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Of one device, from a capture on the meta device."""
+    """Predictions for one device, from a capture on the meta device."""
 
     parameter_bytes: int
     forward_bytes: int
     step_bytes: int
     forward_collectives: Counter[tuple[str, int]]
     step_collectives: Counter[tuple[str, int]]
-    """By kind and by the bytes that a device gives."""
+    """By kind and by input bytes of a device."""
 
 
 def predicted(spec: ModelSpec, tensor_parallel: int = 1) -> Predicted:
-    """Return what is predicted of a device of a group of `tensor_parallel`."""
+    """Return the predictions for one device of a group of `tensor_parallel`."""
     split = replace(spec, tensor_parallel=tensor_parallel)
     size = max(tensor_parallel, spec.context_parallel)
     built = build_model(split)
     forward = capture_graph(built.module, built.args, built.kwargs)
     parameters = sum(parameter.nbytes for parameter in built.module.parameters())
-    labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
-    # The first capture has left what the module caches.
-    step = joint_graph(build_model(replace(split, loss="own")).module, (), labelled)
+    inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    # The first capture has filled the caches of the module.
+    step = joint_graph(build_model(replace(split, loss="own")).module, (), inputs)
     return Predicted(
         parameters,
         peak_bytes(forward),
@@ -50,10 +50,10 @@ def predicted(spec: ModelSpec, tensor_parallel: int = 1) -> Predicted:
 
 
 def predicted_zero(spec: ModelSpec, replicas: int, stage: int, optimizer: str) -> Predicted:
-    """Return what is predicted of a step of one of `replicas` with ZeRO `stage`, 2 or 3."""
+    """Return the predictions for a step of one of `replicas` with ZeRO `stage`, 2 or 3."""
     built = build_model(spec)
-    labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
-    graph = with_zero(joint_graph(built.module, (), labelled), stage, replicas).graph
+    inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    graph = with_zero(joint_graph(built.module, (), inputs), stage, replicas).graph
     collectives: Counter[tuple[str, int]] = Counter()
     for op, target in enumerate(graph.targets):
         if target == GATHER:
@@ -68,7 +68,7 @@ def predicted_zero(spec: ModelSpec, replicas: int, stage: int, optimizer: str) -
 
 def _collectives(graph: OpGraph, group: int) -> Counter[tuple[str, int]]:
     kinds, sizes = collective_kinds(graph), collective_bytes(graph)
-    # An all-gather is given a part of what it makes.
+    # The input of an all-gather is a part of its result.
     return Counter(
         (kind, sizes[op] // (group if kind == "all_gather" else 1)) for op, kind in kinds.items()
     )

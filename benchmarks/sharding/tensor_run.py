@@ -1,4 +1,4 @@
-"""A tensor-parallel model really run: torch's own styles on the plan that its class states."""
+"""Run a tensor-parallel model with torch's own styles, on the plan of the model class."""
 
 import gc
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
 from fxpart.sharding.tensor_plan import tensor_plan
 
-__all__ = ["Counted", "counted_run", "parallelized", "tensor_run", "whole_run"]
+__all__ = ["Counted", "counted_run", "parallelize", "tensor_run", "whole_run"]
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one process held and sent in a forward, and in the forward and backward of a step."""
+    """Bytes and collectives of one process in a forward, and in a step of forward and backward."""
 
     weight_bytes: int
     forward_bytes: int
@@ -43,32 +43,32 @@ class Counted:
 
 
 def tensor_run(rank: int, size: int, spec: ModelSpec) -> Counted:
-    """Return what this process counts of the model that `spec` names, split over the group."""
+    """Return the counts of this process for the model of `spec`, split over the group."""
     with seeded(0, CPU):
         built = build_model(replace(spec, sequence_parallel=False), CPU)
     mesh = init_device_mesh("cpu", (size,))
     if spec.sequence_parallel:
-        _with_sequences(built.module, mesh)
+        _parallelize_sequences(built.module, mesh)
     else:
-        parallelized(built.module, mesh)
+        parallelize(built.module, mesh)
     return counted_run(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
 
 
 def whole_run(rank: int, size: int, spec: ModelSpec) -> Counted:
-    """Return the same of the whole model in one process."""
+    """Return the same counts for the whole model in one process."""
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     return counted_run(built.module, built.kwargs)
 
 
-def parallelized(module: nn.Module, mesh: Any, aside: tuple[str, ...] = ()) -> None:  # noqa: ANN401 - a DeviceMesh
-    """Split `module` over `mesh` by its plan, but for what paths `aside` begin."""
+def parallelize(module: nn.Module, mesh: Any, excluded: tuple[str, ...] = ()) -> None:  # noqa: ANN401 - a DeviceMesh
+    """Split `module` over `mesh` by its plan, except for paths that begin with `excluded`."""
     plan = tensor_plan(module)
-    styles = {path: s for path, s in plan.items() if not f"{path}.".startswith(aside)}
+    styles = {path: s for path, s in plan.items() if not f"{path}.".startswith(excluded)}
     if any(style.startswith(("moe", "packed")) for style in styles.values()):
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-        # torch has no style for experts.
+        # Torch has no style for experts.
         names = {n for n, _ in module.named_modules()} | {n for n, _ in module.named_parameters()}
         named = {path: style for path, style in styles.items() if path in names}
         weights = {
@@ -79,25 +79,25 @@ def parallelized(module: nn.Module, mesh: Any, aside: tuple[str, ...] = ()) -> N
         }
         apply_tensor_parallelism(module, mesh, {**weights, **named})
         return
-    made: dict[str, ParallelStyle] = {
+    torch_styles: dict[str, ParallelStyle] = {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(),
         "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
         "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
     }
-    parallelize_module(module, mesh, {path: made[style] for path, style in styles.items()})
+    parallelize_module(module, mesh, {path: torch_styles[style] for path, style in styles.items()})
 
 
-def _with_sequences(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a DeviceMesh
-    """Split a model as torchtitan splits its Llama: norms see pieces of the sequence."""
+def _parallelize_sequences(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a DeviceMesh
+    """Split a model as torchtitan splits its Llama: norms run on pieces of the sequence."""
     styles, pieces = tensor_plan(module), Shard(1)
-    made: dict[str, ParallelStyle] = {
+    torch_styles: dict[str, ParallelStyle] = {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(output_layouts=pieces),
         "colwise_gather_output": ColwiseParallel(input_layouts=pieces, output_layouts=Replicate()),
         "embedding_rowwise": RowwiseParallel(input_layouts=Replicate(), output_layouts=pieces),
     }
-    plan = {path: made[style] for path, style in styles.items()}
+    plan = {path: torch_styles[style] for path, style in styles.items()}
     for path, _ in module.named_modules():
         if path.endswith("norm"):
             plan[path] = SequenceParallel(use_local_output=True)
@@ -112,7 +112,7 @@ def _with_sequences(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a D
 
 
 def _sum_partial_gradients(module: nn.Module) -> None:
-    """Sum the gradients of norms, which torch leaves in parts until an optimizer reads them."""
+    """Sum the gradients of norms, which torch keeps partial until an optimizer reads them."""
     for parameter in module.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and any(p.is_partial() for p in gradient.placements):
@@ -122,16 +122,16 @@ def _sum_partial_gradients(module: nn.Module) -> None:
 def counted_run(
     module: nn.Module, inputs: dict[str, Tensor], *, has_pieces: bool = False
 ) -> Counted:
-    """Return what this process counts of a forward and of a step of `module`."""
+    """Return the counts of this process for a forward and a step of `module`."""
     resident = [*module.parameters(), *module.buffers(), *inputs.values()]
     weights = sum(t.nbytes for t in local_parts(list(module.parameters())))
-    # Counted here: of the embeddings each process may have a piece.
+    # Computed here, as each process may have only a piece of the embeddings.
     positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0)
     inputs = {**inputs, "position_ids": positions} if has_pieces else inputs
-    labelled = {**inputs, "labels": inputs["input_ids"]}
+    labelled_inputs = {**inputs, "labels": inputs["input_ids"]}
     with torch.no_grad():
         module(**inputs)
-    module(**labelled)[0].backward()
+    module(**labelled_inputs)[0].backward()
     module.zero_grad(set_to_none=True)
     gc.collect()
     forward = Observer(resident)
@@ -140,16 +140,16 @@ def counted_run(
     step = Observer(resident)
     gc.collect()
     with step:
-        loss = module(**labelled)[0]
+        loss = module(**labelled_inputs)[0]
         loss.backward()
         _sum_partial_gradients(module)
-    (shown,) = local_parts([result])
+    (local_result,) = local_parts([result])
     return Counted(
         weights,
         forward.peak_bytes[0],
         step.peak_bytes[0],
         tuple(forward.collectives),
         tuple(step.collectives),
-        shown.detach().double().numpy(),
+        local_result.detach().double().numpy(),
         float(loss.detach()),
     )

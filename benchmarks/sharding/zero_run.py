@@ -1,4 +1,4 @@
-"""A training step really run with FSDP2: `fully_shard` on every block and on the whole model."""
+"""Run a training step with FSDP2: `fully_shard` on every block and on the whole model."""
 
 import gc
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ __all__ = ["resizing", "zero_run"]
 
 
 def zero_run(rank: int, size: int, spec: ModelSpec, stage: int, optimizer: str) -> Counted:
-    """Return what this process counts of a step with ZeRO `stage`, 2 or 3, over the group."""
+    """Return the counts of this process for a step with ZeRO `stage`, 2 or 3, over the group."""
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     module, mesh = built.module, init_device_mesh("cpu", (size,))
@@ -58,8 +58,8 @@ def _step(
 
 @contextmanager
 def resizing(observer: Observer) -> Iterator[None]:
-    """Tell `observer` of storages that FSDP frees and allocates by their size."""
-    homes: tuple[Any, ...] = (_fsdp_param, _fsdp_param_group)
+    """Notify `observer` of storages that FSDP frees and allocates by resizing."""
+    modules: tuple[Any, ...] = (_fsdp_param, _fsdp_param_group)
     names = "alloc_storage", "free_storage"
     originals = {name: getattr(_fsdp_param, name) for name in names}
 
@@ -69,11 +69,11 @@ def resizing(observer: Observer) -> Iterator[None]:
         originals[name](tensor)
         observer.resized(storage, before)
 
-    there = [(home, name) for home in homes for name in names if hasattr(home, name)]
-    for home, name in there:
-        setattr(home, name, partial(watched, name))
+    targets = [(module, name) for module in modules for name in names if hasattr(module, name)]
+    for module, name in targets:
+        setattr(module, name, partial(watched, name))
     try:
         yield
     finally:
-        for home, name in there:
-            setattr(home, name, originals[name])
+        for module, name in targets:
+            setattr(module, name, originals[name])

@@ -144,7 +144,7 @@ class GraphBuilder:
         """Return the collected graph."""
         if not self.names:
             raise CaptureError("the captured graph has no operators: there is nothing to place")
-        for what, numbers in (
+        for kind, numbers in (
             ("FLOPs", self.flops),
             ("bytes to move", self.moved),
             ("bytes of values", self.value_bytes + self.alloc_bytes),
@@ -152,7 +152,7 @@ class GraphBuilder:
         ):
             if max(numbers, default=0) > MOST_COUNTED:
                 raise CaptureError(
-                    f"the model has {max(numbers):.3g} {what} in one place, at most"
+                    f"the model has {max(numbers):.3g} {kind} in one place, at most"
                     f" {MOST_COUNTED:.3g} are counted; make it, its batch or its sequences smaller"
                 )
         read_start, reads = csr(self.reads)

@@ -74,7 +74,7 @@ def cache_key(
         "step": dict(step or {}),
         "torch": installed_version("torch"),
         "fxpart": installed_version("fxpart"),
-        "code": {place: code_digest(_FXPART / place) for place in sources},
+        "code": {source: code_digest(_FXPART / source) for source in sources},
     }
     return stable_digest(parts)
 

@@ -140,23 +140,23 @@ def _touched_bytes(tensor: torch.Tensor) -> int:
 def moved_bytes(
     operator: str,
     inputs: Iterable[torch.Tensor],
-    made: Iterable[torch.Tensor],
+    results: Iterable[torch.Tensor],
     mutated: Iterable[torch.Tensor],
     *,
     every_expert: bool = False,
 ) -> int:
     """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
 
-    `made` are outputs with their own storage, `mutated` inputs that are written into; a call with
+    `results` are outputs with their own storage, `mutated` inputs that are written to; a call with
     neither is a view, or checks metadata, and moves nothing. A gather, whose first input is the
     table, reads its indices and the returned rows; a bag of embeddings reads one row per index and
     returns sums of rows. At most as many experts as rows are read, unless `every_expert` is set,
     since the minimum of two numbers is not a polynomial in sizes.
     """
-    inputs, made, mutated = list(inputs), list(made), list(mutated)
-    if not made and not mutated:
+    inputs, results, mutated = list(inputs), list(results), list(mutated)
+    if not results and not mutated:
         return 0
-    written = sum(dense_bytes(t) for t in made) + sum(_touched_bytes(t) for t in mutated)
+    written = sum(dense_bytes(t) for t in results) + sum(_touched_bytes(t) for t in mutated)
     if operator == "copy_":  # overwritten data is not read
         return sum(_touched_bytes(t) for t in inputs[1:]) + written
     if operator in _SCATTERS and len(inputs) > 1:

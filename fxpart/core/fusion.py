@@ -95,9 +95,9 @@ def blocks_of(graph: OpGraph) -> tuple[str, ...]:
 
 def _block(path: str) -> str:
     parts = path.split(".")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part.isdigit():
-            return ".".join(parts[: place + 1])
+            return ".".join(parts[: index + 1])
     return ""
 
 

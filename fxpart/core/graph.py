@@ -216,7 +216,7 @@ class OpGraph:
         for start, items in ((self.read_start, self.reads), (self.use_start, self.uses)):
             if start[0] != 0 or start[-1] != len(items) or (np.diff(start) < 0).any():
                 raise SpecError("the starts of a graph's rows must ascend from 0 to their number")
-        for numbers, least, most in (
+        for numbers, low, high in (
             (self.value_producer, -1, n),
             (self.value_base, -1, values),
             (self.value_held, -1, n),
@@ -227,8 +227,8 @@ class OpGraph:
             (self.gradient_values, 0, values),
             (self.gradient_weights, 0, weights),
         ):
-            if len(numbers) and not (least <= numbers.min() and numbers.max() < most):
-                raise SpecError(f"the graph names number {numbers.max()} of {most}")
+            if len(numbers) and not (low <= numbers.min() and numbers.max() < high):
+                raise SpecError(f"the graph names number {numbers.max()} of {high}")
 
     @property
     def n_ops(self) -> int:

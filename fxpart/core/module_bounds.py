@@ -32,17 +32,17 @@ def single_calls(modules: tuple[str, ...]) -> frozenset[str]:
 
 
 def module_bound(
-    modules: Sequence[str], index: int, calls: Container[str], taken: Container[str]
+    modules: Sequence[str], index: int, calls: Container[str], used_paths: Container[str]
 ) -> tuple[str, SplitPlace] | None:
     """Return the outermost module that begins at operator `index` or ends just before it.
 
-    None if there is no such module in `calls`, or the module that ends is in `taken`.
+    None if there is no such module in `calls`, or the module that ends is in `used_paths`.
 
     Args:
         modules: module of each operator, in graph order.
         index: an operator other than the first.
         calls: modules that are called once, see `single_calls`.
-        taken: modules already used as split points.
+        used_paths: modules already used as split points.
 
     """
     before, after = modules[index - 1], modules[index]
@@ -50,6 +50,6 @@ def module_bound(
         if path in calls and not is_within(before, path):
             return path, "BEGINNING"
     for path in reversed(parents(before)):
-        if path in calls and path not in taken and not is_within(after, path):
+        if path in calls and path not in used_paths and not is_within(after, path):
             return path, "END"
     return None

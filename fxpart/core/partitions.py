@@ -52,8 +52,8 @@ def meetings(homes: Homes) -> Edges:
     """Return the pairs ``a < b`` of `homes` that share a device for the same input."""
     on_device: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, devices in enumerate(homes):
-        for place, device in enumerate(devices):
-            on_device[device].append((number, place))
+        for position, device in enumerate(devices):
+            on_device[device].append((number, position))
     # Input i is at place i modulo the length: two places meet if some i is at both.
     edges = {
         (a, b)
@@ -137,12 +137,12 @@ def _circle(edges: Edges, waits: list[int]) -> list[int]:
             source.setdefault(after, before)
     part_now = next(part for part, pending in enumerate(waits) if pending > 0)
     path: list[int] = []
-    place: dict[int, int] = {}
-    while part_now not in place:
-        place[part_now] = len(path)
+    position: dict[int, int] = {}
+    while part_now not in position:
+        position[part_now] = len(path)
         path.append(part_now)
         part_now = source[part_now]
-    return [*path[place[part_now] :], part_now]
+    return [*path[position[part_now] :], part_now]
 
 
 @compiled
@@ -217,15 +217,15 @@ def _leads_around(runs: list[_Run], merged: list[int], source: int, target: int)
     """Return whether a path from `source` to `target` passes through a third run."""
     limit = runs[target].high
     stack = [x for x in _after(runs, merged, source) if x != target]
-    seen = set(stack)
+    visited = set(stack)
     while stack:
         run = stack.pop()
         for nxt in _after(runs, merged, run):
             if nxt == target:
                 return True
             # Levels grow along every path, so a run that begins too high cannot lead back.
-            if nxt not in seen and nxt != source and runs[nxt].low < limit:
-                seen.add(nxt)
+            if nxt not in visited and nxt != source and runs[nxt].low < limit:
+                visited.add(nxt)
                 stack.append(nxt)
     return False
 

@@ -42,10 +42,10 @@ def copies(
     while used and len(idle) >= len(used) and (most is None or len(copies_of[0]) < most):
         chosen = []
         for device in used:
-            place = bisect_left(idle, (int(needed_bytes[device]), -1))
-            if place == len(idle):
+            position = bisect_left(idle, (int(needed_bytes[device]), -1))
+            if position == len(idle):
                 return copies_of
-            chosen.append(idle.pop(place)[1])
+            chosen.append(idle.pop(position)[1])
         for copy_list, copy in zip(copies_of, chosen, strict=True):
             copy_list.append(copy)
     return copies_of
@@ -68,7 +68,7 @@ def replicate(used: IntArray, homes: Homes, memory: IntArray) -> Homes:
     sources = sorted({device for devices in homes for device in devices})
     # By round, and within a round in the order of the copied devices.
     rounds = list(zip(*copies(on_device, sources, memory), strict=True))
-    made = [pair for chosen in rounds for pair in zip(chosen, sources, strict=True)]
+    replicas = [pair for chosen in rounds for pair in zip(chosen, sources, strict=True)]
     return tuple(
-        (*devices, *(copy for copy, source in made if source in devices)) for devices in homes
+        (*devices, *(copy for copy, source in replicas if source in devices)) for devices in homes
     )

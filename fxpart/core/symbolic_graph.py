@@ -150,12 +150,12 @@ def _product(name: str, table: IntArray, monomials: list[int]) -> IntArray:
     used = [monomial if occurs else 0 for occurs, monomial in zip(is_used, monomials, strict=True)]
     total_bound: float = max(used, default=0)  # may be larger than any float
     if total_bound <= _MOST:
-        most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
-        total_bound = sum(total * monomial for total, monomial in zip(most, used, strict=True))
+        bounds = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
+        total_bound = sum(total * monomial for total, monomial in zip(bounds, used, strict=True))
     if _MOST / 2 < total_bound <= 2 * _MOST:
         # Near the limit, recompute exactly with Python's unbounded integers.
-        most = np.abs(table.astype(object)).sum(axis=0).tolist()
-        total_bound = sum(total * monomial for total, monomial in zip(most, used, strict=True))
+        bounds = np.abs(table.astype(object)).sum(axis=0).tolist()
+        total_bound = sum(total * monomial for total, monomial in zip(bounds, used, strict=True))
     if total_bound > _MOST:
         raise SpecError(f"{name} at these sizes is more than an int64 holds; choose smaller ones")
     product: IntArray = table @ np.array(used, dtype=np.int64)

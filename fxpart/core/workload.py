@@ -98,7 +98,7 @@ def workload_graph(workload: Workload) -> OpGraph:
         rows[target].append(source)
     read_start, reads = csr(rows)
     number = np.arange(n, dtype=np.int64)
-    nothing = np.zeros(n, dtype=np.int64)
+    zeros = np.zeros(n, dtype=np.int64)
     none = np.zeros(0, dtype=np.int64)
     is_read = np.zeros(n, dtype=np.bool_)
     is_read[w.sources] = True
@@ -107,20 +107,20 @@ def workload_graph(workload: Workload) -> OpGraph:
         modules=("",) * n,
         targets=("workload.operator",) * n,
         dtypes=("float32",) * n,
-        flops=nothing,
-        moved_bytes=nothing,
+        flops=zeros,
+        moved_bytes=zeros,
         group=w.colour,
         value_names=w.names,
         value_producer=number,
         value_bytes=np.round(w.move_s * _BYTES_PER_S).astype(np.int64),
-        value_alloc_bytes=nothing,
+        value_alloc_bytes=zeros,
         value_base=np.full(n, -1, dtype=np.int64),
         value_is_output=~is_read,
         read_start=read_start,
         reads=reads,
         weight_names=w.names,
         weight_bytes=w.size_bytes,
-        weight_state_bytes=nothing,
+        weight_state_bytes=zeros,
         use_start=np.arange(n + 1, dtype=np.int64),
         uses=number,
         forward_of=_forward_of(w, rows),

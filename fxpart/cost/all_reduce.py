@@ -160,17 +160,17 @@ def all_reduce_cost(
         )
         for device, link in enumerate(replicas.links)
     ]
-    reduced = np.array([of.reduced_bytes for of in costs], dtype=np.int64)
-    within_s = np.array([of.within_s for of in costs])
-    busy_s = within_s + np.array([of.after_s for of in costs])
-    ring_end_s = np.array([of.end_s for of in costs])
+    reduced = np.array([cost.reduced_bytes for cost in costs], dtype=np.int64)
+    within_s = np.array([cost.within_s for cost in costs])
+    busy_s = within_s + np.array([cost.after_s for cost in costs])
+    ring_end_s = np.array([cost.end_s for cost in costs])
     exposed_s, latency_s = _waiting(problem, assignment, evaluation, ring_end_s)
     exposed_s += within_s
     load_s = np.array([use.load_s for use in evaluation.devices]) + exposed_s
     busiest_s = max(1.0 / evaluation.throughput_per_s, float(load_s.max()), float(busy_s.max()))
     return AllReduce(
         reduced_bytes=reduced,
-        sent_bytes=np.array([of.sent_bytes for of in costs], dtype=np.int64),
+        sent_bytes=np.array([cost.sent_bytes for cost in costs], dtype=np.int64),
         busy_s=busy_s,
         within_s=within_s,
         exposed_s=exposed_s,
@@ -280,11 +280,11 @@ def _waiting(
     updates = graph.is_update
     exposed_s, latency_s = np.zeros(len(ring_end_s)), evaluation.latency_s
     for device, ring_end in enumerate(ring_end_s.tolist()):
-        here = device_of == device
-        finish_s = evaluation.op_finish_s[here & ~updates]
+        on_device = device_of == device
+        finish_s = evaluation.op_finish_s[on_device & ~updates]
         done_s = float(finish_s.max()) if len(finish_s) else 0.0
         exposed_s[device] = max(0.0, ring_end - done_s)
-        update = here & updates
+        update = on_device & updates
         last_s = float(evaluation.op_finish_s[update].max()) if update.any() else done_s
         latency_s = max(latency_s, last_s + float(exposed_s[device]))
     return exposed_s, latency_s

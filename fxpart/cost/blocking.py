@@ -76,26 +76,26 @@ def latency_of_pieces(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, 
     to one vertex, the last `count` of n + count.
     """
     n = pieces.shape[0]
-    takes = np.zeros(n + count)
+    duration_s = np.zeros(n + count)
     waits = np.zeros(n + count, dtype=np.int64)
     ready = np.zeros(n + count)
-    seen = np.full(n + count, -1, dtype=np.int64)
+    last_sender = np.full(n + count, -1, dtype=np.int64)
     for u in range(n):
-        here = n + pieces[u] if pieces[u] >= 0 else u
-        takes[here] += accelerator_s[u] if pieces[u] >= 0 else core_s[u]
+        source = n + pieces[u] if pieces[u] >= 0 else u
+        duration_s[source] += accelerator_s[u] if pieces[u] >= 0 else core_s[u]
         crosses = False
         for i in range(start[u], start[u + 1]):
             v = after[i]
-            there = n + pieces[v] if pieces[v] >= 0 else v
-            if there == here:
+            target = n + pieces[v] if pieces[v] >= 0 else v
+            if target == source:
                 continue
             crosses = True
-            waits[there] += 1
-            if there >= n and seen[there] != u:
-                seen[there] = u
-                takes[there] += move_s[u]
-        if crosses and here >= n:
-            takes[here] += move_s[u]
+            waits[target] += 1
+            if target >= n and last_sender[target] != u:
+                last_sender[target] = u
+                duration_s[target] += move_s[u]
+        if crosses and source >= n:
+            duration_s[source] += move_s[u]
     member_start = np.zeros(count + 1, dtype=np.int64)
     for u in range(n):
         if pieces[u] >= 0:
@@ -119,7 +119,7 @@ def latency_of_pieces(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, 
     while head < tail:
         vertex = queue[head]
         head += 1
-        finish = ready[vertex] + takes[vertex]
+        finish = ready[vertex] + duration_s[vertex]
         latest = max(latest, finish)
         first = member_start[vertex - n] if vertex >= n else vertex
         last = member_start[vertex - n + 1] if vertex >= n else vertex + 1
@@ -127,13 +127,13 @@ def latency_of_pieces(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, 
             u = members[m] if vertex >= n else m
             for i in range(start[u], start[u + 1]):
                 v = after[i]
-                there = n + pieces[v] if pieces[v] >= 0 else v
-                if there == vertex:
+                target = n + pieces[v] if pieces[v] >= 0 else v
+                if target == vertex:
                     continue
-                ready[there] = max(ready[there], finish)
-                waits[there] -= 1
-                if waits[there] == 0:
-                    queue[tail] = there
+                ready[target] = max(ready[target], finish)
+                waits[target] -= 1
+                if waits[target] == 0:
+                    queue[tail] = target
                     tail += 1
     return latest if tail == expected else np.inf
 

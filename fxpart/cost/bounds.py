@@ -17,7 +17,7 @@ from fxpart.support.compiled import compiled, inlined
 __all__ = ["Bounds", "best_bounds", "critical_path_s", "load_bound_s", "lower_bound_s"]
 
 
-class AncestorRoom(NamedTuple):
+class AncestorScratch(NamedTuple):
     """Scratch space for the ancestors of one operator; columns of equal length."""
 
     op: IntArray
@@ -54,31 +54,31 @@ def _ancestors(  # noqa: PLR0912, PLR0917 - one loop, compiled whole
     op: int,
     time_s: FloatArray,
     cheapest_s: FloatArray,
-    room: AncestorRoom,
+    scratch: AncestorScratch,
 ) -> int:
-    """Fill `room` with up to `WINDOW` ancestors of `op`, latest first; return their number.
+    """Fill `scratch` with up to `WINDOW` ancestors of `op`, latest first; return their number.
 
     For each ancestor, `path_s` is the time of the operators between it and `op` on a path, and
     `cross_s` the cheapest transfer on that path, which is chosen to maximize their sum. Within a
     group nothing is sent, so `cross_s` is infinite.
     """
-    ancestor, path_s, cross_s = room
+    ancestor, path_s, cross_s = scratch
     known, done = 0, 0
-    here, sofar_s, least_s = op, 0.0, np.inf
+    current, sofar_s, least_s = op, 0.0, np.inf
     while True:
         # The reads, then the previous operator of the same group.
-        for i in range(t.read_start[here], t.read_start[here + 1] + 1):
-            if i < t.read_start[here + 1]:
+        for i in range(t.read_start[current], t.read_start[current + 1] + 1):
+            if i < t.read_start[current + 1]:
                 value = t.reads[i]
                 maker = t.producer[value]
                 cross = min(least_s, cheapest_s[value])
             else:
-                maker, cross = order.before[here], least_s
+                maker, cross = order.before[current], least_s
             if maker < 0:
                 continue
             if order.group[maker] == order.group[op]:
                 cross = np.inf
-            elif order.group[maker] == order.group[here]:
+            elif order.group[maker] == order.group[current]:
                 cross = least_s
             slot = done
             while slot < known and ancestor[slot] != maker:
@@ -99,14 +99,14 @@ def _ancestors(  # noqa: PLR0912, PLR0917 - one loop, compiled whole
         for column in (path_s, cross_s):
             column[done], column[latest] = column[latest], column[done]
         ancestor[done], ancestor[latest] = ancestor[latest], ancestor[done]
-        here = ancestor[done]
-        sofar_s, least_s = path_s[done] + time_s[here], cross_s[done]
+        current = ancestor[done]
+        sofar_s, least_s = path_s[done] + time_s[current], cross_s[done]
         done += 1
 
 
 @inlined
 def _earliest_start(
-    start_s: FloatArray, time_s: FloatArray, room: AncestorRoom, count: int
+    start_s: FloatArray, time_s: FloatArray, scratch: AncestorScratch, count: int
 ) -> float:
     """Return the earliest possible start of the operator, given those of its ancestors.
 
@@ -115,7 +115,7 @@ def _earliest_start(
     sequentially. So T is at least the minimum, over the number k of latest arrivals placed locally,
     of the larger of their serial time and the next arrival.
     """
-    ancestor, path_s, cross_s = room
+    ancestor, path_s, cross_s = scratch
     arrival = np.empty(count)
     for k in range(count):
         arrival[k] = start_s[ancestor[k]] + time_s[ancestor[k]] + path_s[k] + cross_s[k]
@@ -149,7 +149,7 @@ def _path_bound_s(
     algorithms. SIAM J. Comput. 19(2), 1990, doi:10.1137/0219021, with transfers of several costs.
     """
     start_s = np.zeros(time_s.shape[0])
-    room = AncestorRoom(
+    scratch = AncestorScratch(
         np.empty(4 * WINDOW, dtype=np.int64), np.empty(4 * WINDOW), np.empty(4 * WINDOW)
     )
     longest = 0.0
@@ -164,9 +164,9 @@ def _path_bound_s(
             waits += 1
         if waits > 1:
             # Only at joins can a transfer, or waiting for the device, be forced.
-            count = _ancestors(t, order, op, time_s, cheapest_s, room)
+            count = _ancestors(t, order, op, time_s, cheapest_s, scratch)
             if count:
-                start = max(start, _earliest_start(start_s, time_s, room, count))
+                start = max(start, _earliest_start(start_s, time_s, scratch, count))
         start_s[op] = start
         longest = max(longest, start + time_s[op])
     return longest

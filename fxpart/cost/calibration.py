@@ -78,10 +78,10 @@ def _compute_class(graph: OpGraph, op: int) -> str:
 
 def _is_narrow(graph: OpGraph, op: int) -> bool:
     """Return whether a convolution sums few products per result, such as a depthwise one."""
-    made = int(np.searchsorted(graph.value_producer, op))
-    if made == graph.n_values or graph.value_producer[made] != op:
+    result = int(np.searchsorted(graph.value_producer, op))
+    if result == graph.n_values or graph.value_producer[result] != op:
         return False
-    results = float(graph.value_bytes[made]) / _ITEMSIZE.get(graph.dtypes[op], 4)
+    results = float(graph.value_bytes[result]) / _ITEMSIZE.get(graph.dtypes[op], 4)
     return float(graph.flops[op]) <= 2 * _FEW_PRODUCTS * results
 
 

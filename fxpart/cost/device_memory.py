@@ -117,9 +117,9 @@ def device_memory_of(
         }
         total_bytes = problem.topology.devices[device].total_bytes
         room_bytes = total_bytes - sum(size.expected for size in parts.values())
-        one_input = _Held(storages, int(storages.size_bytes[storages.at(op)].sum()))
+        one_input = _InputStorages(storages, int(storages.size_bytes[storages.at(op)].sum()))
         convolved_here = np.where(device_of == device, convolved, 0)
-        allocator_parts = _parts_of_torch(
+        allocator_parts = _allocator_parts(
             problem.graph, one_input, convolved_here, reserve, (tensor_bytes[device], room_bytes)
         )
         engine_bytes = (kept_bytes or {}).get(device, 0)
@@ -133,16 +133,16 @@ def device_memory_of(
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Held:
+class _InputStorages:
     """Storages of one input on a device."""
 
     storages: Storages
     peak_bytes: int
 
 
-def _parts_of_torch(
+def _allocator_parts(
     graph: OpGraph,
-    held: _Held,
+    one_input: _InputStorages,
     convolved: IntArray,
     reserve: Reserve,
     sizes_bytes: tuple[int, int],
@@ -151,29 +151,29 @@ def _parts_of_torch(
 
     Args:
         graph: a graph with sizes as rounded by the allocator.
-        held: the storages of one input.
+        one_input: the storages of one input.
         convolved: `convolution_bytes` of the operators on the device, 0 for others.
         reserve: the reserve of the device.
         sizes_bytes: peak of the plan's tensors, and the memory available to them.
 
     """
-    tensors, room = sizes_bytes
+    tensors, available_bytes = sizes_bytes
     parts = {"tensors": Interval(tensors, tensors, tensors)}
     if not (reserve.caching_allocator or reserve.convolution_workspace):
         return parts
     low, expected, high = (
         (share * convolved).astype(np.int64) for share in reserve.convolution_shares
     )
-    limit_bytes = room - max(0, tensors - held.peak_bytes)
-    run = reservation(graph, held.storages, expected, limit_bytes)
-    kernels = max(0, run.allocated_bytes - held.peak_bytes)
+    limit_bytes = available_bytes - max(0, tensors - one_input.peak_bytes)
+    run = reservation(graph, one_input.storages, expected, limit_bytes)
+    kernels = max(0, run.allocated_bytes - one_input.peak_bytes)
     upper_bytes = max(kernels, int(high.max()))
     parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, upper_bytes)
     if reserve.caching_allocator:
         cached_bytes = run.reserved_bytes - run.allocated_bytes
         # Several inputs cache the same share, as far as memory allows: the rest is released.
-        scaled_bytes = round(cached_bytes * max(1.0, tensors / max(held.peak_bytes, 1)))
-        cached_bytes = max(cached_bytes, min(scaled_bytes, room - tensors - kernels))
+        scaled_bytes = round(cached_bytes * max(1.0, tensors / max(one_input.peak_bytes, 1)))
+        cached_bytes = max(cached_bytes, min(scaled_bytes, available_bytes - tensors - kernels))
         spread = round(reserve.allocator_error * tensors)
         parts["allocator"] = Interval(
             max(0, cached_bytes - spread), cached_bytes, cached_bytes + spread

@@ -240,8 +240,8 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
         columns[:, 1] = share * fresh_s
         limits = [~computes & (sample.move == move) for move in range(len(sample.moves))]
         limits += [computes & (sample.key == key) for key in range(len(sample.keys))]
-        for place, limited in enumerate(limits, _MOVES):
-            columns[:, place] = share * np.where(limited, busy, 0.0)
+        for column, limited in enumerate(limits, _MOVES):
+            columns[:, column] = share * np.where(limited, busy, 0.0)
         return columns
 
     end = least_squares(
@@ -323,7 +323,7 @@ def _spearman(a: FloatArray, b: FloatArray) -> float:
 
 def _ranks(values: FloatArray) -> FloatArray:
     """Return the rank of each value; ties share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    after = np.cumsum(count)
-    ranks: FloatArray = (after - (count - 1) / 2.0)[place]
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    after = np.cumsum(sizes)
+    ranks: FloatArray = (after - (sizes - 1) / 2.0)[group]
     return ranks

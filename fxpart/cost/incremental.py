@@ -171,7 +171,7 @@ def estimate(
 
 @inlined
 def _mark(
-    at: int,
+    index: int,
     device_s: FloatArray,
     link_s: FloatArray,
     device_marks_s: FloatArray,
@@ -179,9 +179,9 @@ def _mark(
 ) -> None:
     """Copy times into their marks, element by element: slices take numba seconds to compile."""
     for a in range(device_s.shape[0]):
-        device_marks_s[at, a] = device_s[a]
+        device_marks_s[index, a] = device_s[a]
         for b in range(device_s.shape[0]):
-            link_marks_s[at, a, b] = link_s[a, b]
+            link_marks_s[index, a, b] = link_s[a, b]
 
 
 @inlined

@@ -333,12 +333,12 @@ def memory_bound_s(problem: Problem, sections: Sections, time_s: FloatArray) -> 
     by_section = inside[np.argsort(section[inside], kind="stable")]
     starts = np.searchsorted(section[by_section], np.arange(count + 1)).astype(np.int64)
     kinds = {
-        (int(room), t.op_time_s[:, device].tobytes()): device
-        for device, room in enumerate(problem.topology.memory_bytes.tolist())
+        (int(memory_bytes), t.op_time_s[:, device].tobytes()): device
+        for device, memory_bytes in enumerate(problem.topology.memory_bytes.tolist())
     }
     together_s = np.zeros((len(kinds), count + 1))
     first = np.empty((len(kinds), count), dtype=np.int64)
-    for row, ((room, _), device) in enumerate(kinds.items()):
+    for row, ((memory_bytes, _), device) in enumerate(kinds.items()):
         times = t.op_time_s[by_section, device]
         whole_s = np.bincount(section[by_section], times, minlength=count)
         # Operators with weights run one at a time at home, as do those that would take longer
@@ -347,7 +347,7 @@ def memory_bound_s(problem: Problem, sections: Sections, time_s: FloatArray) -> 
         runs_at_home |= heavy[by_section]
         home_s = np.bincount(section[by_section], times * runs_at_home, minlength=count)
         np.cumsum(np.maximum(home_s, sections.least_s), out=together_s[row, 1:])
-        first[row] = _first_that_fit(m, starts, by_section, room)
+        first[row] = _first_that_fit(m, starts, by_section, memory_bytes)
     begin_s = float(time_s[sections.gate[0]])
     return float(_shortest(begin_s, sections.apart_s, together_s, first))
 

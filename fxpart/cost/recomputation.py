@@ -37,20 +37,20 @@ class BlockCost:
 
 def block_costs(
     paths: Sequence[str],
-    kept: tuple[OpGraph, FloatArray],
-    again: tuple[OpGraph, FloatArray],
+    saved: tuple[OpGraph, FloatArray],
+    recomputed: tuple[OpGraph, FloatArray],
 ) -> list[BlockCost]:
     """Return the cost and gain of recomputing each block of a step.
 
     Args:
         paths: paths of the blocks, none inside another.
-        kept: the step without recomputation, and the time of each of its operators.
-        again: the step that recomputes all blocks, likewise.
+        saved: the step without recomputation, and the time of each of its operators.
+        recomputed: the step that recomputes all blocks, likewise.
 
     """
     known = frozenset(paths)
-    before_s, after_s = (_seconds(*step, known) for step in (kept, again))
-    before, after = (_saved_bytes(step[0], known) for step in (kept, again))
+    before_s, after_s = (_seconds(*step, known) for step in (saved, recomputed))
+    before, after = (_saved_bytes(step[0], known) for step in (saved, recomputed))
     return [
         BlockCost(
             path,

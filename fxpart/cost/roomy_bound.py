@@ -114,9 +114,9 @@ def _by_section(sections: Sections, n: int) -> tuple[IntArray, IntArray]:
 def _placed(sections: Sections, is_large: BoolArray, weight_bytes: FloatArray) -> BoolArray:
     """Return which operators are placed: gates, and of each section the large, then the heavy."""
     is_placed = np.zeros(len(is_large), dtype=np.bool_)
-    worth = np.where(is_large, np.inf, weight_bytes)
-    candidates = np.flatnonzero((worth > 0) & (sections.section >= 1))
-    candidates = candidates[np.argsort(-worth[candidates], kind="stable")]
+    priority = np.where(is_large, np.inf, weight_bytes)
+    candidates = np.flatnonzero((priority > 0) & (sections.section >= 1))
+    candidates = candidates[np.argsort(-priority[candidates], kind="stable")]
     candidates = candidates[np.argsort(sections.section[candidates], kind="stable")]
     of_section = sections.section[candidates]
     rank = np.arange(len(candidates)) - np.searchsorted(of_section, of_section)
@@ -176,36 +176,36 @@ def _between(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> FloatArray:
     """Return the time between each two of `placed`, of one class and of two. Shape (2, P, P).
 
-    `near_s`, all -inf before and after, `path_s` and `cross_s` are room of length n.
+    `near_s`, all -inf before and after, `path_s` and `cross_s` are scratch arrays of length n.
     """
     size = placed.shape[0]
     between_s = np.full((2, size, size), -np.inf)
     for a in range(size - 1):
         _reach(edges, placed[a], ops, is_placed, time_s, cheapest_s, near_s, path_s, cross_s)
         for b in range(a + 1, size):
-            near = near_s[placed[b]]
-            between_s[0, a, b] = near
-            between_s[1, a, b] = max(near, path_s[placed[b]] + cross_s[placed[b]])
+            same_class_s = near_s[placed[b]]
+            between_s[0, a, b] = same_class_s
+            between_s[1, a, b] = max(same_class_s, path_s[placed[b]] + cross_s[placed[b]])
     near_s[ops] = -np.inf
     return between_s
 
 
 @inlined
 def _seconds(
-    way: int, placed: IntArray, is_large: BoolArray, between_s: FloatArray, time_s: FloatArray
+    choice: int, placed: IntArray, is_large: BoolArray, between_s: FloatArray, time_s: FloatArray
 ) -> float:
-    """Return the time to the last of `placed`, roomy by the bits of `way`; infinite if it cannot.
+    """Return the time to the last of `placed`, roomy by the bits of `choice`, or infinity.
 
     From the end of the first, which is the gate before.
     """
     size = placed.shape[0]
     done_s = np.zeros(size)
     for b in range(size):
-        roomy = (way >> b) & 1
+        roomy = (choice >> b) & 1
         if roomy == 0 and is_large[placed[b]]:
             return np.inf
         for a in range(b):
-            differ = ((way >> a) & 1) ^ roomy
+            differ = ((choice >> a) & 1) ^ roomy
             done_s[b] = max(done_s[b], done_s[a] + between_s[differ, a, b])
         if b > 0:
             done_s[b] += time_s[placed[b]]
@@ -241,12 +241,12 @@ def _choices(  # noqa: PLR0917 - compiled loops take arrays by position
         between_s = _between(
             edges, ops, classes.is_placed, placed, time_s, cheapest_s, near_s, path_s, cross_s
         )
-        for way in range(2**size):
-            at = start[k] + way
-            ends[at] = 2 * (way & 1) + ((way >> (size - 1)) & 1)
-            seconds[at] = _seconds(way, placed, classes.is_large, between_s, time_s)
+        for choice in range(2**size):
+            row = start[k] + choice
+            ends[row] = 2 * (choice & 1) + ((choice >> (size - 1)) & 1)
+            seconds[row] = _seconds(choice, placed, classes.is_large, between_s, time_s)
             for b in range(1, size):
-                roomy_bytes[at] += ((way >> b) & 1) * classes.weight_bytes[placed[b]]
+                roomy_bytes[row] += ((choice >> b) & 1) * classes.weight_bytes[placed[b]]
     return _Choices(start, ends, seconds, roomy_bytes)
 
 
@@ -256,12 +256,12 @@ def _cheapest_row(choices: _Choices, price: float) -> tuple[float, float]:
     cost, used = np.zeros(2), np.zeros(2)
     for k in range(1, choices.start.shape[0] - 1):
         then, then_used = np.full(2, np.inf), np.zeros(2)
-        for at in range(choices.start[k], choices.start[k + 1]):
-            before, after = choices.ends[at] // 2, choices.ends[at] % 2
-            total = cost[before] + choices.seconds[at] + price * choices.roomy_bytes[at]
+        for row in range(choices.start[k], choices.start[k + 1]):
+            before, after = choices.ends[row] // 2, choices.ends[row] % 2
+            total = cost[before] + choices.seconds[row] + price * choices.roomy_bytes[row]
             if total < then[after]:
                 then[after] = total
-                then_used[after] = used[before] + choices.roomy_bytes[at]
+                then_used[after] = used[before] + choices.roomy_bytes[row]
         cost[:], used[:] = then, then_used
     last = 0 if cost[0] <= cost[1] else 1
     return cost[last], used[last]

@@ -182,16 +182,16 @@ def storages_on(
 
     """
     m, n = facts.memory, len(device_of)
-    made = m.producer >= 0
-    made[made] = device_of[m.producer[made]] == device
-    here = device_of[facts.reader] == device
-    root, is_root = _roots(m, made, here)
-    last, last_read = _last_uses(facts, made, here, root, n)
+    is_local = m.producer >= 0
+    is_local[is_local] = device_of[m.producer[is_local]] == device
+    is_local_read = device_of[facts.reader] == device
+    root, is_root = _roots(m, is_local, is_local_read)
+    last, last_read = _last_uses(facts, is_local, is_local_read, root, n)
     values = np.flatnonzero(is_root)
     maker = m.producer[values]
     is_input = maker < 0
-    kind = _kinds(facts, made, root, values, last_read[values])
-    size = np.where(made[values] | is_input, m.alloc_bytes[values], m.value_bytes[values])
+    kind = _kinds(facts, is_local, root, values, last_read[values])
+    size = np.where(is_local[values] | is_input, m.alloc_bytes[values], m.value_bytes[values])
     states = weights[facts.state_bytes[weights] > 0]
     resident = len(weights) + len(states)
     return Storages(
@@ -205,16 +205,18 @@ def storages_on(
     )
 
 
-def _roots(m: MemoryTables, made: BoolArray, here: BoolArray) -> tuple[IntArray, BoolArray]:
+def _roots(
+    m: MemoryTables, is_local: BoolArray, is_local_read: BoolArray
+) -> tuple[IntArray, BoolArray]:
     """Return the value that owns the storage of each value on a device, and a mask of those.
 
     A view made on the device lives in the storage of its base; a received value has its own, even
-    if it is a view where it was made. `made` is a mask of the values (V,) produced on the device,
-    `here` of the reads (as `m.reads`) by its operators.
+    if it is a view where it was made. `is_local` is a mask of the values (V,) produced on the
+    device, `is_local_read` of the reads (as `m.reads`) by its operators.
     """
-    present = made.copy()
-    present[m.reads[here]] = True
-    root = np.where(made & (m.base >= 0), m.base, np.arange(len(m.base)))
+    present = is_local.copy()
+    present[m.reads[is_local_read]] = True
+    root = np.where(is_local & (m.base >= 0), m.base, np.arange(len(m.base)))
     while True:
         next_root = root[root]
         if np.array_equal(next_root, root):
@@ -224,7 +226,7 @@ def _roots(m: MemoryTables, made: BoolArray, here: BoolArray) -> tuple[IntArray,
 
 
 def _last_uses(
-    facts: StorageFacts, made: BoolArray, here: BoolArray, root: IntArray, n: int
+    facts: StorageFacts, is_local: BoolArray, is_local_read: BoolArray, root: IntArray, n: int
 ) -> tuple[IntArray, IntArray]:
     """Return the last operator that needs each storage, and the last that reads it (or -1).
 
@@ -232,10 +234,10 @@ def _last_uses(
     """
     m = facts.memory
     last_read = np.full(len(root), -1, dtype=np.int64)
-    np.maximum.at(last_read, root[m.reads[here]], facts.reader[here])
-    values = np.flatnonzero(made)
+    np.maximum.at(last_read, root[m.reads[is_local_read]], facts.reader[is_local_read])
+    values = np.flatnonzero(is_local)
     # Variables reference the original, not a received copy.
-    held_until = np.where(made[root[values]], m.held[values], -1)
+    held_until = np.where(is_local[root[values]], m.held[values], -1)
     until = np.where(m.is_output[values], n - 1, np.maximum(m.producer[values], held_until))
     last = last_read.copy()
     np.maximum.at(last, root[values], until)
@@ -243,7 +245,7 @@ def _last_uses(
 
 
 def _kinds(
-    facts: StorageFacts, made: BoolArray, root: IntArray, values: IntArray, last_read: IntArray
+    facts: StorageFacts, is_local: BoolArray, root: IntArray, values: IntArray, last_read: IntArray
 ) -> IntArray:
     """Return the kind of the storage of each of `values`; `last_read` has one item for each."""
     m = facts.memory
@@ -252,9 +254,9 @@ def _kinds(
     of_gradient[root[facts.is_gradient]] = True
     # Values of updates that live to the end of the step, such as `foreach` lists, have no reader.
     of_updates = facts.is_update[np.maximum(m.producer, 0)]
-    of_output[root[m.is_output & made & ~of_updates]] = True
+    of_output[root[m.is_output & is_local & ~of_updates]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)
-    is_cache, received = facts.is_cache[values], ~made[values]
+    is_cache, received = facts.is_cache[values], ~is_local[values]
     return np.select(
         [is_cache, maker < 0, of_gradient[values], of_output[values], saved, received],
         [_CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED],

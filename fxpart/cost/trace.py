@@ -110,9 +110,9 @@ class Coverage(NamedTuple):
         """Return the coverage as a sentence."""
         total = self.exact + self.interpolated + sum(self.missing.values())
         share = f"{self.exact} of {total} operators at their exact sizes"
-        others = ", ".join(f"{count} {name}" for name, count in self.missing.items())
-        rest = f", {sum(self.missing.values())} by the roofline ({others})" if others else ""
-        return f"{share}, {self.interpolated} interpolated{rest}"
+        names = ", ".join(f"{count} {name}" for name, count in self.missing.items())
+        suffix = f", {sum(self.missing.values())} by the roofline ({names})" if names else ""
+        return f"{share}, {self.interpolated} interpolated{suffix}"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -196,13 +196,13 @@ def _interpolated(points: tuple[FloatArray, FloatArray], work: float) -> float:
     """Return the time at `work`: proportional above the largest point, constant below the least."""
     works, times = points
     log_work = math.log(work)
-    more = max(0.0, log_work - float(works[-1]))
-    return math.exp(float(np.interp(log_work, works, times)) + more)
+    log_excess = max(0.0, log_work - float(works[-1]))
+    return math.exp(float(np.interp(log_work, works, times)) + log_excess)
 
 
 def _call_of(graph: OpGraph, op: int) -> _Call:
-    namespace, _, rest = graph.targets[op].partition(".")
-    name = rest.partition(".")[0]
+    namespace, _, overload = graph.targets[op].partition(".")
+    name = overload.partition(".")[0]
     sizes = [*graph.value_bytes[graph.reads_of(op)], *graph.weight_bytes[graph.uses_of(op)]]
     depth = 0
     if name in _PRODUCTS:

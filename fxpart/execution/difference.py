@@ -90,11 +90,11 @@ def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
     if computed.keys() != wanted.keys():
         return math.inf
     dense = {name: gradient.detach().to_dense() for name, gradient in wanted.items()}
-    least = min(1.0, _NOISE * rounding(dense)) * largest_magnitude(dense)
+    smallest_scale = min(1.0, _NOISE * rounding(dense)) * largest_magnitude(dense)
     largest = 0.0
     for name, gradient in dense.items():
         difference = max_difference(computed[name].to_dense(), gradient)
-        magnitude = max(largest_magnitude(gradient), least)
+        magnitude = max(largest_magnitude(gradient), smallest_scale)
         if difference:
             largest = max(largest, difference / magnitude if magnitude else math.inf)
     return largest

@@ -214,14 +214,14 @@ def gradient_differences(
         for name, parameter in stage.module.named_parameters(remove_duplicate=False):
             key = (stage.index, name)
             gradient = computed[stage.index].get(gradient_key(name))
-            wanted = expected.gradients.get(key)
-            present = wanted if gradient is None else gradient
+            reference = expected.gradients.get(key)
+            present = reference if gradient is None else gradient
             if present is None or not parameter.requires_grad:
                 continue
             zeros = torch.zeros_like(present.to_dense(), device="cpu")
             all_computed, all_wanted = by_sharing[key in shared]
             all_computed[f"{stage.index}.{name}"] = zeros if gradient is None else gradient
-            all_wanted[f"{stage.index}.{name}"] = zeros if wanted is None else wanted.cpu()
+            all_wanted[f"{stage.index}.{name}"] = zeros if reference is None else reference.cpu()
     tied = gradient_share(*by_sharing[True]) if by_sharing[True][0] else None
     return gradient_share(*by_sharing[False]), tied
 
@@ -242,8 +242,8 @@ def refuse_other_results(
         ExecutionError: if results, loss or gradients differ by more than that.
 
     """
-    wanted = expected.outputs
-    refuse_more("results", result_difference, rounding(wanted) * largest_magnitude(wanted))
+    reference = expected.outputs
+    refuse_more("results", result_difference, rounding(reference) * largest_magnitude(reference))
     if gradient_difference is not None:
         allowed = rounding(list(expected.gradients.values()))
         refuse_more("gradients", gradient_difference, allowed, " of their largest element")

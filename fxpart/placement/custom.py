@@ -63,25 +63,25 @@ def custom(problem: Problem, options: CustomOptions) -> Assignment:
     return placed
 
 
-def _device_ids(made: object) -> IntArray:
+def _device_ids(result: object) -> IntArray:
     """Return the function's result as a device for each operator."""
     try:
-        device_of = np.asarray(made)
+        device_of = np.asarray(result)
     except ValueError:  # rows of unequal length
         device_of = np.empty((0, 0))
     if device_of.ndim != 1 or device_of.dtype.kind not in "iu":
         raise SpecError(
-            f"mode.function returned {_described(made)}; return an Assignment, or a list with the"
+            f"mode.function returned {_described(result)}; return an Assignment, or a list with the"
             " logical id of each operator's device"
         )
     return device_of.astype(np.int64)
 
 
-def _described(made: object) -> str:
-    kind = type(made).__name__
-    if isinstance(made, list | tuple) and made:
-        return f"a {kind} that begins with {type(made[0]).__name__}"
-    return f"{kind} of {made.dtype}" if isinstance(made, np.ndarray) else kind
+def _described(result: object) -> str:
+    kind = type(result).__name__
+    if isinstance(result, list | tuple) and result:
+        return f"a {kind} that begins with {type(result[0]).__name__}"
+    return f"{kind} of {result.dtype}" if isinstance(result, np.ndarray) else kind
 
 
 def _check_devices(

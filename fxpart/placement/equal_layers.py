@@ -43,17 +43,18 @@ def equal_layers(problem: Problem, options: EqualLayersOptions | None = None) ->
         InfeasibleError: if a device has too little memory for its layers.
 
     """
-    each = (options or EqualLayersOptions()).interleave
+    interleave = (options or EqualLayersOptions()).interleave
     graph, devices = problem.graph, problem.topology.n_devices
     layer_of, count = _layers(graph)
-    if each > 1 and count < each * devices:
+    if interleave > 1 and count < interleave * devices:
         raise NotApplicableError(
-            f"mode.interleave={each} on {devices} devices makes {each * devices} stages, but the "
-            f"model has {count} layers; use mode.interleave={max(1, count // devices)}"
+            f"mode.interleave={interleave} on {devices} devices makes {interleave * devices}"
+            f" stages, but the model has {count} layers; use mode.interleave="
+            f"{max(1, count // devices)}"
         )
-    of_device = [_shares(size, each) for size in _shares(count, devices).tolist()]
+    of_device = [_shares(size, interleave) for size in _shares(count, devices).tolist()]
     of_stage = np.stack(of_device, axis=1).ravel()
-    of_layer = np.repeat(np.arange(each * devices) % devices, of_stage)
+    of_layer = np.repeat(np.arange(interleave * devices) % devices, of_stage)
     placed = of_layer[layer_of][graph.forward_of]
     device_of = np.asarray(placed[graph.group], dtype=np.int64)
     cut = partition_by_device(graph, device_of)
@@ -78,7 +79,7 @@ def _layers(graph: OpGraph) -> tuple[IntArray, int]:
     if not lists or max(map(len, lists.values())) < 2:
         return np.arange(graph.n_ops, dtype=np.int64), graph.n_ops
     longest = max(lists, key=lambda prefix: len(lists[prefix]))
-    rank = {number: place for place, number in enumerate(sorted(lists[longest]))}
+    rank = {number: position for position, number in enumerate(sorted(lists[longest]))}
     layer_of, latest = np.zeros(graph.n_ops, dtype=np.int64), 0
     for op, (prefix, _, number) in enumerate(layers):
         if number and prefix == longest:

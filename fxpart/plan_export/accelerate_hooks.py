@@ -48,14 +48,14 @@ def hooked_run(
 
     """
     hooks, flow = _hooks(graph, entries, homes, main_device), _flow(graph)
-    moved_to = [next((hooks[m] for m in way if m in hooks), None) for way in flow.ways]
+    moved_to = [next((hooks[m] for m in path if m in hooks), None) for path in flow.ways]
     made_on: list[int | None] = [None] * graph.n_values
     run_on: list[int | None] = []
     torn: dict[str, None] = {}
     for op, module in enumerate(graph.modules):
         devices = dict.fromkeys([homes[holder] for holder in flow.holders[op]])
-        for value, way in flow.reads[op]:
-            seen_on = made_on[value] if moved_to[way] is None else moved_to[way]
+        for value, path in flow.reads[op]:
+            seen_on = made_on[value] if moved_to[path] is None else moved_to[path]
             if seen_on is not None:
                 devices[seen_on] = None
         if len(devices) > 1:
@@ -95,7 +95,7 @@ def _flow(graph: OpGraph) -> _Flow:
     for op, module in enumerate(graph.modules):
         objects = [_object_read(graph, value, module) for value in graph.reads_of(op).tolist()]
         paths = [_way(module, made_in[value]) for value in objects]
-        places = [ways.setdefault(way, len(ways)) for way in paths]
+        places = [ways.setdefault(path, len(ways)) for path in paths]
         reads.append(tuple(zip(objects, places, strict=True)))
     return _Flow(
         holders=tuple(

@@ -261,17 +261,17 @@ def _own_tensors(graph: OpGraph, names: Sequence[str]) -> list[str]:
 def _entries(homes: Mapping[str, int], main: int, own_names: list[str]) -> dict[str, int]:
     """Return a compact set of entries for `homes`, in the order of what they cover."""
     devices: dict[str, set[int]] = {"": {main}}
-    place: dict[str, int] = {}
+    position_of: dict[str, int] = {}
     for index, (path, device) in enumerate(homes.items()):
         for parent in parents(path):
             devices.setdefault(parent, set()).add(device)
-            place.setdefault(parent, index)
+            position_of.setdefault(parent, index)
     if len(devices[""]) == 1:
         return {"": main}
     entries = dict.fromkeys(own_names, main)
     tops = dict.fromkeys(_entry_of(path, homes, devices) for path in homes if path)
     # Readers that apply entries in order must see enclosing modules first.
-    for top in sorted(tops, key=lambda path: (place[path], len(path))):
+    for top in sorted(tops, key=lambda path: (position_of[path], len(path))):
         entries[top] = homes[top] if top in homes else min(devices[top])
     return entries
 

@@ -33,8 +33,8 @@ def tiered_device_map(
         place_of[op] = devices + tiers.index(tier)
     # All operators of a group are placed with its first one.
     place_of = place_of[graph.group]
-    numbered, place = np.unique(place_of, return_inverse=True)
-    mapped = device_map(graph, partition_by_device(graph, place.astype(np.int64)), names)
+    numbered, index = np.unique(place_of, return_inverse=True)
+    mapped = device_map(graph, partition_by_device(graph, index.astype(np.int64)), names)
     device_names: list[int | str] = [
         tiers[number - devices] if number >= devices else number for number in numbered.tolist()
     ]

@@ -287,24 +287,24 @@ def engine_stages(
 def _stage(
     cut: CutStep,
     stage: int,
-    made: EngineStorages,
+    storages: EngineStorages,
     peaks: tuple[int, int, int],
     shards: StageShards | None,
 ) -> EngineStage:
     """Sum the storages and buffers of a stage."""
-    held_bytes = made.bytes_of(made.held) + made.copied_bytes
+    held_bytes = storages.bytes_of(storages.held) + storages.copied_bytes
     forward_peak_bytes, backward_peak_bytes, first_backward_peak_bytes = peaks
     input_bytes, received_bytes, received_gradient_bytes = _buffers(cut, stage)
     return EngineStage(
         weight_bytes=_weight_bytes(cut, stage)
         - (shards.whole_bytes - shards.shard_bytes if shards else 0),
-        gradient_bytes=made.bytes_of(made.gradient),
+        gradient_bytes=storages.bytes_of(storages.gradient),
         input_bytes=input_bytes,
         received_bytes=received_bytes,
         received_gradient_bytes=received_gradient_bytes,
         held_bytes=held_bytes,
-        sent_bytes=made.bytes_of(made.sent) + made.copied_bytes,
-        sent_gradient_bytes=made.bytes_of(made.returned),
+        sent_bytes=storages.bytes_of(storages.sent) + storages.copied_bytes,
+        sent_gradient_bytes=storages.bytes_of(storages.returned),
         # The copies exist at the end of the forward.
         forward_peak_bytes=max(forward_peak_bytes, held_bytes),
         backward_peak_bytes=backward_peak_bytes,
@@ -331,20 +331,20 @@ def _buffers(cut: CutStep, stage: int) -> tuple[int, int, int]:
     )
 
 
-def _forward(cut: CutStep, made: EngineStorages) -> Lifetimes:
+def _forward(cut: CutStep, storages: EngineStorages) -> Lifetimes:
     """Return the storages that are live during a forward, without copies."""
-    early = made.early
-    until = np.where(made.held, cut.graph.first_backward - 1, made.last)
-    return Lifetimes(made.birth[early], until[early], made.size[early])
+    early = storages.early
+    until = np.where(storages.held, cut.graph.first_backward - 1, storages.last)
+    return Lifetimes(storages.birth[early], until[early], storages.size[early])
 
 
-def _backwards(cut: CutStep, made: EngineStorages) -> tuple[Lifetimes, Lifetimes]:
+def _backwards(cut: CutStep, storages: EngineStorages) -> tuple[Lifetimes, Lifetimes]:
     """Return the storages live during a backward, and during the first, whose gradients stay."""
     n = cut.graph.n_ops
     # Sent values are counted separately.
-    is_live = (made.saved & ~made.sent) | ~made.early
-    since = np.maximum(made.birth, cut.graph.first_backward)[is_live]
-    until = np.where(made.returned, n - 1, made.last)
-    until_first = np.where(made.gradient, n - 1, until)
-    size = made.size[is_live]
+    is_live = (storages.saved & ~storages.sent) | ~storages.early
+    since = np.maximum(storages.birth, cut.graph.first_backward)[is_live]
+    until = np.where(storages.returned, n - 1, storages.last)
+    until_first = np.where(storages.gradient, n - 1, until)
+    size = storages.size[is_live]
     return Lifetimes(since, until[is_live], size), Lifetimes(since, until_first[is_live], size)

@@ -92,14 +92,14 @@ class Progress:
         return begin_s, end_s
 
 
-def refuse_stuck(rows: Sequence[Sequence[Action]], place: Sequence[int]) -> None:
-    """Refuse a step that is deadlocked, with only the first `place[d]` of `rows[d]` run.
+def refuse_stuck(rows: Sequence[Sequence[Action]], positions: Sequence[int]) -> None:
+    """Refuse a step that is deadlocked, with only the first `positions[d]` of `rows[d]` run.
 
     Raises:
         RuntimeError: if actions remain, which no order in `fxpart.schedule.SCHEDULES` causes.
 
     """
-    remaining = sum(len(row) - done for row, done in zip(rows, place, strict=True))
+    remaining = sum(len(row) - position for row, position in zip(rows, positions, strict=True))
     if remaining:
         raise RuntimeError(f"the order of a schedule is wrong: {remaining} actions never start")
 
@@ -304,22 +304,22 @@ class _Step:
         and a link carries a device's results in the order in which they are produced. So the times
         do not depend on the order in which devices are visited.
         """
-        place, free_s = [0] * self._devices, self.free_s
+        positions, free_s = [0] * self._devices, self.free_s
         queue = deque(range(self._devices))
         while queue:
             device = queue.popleft()
             row, woken = rows[device], dict[int, None]()
-            while place[device] < len(row) and self._progress.can_start(row[place[device]]):
-                action = row[place[device]]
+            while positions[device] < len(row) and self._progress.can_start(row[positions[device]]):
+                action = row[positions[device]]
                 number = self._progress.number(action)
                 start_s = max(free_s[device], self._ready_s[number][action.microbatch])
                 free_s[device] = self._finish(action, number, start_s)
-                place[device] += 1
+                positions[device] += 1
                 woken |= dict.fromkeys(
                     f % self._devices for f, _ in self._progress.followers(number)
                 )
-            queue.extend(other for other in woken if other != device)
-        refuse_stuck(rows, place)
+            queue.extend(follower for follower in woken if follower != device)
+        refuse_stuck(rows, positions)
 
     def _finish(self, action: Action, number: int, start_s: float) -> float:
         """Run an action, send its results, and return its end."""
@@ -349,10 +349,10 @@ def _sums(
 ) -> tuple[tuple[ReplicaSum, ...], list[float]]:
     """Return the all-reduces of each device, which begin when it is free, and their ends."""
     sums, done_s = [], list(free_s)
-    for place, device in enumerate(devices):
-        done_s[place] += sum(stage.reduce_s for stage in stages[place :: len(devices)])
-        if done_s[place] > free_s[place]:
-            sums.append(ReplicaSum(device, free_s[place], done_s[place]))
+    for position, device in enumerate(devices):
+        done_s[position] += sum(stage.reduce_s for stage in stages[position :: len(devices)])
+        if done_s[position] > free_s[position]:
+            sums.append(ReplicaSum(device, free_s[position], done_s[position]))
     return tuple(sums), done_s
 
 
@@ -361,9 +361,9 @@ def _updates(
 ) -> tuple[StageUpdate, ...]:
     """Return the updates of each device, which begin when it is free, one stage at a time."""
     updates = []
-    for place, device in enumerate(devices):
-        now_s = free_s[place]
-        for stage in range(place, len(stages), len(devices)):
+    for position, device in enumerate(devices):
+        now_s = free_s[position]
+        for stage in range(position, len(stages), len(devices)):
             update_s = stages[stage].update_s
             if update_s > 0:
                 updates.append(StageUpdate(device, stage, now_s, now_s + update_s))

@@ -197,7 +197,9 @@ def stage_shards(
     block_times_s = [(c.seconds, copy_s) for c, copy_s in zip(gathers, copies_s, strict=True)]
     forward = np.asarray(ops) < graph.first_backward
     works = ((ops[forward], op_s[forward]), (ops[~forward], op_s[~forward]))
-    nothing, root, whole = (_needs(plan, has, lifetimes, works, block_times_s) for has in Gathered)
+    nothing, root, whole = (
+        _needs(plan, gathered, lifetimes, works, block_times_s) for gathered in Gathered
+    )
     reduce_peak_bytes, gradient_bytes = _reduced(graph, blocks, ops, plan, shards.replicas)
     return StageShards(
         needs=(nothing, root, whole),
@@ -316,20 +318,22 @@ def _needs(
     gathered: Gathered,
     lifetimes: Sequence[Lifetimes],
     works: Sequence[tuple[IntArray, FloatArray]],
-    taken_s: Sequence[tuple[float, float]],
+    block_times_s: Sequence[tuple[float, float]],
 ) -> StageNeeds:
     """Return the needs of `works`, a forward and a backward, that begin with `gathered` weights."""
     backward = plan.backward(gathered)
     peaks = [
-        both.over(_SLOTS).beside(lives).peak(plan.end + 2 * _SLOTS)
-        for both, lives in zip(lifetimes, (plan.forward(gathered), backward, backward), strict=True)
+        lived.over(_SLOTS).beside(lives).peak(plan.end + 2 * _SLOTS)
+        for lived, lives in zip(
+            lifetimes, (plan.forward(gathered), backward, backward), strict=True
+        )
     ]
     orders = (plan.gathered_forward(gathered), plan.gathered_backward(gathered))
     waits_s = [
-        _wait_s(plan, order, work, taken_s, ahead)
+        _wait_s(plan, order, work, block_times_s, ahead)
         for order, work, ahead in zip(orders, works, (_FORWARD_AHEAD, _BACKWARD_AHEAD), strict=True)
     ]
-    copied_s = [sum(taken_s[block][1] for block in order) for order in orders]
+    copied_s = [sum(block_times_s[block][1] for block in order) for order in orders]
     return StageNeeds(plan.held_bytes(gathered), *peaks, *waits_s, *copied_s)
 
 
@@ -337,12 +341,12 @@ def _wait_s(
     plan: _Stage,
     order: Sequence[int],
     work: tuple[IntArray, FloatArray],
-    taken_s: Sequence[tuple[float, float]],
+    block_times_s: Sequence[tuple[float, float]],
     ahead: int,
 ) -> float:
     """Return the time added to `work` by gathers, sequential on one stream, and copies.
 
-    `taken_s` has the times of both, by block.
+    `block_times_s` has the times of both, by block.
     """
     ops, op_s = work
     before_s = np.concatenate([[0.0], np.cumsum(op_s)])
@@ -353,8 +357,8 @@ def _wait_s(
         first = span.first if ahead == _FORWARD_AHEAD else span.first_backward
         until_s = max(work_done_s, float(before_s[np.searchsorted(ops, first)]))
         begin_s = max(gathered_s, copied_s[-ahead] if len(copied_s) >= ahead else 0.0)
-        gathered_s = begin_s + taken_s[block][0]
-        end_s = max(end_s + until_s - work_done_s, gathered_s) + taken_s[block][1]
+        gathered_s = begin_s + block_times_s[block][0]
+        end_s = max(end_s + until_s - work_done_s, gathered_s) + block_times_s[block][1]
         work_done_s = until_s
         copied_s.append(end_s)
     return end_s - work_done_s

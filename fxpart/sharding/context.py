@@ -298,8 +298,8 @@ def _gradients(  # noqa: PLR0917
     to_value = weights.transpose(-2, -1) @ gradient_f32
     gradients = _gradient_shapes(gradient, query, key, value, group, rank)
     shared = (len(key), key.shape[1], -1, key.shape[2])
-    for room, of in zip(gradients[1:3], (to_key, to_value), strict=True):
-        room.copy_(of.view(*shared, of.shape[-1]).sum(2))
+    for target, head_gradient in zip(gradients[1:3], (to_key, to_value), strict=True):
+        target.copy_(head_gradient.view(*shared, head_gradient.shape[-1]).sum(2))
     gradients[0].copy_(to_query)
     return gradients
 

@@ -69,16 +69,16 @@ def with_zero(
     sharing = np.full(len(graph.weight_bytes), replicas)
     sharing = (sharing if weight_replicas is None else weight_replicas)[graph.gradient_weights]
     if stage == 1:
-        return _with_parts_of_gradients(graph, sharing)
+        return _with_gradient_shards(graph, sharing)
     if not np.isin(sharing, (1, replicas)).all():
         raise SpecError(
             f"zero={stage} shards weights over all replicas, but some weights are on a subset of "
             "them"
         )
-    return _rebuilt(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas)))
+    return _rebuild(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas)))
 
 
-def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
+def _with_gradient_shards(graph: OpGraph, sharing: IntArray) -> Sharded:
     """Return `graph` with updates that read shards, as views of the all-reduced gradients."""
     gradients = graph.gradient_values
     count, makers = len(gradients), graph.value_producer[gradients]
@@ -118,13 +118,13 @@ def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
 
 
 @dataclass(eq=False, slots=True)
-class _Made:
+class _Result:
     """A result of an inserted operator."""
 
     name: str
     size_bytes: int
     alloc_bytes: int
-    base: "_Made | None" = None
+    base: "_Result | None" = None
     stays: bool = False
 
 
@@ -135,8 +135,8 @@ class _Op:
     name: str
     target: str
     block: Block
-    reads: list[int | _Made] = field(default_factory=list)
-    makes: list[_Made] = field(default_factory=list)
+    reads: list[int | _Result] = field(default_factory=list)
+    results: list[_Result] = field(default_factory=list)
     moved_bytes: int = 0
     is_backward: bool = False
 
@@ -150,14 +150,14 @@ class _Sharding:
         """Indices of sharded gradients; others are on a single replica."""
         self.before: dict[int, list[_Op]] = {}
         """Operators inserted before each operator of the graph."""
-        self.more_reads: dict[int, list[_Made]] = {}
+        self.more_reads: dict[int, list[_Result]] = {}
         self.weights_read = weights_read(graph, graph.gradient_weights[sharded])
-        self.shards: dict[int, _Made] = {}
+        self.shards: dict[int, _Result] = {}
         """Shards by index of the gradient."""
         self.blocks = blocks_of(graph, self.weights_read, self.sharded, range(graph.n_ops))
-        self.whole_forward: dict[str, dict[int, _Made]] = {}
+        self.whole_forward: dict[str, dict[int, _Result]] = {}
         """Whole weights in the forward, by block."""
-        self.whole_backward: dict[str, dict[int, _Made]] = {}
+        self.whole_backward: dict[str, dict[int, _Result]] = {}
         """Whole weights in the backward, by block."""
         self.block_of_weight = {w: block for block in self.blocks for w in block.weights}
         self._forward()
@@ -174,26 +174,28 @@ class _Sharding:
     def _insert(self, position: int, op: _Op) -> None:
         self.before.setdefault(position, []).append(op)
 
-    def _gather(self, block: Block, position: int, *, again: bool = False) -> _Op:
+    def _gather(self, block: Block, position: int, *, in_backward: bool = False) -> _Op:
         """Insert the all-gather of a block into a buffer."""
-        name = f"all_gather{'_again' if again else ''}.{block.name or 'root'}"
+        name = f"all_gather{'_again' if in_backward else ''}.{block.name or 'root'}"
         whole = self._whole_bytes(block)
-        op = _Op(name, GATHER, block, makes=[_Made(name, whole, whole)], is_backward=again)
+        op = _Op(
+            name, GATHER, block, results=[_Result(name, whole, whole)], is_backward=in_backward
+        )
         self._insert(position, op)
         return op
 
-    def _copy_out(self, position: int, gather: _Op) -> dict[int, _Made]:
+    def _copy_out(self, position: int, gather: _Op) -> dict[int, _Result]:
         """Insert the copy of a block's weights out of the buffer."""
         block, graph = gather.block, self.graph
         name = gather.name.replace("all_gather", "copy_out")
         sizes = {w: int(graph.weight_bytes[w]) for w in block.weights}
-        whole = {w: _Made(f"{name}.{graph.weight_names[w]}", sizes[w], sizes[w]) for w in sizes}
-        op = _Op(name, _COPY, block, [gather.makes[0]], list(whole.values()))
+        whole = {w: _Result(f"{name}.{graph.weight_names[w]}", sizes[w], sizes[w]) for w in sizes}
+        op = _Op(name, _COPY, block, [gather.results[0]], list(whole.values()))
         op.is_backward, op.moved_bytes = gather.is_backward, 2 * self._whole_bytes(block)
         self._insert(position, op)
         return whole
 
-    def _keep_until(self, position: int, whole: Mapping[int, _Made]) -> None:
+    def _keep_until(self, position: int, whole: Mapping[int, _Result]) -> None:
         self.more_reads.setdefault(position, []).extend(whole.values())
 
     def _forward(self) -> None:
@@ -205,14 +207,14 @@ class _Sharding:
         for block in self.blocks:
             gather = self._gather(block, block.first)
             if previous is not None:
-                gather.reads.append(previous.makes[0])
+                gather.reads.append(previous.results[0])
             previous = gather
             whole = self._copy_out(block.first, gather)
             self.whole_forward[block.name] = self.whole_backward[block.name] = whole
             stays_gathered = self.stage == _GRADIENTS or not block.name
             self._keep_until(block.last_backward if stays_gathered else block.last, whole)
         if previous is not None:
-            self._keep_until(self.graph.first_backward - 1, {0: previous.makes[0]})
+            self._keep_until(self.graph.first_backward - 1, {0: previous.results[0]})
 
     def _backward(self) -> None:
         """Gather freed blocks again, each while the previous one runs."""
@@ -220,14 +222,16 @@ class _Sharding:
             return
         gathered_again = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
         position = self.graph.first_backward  # the root is still gathered
-        gather = self._gather(gathered_again[0], position, again=True) if gathered_again else None
+        gather = (
+            self._gather(gathered_again[0], position, in_backward=True) if gathered_again else None
+        )
         for index, block in enumerate(gathered_again):
             assert gather is not None
             position = block.first_backward
             whole = self.whole_backward[block.name] = self._copy_out(position, gather)
             self._keep_until(block.last_backward, whole)
             if index + 1 < len(gathered_again):
-                gather = self._gather(gathered_again[index + 1], position, again=True)
+                gather = self._gather(gathered_again[index + 1], position, in_backward=True)
 
     def _scatter(self) -> None:
         """Scatter the gradients of each block after its backward, the root's last.
@@ -241,17 +245,17 @@ class _Sharding:
                 self._insert(position, _Op(f"wait.{name}", WAIT, block, [buffer], [], 0, True))
             whole = self._whole_bytes(block)
             gradient_values = [int(graph.gradient_values[g]) for g in block.gradients]
-            buffer = _Made(f"copy_in.{name}", whole, whole)
+            buffer = _Result(f"copy_in.{name}", whole, whole)
             copy = _Op(buffer.name, _COPY, block, list(gradient_values), [buffer], 2 * whole, True)
             self._insert(position, copy)
             part = self.share(whole)
-            result = _Made(f"reduce_scatter.{name}", part, part, stays=True)
+            result = _Result(f"reduce_scatter.{name}", part, part, stays=True)
             scatter = _Op(result.name, SCATTER, block, [buffer], [result], 0, True)
             for g, value in zip(block.gradients, gradient_values, strict=True):
                 size = self.share(int(graph.value_bytes[value]))
-                shard = _Made(f"{graph.value_names[value]}.part", size, 0, result, True)
+                shard = _Result(f"{graph.value_names[value]}.part", size, 0, result, True)
                 self.shards[g] = shard
-                scatter.makes.append(shard)
+                scatter.results.append(shard)
             self._insert(position, scatter)
 
 
@@ -261,7 +265,7 @@ class _Columns:
     def __init__(self, sharding: _Sharding) -> None:
         self.sharding, self.graph = sharding, sharding.graph
         self.ops: list[int | _Op] = []
-        self.values: list[int | _Made] = list(
+        self.values: list[int | _Result] = list(
             range(int(np.searchsorted(self.graph.value_producer, 0)))
         )
         self.producers = [-1] * len(self.values)
@@ -270,28 +274,28 @@ class _Columns:
         starts = np.searchsorted(self.graph.value_producer, np.arange(self.graph.n_ops + 1))
         for op in range(self.graph.n_ops + 1):
             for inserted in sharding.before.get(op, ()):
-                self._add(inserted, list(inserted.makes))
+                self._add(inserted, list(inserted.results))
             if op < self.graph.n_ops:
                 self._add(op, list(range(starts[op], starts[op + 1])))
         self.value_of = {value: number for number, value in enumerate(self.values)}
 
-    def _add(self, op: int | _Op, made: Sequence[int | _Made]) -> None:
+    def _add(self, op: int | _Op, results: Sequence[int | _Result]) -> None:
         number = len(self.ops)
         self.ops.append(op)
         self.number_of[op] = number
         if isinstance(op, _Op) and op.target == GATHER and not op.is_backward:
             self.gather_of[op.block.name] = number
-        self.values.extend(made)
-        self.producers.extend([number] * len(made))
+        self.values.extend(results)
+        self.producers.extend([number] * len(results))
 
-    def numbers(self, values: Iterable[int | _Made]) -> list[int]:
+    def numbers(self, values: Iterable[int | _Result]) -> list[int]:
         return list(dict.fromkeys(self.value_of[value] for value in values))
 
     def reads(self, op: int | _Op) -> list[int]:
         if isinstance(op, _Op):
             return self.numbers(op.reads)
         sharding, graph = self.sharding, self.graph
-        values: list[int | _Made] = list(graph.reads_of(op).tolist())
+        values: list[int | _Result] = list(graph.reads_of(op).tolist())
         for weight in sharding.weights_read[op]:
             block = sharding.block_of_weight[weight]
             forward = op < graph.first_backward
@@ -311,7 +315,7 @@ class _Columns:
         return self.number_of[int(self.graph.forward_of[op])]
 
 
-def _rebuilt(sharding: _Sharding) -> Sharded:
+def _rebuild(sharding: _Sharding) -> Sharded:
     """Return the graph with all operators inserted."""
     graph, columns = sharding.graph, _Columns(sharding)
     ops, values = columns.ops, columns.values
@@ -324,8 +328,8 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
     def of_ops(inserted: Callable[[_Op], Any], present: Sequence[Any]) -> list[Any]:
         return [inserted(op) if isinstance(op, _Op) else present[op] for op in ops]
 
-    def of_values(made: Callable[[_Made], Any], present: Sequence[Any]) -> list[Any]:
-        return [made(v) if isinstance(v, _Made) else present[v] for v in values]
+    def of_values(inserted: Callable[[_Result], Any], present: Sequence[Any]) -> list[Any]:
+        return [inserted(v) if isinstance(v, _Result) else present[v] for v in values]
 
     groups = of_ops(
         lambda op: int(graph.group[first_op_of_block[op.block.name]]), graph.group.tolist()

@@ -34,13 +34,13 @@ def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
 @cache
 def _loops_digest(path: Path) -> str:
     """Return a hash of `path` and all files that it imports, directly or indirectly."""
-    seen, queue = {path}, [path]
+    visited, queue = {path}, [path]
     while queue:
-        new_files = [file for file in _source(queue.pop())[1] if file not in seen]
-        seen.update(new_files)
+        new_files = [file for file in _source(queue.pop())[1] if file not in visited]
+        visited.update(new_files)
         queue.extend(new_files)
     digest = hashlib.sha256()
-    for file in sorted(seen):
+    for file in sorted(visited):
         digest.update(_source(file)[0])
     return digest.hexdigest()
 

@@ -123,26 +123,28 @@ def _refuse_keyless(override: str) -> None:
         raise SpecError(f"{override} is chosen with a slash; write {key.replace('.', '/')}={value}")
 
 
-def _check_flags(given: MutableMapping[str, Any]) -> None:
+def _check_flags(values: MutableMapping[str, Any]) -> None:
     """Raise `SpecError` for flags without effect; make ``--config-path`` absolute."""
-    if given["experimental_rerun"] is not None:
+    if values["experimental_rerun"] is not None:
         raise SpecError(
             "--experimental-rerun is Hydra's and reads files that are not written here; use "
             "rerun=<run id> to repeat a logged run"
         )
-    if given["package"] is not None and given["cfg"] is None:
+    if values["package"] is not None and values["cfg"] is None:
         raise SpecError(
-            f"--package {given['package']} applies to --cfg; add --cfg job, or leave it out"
+            f"--package {values['package']} applies to --cfg; add --cfg job, or leave it out"
         )
-    folder, primary = given["config_dir"], given["config_path"]
+    folder, primary = values["config_dir"], values["config_path"]
     if folder is not None:
         _refuse_missing("--config-dir", folder)
     if primary is not None and "://" not in primary:
         _refuse_missing("--config-path", primary)
         # Hydra would resolve it relative to the package.
-        given["config_path"] = str(Path(primary).absolute())
+        values["config_path"] = str(Path(primary).absolute())
     if primary is None or "://" not in primary:
-        _check_name(given["config_name"], [primary or conf_dir(), user_conf_dir(), folder], primary)
+        _check_name(
+            values["config_name"], [primary or conf_dir(), user_conf_dir(), folder], primary
+        )
 
 
 def _refuse_missing(flag: str, folder: str) -> None:

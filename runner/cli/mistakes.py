@@ -114,11 +114,11 @@ def unreadable_override(override: str, message: str) -> str:
         suggestion = nearest_names(function[1], function[2].split(","))
         return f"{shown}: there is no function {function[1]}; {suggestion}"
     reason = _REASON.search(message) if shown == override else None
-    why = f": {reason[0].replace(*_TOO_EARLY)}" if reason else ""
+    cause = f": {reason[0].replace(*_TOO_EARLY)}" if reason else ""
     quoted = without_password(shlex.quote(f'{key}="{value}"'))
     # Quotes would turn a list or a mapping into text.
     as_it_is = value[:1] in ("[", "{") or set("\"'") & set(value)
-    return f"{shown} cannot be read{why}; correct it" + (
+    return f"{shown} cannot be read{cause}; correct it" + (
         "" if as_it_is else f", or quote it: {quoted}"
     )
 

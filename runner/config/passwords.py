@@ -43,7 +43,7 @@ def hide_password(text: str, uri: str) -> str:
         parts = re.split(r"[/:#?@]", login["word"])
         secrets += [login["word"], *(part for part in parts if len(part) > 2)]
     # Quoted and unquoted, longest first.
-    spellings = {way(word) for word in secrets if word for way in (str, unquote, unquote_plus)}
+    spellings = {spell(word) for word in secrets if word for spell in (str, unquote, unquote_plus)}
     for word in sorted(spellings, key=lambda word: (-len(word), word)):
         text = text.replace(word, "***")
     return text

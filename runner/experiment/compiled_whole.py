@@ -51,8 +51,8 @@ def compiled_whole(
     whole = make_problem(kernels, problem.topology, times, config.objective)
     if is_alone:
         devices = list(assignment.devices_of_partition[0])
-        room = int(searched.topology.memory_bytes[devices].min())
-        return (whole if whole_model_bytes(whole) <= room else problem), assignment
+        memory_bytes = int(searched.topology.memory_bytes[devices].min())
+        return (whole if whole_model_bytes(whole) <= memory_bytes else problem), assignment
     on_one_device = single_device(replace(whole, topology=searched.topology))
     if on_one_device is None:
         return problem, assignment

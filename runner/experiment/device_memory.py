@@ -167,9 +167,9 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
     needed = need.needed
     low, high = unit.show(needed.low), unit.show(needed.high)
     limits = f" ({low} to {high})" if low != high else ""
-    why = f", {need.decided_by} decides" if need.decided_by else ""
+    decisive = f", {need.decided_by} decides" if need.decided_by else ""
     return (
-        f"{need.verdict}{why}: device {need.device} needs {unit.show(needed.expected)}"
+        f"{need.verdict}{decisive}: device {need.device} needs {unit.show(needed.expected)}"
         f"{limits} of {unit.show(need.total_bytes)}"
         f" {unit.name}{_parts_text(need)}"
     )

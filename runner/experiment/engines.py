@@ -94,7 +94,7 @@ def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
         return note
     reasons = dict.fromkeys(files.refusals.values())
     for reason in reasons:
-        refusing = [engine.name for engine, why in files.refusals.items() if why == reason]
+        refusing = [engine.name for engine, refusal in files.refusals.items() if refusal == reason]
         note += f"; not {' or '.join(refusing)}: {reason}"
     return note
 

@@ -340,46 +340,52 @@ def _last(is_true: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def generation_metrics(made: Generation) -> dict[str, float]:
+def generation_metrics(generation: Generation) -> dict[str, float]:
     """Return the metrics of a generation by name, except those of its cache."""
     return {
-        "ttft_ms": made.ttft_s * 1e3,
-        "tpot_ms": made.tpot_s * 1e3,
-        "tokens_per_s": made.tokens_per_s,
-        "max_batch": float(made.limits.batch),
-        "max_context": float(made.limits.context),
+        "ttft_ms": generation.ttft_s * 1e3,
+        "tpot_ms": generation.tpot_s * 1e3,
+        "tokens_per_s": generation.tokens_per_s,
+        "max_batch": float(generation.limits.batch),
+        "max_context": float(generation.limits.context),
         **(
             {
-                "max_batch_in_tiers": float(made.in_tiers.batch),
-                "max_context_in_tiers": float(made.in_tiers.context),
+                "max_batch_in_tiers": float(generation.in_tiers.batch),
+                "max_context_in_tiers": float(generation.in_tiers.context),
             }
-            if made.in_tiers
+            if generation.in_tiers
             else {}
         ),
     }
 
 
-def generation_lines(made: Generation, evaluation: Evaluation, rate: str) -> list[tuple[str, str]]:
+def generation_lines(
+    generation: Generation, evaluation: Evaluation, rate: str
+) -> list[tuple[str, str]]:
     """Return titled lines on times, the limits of the placement, and those with tiers.
 
     `evaluation` is of the last decode, with the cache of each device; `rate` is the throughput as
     text.
     """
     times = (
-        f"first token after {format_s(made.ttft_s)}, then {format_s(made.tpot_s)} a token;"
-        f" {made.output_len} tokens of {counted(made.texts, 'text')} in {format_s(made.total_s)},"
-        f" {rate}"
+        f"first token after {format_s(generation.ttft_s)}, then {format_s(generation.tpot_s)} a"
+        f" token; {generation.output_len} tokens of {counted(generation.texts, 'text')} in"
+        f" {format_s(generation.total_s)}, {rate}"
     )
     uses = [use for use in evaluation.devices if use.cache_bytes]
-    context_len = made.prompt_len + made.output_len
-    cache_line = f"this plan holds {_limits_text(made.limits, made.texts, context_len)}"
+    context_len = generation.prompt_len + generation.output_len
+    cache_line = f"this plan holds {_limits_text(generation.limits, generation.texts, context_len)}"
     if uses:
         most = format_size(max(use.cache_bytes for use in uses))
         cache_line = f"{most} a device at most; {cache_line}"
     lines = [("generate", times), ("cache", cache_line)]
-    if made.in_tiers:
-        most = _limits_text(made.in_tiers, made.texts, context_len)
-        pace = "" if made.longest_tpot_s is None else f", {format_s(made.longest_tpot_s)} a token"
+    if generation.in_tiers:
+        most = _limits_text(generation.in_tiers, generation.texts, context_len)
+        pace = (
+            ""
+            if generation.longest_tpot_s is None
+            else f", {format_s(generation.longest_tpot_s)} a token"
+        )
         lines.append(("most", f"with all in tiers that can lie there {most}{pace}"))
     return lines
 

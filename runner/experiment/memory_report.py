@@ -30,8 +30,8 @@ def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = Non
     """
     room_of = rooms or {}
     peak = max(peaks, key=lambda peak: peak.bytes + room_of.get(peak.device, 0))
-    room = room_of.get(peak.device, 0)
-    unit = size_unit(peak.bytes + room)
+    capacity_bytes = room_of.get(peak.device, 0)
+    unit = size_unit(peak.bytes + capacity_bytes)
     large = {
         PLURALS[kind]: size
         for kind, size in peak.by_kind.items()
@@ -40,10 +40,10 @@ def peak_line(peaks: Sequence[DevicePeak], rooms: Mapping[int, int] | None = Non
     rest_bytes = peak.bytes - sum(large.values())
     # Leave out a remainder that would print as 0.00.
     shown = {**large, "other": rest_bytes} if float(unit.show(rest_bytes)) else large
-    shown |= {"room for copies": room} if room else {}
+    shown |= {"room for copies": capacity_bytes} if capacity_bytes else {}
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
     where = f"{peak.module or peak.op_name} ({peak.doing})"
-    amount = f"{unit.show(peak.bytes + room)} {unit.name}"
+    amount = f"{unit.show(peak.bytes + capacity_bytes)} {unit.name}"
     return f"device {peak.device} holds {amount} at {where}: {parts}"
 
 

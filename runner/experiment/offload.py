@@ -222,8 +222,8 @@ def offload_line(config: Config, offloaded: Offloaded) -> str:
     """Return a line on what lies in which tier, and the cost of copies."""
     parts = []
     on_host = "states and updates on the host" if offloaded.trains else "on the host"
-    for way, text in ((STREAMED, "streamed"), (HOSTED, on_host)):
-        chosen = offloaded.ways == way
+    for choice, text in ((STREAMED, "streamed"), (HOSTED, on_host)):
+        chosen = offloaded.ways == choice
         if chosen.any():
             size = sum(u.weight_bytes for u, c in zip(offloaded.units, chosen, strict=True) if c)
             names = _names([u.path for u, c in zip(offloaded.units, chosen, strict=True) if c])
@@ -296,19 +296,19 @@ def offload_document(offloaded: Offloaded) -> dict[str, object]:
     optimizer states.
     """
     bytes_key = "host_bytes" if offloaded.trains else "weight_bytes"
-    ways = np.array(["resident", "streamed", "hosted"])[offloaded.ways].tolist()
+    choices = np.array(["resident", "streamed", "hosted"])[offloaded.ways].tolist()
     return {
         "units": [
             {
                 "module": unit.path,
-                "way": way,
-                "tier": _tier_word(way, int(size), is_on_disk=bool(on_disk)),
+                "way": choice,
+                "tier": _tier_word(choice, int(size), is_on_disk=bool(on_disk)),
                 bytes_key: unit.weight_bytes,
                 "cache_bytes": int(cached),
             }
-            for unit, way, on_disk, size, cached in zip(
+            for unit, choice, on_disk, size, cached in zip(
                 offloaded.units,
-                ways,
+                choices,
                 offloaded.on_disk,
                 offloaded.tier_bytes,
                 offloaded.cache_bytes,
@@ -344,10 +344,10 @@ def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> dict[str, int | str]:
         return tiered_device_map(graph, np.where(on_host, device_of[graph.group], device_of), {})
     tier_of = {
         op: "disk" if on_disk else "cpu"
-        for unit, way, on_disk in zip(
+        for unit, choice, on_disk in zip(
             offloaded.units, offloaded.ways, offloaded.on_disk, strict=True
         )
-        if way != RESIDENT
+        if choice != RESIDENT
         for op in unit.ops.tolist()
     }
     tier_of |= dict.fromkeys(np.flatnonzero(on_host).tolist(), "cpu")
@@ -394,7 +394,7 @@ def _trained_by(offloaded: Offloaded) -> str:
     return "; ".join(tools)
 
 
-def _tier_word(way: str, tier_bytes: int, *, is_on_disk: bool) -> str | None:
-    if way == "resident" and not tier_bytes:
+def _tier_word(choice: str, tier_bytes: int, *, is_on_disk: bool) -> str | None:
+    if choice == "resident" and not tier_bytes:
         return None
     return "disk" if is_on_disk else "host"

@@ -111,8 +111,8 @@ def changes(
     if recomputes:
         yield Change("checkpointing=block", recomputed, captures=True)
         for step in steps:
-            both = replace(step.config, checkpointing="block")
-            yield Change(f"{step.overrides} checkpointing=block", both, captures=True)
+            checkpointed = replace(step.config, checkpointing="block")
+            yield Change(f"{step.overrides} checkpointing=block", checkpointed, captures=True)
     yield from _of_fewer_microbatches(config)
     if config.granularity != "operator":
         yield Change("granularity=operator", replace(config, granularity="operator"))

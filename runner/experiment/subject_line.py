@@ -70,8 +70,8 @@ def _phase(config: Config, graph: OpGraph) -> str:
     if config.phase.name != "training":
         if generates(config):
             return f"{config.output_len} tokens after prompts of {config.prompt_len}"
-        room = f" against {config.context_len} tokens" if config.context_len else ""
-        return f"{config.phase.name}{room}"
+        context = f" against {config.context_len} tokens" if config.context_len else ""
+        return f"{config.phase.name}{context}"
     tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     recomputation = (

@@ -195,7 +195,7 @@ def split_cost(
 
 def split_line(split: TensorSplit) -> str:
     """Return a line on the cost of tensor parallelism."""
-    takes = "takes" if split.collectives == 1 else "take"
+    verb = "takes" if split.collectives == 1 else "take"
     groups = (f"{counted(split.groups, 'group')} of {split.size} devices",) * (split.size > 1)
     busiest = f" of the busiest {'group' if split.size > 1 else 'device'}"
     busiest *= split.with_collectives > 1
@@ -203,7 +203,7 @@ def split_line(split: TensorSplit) -> str:
     return (
         f"{', '.join((*groups, *split.shared))};"
         f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)}"
-        f"{busiest}{within} {takes} {format_s(split.collective_s)}, all of it waited for"
+        f"{busiest}{within} {verb} {format_s(split.collective_s)}, all of it waited for"
     )
 
 

@@ -50,8 +50,10 @@ def build_topology(
         for pool, node in zip(devices.pools, nodes, strict=True)
         for _ in range(pool.count)
     )
-    far = devices.between_nodes
-    topology = uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
+    node_link = devices.between_nodes
+    topology = uniform_topology(
+        built, _link(transfer_rate), _link(node_link) if node_link else None
+    )
     return with_pair_links(topology, dict(_pair(pair) for pair in devices.pairs))
 
 

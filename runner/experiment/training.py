@@ -129,9 +129,9 @@ def check_training(config: Config) -> None:
     if is_megatron(config):
         _check_megatron(config)
     _check_finetune(config)
-    ways = (*CHECKPOINTING, BUDGET)
-    if config.checkpointing not in ways:
-        suggestion = nearest_names(config.checkpointing, ways)
+    known = (*CHECKPOINTING, BUDGET)
+    if config.checkpointing not in known:
+        suggestion = nearest_names(config.checkpointing, known)
         raise SpecError(f"checkpointing={config.checkpointing} does not exist; {suggestion}")
     options = step_options(config)
     if options.backward_order != "autograd":

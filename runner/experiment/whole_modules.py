@@ -197,9 +197,9 @@ def _runs_here(config: Config) -> list[str]:
         return []  # random weights have the model's dtype
     if not plannable or replica_count(config) > 1 or config.schedule.name == "interleaved":
         return []
-    way = "local" if config.schedule.name == "none" else "pipeline"
+    execute = "local" if config.schedule.name == "none" else "pipeline"
     without = left_out_here(config) if is_training(config) else ""
-    return [f"execute={way}" + (f" (add {without})" if without else "")]
+    return [f"execute={execute}" + (f" (add {without})" if without else "")]
 
 
 def _elsewhere(carried: Carriers) -> str:

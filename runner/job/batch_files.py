@@ -140,8 +140,8 @@ def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
     """Return the batch sweep as columns, with the batch sizes of all replicas together."""
     table = report.table
     columns: dict[str, list[object]] = {
-        name: (table.sizes[:, place] * (report.replicas if name == BATCH else 1)).tolist()
-        for place, name in enumerate(table.symbols)
+        name: (table.sizes[:, position] * (report.replicas if name == BATCH else 1)).tolist()
+        for position, name in enumerate(table.symbols)
     }
     columns["latency_ms"] = (table.latency_s * 1e3).tolist()
     columns["examples_per_s"] = report.examples_per_s.tolist()

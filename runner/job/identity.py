@@ -266,7 +266,7 @@ def _code(config: Config) -> dict[str, object]:
     rooms = (*_DECIDING, *(_MEASURING if _measured_devices(config) else ()))
     return {
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
-        "code": {room: code_digest(_FXPART / room) for room in rooms},
+        "code": {folder: code_digest(_FXPART / folder) for folder in rooms},
         "runner": code_digest(_EXPERIMENT),
         **({"plans": code_digest(_PLANS)} if config.mode.name == RECOMMEND else {}),
     }

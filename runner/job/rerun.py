@@ -110,12 +110,12 @@ def _key_of_folder(folder: Path) -> str:
 
 
 def _compared(logged: LoggedRun, outcome: Outcome) -> str:
-    now = finite_metrics(outcome.metrics)
-    shared = [name for name in _COMPARED if name in now and name in logged.metrics]
+    metrics = finite_metrics(outcome.metrics)
+    shared = [name for name in _COMPARED if name in metrics and name in logged.metrics]
     unlike = [
-        f"{name} {now[name]:.7g} (was {logged.metrics[name]:.7g})"
+        f"{name} {metrics[name]:.7g} (was {logged.metrics[name]:.7g})"
         for name in shared
-        if f"{now[name]:.7g}" != f"{logged.metrics[name]:.7g}"
+        if f"{metrics[name]:.7g}" != f"{logged.metrics[name]:.7g}"
     ]
     if unlike:
         return f"not the same as {logged.run_id}: {', '.join(unlike)}"
@@ -158,15 +158,15 @@ def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> 
     """
     named, copies, notes = named_files(config), [], []
     for key, digest in inputs_of(run.run_id, run.tags).items():
-        place = named.get(key)
-        if place is None:
+        path = named.get(key)
+        if path is None:
             raise SpecError(
                 f"run {run.run_id} has read a file {key}, which its configuration does not name;"
                 " run it again from its overrides"
             )
-        state = _change(place, digest)
+        state = _change(path, digest)
         if state is not None:
-            description = f"{key}={place} {state}"
+            description = f"{key}={path} {state}"
             copies.append(InputFile(key, _copy(run, tracker, key, digest, description)))
             notes.append(f"{description}; read as the run has kept it")
     if not copies:
@@ -178,10 +178,10 @@ def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> 
     return Restored(config, places, tuple(notes))
 
 
-def _change(place: Path, digest: str) -> str | None:
+def _change(path: Path, digest: str) -> str | None:
     """Return how a file has changed, as text; None if it has not."""
     try:
-        return None if sha256(read_regular(place)).hexdigest() == digest else "has changed since"
+        return None if sha256(read_regular(path)).hexdigest() == digest else "has changed since"
     except FileNotFoundError:
         return "is gone"
     except OSError as error:
@@ -204,10 +204,10 @@ def _copy(run: LoggedRun, tracker: Tracker, key: str, digest: str, what: str) ->
 def _override(override: str, places: Mapping[str, str]) -> str:
     """Return an override with its file replaced by the copy in `places`, if any."""
     key = override.partition("=")[0]
-    place = places.get(key.lstrip("+"))
-    if place is None:
+    path = places.get(key.lstrip("+"))
+    if path is None:
         return override
-    return f"{key}={place}" if _PLAIN.fullmatch(place) else f"{key}={_quoted(place)}"
+    return f"{key}={path}" if _PLAIN.fullmatch(path) else f"{key}={_quoted(path)}"
 
 
 def _quoted(text: str) -> str:

@@ -151,8 +151,8 @@ def _draw_device(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel)
     left, right = device.whole.x, device.alive.right
     drawing.text(left, device.whole.y - 6, name, bold=True)
     wide = right - left - text_width(name, 12)
-    room = int(wide / text_width("m", 12)) - len(label) - 8
-    label += f", at {_shortened(device.peak_at, room)}" if device.peak_at else ""
+    max_chars = int(wide / text_width("m", 12)) - len(label) - 8
+    label += f", at {_shortened(device.peak_at, max_chars)}" if device.peak_at else ""
     fill = LIGHT.warn if over else LIGHT.ink
     drawing.text(right, device.whole.y - 6, label, anchor="end", fill=fill)
 

@@ -193,18 +193,18 @@ def _ends(summary: PartitionSummary, corners: list[Point]) -> dict[Edge, tuple[P
 
 def _draw_label(
     drawing: Drawing,
-    words: str,
+    label: str,
     curve: tuple[Point, Point, Point, Point],
-    taken: list[tuple[float, float, float, float]],
+    occupied: list[tuple[float, float, float, float]],
 ) -> None:
     """Write a label on the arrow where there is room; otherwise only its tooltip has the text."""
-    half = text_width(words, 11) / 2
+    half = text_width(label, 11) / 2
     for t in (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8):
         x, y = (_bezier(t, *coordinates) for coordinates in zip(*curve, strict=True))
         box = (x - half, y - 8, x + half, y + 8)
-        if not any(_overlap(box, other) for other in taken):
-            drawing.text(x, y + 4, words, size=11, anchor="middle", halo=True)
-            taken.append(box)
+        if not any(_overlap(box, other) for other in occupied):
+            drawing.text(x, y + 4, label, size=11, anchor="middle", halo=True)
+            occupied.append(box)
             return
 
 
@@ -325,13 +325,13 @@ def _stretches(
     latest: dict[int, _Stretch] = {}
     stretches: list[_Stretch] = []
     partition_of, begins = assignment.partition_of, evaluation.op_start_s
-    seen: set[int] = set()
+    visited: set[int] = set()
     for op in np.argsort(begins, kind="stable").tolist():
         partition, begin_s = int(partition_of[op]), float(begins[op])
         end_s = float(evaluation.op_finish_s[op])
-        if end_s <= begin_s and partition in seen:
+        if end_s <= begin_s and partition in visited:
             continue
-        seen.add(partition)
+        visited.add(partition)
         device = int(summary.device[partition])
         last = latest.get(device)
         if last and last.partition == partition and begin_s - last.end_s <= joined_s:

@@ -130,8 +130,8 @@ def _boxes(drawing: Drawing, result: ScheduleResult) -> None:
         boxes.append((event, begin, end))
     row_of = {device: row for row, device in enumerate(result.devices)}
     for event, begin, end in boxes:
-        place = (begin, max(end, begin + THINNEST), _y(result, row_of[event.device]))
-        _box(drawing, result, event, place, tips=len(boxes) <= MOST_TIPS)
+        span = (begin, max(end, begin + THINNEST), _y(result, row_of[event.device]))
+        _box(drawing, result, event, span, tips=len(boxes) <= MOST_TIPS)
 
 
 def _sums_and_updates(drawing: Drawing, result: ScheduleResult) -> None:
@@ -152,12 +152,12 @@ def _box(
     drawing: Drawing,
     result: ScheduleResult,
     event: StageEvent,
-    place: tuple[float, float, float],
+    span: tuple[float, float, float],
     *,
     tips: bool,
 ) -> None:
-    """Draw `event` at `place`: the x of its start and end, and its y."""
-    begin, end, y = place
+    """Draw `event` at `span`: the x of its start and end, and its y."""
+    begin, end, y = span
     width, height = end - begin, _row_height(result)[0]
     shade = min(event.stage // len(result.devices), len(WHITE_SHARES) - 1)
     tip = (

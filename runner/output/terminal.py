@@ -216,12 +216,12 @@ class _Column(NamedTuple):
 
 def _that_fit(columns: Sequence[_Column], width: int) -> list[_Column]:
     """Return the columns that fit `width`, dropping others in the order of their `spare`."""
-    kept = list(columns)
+    shown = list(columns)
     for left_out in range(1, max(column.spare for column in columns) + 1):
-        if sum(column.width + COLUMN_GAP for column in kept) <= width:
+        if sum(column.width + COLUMN_GAP for column in shown) <= width:
             break
-        kept = [column for column in columns if not 0 < column.spare <= left_out]
-    return kept
+        shown = [column for column in columns if not 0 < column.spare <= left_out]
+    return shown
 
 
 def _device_columns(

@@ -131,11 +131,11 @@ def _microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float
     nanosecond. So times are whole nanoseconds, as floats that truncate to them.
     """
     start_ns = np.rint(start_s * 1e9)
-    both = []
+    ends = []
     for count_ns in (start_ns, np.rint(finish_s * 1e9) - start_ns):
         count_us = count_ns / 1000
-        both.append(np.where(count_us * 1000 < count_ns, np.nextafter(count_us, np.inf), count_us))
-    return both[0].tolist(), both[1].tolist()
+        ends.append(np.where(count_us * 1000 < count_ns, np.nextafter(count_us, np.inf), count_us))
+    return ends[0].tolist(), ends[1].tolist()
 
 
 # A run.

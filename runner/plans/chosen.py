@@ -137,10 +137,10 @@ def _candidates(base: Config, space: Sequence[Plan], *, mode_given: bool) -> Ite
 
 
 def _refuse_left_out(
-    asked: Mapping[str, Sequence[object] | None], space: Sequence[Plan], refusals: Refusals
+    requested: Mapping[str, Sequence[object] | None], space: Sequence[Plan], refusals: Refusals
 ) -> None:
     """Raise the error for a requested value that is in no plan, if there is one."""
-    for name, values in asked.items():
+    for name, values in requested.items():
         for value in values or ():
             if any(getattr(plan, name) == value for plan in space):
                 continue

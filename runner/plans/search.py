@@ -139,8 +139,8 @@ class _Search:
                 continue
             yield self._least(candidate, bounds), candidate
 
-    def add(self, candidate: Candidate, least: float, countdown: Countdown) -> bool:
-        """Cost a plan, unless its bound `least` or a sharper one rules it out.
+    def add(self, candidate: Candidate, lower_bound: float, countdown: Countdown) -> bool:
+        """Cost a plan, unless its bound `lower_bound` or a sharper one rules it out.
 
         Returns whether that took time.
 
@@ -148,7 +148,7 @@ class _Search:
             FxpartError: if the plan fails for other reasons than not fitting.
 
         """
-        if self._is_beaten(candidate, least):
+        if self._is_beaten(candidate, lower_bound):
             return False
         try:
             if self._prunes and self._is_beaten(candidate, self._sharper(candidate, countdown)):
@@ -169,12 +169,12 @@ class _Search:
                 insort(self._best, self._key(plan)[0])
         return True
 
-    def _is_beaten(self, candidate: Candidate, least: float) -> bool:
-        """Return whether the bound `least` rules a candidate out, and record it if so."""
+    def _is_beaten(self, candidate: Candidate, lower_bound: float) -> bool:
+        """Return whether the bound `lower_bound` rules a candidate out, and record it if so."""
         rows = self._request.rows
-        if len(self._best) < rows or least <= self._best[rows - 1]:
+        if len(self._best) < rows or lower_bound <= self._best[rows - 1]:
             return False
-        self._bounded.append((candidate, abs(least)))
+        self._bounded.append((candidate, abs(lower_bound)))
         return True
 
     def _sharper(self, candidate: Candidate, countdown: Countdown) -> float:

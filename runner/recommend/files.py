@@ -97,14 +97,14 @@ def plot(outcome: Outcome) -> str:
     frame(drawing, panel, "memory of the fullest device, GiB", "examples/s")
     kinds = list(dict.fromkeys(_kind(costed) for costed in ranking))
     for costed in reversed(ranking):
-        place = panel.place(costed.memory_bytes / GIB, costed.examples_per_s)
+        point = panel.place(costed.memory_bytes / GIB, costed.examples_per_s)
         index = min(kinds.index(_kind(costed)), _KINDS - 1)
         tip = (
             f"{' '.join(costed.candidate.overrides)}\n{costed.examples_per_s:,.2f} examples/s,"
             f" {costed.memory_bytes / GIB:.1f} GiB, {costed.limit}"
         )
         size = 6.5 if costed is ranking[0] else 4.5
-        mark(drawing, place, index, tip, solid=_on_frontier(costed, ranking), size=size)
+        mark(drawing, point, index, tip, solid=_on_frontier(costed, ranking), size=size)
     side = panel.right + 16
     names = kinds if len(kinds) <= _KINDS else [*kinds[: _KINDS - 1], "others"]
     drawing.text(side, _TOP + 8, "tensor x replicas x stages", size=TEXT)

@@ -90,19 +90,19 @@ def _parser() -> Parser:
     return parser
 
 
-def _sweeps(asked: list[str], against: list[str]) -> tuple[str, str | None]:
+def _sweeps(sweeps: list[str], against: list[str]) -> tuple[str, str | None]:
     """Return the requested sweep and the one to compare it with, if any."""
-    if len(asked) > 1:
+    if len(sweeps) > 1:
         raise SpecError(
-            f"--sweep {' and --sweep '.join(asked)}: a report covers one sweep; to compare two, "
-            f"use --sweep {asked[-1]} --against {asked[0]}"
+            f"--sweep {' and --sweep '.join(sweeps)}: a report covers one sweep; to compare two, "
+            f"use --sweep {sweeps[-1]} --against {sweeps[0]}"
         )
     if len(against) > 1:
         raise SpecError(
             f"--against {' and --against '.join(against)}: a sweep is compared with one other; "
             "give one"
         )
-    sweep = asked[0] if asked else LATEST
+    sweep = sweeps[0] if sweeps else LATEST
     if against and _ALL in (sweep, *against):
         raise SpecError("two sweeps are compared, not all; give an id to --sweep and to --against")
     return sweep, against[0] if against else None

@@ -65,8 +65,8 @@ def _time(ranking: Ranking, row: RankedRow) -> str:
     return _amount(ranking.by, row) + (f" per {per}" if per else "")
 
 
-def _less(least: float, other: float) -> str:
-    return f"{(1 - least / other) * 100:.1f} %" if other > 0 else "0.0 %"
+def _less(lowest: float, other: float) -> str:
+    return f"{(1 - lowest / other) * 100:.1f} %" if other > 0 else "0.0 %"
 
 
 def _costs(ranking: Ranking, row: RankedRow) -> str:
@@ -89,8 +89,8 @@ def _instead(ranking: Ranking, rows: tuple[RankedRow, ...]) -> tuple[str, ...]:
             for index, row in enumerate(rows)
             if row.pareto and (value := number(row.row, key)) is not None
         ]
-        least, *_, index = min(candidates, default=(0.0, 0.0, 0, 0))
-        if least < (number(best.row, key) or 0.0):
+        lowest, *_, index = min(candidates, default=(0.0, 0.0, 0, 0))
+        if lowest < (number(best.row, key) or 0.0):
             merits.setdefault(index, []).append(merit)
     return tuple(
         f"{' and '.join(names).capitalize()}: {_compared(ranking, rows[index], best)}"
@@ -117,8 +117,8 @@ def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
         ("cut_off", count("cut_off"), "cut off"),
         ("running", count("running"), "running"),
     )
-    done = ("finished", f"{len(ranking.finished)} finished")
-    return [done, *((status, f"{n} {words}") for status, n, words in counts if n)]
+    finished_text = ("finished", f"{len(ranking.finished)} finished")
+    return [finished_text, *((status, f"{n} {words}") for status, n, words in counts if n)]
 
 
 def _fit(count: int) -> str:

@@ -55,8 +55,8 @@ def _row(
     except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
         if started_ms is not None and path.stat().st_mtime * 1e3 < started_ms:
             return None
-        why = str(error) if isinstance(error, SpecError) else f"{path} is damaged; run it again"
-        return SweepRow(path.parent.name, {}, {}, "failed", why, None, str(path.parent))
+        reason = str(error) if isinstance(error, SpecError) else f"{path} is damaged; run it again"
+        return SweepRow(path.parent.name, {}, {}, "failed", reason, None, str(path.parent))
     return SweepRow(
         name=path.parent.name,
         settings=settings,

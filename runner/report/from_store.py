@@ -176,8 +176,8 @@ def _status(run: LoggedRun) -> str:
     return run.tags.get("outcome") or _STATUSES.get(run.status, "running")
 
 
-def _row(run: LoggedRun, wanted: Sequence[str], folders: Mapping[str, str]) -> SweepRow:
-    missing = [key for key in wanted if key not in run.params]
+def _row(run: LoggedRun, metrics: Sequence[str], folders: Mapping[str, str]) -> SweepRow:
+    missing = [key for key in metrics if key not in run.params]
     config = _config(run.tags) if missing else {}
     # Unset choices are not logged as parameters, such as `schedule` of a run without one.
     filled = {key: text for key in missing if (text := config_value(config, key)) is not None}

@@ -81,9 +81,9 @@ class _Groups:
 
 def _grouped(ranking: Ranking, model: str | None, key: str) -> _Groups:
     """Return the jobs of `model`, or of all models, grouped by value of `key`."""
-    done, without_result = _jobs(ranking, model)
+    finished_rows, without_result = _jobs(ranking, model)
     unfit = [row for row in without_result if row.status == "infeasible"]
-    rows = [*(row.row for row in done), *unfit]
+    rows = [*(row.row for row in finished_rows), *unfit]
     others = tuple(
         other
         for other in ranking.keys
@@ -92,17 +92,17 @@ def _grouped(ranking: Ranking, model: str | None, key: str) -> _Groups:
         and len({cell(row, other) for row in rows}) > 1
     )
     best: dict[str, float | None] = {}
-    for ranked_row in done:  # best first
+    for ranked_row in finished_rows:  # best first
         best.setdefault(cell(ranked_row.row, key), ranking.by.value(ranked_row.row))
     for row in unfit:
         best.setdefault(cell(row, key), None)
     groups = []
     for value in in_order(best):
-        of_value = tuple(row for row in done if cell(row.row, key) == value)
+        of_value = tuple(row for row in finished_rows if cell(row.row, key) == value)
         times = tuple(ranking.by.value(row.row) or 0.0 for row in of_value)
         without = tuple(row for row in unfit if cell(row, key) == value)
         groups.append(_Group(value, of_value, times, without))
-    names = _combinations(ranking, done, others)
+    names = _combinations(ranking, finished_rows, others)
     return _Groups(key, tuple(groups), others, names if len(names) <= _MOST_LINES else ())
 
 
@@ -112,16 +112,16 @@ def _jobs(ranking: Ranking, model: str | None) -> tuple[Sequence[RankedRow], Seq
         others = [row for row in ranking.others if ranking.model_of(row) == model]
         return ranking.of_model(model), others
     # The ranking is sorted by model.
-    done = sorted(ranking.finished, key=lambda row: ranking.by.value(row.row) or 0.0)
-    return done, ranking.others
+    finished_rows = sorted(ranking.finished, key=lambda row: ranking.by.value(row.row) or 0.0)
+    return finished_rows, ranking.others
 
 
 def _combinations(
-    ranking: Ranking, done: Sequence[RankedRow], others: Sequence[str]
+    ranking: Ranking, finished_rows: Sequence[RankedRow], others: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the combinations of the other parameters with a result, in order."""
     best: dict[str, float | None] = {}
-    for row in done:
+    for row in finished_rows:
         best.setdefault(_combination(row.row, others), ranking.by.value(row.row))
     return tuple(in_order(best))
 
@@ -181,8 +181,8 @@ def _points(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) -
     """Draw single jobs, for values that are rarely shared, such as those of a search."""
     for group in groups.groups:
         for row, time in zip(group.finished, group.times, strict=True):
-            place = panel.place(group.number, time)
-            mark(drawing, place, 0, point_tip(ranking, row), solid=row.pareto, size=3.5)
+            point = panel.place(group.number, time)
+            mark(drawing, point, 0, point_tip(ranking, row), solid=row.pareto, size=3.5)
 
 
 def _spreads(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) -> None:
@@ -212,9 +212,9 @@ def _lines(drawing: Drawing, panel: Panel, ranking: Ranking, groups: _Groups) ->
             points_of[groups.combination(row)].append((panel.place(group.number, time), row))
     for index, name in enumerate(groups.combinations):
         points = points_of[name]
-        drawing.line([place for place, _ in points], stroke=colour_of(index, IN_PAGE))
-        for place, row in points:
-            mark(drawing, place, index, point_tip(ranking, row), size=4.0)
+        drawing.line([point for point, _ in points], stroke=colour_of(index, IN_PAGE))
+        for point, row in points:
+            mark(drawing, point, index, point_tip(ranking, row), size=4.0)
 
 
 def _by_name(drawing: Drawing, ranking: Ranking, groups: _Groups, scale: Scale) -> float:

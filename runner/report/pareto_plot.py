@@ -86,13 +86,13 @@ def point_tip(ranking: Ranking, row: RankedRow) -> str:
 def _frontier_line(drawing: Drawing, panel: Panel, places: Sequence[tuple[float, float]]) -> None:
     """Draw the frontier as steps, below which there are no jobs."""
     optimal = frontier(places)
-    corners = sorted({place for place, is_on in zip(places, optimal, strict=True) if is_on})
+    corners = sorted({point for point, is_on in zip(places, optimal, strict=True) if is_on})
     if len(corners) < 2:
         return
     x, y = panel.place(*corners[0])
     steps = [f"M{x:.1f} {y:.1f}"]
-    for place in corners[1:]:
-        x, y = panel.place(*place)
+    for point in corners[1:]:
+        x, y = panel.place(*point)
         steps.append(f"H{x:.1f}V{y:.1f}")
     drawing.path("".join(steps), stroke=IN_PAGE.muted, width=1.5, dashes="5 3")
 
@@ -108,13 +108,13 @@ def _label_best(
     panel: Panel,
     ranking: Ranking,
     row: RankedRow,
-    place: tuple[float, float],
+    point: tuple[float, float],
 ) -> None:
     """Label the best job's point, on the side that has room."""
     keys = [key for key in ranking.keys if key not in ranking.model_keys]
     named = " · ".join(cell(row.row, key) for key in keys)
     label = cut_text(f"best: {named}" if named else "best", panel.width - 20)
-    x, y = panel.place(*place)
+    x, y = panel.place(*point)
     is_left = x + 10 + text_width(label, 11) > panel.right
     anchor, offset = ("end", -10.0) if is_left else ("start", 10.0)
     if is_left and x - 10 - text_width(label, 11) < panel.x:

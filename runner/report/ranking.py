@@ -119,19 +119,21 @@ def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     If batch sizes differ, or some jobs have a schedule, the first is the time per example, the
     inverse of the throughput, since latencies are of one input or of one microbatch.
     """
-    done = [row for row in rows if finished(row)]
-    with_schedule = [row for row in done if number(row, "step_ms") is not None]
-    sizes = {row.settings.get("model.batch_size") for row in done}
-    metrics = [metric for metric in METRICS if _has_column(metric, done, len(with_schedule))]
+    finished_rows = [row for row in rows if finished(row)]
+    with_schedule = [row for row in finished_rows if number(row, "step_ms") is not None]
+    sizes = {row.settings.get("model.batch_size") for row in finished_rows}
+    metrics = [
+        metric for metric in METRICS if _has_column(metric, finished_rows, len(with_schedule))
+    ]
     is_rate = with_schedule or len(sizes) > 1
-    if is_rate and all(number(row, "example_ms") is not None for row in done):
+    if is_rate and all(number(row, "example_ms") is not None for row in finished_rows):
         metrics.insert(0, BY_NAME["example_ms"])
-    return tuple(_legible(metric, done) for metric in metrics)
+    return tuple(_legible(metric, finished_rows) for metric in metrics)
 
 
-def _has_column(metric: Metric, done: Sequence[SweepRow], with_schedule: int) -> bool:
-    values = {number(row, metric.name) for row in done}
-    scheduled = 0 < with_schedule == len(done)
+def _has_column(metric: Metric, finished_rows: Sequence[SweepRow], with_schedule: int) -> bool:
+    values = {number(row, metric.name) for row in finished_rows}
+    scheduled = 0 < with_schedule == len(finished_rows)
     return {
         "": False,
         "always": True,
@@ -141,16 +143,16 @@ def _has_column(metric: Metric, done: Sequence[SweepRow], with_schedule: int) ->
         "scheduled": scheduled,
         "differs": len(values) > 1,
         "some": bool(values - {None}),
-        "trained": any(number(row, "gradients_gib") is not None for row in done),
-        "tokens": _counts_tokens(done),
+        "trained": any(number(row, "gradients_gib") is not None for row in finished_rows),
+        "tokens": _counts_tokens(finished_rows),
     }[metric.column]
 
 
-def _counts_tokens(done: Sequence[SweepRow]) -> bool:
+def _counts_tokens(finished_rows: Sequence[SweepRow]) -> bool:
     """Return whether to show tokens: for decodes, and if sequence lengths differ."""
-    if any(number(row, "tpot_ms") is not None for row in done):
+    if any(number(row, "tpot_ms") is not None for row in finished_rows):
         return True
-    return len({row.settings.get("model.seq_len") for row in done}) > 1
+    return len({row.settings.get("model.seq_len") for row in finished_rows}) > 1
 
 
 def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:
@@ -278,15 +280,15 @@ def ranked(data: SweepData) -> Ranking:
     data = with_effective_batch(data)
     measures, keys = measures_of(data.rows), models_first(varied(data))
     models, criteria = model_keys(keys), (measures[0].key, "devices_used", memory_of(measures).key)
-    done = sorted(filter(finished, data.rows), key=lambda row: _rank(row, criteria, keys))
-    names = [model_label(row, models) for row in done]
+    finished_rows = sorted(filter(finished, data.rows), key=lambda row: _rank(row, criteria, keys))
+    names = [model_label(row, models) for row in finished_rows]
     costs = [
         (model, *(_cost(row, key) for key in criteria))
-        for row, model in zip(done, names, strict=True)
+        for row, model in zip(finished_rows, names, strict=True)
     ]
     first_of = {cost: index for index, cost in reversed(list(enumerate(costs)))}
     leader_of = {model: index for index, model in reversed(list(enumerate(names)))}
-    optimal = _optimal(done, names, criteria)
+    optimal = _optimal(finished_rows, names, criteria)
     return Ranking(
         data=data,
         keys=keys,
@@ -300,7 +302,7 @@ def ranked(data: SweepData) -> Ranking:
                 repeats=first_of[costs[index]] < index,
                 leads=leader_of[model] == index,
             )
-            for index, (row, model) in enumerate(zip(done, names, strict=True))
+            for index, (row, model) in enumerate(zip(finished_rows, names, strict=True))
         ),
         others=tuple(row for row in data.rows if not finished(row)),
     )
@@ -340,23 +342,23 @@ def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
     if len(ranking.finished) <= most:
         return list(ranking.finished)
     by_model = [list(ranking.of_model(model)) for model in ranking.models]
-    room, per_model = most, 0
+    remaining, per_model = most, 0
     # Add one row of each model at a time, until there is no room.
-    while room > 0:
-        room -= sum(len(rows) > per_model for rows in by_model)
+    while remaining > 0:
+        remaining -= sum(len(rows) > per_model for rows in by_model)
         per_model += 1
     chosen = [row for rows in by_model for row in rows[:per_model]]
-    return chosen if room == 0 else _without_last(by_model, per_model, -room)
+    return chosen if remaining == 0 else _without_last(by_model, per_model, -remaining)
 
 
 def _without_last(
-    by_model: Sequence[Sequence[RankedRow]], kept: int, surplus: int
+    by_model: Sequence[Sequence[RankedRow]], per_model: int, surplus: int
 ) -> list[RankedRow]:
-    """Return `kept` rows of each model, but one less for the last `surplus` models with as many."""
-    full = [index for index, rows in enumerate(by_model) if len(rows) >= kept]
+    """Return `per_model` rows per model, one less for the last `surplus` models with as many."""
+    full = [index for index, rows in enumerate(by_model) if len(rows) >= per_model]
     less = full[len(full) - surplus :]
     return [
         row
         for index, rows in enumerate(by_model)
-        for row in rows[: kept - 1 if index in less else kept]
+        for row in rows[: per_model - 1 if index in less else per_model]
     ]

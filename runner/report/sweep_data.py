@@ -76,9 +76,9 @@ def with_effective_batch(data: SweepData) -> SweepData:
     That is, if jobs differ in their schedule and in their examples per step: those of a microbatch
     times the number of microbatches.
     """
-    done = [row for row in data.rows if row.status == "finished"]
-    schedules = {row.settings.get("schedule", "none") for row in done}
-    sizes = {_effective_batch(row) for row in done}
+    finished_rows = [row for row in data.rows if row.status == "finished"]
+    schedules = {row.settings.get("schedule", "none") for row in finished_rows}
+    sizes = {_effective_batch(row) for row in finished_rows}
     if min(len(schedules), len(sizes)) < 2 or None in sizes:
         return data
     rows = tuple(
@@ -143,8 +143,8 @@ def varied(data: SweepData) -> tuple[str, ...]:
         always_shown = (*CHOICES, EFFECTIVE_BATCH, PLAN)
         if len(set(cells)) < 2 or (key not in always_shown and cells in shown.values()):
             continue
-        stays = key in data.swept or key in always_shown
-        if stays or not _follows(key, cells, shown, data.swept):
+        is_shown = key in data.swept or key in always_shown
+        if is_shown or not _follows(key, cells, shown, data.swept):
             shown[key] = cells
     return tuple(shown)
 
@@ -162,8 +162,8 @@ def _follows(
 
 def _decide(known: Sequence[object], cells: Sequence[str]) -> bool:
     """Return whether `cells` is a function of `known`: equal items have equal cells."""
-    seen: dict[object, str] = {}
-    return all(seen.setdefault(k, text) == text for k, text in zip(known, cells, strict=True))
+    first_of: dict[object, str] = {}
+    return all(first_of.setdefault(k, text) == text for k, text in zip(known, cells, strict=True))
 
 
 def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:

@@ -68,9 +68,9 @@ def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
     """
     ranking = ranked(data)
     # A note on a single hidden row would take a line, too.
-    room = len(data.rows) if most is None or len(data.rows) <= most + 1 else max(most, 1)
-    rows = best_rows(ranking, room)
-    others = ranking.others[: room - len(rows)]
+    available = len(data.rows) if most is None or len(data.rows) <= most + 1 else max(most, 1)
+    rows = best_rows(ranking, available)
+    others = ranking.others[: available - len(rows)]
     table, is_cut = _ranking_table(ranking, rows, others, columns_shown())
     notes = _ranking_notes(ranking, rows, len(others), all_with)
     if is_cut:
@@ -126,17 +126,17 @@ def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cel
     widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
     settings = _settings_widths(ranking)
     used = _MARGIN + sum(settings.values())
-    kept = ranking.measures
+    shown = ranking.measures
     for left_out in range(LAST_SPARE):
-        kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
-        if used + sum(widths[measure] for measure in kept) <= columns:
-            return kept, cell
+        shown = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
+        if used + sum(widths[measure] for measure in shown) <= columns:
+            return shown, cell
     for left_out in (LAST_SPARE - 1, LAST_SPARE):
-        kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
-        room = columns - _MARGIN - sum(widths[measure] for measure in kept)
-        if sum(min(width, _LEAST_SETTING + _GAP) for width in settings.values()) <= room:
+        shown = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
+        available = columns - _MARGIN - sum(widths[measure] for measure in shown)
+        if sum(min(width, _LEAST_SETTING + _GAP) for width in settings.values()) <= available:
             break
-    return kept, _shortened_to(ranking.data.rows, settings, room)
+    return shown, _shortened_to(ranking.data.rows, settings, available)
 
 
 def _settings_widths(ranking: Ranking) -> dict[str, int]:
@@ -147,10 +147,10 @@ def _settings_widths(ranking: Ranking) -> dict[str, int]:
     }
 
 
-def _shortened_to(rows: Sequence[SweepRow], widths: dict[str, int], room: int) -> _Cell:
-    """Return a function that shows settings with `widths` in `room`, shortening the widest most."""
+def _shortened_to(rows: Sequence[SweepRow], widths: dict[str, int], available: int) -> _Cell:
+    """Return a function that fits settings of `widths` into `available`, shortening the widest."""
     narrowed = dict(widths)
-    while sum(narrowed.values()) > room:
+    while sum(narrowed.values()) > available:
         widest = max(narrowed, key=lambda key: narrowed[key])
         if narrowed[widest] <= _LEAST_SETTING + _GAP:
             break
@@ -241,10 +241,10 @@ def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table
         if sum(widths) + 1 <= columns:
             break
     else:
-        room = columns - 1 - sum(widths[len(settings) :])
+        available = columns - 1 - sum(widths[len(settings) :])
         of_settings = dict(zip(comparison.keys, widths, strict=False))
         after = [pair.after for pair in comparison.pairs]
-        show_cell = _shortened_to(after, of_settings, room)
+        show_cell = _shortened_to(after, of_settings, available)
         rows = [_comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:most]]
     table = empty_table("")
     for index in shown_columns:

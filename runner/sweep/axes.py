@@ -159,12 +159,12 @@ def _zipped(
             if key in partners:
                 raise SpecError(f"zip={_shown(lists)}: {key} appears twice; leave one out")
             partners[key] = keys
-    axes, done = [], set()
+    axes, zipped = [], set()
     for key in overrides_of:
-        if key in done:
+        if key in zipped:
             continue
         keys = sorted(partners.get(key, [key]), key=list(overrides_of).index)
-        done.update(keys)
+        zipped.update(keys)
         rows = zip(*(overrides_of[key] for key in keys), strict=True)
         axes.append(Axis(tuple(keys), tuple(dict.fromkeys(rows))))
     return tuple(axes)

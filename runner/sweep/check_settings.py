@@ -195,8 +195,8 @@ def _check_workers(n_jobs: int) -> None:
 
 def _shown(value: object) -> str:
     """Return `value` as typed on a command line."""
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    spellings = {None: "null", True: "true", False: "false"}
+    return spellings[value] if value is None or isinstance(value, bool) else str(value)
 
 
 # Checks that Ray can run a job at all: otherwise it would wait or retry for a long time.

@@ -159,8 +159,8 @@ def _remove_half_written(config: "DictConfig", folder: Path, root: Path) -> None
     from omegaconf import OmegaConf
 
     cache = OmegaConf.select(config, "capture.cache_dir", throw_on_resolution_failure=False)
-    for place in (folder, root / "outputs", *([Path(str(cache))] if cache else [])):
-        remove_abandoned(place)
+    for parent in (folder, root / "outputs", *([Path(str(cache))] if cache else [])):
+        remove_abandoned(parent)
 
 
 def _tags(spec: SweepSpec, sweep: str, folder: Path) -> dict[str, str]:

@@ -141,13 +141,13 @@ def _lost_files(session: Session) -> list[str]:
     for key, end in session.ends.items():
         if not (end.known and end.run_id and end.parent_run == parent.ids.parent_run):
             continue
-        place = parent.folder / job_folder(session.jobs[key], session.config)
-        if place.is_dir() and not _is_sound(place / RESULT_FILE):
-            lost.append((place, end.run_id))
+        job_path = parent.folder / job_folder(session.jobs[key], session.config)
+        if job_path.is_dir() and not _is_sound(job_path / RESULT_FILE):
+            lost.append((job_path, end.run_id))
     if not lost:
         return []
-    place, run_id = lost[0]
-    which = f"{shown_path(place)}, run {run_id}" + (", ..." if len(lost) > 1 else "")
+    job_path, run_id = lost[0]
+    which = f"{shown_path(job_path)}, run {run_id}" + (", ..." if len(lost) > 1 else "")
     return [
         f"files:     {RESULT_FILE} of {counted(len(lost), 'settled job')} is damaged or missing "
         f"({which}); these results are shown from MLflow"

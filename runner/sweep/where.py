@@ -91,8 +91,8 @@ def parse_where(text: str, names: Collection[str] = ()) -> Condition:
     return Condition(text, tree)
 
 
-def _wrong(text: str, why: str) -> SpecError:
-    return SpecError(f"where={' '.join(text.split())}: {why}")
+def _wrong(text: str, reason: str) -> SpecError:
+    return SpecError(f"where={' '.join(text.split())}: {reason}")
 
 
 def _check(node: ast.expr, text: str, levels: int, names: Collection[str]) -> None:

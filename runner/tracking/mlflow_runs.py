@@ -178,8 +178,8 @@ def _read_through(store: Store, conditions: Sequence[str], values: int) -> list[
     limit = _READ_PER_VALUE * values
     runs: list[LoggedRun] = []
     for condition in conditions:
-        room = limit + 1 - len(runs)
-        runs += islice(_search(store, f"tags.kind = 'run' and {condition}", room), room)
+        page_size = limit + 1 - len(runs)
+        runs += islice(_search(store, f"tags.kind = 'run' and {condition}", page_size), page_size)
         if len(runs) > limit:
             return None
     return runs

@@ -104,8 +104,8 @@ def refusals(uri: str) -> Iterator[None]:
     try:
         yield
     except _failures() as error:
-        what = f"tracking at {without_password(uri)} failed: {hide_password(_cause(error), uri)}"
-        raise StoreError(what, is_gone=not _is_refusal(error)) from error
+        problem = f"tracking at {without_password(uri)} failed: {hide_password(_cause(error), uri)}"
+        raise StoreError(problem, is_gone=not _is_refusal(error)) from error
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -193,9 +193,9 @@ def _knock(uri: str) -> None:
             address = (parts.hostname, parts.port or _DATABASE_PORTS[scheme])
             socket.create_connection(address, timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
-        why = hide_password(_cause(error), uri)
+        cause = hide_password(_cause(error), uri)
         raise StoreError(
-            f"tracking at {without_password(uri)} does not answer: {why}",
+            f"tracking at {without_password(uri)} does not answer: {cause}",
             "start the server, or correct tracking.uri=, or log nothing with tracking=none",
         ) from error
 

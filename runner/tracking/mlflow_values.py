@@ -34,15 +34,15 @@ def legal_names(names: Iterable[str]) -> dict[str, str]:
     Names that collide get ``_2``, ``_3`` and so on, in order.
     """
     legal: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for name in names:
         parts = [part for part in _REFUSED.sub("_", name).split("/") if part.strip(".")]
         base = "/".join(parts)[:_NAME_CHARS].rstrip("/") or "_"
         candidate, count = base, 1
-        while candidate in taken:
+        while candidate in used_names:
             count += 1
             candidate = f"{base[: _NAME_CHARS - 6]}_{count}"
-        taken.add(candidate)
+        used_names.add(candidate)
         legal[name] = candidate
     return legal
 
@@ -93,8 +93,8 @@ def batches(metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) 
     """
     while metrics or params or tags:
         now_params, params = params[:_BATCH_PARAMS], params[_BATCH_PARAMS:]
-        room = _BATCH - len(now_params)
-        now_metrics, metrics = metrics[:room], metrics[room:]
-        room = 0 if metrics or params else min(room - len(now_metrics), _BATCH_TAGS)
-        now_tags, tags = tags[:room], tags[room:]
+        space = _BATCH - len(now_params)
+        now_metrics, metrics = metrics[:space], metrics[space:]
+        space = 0 if metrics or params else min(space - len(now_metrics), _BATCH_TAGS)
+        now_tags, tags = tags[:space], tags[space:]
         yield Batch(now_metrics, now_params, now_tags)

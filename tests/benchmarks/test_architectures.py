@@ -1,48 +1,48 @@
-"""The benchmark over all architectures: what it says of one that works and of one that cannot."""
+"""The benchmark over all architectures: results for valid and invalid ones."""
 
 from benchmarks.architecture_job import DEPTH, judge
 from benchmarks.architectures import architectures, summary
 
 
-def test_one_that_works_is_placed_at_two_layers() -> None:
+def test_a_valid_architecture_is_placed_at_two_layers() -> None:
     outcome = judge("ViTModel")
     assert (outcome.status, outcome.reason) == ("placed", "")
     assert outcome.inputs == "pixel_values[1, 3, 224, 224]"
-    # A layer has some twenty operators.
+    # A layer has about twenty operators.
     assert 20 * DEPTH < outcome.operators < 40 * DEPTH
 
 
-def test_one_whose_input_is_not_known_is_refused_with_it() -> None:
+def test_an_architecture_with_an_unknown_input_is_refused_with_its_name() -> None:
     outcome = judge("MimiDecoderModel")
     assert outcome.status == "inputs"
     assert "needs latents" in outcome.reason
 
 
-def test_one_whose_defaults_make_no_sense_is_given_what_it_leaves_out() -> None:
+def test_inconsistent_defaults_are_completed() -> None:
     outcome = judge("HunYuanDenseV1Model")
     assert outcome.status == "placed"
     assert outcome.inputs == "input_ids[1, 512] with {'head_dim': 128}"
 
 
-def test_what_each_refusal_hides_is_completed_too() -> None:
+def test_successive_refusals_are_completed() -> None:
     outcome = judge("EsmModel")
     assert outcome.status == "placed"
     assert "'vocab_size': 1024" in outcome.inputs
     assert "'pad_token_id': 1" in outcome.inputs
 
 
-def test_one_of_any_kind_of_data_is_given_a_text() -> None:
+def test_a_multimodal_architecture_gets_a_text() -> None:
     outcome = judge("PerceiverForMaskedLM")
     assert (outcome.status, outcome.inputs) == ("placed", "inputs[1, 512]")
 
 
-def test_one_with_inputs_of_unknown_shapes_is_refused_by_their_names() -> None:
+def test_inputs_of_unknown_shapes_are_named() -> None:
     outcome = judge("AutoformerModel")
     assert outcome.status == "inputs"
     assert "needs past_time_features" in outcome.reason
 
 
-def test_all_registered_ones_are_gone_over_and_counted() -> None:
+def test_all_registered_architectures_are_counted() -> None:
     names = architectures(bases_only=False)
     assert {"CLIPModel", "T5ForConditionalGeneration", "WhisperModel"} <= set(names)
     assert len(names) > len(architectures(bases_only=True)) > 400

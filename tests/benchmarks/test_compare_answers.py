@@ -1,4 +1,4 @@
-"""Every class of difference between two answers."""
+"""Every kind of difference between two answers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Exponents, and torch's runs in processes of their own."""
+"""Growth exponents, and runs of torch in their own processes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_growth_is_the_exponent_of_a_power_law() -> None:
     assert str(growth([3], [1.0])) == "nan"
 
 
-def test_a_run_in_its_own_process_answers_in_names() -> None:
+def test_a_run_in_its_own_process_returns_names() -> None:
     run = run_torch("chain", 4, 2, "kl_based", 60.0)
     assert run is not None
     assert not run.error
@@ -26,6 +26,6 @@ def test_a_run_over_its_limit_has_no_answer() -> None:
     assert run_torch("chain", 40, 4, "cost_aware", 0.05) is None
 
 
-def test_a_run_that_fails_otherwise_is_an_error() -> None:
+def test_another_failure_of_a_run_is_an_error() -> None:
     with pytest.raises(SystemExit, match="no_family"):
         run_torch("no_family", 4, 2, "kl_based", 60.0)

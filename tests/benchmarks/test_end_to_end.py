@@ -1,4 +1,4 @@
-"""Published training steps: which run a row is a figure of, and what is made of one."""
+"""Published training steps: the run of a row, and its result."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def test_a_row_becomes_a_run() -> None:
         ({"batch": "global 64"}, "not stated for a device"),
     ],
 )
-def test_what_no_run_expresses_says_why(changed: dict[str, Any], reason: str) -> None:
+def test_an_inexpressible_row_has_a_reason(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(Inexpressible, match=reason):
         run_of(POINT | changed)
 
@@ -96,10 +96,10 @@ def test_rows_are_planned_or_named(
     speed, memory = rows(tmp_path)
     assert speed.measured == 5000
     assert speed.predicted > 0
-    # Half of the vocabulary's float32 weights and two states, and less than ten times all of them.
+    # Half of the float32 weights and two states of the vocabulary, and less than ten times all.
     weights = 50368 * 64 * 4 / 2**30
     assert 1.5 * weights < memory.predicted < 30 * weights
-    said = capsys.readouterr().out
-    assert "MPT-tiny" in said
-    assert "nothing stands for CP=2" in said
-    assert "1 rows are left out: {'tokens_per_s_per_gpu': 1}" in said
+    printed = capsys.readouterr().out
+    assert "MPT-tiny" in printed
+    assert "nothing stands for CP=2" in printed
+    assert "1 rows are left out: {'tokens_per_s_per_gpu': 1}" in printed

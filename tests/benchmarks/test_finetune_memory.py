@@ -30,9 +30,7 @@ def _rows(tmp_path: Path, *changed: dict[str, object]) -> list[Row]:
     return list(finetune_memory.rows(tmp_path))
 
 
-def test_what_no_run_stands_for_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_without_a_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left_out: dict[str, dict[str, object]] = {
         "no peak": {"metric": "tokens_per_s", "unit": "tok/s"},
         "sharded over devices": {"n_devices": 2},
@@ -51,10 +49,10 @@ def test_what_no_run_stands_for_is_named(
 def test_a_row_is_the_peak_of_a_run_of_all_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    calls: list[tuple[str, ...]] = []
 
     def planned(overrides: tuple[str, ...], layers: int) -> object:
-        asked.append(overrides)
+        calls.append(overrides)
         return type("R", (), {"peak_bytes": 10**9 + layers * 10**8})
 
     monkeypatch.setattr(finetune_memory, "_planned", planned)
@@ -62,14 +60,14 @@ def test_a_row_is_the_peak_of_a_run_of_all_layers(
     assert row.predicted == pytest.approx(1 + 24 * 0.1)
     assert not row.held_out
     wanted = {"finetune.rank=8", "weights=nf4", "model.seq_len=16", "model.batch_size=1"}
-    assert wanted <= set(asked[0])
-    asked.clear()
+    assert wanted <= set(calls[0])
+    calls.clear()
     paged = {"phase": "train-full", "note": "paged 8-bit optimizer recipe"}
     (row,) = _rows(tmp_path, {**paged, "seq": 2048})
-    assert {"offload.optimizer=all", "checkpointing=block"} <= set(asked[0])
+    assert {"offload.optimizer=all", "checkpointing=block"} <= set(calls[0])
 
 
-def test_the_loss_is_that_of_each_next_token() -> None:
+def test_the_loss_is_that_of_the_next_token() -> None:
     scores, tokens = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     chosen = scores.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])
     result = type("R", (), {"logits": scores})

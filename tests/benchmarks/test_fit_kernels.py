@@ -1,4 +1,4 @@
-"""Curves fitted to planted tables find them again, and are written as the runner reads them."""
+"""Curves fitted to planted tables recover them, and are written in the runner's format."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from runner.config.paths import conf_dir
 
 
 def _planted(folder: Path) -> None:
-    """Write products that take what the shipped curve says, in a table."""
+    """Write products that take the time of the shipped curve to a table."""
     draw = np.random.default_rng(0)
     m, n, k = (2 ** draw.integers(4, 13, 160) for _ in range(3))
     table = pa.table(
@@ -33,7 +33,7 @@ def _planted(folder: Path) -> None:
     pyarrow.parquet.write_table(table.set_column(4, "latency", pa.array(seconds * 1e3)), path)
 
 
-def test_a_planted_curve_is_found_again(
+def test_a_planted_curve_is_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _planted(tmp_path)
@@ -58,7 +58,7 @@ def test_a_planted_curve_is_found_again(
     assert "h100 gemm: " in capsys.readouterr().out
     written = OmegaConf.load(output)
     assert written.source == "kernels"
-    # What is not measured stays, its comment too.
+    # Families without measurements are kept, with their comments.
     by_hand = before[before.index("  # By hand") :]
     assert output.read_text().endswith(by_hand)
     assert output.read_text().count("link_bytes_per_s: ") == len(written.curves)
@@ -71,7 +71,7 @@ def test_a_planted_curve_is_found_again(
     assert replace(read, gemm=shipped.gemm, collectives={}) == replace(shipped, collectives={})
 
 
-def test_half_of_the_rows_are_held_out_whichever_are_there(tmp_path: Path) -> None:
+def test_half_of_the_rows_are_held_out_independently_of_the_others(tmp_path: Path) -> None:
     _planted(tmp_path)
     kernels = read_kernels(tmp_path, "h100_sxm", "gemm", "bfloat16")
     assert isinstance(kernels, Kernels)

@@ -1,4 +1,4 @@
-"""A small share of ``python -m benchmarks.fuzz``: nothing crashes, nothing wrong is taken."""
+"""A small share of ``python -m benchmarks.fuzz``: nothing crashes, nothing wrong is accepted."""
 
 import subprocess
 import time
@@ -21,7 +21,9 @@ from fxpart.errors import SpecError
     ("kind", "cases"), [("specs", 300), ("files", 200), ("configurations", 200), ("models", 300)]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_odd_input_is_taken_or_refused_in_one_line(tmp_path: Path, kind: str, cases: int) -> None:
+def test_odd_input_is_accepted_or_refused_in_one_line(
+    tmp_path: Path, kind: str, cases: int
+) -> None:
     (tally,) = fuzz(cases, 1, [kind], tmp_path)
     assert (tally.tracebacks, tally.hangs, tally.wrong) == ([], [], [])
     assert tally.refused > 0
@@ -34,10 +36,10 @@ def _refuses() -> None:
 def _hangs() -> None:
     # As a capture runs a model.
     with user_errors(lambda error: SpecError(str(error))):
-        time.sleep(30)  # the case: it takes longer than it may
+        time.sleep(30)  # the case takes longer than its limit
 
 
-def test_a_model_that_hangs_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_hangs_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "WAIT_LIMIT_S", 0.1)
     tally = Tally("x")
     tally.attempt("hangs", _hangs, lambda _: None)
@@ -48,7 +50,7 @@ def _raises() -> None:
     raise RuntimeError("a bug")
 
 
-def test_what_goes_wrong_is_counted_and_printed_as_it_is_met(
+def test_failures_are_counted_and_printed_when_they_occur(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tally = Tally("x")
@@ -62,14 +64,14 @@ def test_what_goes_wrong_is_counted_and_printed_as_it_is_met(
     assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (5, 1, 1, 3)
 
 
-def test_a_command_that_is_given_up_leaves_no_answer_to_the_next(tmp_path: Path) -> None:
+def test_an_abandoned_command_leaves_no_answer_to_the_next(tmp_path: Path) -> None:
     assert fork_command(tmp_path, ("-c", "print(1)"), [], 60)[:2] == (0, "1\n")
     with pytest.raises(OverLimitError), limited(0.5):
         fork_command(tmp_path, ("-c", "import time; time.sleep(30)"), [], 60)
     assert fork_command(tmp_path, ("-c", "print(2)"), [], 60)[:2] == (0, "2\n")
 
 
-def test_a_command_hangs_by_its_processor_time_and_not_by_the_clock(tmp_path: Path) -> None:
+def test_a_hang_is_measured_by_cpu_time_and_not_by_the_clock(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         fork_command(tmp_path, ("-c", "while True: pass"), [], 60, 1)
     waits = ("-c", "import time; time.sleep(1.5); print(1)")
@@ -77,7 +79,7 @@ def test_a_command_hangs_by_its_processor_time_and_not_by_the_clock(tmp_path: Pa
 
 
 class _LosesOne:
-    """Reads lines of a server; what it says first is lost to an interrupt that comes right then."""
+    """Reads lines of a server; the first is lost to an interrupt that arrives at that moment."""
 
     def __init__(self, lines: IO[str]) -> None:
         self.lines, self.is_first = lines, True
@@ -90,9 +92,7 @@ class _LosesOne:
         return line
 
 
-def test_an_answer_that_is_lost_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = fork_server._server()
     assert server.stdout is not None
     monkeypatch.setattr(server, "stdout", _LosesOne(server.stdout))

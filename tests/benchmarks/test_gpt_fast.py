@@ -1,4 +1,4 @@
-"""gpt-fast's rows are runs of the command, and what has none is named."""
+"""Rows of gpt-fast are runs of the command; rows without a run are named."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def point(**fields: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int4-g32"])
-def test_a_row_is_what_the_command_plans_of_all_layers(
+def test_a_row_is_planned_over_all_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     monkeypatch.setitem(gpt_fast.MODELS, "tiny", ("llama3_1_8b", TINY))
@@ -53,7 +53,7 @@ def test_a_row_is_what_the_command_plans_of_all_layers(
     assert row.held_out == (dtype == "bf16")
 
 
-def test_what_has_no_run_is_named_and_counted(
+def test_rows_without_a_run_are_named_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = {"model": "Llama-2-7B"}
@@ -64,7 +64,7 @@ def test_what_has_no_run_is_named_and_counted(
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
     assert not list(gpt_fast.rows(tmp_path))
-    told = capsys.readouterr().out
-    assert "Strange-3B bf16 on 1 of A100-80GB is left out: no preset" in told
-    assert "MI-250x is left out" in told
-    assert "3 of 3 rows are left out" in told
+    printed = capsys.readouterr().out
+    assert "Strange-3B bf16 on 1 of A100-80GB is left out: no preset" in printed
+    assert "MI-250x is left out" in printed
+    assert "3 of 3 rows are left out" in printed

@@ -1,4 +1,4 @@
-"""Published training steps of Megatron-LM are read by the names and fields that they have."""
+"""Published training steps of Megatron-LM are read by their names and fields."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def _point(case: str, parallel: str, **fields: object) -> dict[str, object]:
     return {**usual, "case": case, "parallel": parallel, "peak_memory_by_rank_mb": ranks, **fields}
 
 
-def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
+def test_a_case_has_its_degrees_and_overrides(tmp_path: Path) -> None:
     points = [
         _point("llama3_70b_l6_tp2_pp2_dp2_mbc4_seq8192_cef", "tp2pp2"),
         _point("mixtral", "tp1ep8pp1", model="mixtral_8x7b"),
@@ -36,7 +36,7 @@ def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps(points))
     first, mixture, other, longer, experts, chunks = cases(tmp_path)
     assert first.left_out == ""
-    assert first.allocated_mib == (102.0, 110.0)  # by rank, not by text
+    assert first.allocated_mib == (102.0, 110.0)  # by rank, not as text
     config = read_config(composed(*first.overrides()))
     degrees = config.tensor_parallel, config.sequence_parallel, config.data_parallel, config.zero
     assert degrees == (2, True, 2, 1)
@@ -75,14 +75,14 @@ HEAD = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n
 
 
 def _step_s(plan: vtrain.Plan, launch_s: float | None = None) -> float:
-    """Return a step of 5,000 launches of the host beside 10 ms a layer, shared by devices."""
+    """Return a step of 5,000 launches by the host besides 10 ms per layer, divided over devices."""
     return 0.01 * plan.layers / plan.tensor + 5000 * (25e-6 if launch_s is None else launch_s)
 
 
 def test_two_numbers_are_fitted_to_a_tenth_of_vtrain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The host takes 40 us for a launch there, and devices reach 0.8 of the rates.
+    # The host takes 40 us per launch there, and devices reach 0.8 of the rates.
     steps = [(layers, tp) for layers in range(4, 44) for tp in (1, 2, 4, 8)]
     lines = [
         f"8,64,4,1024,16,{layers},1024,{tp},2,2,{1e3 * (0.01 * layers / tp / 0.8 + 0.2)}\n"
@@ -91,20 +91,20 @@ def test_two_numbers_are_fitted_to_a_tenth_of_vtrain(
     (tmp_path / "vtrain_single.csv").write_text(HEAD + "".join(lines))
     monkeypatch.setattr(vtrain.Plan, "step_s", _step_s)
     vtrain_calibrated.main(["--data", str(tmp_path), "--workloads", "30"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     drawn = plans(tmp_path, 30)
     assert len(drawn) == 30 * 4  # all plans of each workload
     fitted_to = [plan for plan in drawn if not plan.is_held_out]
-    assert f"{len(fitted_to)} rows ask for launches of 40 us and 0.80 of the" in told
-    alone = re.search(r"^tables alone +120 +([\d.]+)", told, re.MULTILINE)
-    held_out = re.search(rf"^held out +{120 - len(fitted_to)} +([\d.]+)", told, re.MULTILINE)
+    assert f"{len(fitted_to)} rows ask for launches of 40 us and 0.80 of the" in printed
+    alone = re.search(r"^tables alone +120 +([\d.]+)", printed, re.MULTILINE)
+    held_out = re.search(rf"^held out +{120 - len(fitted_to)} +([\d.]+)", printed, re.MULTILINE)
     assert alone
     assert held_out
     assert float(held_out[1]) <= 0.2
     assert float(alone[1]) > 20
 
 
-def test_plans_rank_within_their_workload_and_over_all() -> None:
+def test_plans_are_ranked_within_their_workload_and_over_all() -> None:
     def of(layers: int, degree: int) -> vtrain.Plan:
         return vtrain.Plan(8, 8, 1, 1024, 16, layers, 1024, degree, 1, 1, 1.0)
 
@@ -115,9 +115,11 @@ def test_plans_rank_within_their_workload_and_over_all() -> None:
         Row(plan.label, plan.tensor, time, "ms", held_out=True)
         for plan, time in zip(every, measured, strict=True)
     ]
-    told = vtrain_calibrated.ranked({plan.label: plan for plan in every}, rows)
-    assert told.startswith("rank correlation of the plans of a workload 0.90 in the median, 0.80")
-    assert told.endswith("of the 4 kinds of plan over all workloads 1.00")
+    printed = vtrain_calibrated.ranked({plan.label: plan for plan in every}, rows)
+    assert printed.startswith(
+        "rank correlation of the plans of a workload 0.90 in the median, 0.80"
+    )
+    assert printed.endswith("of the 4 kinds of plan over all workloads 1.00")
 
 
 def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:
     assert plan.iteration_ms == pytest.approx(219.7)
 
 
-def test_a_step_of_many_layers_follows_from_few() -> None:
+def test_a_step_of_many_layers_is_extrapolated_from_few() -> None:
     planned: list[tuple[int, int]] = []
 
     def step_s(stages: int, layers_each: int) -> float:
@@ -148,7 +150,7 @@ def test_machines_of_a_cluster_have_eight_devices() -> None:
     assert cluster.overrides(16) == ("devices=8xa100_80gb+8xa100_80gb", "devices.nodes=[0,1]")
 
 
-def test_layers_of_the_papers_models_are_dealt_out_evenly() -> None:
+def test_layers_of_the_models_are_divided_evenly() -> None:
     for gpt in MODELS.values():
         assert gpt.layers_each * gpt.stages * gpt.chunks == gpt.layers
     # 12 l h^2 (1 + 13 / 12 h + (v + s) / 12 l h): parameters of table 3, in billions.
@@ -159,9 +161,7 @@ def test_layers_of_the_papers_models_are_dealt_out_evenly() -> None:
     assert sizes == pytest.approx([22, 175, 530, 1008], rel=0.005)
 
 
-def test_rates_that_no_run_stands_for_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rates_without_a_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = {"source": "pytorch/torchtune", "n_devices": 1, "unit": "tok/s", "value": 1.0}
     row = {**usual, "model": "Llama-3.2-3B", "metric": "tokens_per_s"}
     points = [

@@ -1,4 +1,4 @@
-"""The table of memory: its models, the prediction for one of them, and its rows."""
+"""The table of memory: its models, predictions for one of them, and its rows."""
 
 from collections import Counter
 
@@ -17,13 +17,13 @@ from fxpart.execution.real_step import StepPeak
 SPECS = {spec.name: spec for spec in SMALL}
 
 
-def _case(given: Allocated | None = None) -> Case:
+def _case(measured: Allocated | None = None) -> Case:
     prediction = Predicted(1_000_000, 2_000_000, 2_060_000, 4_500_000)
     seen = Counted(2_000_000, 2_000_000, StepPeak(3_000_000, 5_000_000, 4_000_000, 2_000_000))
-    return Case("mlp small", prediction, seen, 6_000_000 if given else None, given)
+    return Case("mlp small", prediction, seen, 6_000_000 if measured else None, measured)
 
 
-def test_each_architecture_is_there_small_and_larger() -> None:
+def test_each_architecture_has_a_small_and_a_larger_size() -> None:
     assert len(SPECS) >= 8
     assert Counter(s.architecture for s in SMALL) == Counter(s.architecture for s in MID_SIZE)
     for small, larger in zip(SMALL, MID_SIZE, strict=True):
@@ -36,7 +36,7 @@ def test_each_architecture_is_there_small_and_larger() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "dlrm"])
-def test_a_small_model_is_predicted_as_it_is_counted(name: str) -> None:
+def test_predictions_for_a_small_model_equal_the_counts(name: str) -> None:
     optimizer = Optimizer("adamw")
     prediction = predicted(
         SPECS[name], optimizer, StepOptions(fused_attention=False, fused_dropout=False)
@@ -63,13 +63,13 @@ def test_a_row_has_a_cell_for_each_head() -> None:
     assert row(_case())[-4:] == ["-"] * 4
 
 
-def test_what_cuda_gave_out_fills_the_last_columns() -> None:
-    given = Allocated(2_500_000, 5_000_000, 500_000)
-    assert row(_case(given))[-4:] == ["2.50", "-17.60%", "5.00", "+20.00%"]
-    assert "up to 0.50 MB of it are workspaces" in summary([_case(given)])
+def test_cuda_allocations_fill_the_last_columns() -> None:
+    measured = Allocated(2_500_000, 5_000_000, 500_000)
+    assert row(_case(measured))[-4:] == ["2.50", "-17.60%", "5.00", "+20.00%"]
+    assert "up to 0.50 MB of it are library workspaces" in summary([_case(measured)])
 
 
-def test_the_lines_below_count_what_is_within_the_targets() -> None:
+def test_the_summary_counts_predictions_within_the_targets() -> None:
     assert summary([_case()]).splitlines() == [
         "graph: 1 of 1 within 2%, largest error +0.00%",
         "eager: 0 of 1 within 2%, largest error +3.00%",
@@ -79,9 +79,13 @@ def test_the_lines_below_count_what_is_within_the_targets() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_out_about_what_is_predicted() -> None:
+def test_cuda_allocations_are_close_to_the_prediction() -> None:
     optimizer = Optimizer("adamw", implementation="foreach")
     prediction = predicted(SPECS["mlp"], optimizer, StepOptions())
-    given = allocated(SPECS["mlp"], optimizer, torch.device("cuda"))
-    assert given.forward_bytes - given.kept_bytes == pytest.approx(prediction.eager_bytes, rel=0.1)
-    assert given.step_bytes - given.kept_bytes == pytest.approx(prediction.step_bytes, rel=0.1)
+    measured = allocated(SPECS["mlp"], optimizer, torch.device("cuda"))
+    assert measured.forward_bytes - measured.kept_bytes == pytest.approx(
+        prediction.eager_bytes, rel=0.1
+    )
+    assert measured.step_bytes - measured.kept_bytes == pytest.approx(
+        prediction.step_bytes, rel=0.1
+    )

@@ -1,4 +1,4 @@
-"""The comparison of memory profiles notices profiles that differ."""
+"""The comparison of memory profiles detects profiles that differ."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from benchmarks.memory_profile import SHAPES, compare_profiles, main
 from fxpart.torch_compat.memory import build_memory_profile
 
 
-def test_a_graph_has_about_that_many_nodes_and_its_bytes() -> None:
+def test_a_graph_has_about_the_given_number_of_nodes() -> None:
     peaks = {
         shape: max(build_memory_profile(make(50), lambda _: False))
         for shape, make in SHAPES.items()
@@ -20,10 +20,10 @@ def test_a_graph_has_about_that_many_nodes_and_its_bytes() -> None:
     assert [len(make(50).nodes) for make in SHAPES.values()] == [52, 52, 53]
 
 
-def test_a_row_for_each_shape_and_size(
+def test_each_shape_and_size_has_a_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_profile, "_MOST_ITEMS", 20)
+    monkeypatch.setattr(memory_profile, "_MAX_ITEMS", 20)
     main(["200", "1"])
     heads, *rows = capsys.readouterr().out.splitlines()
     assert heads.split()[0] == "graph"
@@ -31,7 +31,7 @@ def test_a_row_for_each_shape_and_size(
     assert [row.split()[-1] == "-" for row in rows] == [False] * 8 + [True]
 
 
-def test_profiles_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_profiles_end_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = "torch._inductor.fx_passes.memory_estimator.build_memory_profile"
     monkeypatch.setattr(builder, lambda *_: [0])
     with pytest.raises(SystemExit, match="views of views, 9 nodes: the profiles differ"):

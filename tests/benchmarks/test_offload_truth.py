@@ -1,4 +1,4 @@
-"""The set of published runs with offload: its fields, and memory as accelerate itself counts it."""
+"""The set of published runs with offload: its fields, and memory as counted by accelerate."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ RUN = {
 }
 
 
-def test_what_is_left_out_is_named_and_counted(
+def test_omitted_rows_are_named_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = [
@@ -48,16 +48,18 @@ def test_what_is_left_out_is_named_and_counted(
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
     assert not list(offload.rows(tmp_path))
-    told = capsys.readouterr().out
-    assert "T0pp (11B) fp32, device_map auto + CPU offload + disk offload, is left out: no" in told
-    assert "OPT-30B fp16, FlexGen CPU, is left out" in told
-    assert "2 rows are left out" in told
+    printed = capsys.readouterr().out
+    assert (
+        "T0pp (11B) fp32, device_map auto + CPU offload + disk offload, is left out: no" in printed
+    )
+    assert "OPT-30B fp16, FlexGen CPU, is left out" in printed
+    assert "2 rows are left out" in printed
 
 
-def test_a_fitted_time_asks_for_the_share_that_explains_it(
+def test_a_fitted_time_returns_the_share_that_explains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 3 s of copies at the full link beside 2 s of computing; 1 / 8 tokens per second.
+    # 3 s of copies at the full link besides 2 s of computing; 1 / 8 tokens per second.
     monkeypatch.setattr(offload, "_generated_per_s", lambda _, share=0.3: 1 / (2 + 3 / share))
     points = [{**RUN, "model": "OPT-30B", "value": 1 / 8}, {**RUN, "model": "OPT-6.7B"}]
     (tmp_path / "measured.json").write_text(json.dumps(points))
@@ -65,11 +67,11 @@ def test_a_fitted_time_asks_for_the_share_that_explains_it(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_memory_is_that_of_the_modules_in_accelerates_map(
+def test_memory_follows_the_device_map_of_accelerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload, "MODELS", {"tiny": ("OPTForCausalLM", TINY)})
-    # A layer has 3 MiB, and room for one is kept on the first device and on the CPU.
+    # A layer has 3 MiB, and space for one is kept on the first device and on the CPU.
     monkeypatch.setattr(offload, "_FREE_MIB", {0: 9, 1: 4, "cpu": 7})
     monkeypatch.setenv("HOME", str(tmp_path))
     points = [
@@ -80,17 +82,17 @@ def test_memory_is_that_of_the_modules_in_accelerates_map(
         {**RUN, "parallel": "FlexGen CPU"},
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
-    found = {row.label: row for row in offload.rows(tmp_path)}
-    assert len(found) == 5
+    by_label = {row.label: row for row in offload.rows(tmp_path)}
+    assert len(by_label) == 5
     spec = offload._spec("tiny", "fp32", batch=1, length=1)
     entries = offload._accelerate_map(spec)
     assert set(entries.values()) == {0, 1, "cpu", "disk"}
     sizes = compute_module_sizes(build_model(spec).module)
     for place in (0, 1, "cpu"):
         size = sum(sizes[path] for path, home in entries.items() if home == place)
-        predicted = found[f"tiny fp32 memory of {place}"].predicted
+        predicted = by_label[f"tiny fp32 memory of {place}"].predicted
         assert predicted == pytest.approx(size / 2**20 / 1000, rel=0.01)
-    assert {row.unit for row in found.values()} == {"1000 MiB", "s", "tokens/s"}
+    assert {row.unit for row in by_label.values()} == {"1000 MiB", "s", "tokens/s"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -99,7 +101,7 @@ def test_flexgen_copies_weights_once_for_its_batches_and_each_cache(
 ) -> None:
     monkeypatch.setattr(flexgen, "MODELS", {"tiny": ("OPTForCausalLM", TINY)})
     monkeypatch.setattr(flexgen, "_POLICIES", {("tiny", 8): flexgen.Policy(2, 0.4)})
-    # So slow that nothing but copies takes time.
+    # So slow that only copies take time.
     monkeypatch.setattr(flexgen, "PCIE3", Link(1e4, 0.0))
     monkeypatch.setenv("HOME", str(tmp_path))
     run = {**RUN, "parallel": "FlexGen CPU", "batch": 8}
@@ -112,13 +114,13 @@ def test_flexgen_copies_weights_once_for_its_batches_and_each_cache(
     # and the positions.
     width, texts = 256, 8
     weights = 2 * (3 * (12 * width * width + (9 + 4) * width) + 2050 * width)
-    cached = 5 * 2 * 2 * width * texts * (8 + 4 // 2 - 1)  # but for the token that is written
+    cached = 5 * 2 * 2 * width * texts * (8 + 4 // 2 - 1)  # except for the written token
     rate = 0.8 * 1e4
     prompt_s, token_s = weights / rate, (weights + cached) / rate
     assert row.predicted == pytest.approx(8 * 4 / (prompt_s + 3 * token_s), rel=0.02)
 
 
-def test_a_profile_run_of_vllm_takes_what_its_logs_say() -> None:
+def test_a_profile_run_of_vllm_takes_the_memory_in_its_logs() -> None:
     # "PyTorch activation peak memory takes 1.19GiB": Llama-3.1-8B, 256 texts, after 2,048 tokens.
     peak = vllm_cache.sampler_bytes(256, 128_256) + 2 * 2048 * 4096
     assert peak / 2**30 == pytest.approx(1.19, rel=0.02)

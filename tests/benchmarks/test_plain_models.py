@@ -1,4 +1,4 @@
-"""The architectures trace, run, and have the operators that they say."""
+"""The architectures can be traced, run, and have the stated number of operators."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_an_architecture_traces_to_its_operators_and_computes_the_same(name: str
         assert torch.equal(module(*inputs), traced(*inputs))
 
 
-def test_sizes_stay_within_reach_of_torch() -> None:
+def test_sizes_stay_small_enough_for_torch() -> None:
     assert {*SMALL, *LARGER} == set(OPERATORS)
     assert max(OPERATORS[name] for name in SMALL) <= 40
     assert max(OPERATORS[name] for name in LARGER) <= 90

@@ -1,4 +1,4 @@
-"""Published steps are runs that the command accepts, of what was measured."""
+"""Published steps are valid runs of the command for the measured configuration."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from runner.experiment.check import check_all
 from tests.runner.composed import read
 
 
-def test_each_step_is_a_run_on_the_device_that_was_measured() -> None:
+def test_each_step_is_a_run_on_the_measured_device() -> None:
     assert published_steps in SETS
     for label, measured_ms, _, overrides in published_steps._STEPS:
         config = read(*overrides, "mode=single")

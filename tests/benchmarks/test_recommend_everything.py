@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recommend_everything import combinations, compared
+from benchmarks.recommend_everything import combinations, compare
 from runner.config.sections import ModeConfig
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -14,7 +14,7 @@ from tests.runner.composed import TINY_LLAMA, read
 def test_no_combination_is_faster(devices: str, tmp_path: Path) -> None:
     cache = ("capture.use_cache=true", f"capture.cache_dir={tmp_path}")
     two_layers = (*TINY_LLAMA, *cache, "model.config.num_hidden_layers=2", f"devices={devices}")
-    row = compared(replace(read(*two_layers), mode=ModeConfig("single", {})))
+    row = compare(replace(read(*two_layers), mode=ModeConfig("single", {})))
     assert row.fit > 1
     assert row.most_examples_per_s == row.examples_per_s
 

@@ -52,7 +52,7 @@ def test_a_row_is_a_decode_of_all_sequences_halfway_through_the_answer(
         ({"parallel": "PP=2 vllm"}, "other than tensor parallel"),
     ],
 )
-def test_what_no_run_stands_for_is_counted(
+def test_rows_without_a_run_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, str], reason: str
 ) -> None:
     (tmp_path / "measured.json").write_text(json.dumps([{**KNOWN, **other}]))

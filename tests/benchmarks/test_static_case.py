@@ -1,4 +1,4 @@
-"""A case has torch's sizes, latencies that can be checked by hand, and copies that stand apart."""
+"""A case has torch's sizes, latencies that can be checked by hand, and independent copies."""
 
 import pytest
 from torch.fx.passes.graph_manipulation import get_size_of_all_nodes
@@ -19,7 +19,7 @@ def test_two_linear_layers_by_hand() -> None:
     weights, output = (64 * 64 + 64) * 4, 4 * 64 * 4
     assert case.total_bytes == 2 * (weights + output) + output
     assert case.memory_bytes == (case.total_bytes // 2, case.total_bytes)
-    # Weights, output and input at 1e10 bytes/s; two operations a weight and row at 1e10 FLOP/s.
+    # Weights, output and input at 1e10 bytes/s; two operations per weight and row at 1e10 FLOP/s.
     expected = pytest.approx(((weights + 2 * output) / 1e10, 2 * 4 * 64 * 64 / 1e10))
     assert [case.latency_s[name] for name in case.operators] == [expected, expected]
     # At ratio 1 the transfer of one output takes as long as one layer.
@@ -31,7 +31,7 @@ def test_ten_times_the_ratio_is_a_tenth_of_the_rate() -> None:
     assert slow.bytes_per_s == pytest.approx(fast.bytes_per_s / 10)
 
 
-def test_a_matrix_product_counts_two_operations_an_element_and_inner_step() -> None:
+def test_a_matrix_product_counts_two_operations_per_element_and_inner_step() -> None:
     case = make_case("block", transformer(1), (1.0,), 1.0)
     # Scores: 8 x 8 elements over 64 numbers; the mixed values: 8 x 64 over 8.
     assert case.latency_s["matmul"][1] * 1e10 == pytest.approx(2 * 8 * 8 * 64)
@@ -39,7 +39,7 @@ def test_a_matrix_product_counts_two_operations_an_element_and_inner_step() -> N
 
 
 @pytest.mark.parametrize("case", [random_case(3), random_case(4), sparse_case(1)])
-def test_the_whole_is_what_torch_counts(case: object) -> None:
+def test_the_total_size_is_that_of_torch(case: object) -> None:
     from benchmarks.static_case import Case
 
     assert isinstance(case, Case)
@@ -49,7 +49,7 @@ def test_the_whole_is_what_torch_counts(case: object) -> None:
     assert sum(node.size_bytes.total_size for node in nodes) == case.total_bytes
 
 
-def test_a_copy_has_the_same_names_and_weights_and_shares_no_node() -> None:
+def test_a_copy_has_the_same_names_and_weights_but_no_common_nodes() -> None:
     case = random_case(7)
     first, second = fresh_copy(case), fresh_copy(case)
     names = [node.name for node in case.traced.graph.nodes]
@@ -62,7 +62,7 @@ def test_a_copy_has_the_same_names_and_weights_and_shares_no_node() -> None:
     assert all(weights[name] is weight for name, weight in first.named_parameters())
 
 
-def test_random_cases_keep_to_their_bounds_and_to_their_seed() -> None:
+def test_random_cases_respect_their_bounds_and_seed() -> None:
     for seed in range(20):
         case = random_case(seed, 8, 16)
         assert 8 <= len(case.operators) <= 16
@@ -74,6 +74,6 @@ def test_random_cases_keep_to_their_bounds_and_to_their_seed() -> None:
     assert first.latency_s == again.latency_s
 
 
-def test_equal_shares_hold_the_slack_together() -> None:
+def test_equal_shares_sum_to_the_slack() -> None:
     assert equal_shares(4) == (0.45,) * 4
     assert sum(equal_shares(3, 1.2)) == pytest.approx(1.2)

@@ -1,4 +1,4 @@
-"""The graphs that speed is measured on have their documented shape."""
+"""The graphs of the speed benchmarks have their documented structure."""
 
 import numpy as np
 import pytest
@@ -27,17 +27,17 @@ def _depth(graph: OpGraph) -> int:
 
 @given(n=st.integers(3, 400), seed=st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_it_has_as_many_operators_as_asked_and_none_in_vain(n: int, seed: int) -> None:
+def test_the_graph_has_the_given_number_of_operators_all_of_them_read(n: int, seed: int) -> None:
     graph = synthetic_graph(n, seed)
     assert graph.n_ops == n
     assert graph.value_is_output.sum() == 1
-    # All but the output is read by somebody; the mask, only where a branch attends.
-    made = graph.value_producer >= 0
-    in_vain = made & (_readers(graph) == 0) & ~graph.value_is_output
+    # All but the output have a reader; the mask only if a branch attends.
+    computed = graph.value_producer >= 0
+    in_vain = computed & (_readers(graph) == 0) & ~graph.value_is_output
     assert set(graph.value_producer[in_vain].tolist()) <= {0}
 
 
-def test_it_needs_four_devices_of_16_gb() -> None:
+def test_the_graph_needs_four_devices_of_16_gb() -> None:
     graph = synthetic_graph(2_000)
     everywhere = np.zeros(graph.n_ops, dtype=np.int64)
     needed = int(peak_bytes(memory_tables(graph), everywhere, 1)[0])
@@ -45,16 +45,16 @@ def test_it_needs_four_devices_of_16_gb() -> None:
     assert needed < 4 * 16e9
 
 
-def test_it_has_what_makes_a_model_hard_to_place() -> None:
+def test_the_graph_has_the_features_that_make_placement_hard() -> None:
     graph = synthetic_graph(2_000)
     reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
     leap = reader - graph.value_producer[graph.reads]
     kinds = {target.split(".")[1] for target in graph.targets}
     assert {"linear", "view", "split", "getitem", "softmax", "gelu", "add"} <= kinds
-    # Values with several readers are where branches begin; the mask is read everywhere.
+    # Branches begin at values with several readers; the mask is read everywhere.
     assert (_readers(graph) > 1).sum() > 100
     assert _readers(graph).max() > 50
-    # Long skips leap over blocks of the trunk.
+    # Long skips span several blocks of the trunk.
     trunk = (leap > 200) & (graph.reads != 1)
     assert 5 < trunk.sum() < 100
     assert (graph.value_base >= 0).sum() > 100
@@ -63,7 +63,7 @@ def test_it_has_what_makes_a_model_hard_to_place() -> None:
     assert depths == {1, 2, 3}
 
 
-def test_views_allocate_and_move_nothing_and_products_cost_their_weight() -> None:
+def test_views_are_free_and_products_cost_their_weight() -> None:
     graph = synthetic_graph(500)
     for op in range(graph.n_ops):
         values = np.flatnonzero(graph.value_producer == op)
@@ -79,7 +79,7 @@ def test_views_allocate_and_move_nothing_and_products_cost_their_weight() -> Non
             assert graph.flops[op] == 2 * 2048 * (weight // 2)
 
 
-def test_the_same_seed_draws_the_same_graph_and_another_one_another() -> None:
+def test_graphs_depend_only_on_the_seed() -> None:
     first, again, other = synthetic_graph(300, 1), synthetic_graph(300, 1), synthetic_graph(300, 2)
     assert first.names == again.names
     assert first.reads.tolist() == again.reads.tolist()

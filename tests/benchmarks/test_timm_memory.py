@@ -1,4 +1,4 @@
-"""Which of the published figures are of a step, and what is fitted to them."""
+"""Which published figures are of a step, and the values fitted to them."""
 
 from pathlib import Path
 
@@ -36,17 +36,19 @@ def test_the_file_is_read_model_by_model(tmp_path: Path) -> None:
         ({8: 9379, 16: 12361, 32: 4239}, [8, 16]),
     ],
 )
-def test_figures_count_while_they_grow_below_the_cap(mib: dict[int, int], kept: list[int]) -> None:
+def test_figures_count_while_they_grow_below_the_limit(
+    mib: dict[int, int], kept: list[int]
+) -> None:
     assert list(Measured("m", mib).of_a_step) == kept
 
 
-def test_half_of_the_models_are_held_out_whichever_others_there_are() -> None:
+def test_half_of_the_models_are_held_out_independently_of_the_others() -> None:
     held_out = [Measured(f"resnet{n}", {}).is_held_out for n in range(200)]
     assert 70 < sum(held_out) < 130
     assert Measured("resnet50", {8: 1}).is_held_out == held_out[50]
 
 
-def test_the_process_is_the_median_of_what_rows_lack() -> None:
+def test_the_process_memory_is_the_median_of_the_remainders() -> None:
     def row(lacking: float) -> Row:
         return Row("m", 3000 - lacking, 3000, "MiB", held_out=False)
 
@@ -68,6 +70,6 @@ def test_models_are_predicted_by_their_steps(capsys: pytest.CaptureFixture[str])
     assert lines[1].startswith("test_convnext is left out: no figure grows")
     assert lines[2:] == ["2 of 3 models are left out"]
     predicted = [row.predicted for row in rows]
-    # The smallest model there is takes little beside the process, and more for a larger batch.
+    # The smallest model takes little besides the process, and more for a larger batch.
     assert predicted == sorted(predicted)
     assert PROCESS_MIB < predicted[0] < predicted[-1] < PROCESS_MIB * 1.2

@@ -1,4 +1,4 @@
-"""The generators give the graphs that they say."""
+"""The generators return the stated graphs."""
 
 import pytest
 from torch import fx
@@ -36,20 +36,20 @@ def test_a_residual_block_is_a_diamond() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("ops", [8, 23, 40])
-def test_a_random_module_has_the_operators_asked_for(seed: int, ops: int) -> None:
+def test_a_random_module_has_the_given_number_of_operators(seed: int, ops: int) -> None:
     module, inputs = random_module(seed, ops)
     traced = fx.symbolic_trace(module)
     assert len(_called(list(traced.graph.nodes))) == ops
     traced(*inputs)
 
 
-def test_the_same_seed_gives_the_same_graph_and_another_seed_another() -> None:
+def test_graphs_depend_only_on_the_seed() -> None:
     code = [fx.symbolic_trace(random_module(seed, 20)[0]).code for seed in (5, 5, 6)]
     assert code[0] == code[1]
     assert code[0] != code[2]
 
 
-def test_random_modules_differ_in_everything_a_partitioner_looks_at() -> None:
+def test_random_modules_vary_everything_a_partitioner_looks_at() -> None:
     graphs = [_nodes(random_module(seed, 20)[0]) for seed in range(30)]
     everything = [node for nodes in graphs for node in nodes]
     kinds = {"call_module", "call_function", "call_method", "get_attr"}

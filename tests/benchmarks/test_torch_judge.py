@@ -1,4 +1,4 @@
-"""The judge's numbers by hand, and every fault that it names."""
+"""The numbers of the judge by hand, and every fault that it reports."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_a_cut_chain_takes_its_layers_and_one_transfer(case: Case) -> None:
     assert verdict.valid
 
 
-def test_no_transfer_between_partitions_of_one_device(case: Case) -> None:
+def test_partitions_on_one_device_exchange_nothing(case: Case) -> None:
     first, second, third = case.operators
     judge = make_judge(case)
     apart = judge.verdict({first: 0, second: 1, third: 2}, {0: [0], 1: [0], 2: [1]})
@@ -29,7 +29,7 @@ def test_no_transfer_between_partitions_of_one_device(case: Case) -> None:
     assert apart.valid
 
 
-def test_too_much_on_one_device_is_named(case: Case) -> None:
+def test_too_many_bytes_on_one_device_are_a_fault(case: Case) -> None:
     verdict = make_judge(case).verdict(dict.fromkeys(case.operators, 0), {0: [1]})
     whole, memory = case.total_bytes, case.memory_bytes[1]
     assert verdict.fault == f"device 1 holds {whole} of {memory} bytes"
@@ -50,12 +50,12 @@ def test_a_partition_without_a_device_is_a_fault(case: Case) -> None:
     assert verdict.fault == "a partition without a device"
 
 
-def test_an_operator_left_out_is_a_fault(case: Case) -> None:
+def test_an_unplaced_operator_is_a_fault(case: Case) -> None:
     verdict = make_judge(case).verdict({case.operators[0]: 0}, {0: [0]})
     assert verdict.fault == "2 operators without a partition"
 
 
-def test_a_circle_is_a_fault() -> None:
+def test_a_cycle_is_a_fault() -> None:
     case = make_case("block", residual(1), (1.0, 1.0), 1.0)
     up, relu, down, add = case.operators
     verdict = make_judge(case).verdict({up: 0, relu: 1, down: 0, add: 0}, {0: [0], 1: [1]})

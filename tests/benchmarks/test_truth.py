@@ -1,4 +1,4 @@
-"""The table of `python -m benchmarks.truth`: errors by hand, and sets whose files are not there."""
+"""The table of `python -m benchmarks.truth`: errors by hand, and sets without files."""
 
 import math
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class _Set:
         return f"{len(rows)} rows ask for more of {data.name}"
 
 
-def test_errors_are_of_what_was_measured() -> None:
+def test_errors_are_relative_to_the_measurement() -> None:
     rows = [_row(0.8, 1), _row(1.1, 1), _row(2, 1), _row(1, 1)]
     assert summary(rows) == ["4", "15.0", "76.0", "100.0", "32.5", "25.0"]
     assert summary([])[0] == "0"
@@ -42,17 +42,17 @@ def test_a_row_without_an_error_is_refused(predicted: float, measured: float) ->
         _row(predicted, measured)
 
 
-def test_held_out_rows_have_a_line_of_their_own(
+def test_held_out_rows_have_their_own_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "SETS", (_Set,))
     (tmp_path / "planted.csv").touch()
     command.main(["--data", str(tmp_path), "--set", "planted", "--worst", "1"])
     printed = capsys.readouterr().out
-    asked = f"planted: 3 rows ask for more of {tmp_path.name}\n"
-    assert asked in printed
-    told = printed.replace(asked, "").splitlines()
-    lines = [line.split() for line in told if "planted" in line]
+    note = f"planted: 3 rows ask for more of {tmp_path.name}\n"
+    assert note in printed
+    report = printed.replace(note, "").splitlines()
+    lines = [line.split() for line in report if "planted" in line]
     assert lines[1][:4] == ["planted", "all", "3", "20.0"]
     assert lines[2][:6] == ["planted", "held", "out", "2", "35.0", "47.0"]
     assert lines[3] == ["planted", "a", "1.5", "1", "ms"]
@@ -66,14 +66,14 @@ def test_the_picture_has_a_bar_of_each_set(tmp_path: Path, monkeypatch: pytest.M
     drawn = path.read_text()
     ElementTree.fromstring(drawn)
     assert "planted (3)" in drawn
-    # Ratios 0.8, 1.1 and 1.5 on 460 pixels from a half to 2: the median is a bar of 3 around it.
+    # Ratios 0.8, 1.1 and 1.5 on 460 pixels from 1/2 to 2: the median is a bar of 3 around it.
     middle = 310 + 460 * math.log(2.2) / math.log(4) - 1.5
     assert f'x="{middle:.1f}"' in drawn
 
 
-def test_a_set_without_its_files_is_skipped_with_a_sentence(
+def test_a_set_without_its_files_is_skipped_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.main(["--data", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert said.count("is skipped: there is no") == len(command.SETS)
+    printed = capsys.readouterr().out
+    assert printed.count("is skipped: there is no") == len(command.SETS)

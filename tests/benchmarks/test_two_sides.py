@@ -1,4 +1,4 @@
-"""Asking torch itself: its answers in names, its errors, its limits."""
+"""Torch itself as a side: its answers in names, its errors, its limits."""
 
 import gc
 from dataclasses import replace
@@ -17,7 +17,7 @@ def _case() -> Case:
     return make_case("four", chain(4), equal_shares(2), 1.0)
 
 
-def test_torch_fills_one_device_then_the_next(case: Case) -> None:
+def test_torch_fills_one_device_after_the_other(case: Case) -> None:
     answer = solve(TORCH, case, Question("size_based"))
     assert dict(answer.partition_of) == dict(zip(case.operators, (0, 0, 0, 1), strict=True))
     assert [part.devices for part in answer.partitions] == [(0,), (1,)]
@@ -43,7 +43,7 @@ def test_an_error_is_an_answer(case: Case) -> None:
 
 def test_a_run_over_the_limit_is_stopped() -> None:
     case = make_case("long", chain(40), equal_shares(4), 1.0)
-    # Python swallows what is raised in a callback of the collector, such as hypothesis's.
+    # Python swallows exceptions raised in a callback of the collector, such as hypothesis's.
     gc.disable()
     try:
         with pytest.raises(OverLimitError):
@@ -52,7 +52,7 @@ def test_a_run_over_the_limit_is_stopped() -> None:
         gc.enable()
 
 
-def test_torch_emits_another_module_than_its_kl_based_partitions_say() -> None:
+def test_torch_emits_another_module_than_its_kl_based_partitions() -> None:
     answers = [solve(TORCH, random_case(seed, 8, 12), Question("kl_based")) for seed in range(8)]
     assert any(answer.emitted != answer.partition_of for answer in answers)
     assert all(answer.same_outputs for answer in answers)

@@ -1,4 +1,4 @@
-"""`benchmarks.workloads` on problems of our own; those published stay in their folder."""
+"""`benchmarks.workloads` on our own problems; the published ones stay in their folder."""
 
 import json
 import sys
@@ -22,10 +22,10 @@ README = """
 """
 
 
-def test_it_prints_a_table_for_each_objective(
+def test_a_table_is_printed_for_each_objective(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mtkahypar", None)  # put back what there was
+    monkeypatch.setitem(sys.modules, "mtkahypar", None)  # restore what was there
     (tmp_path / "README.md").write_text(README)
     for objective in ("throughput", "latency"):
         (tmp_path / objective).mkdir()
@@ -43,8 +43,8 @@ def test_it_prints_a_table_for_each_objective(
     assert printed.count("over best known: geometric mean") == 2
 
 
-def test_a_placement_that_the_definition_does_not_allow_has_no_value(tmp_path: Path) -> None:
-    """What fits, colours and support; two pieces that read from each other are never done."""
+def test_an_invalid_placement_has_no_value(tmp_path: Path) -> None:
+    """Memory, colours and support; two pieces that read from each other never finish."""
     path = tmp_path / "small.json"
     problem = document(1)
     for node in problem["nodes"]:
@@ -69,6 +69,6 @@ def test_a_placement_that_the_definition_does_not_allow_has_no_value(tmp_path: P
         largest_load_ms(path, alone)
 
 
-def test_without_the_folder_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--data", str(tmp_path / "nowhere")])
     assert capsys.readouterr().out.startswith("skipped: there is no folder")

@@ -1,4 +1,4 @@
-"""Small versions of published architectures, for captures that are then really run."""
+"""Small versions of published architectures, for captures that are then executed."""
 
 from fxpart.capture.models.spec import ModelSpec
 

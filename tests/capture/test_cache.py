@@ -21,7 +21,7 @@ from fxpart.support.host import installed_version
 from tests.sketch import random_graph
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_graph_is_read_back(tmp_path: Path) -> None:
     graph = random_graph(1, 30)
     path = cached_path(tmp_path / "new", cache_key({"name": "x"}, "operator"))
     assert read_graph(path) is None
@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
-def test_a_damaged_entry_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_entry_counts_as_missing(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "g.npz"
     write_graph(path, random_graph(1, 30))
     whole = path.read_bytes()
@@ -50,7 +50,7 @@ def _rewritten(path: Path, **changes: object) -> None:
     np.savez(path, **{**arrays, **changes})
 
 
-def test_an_entry_that_is_not_what_was_written_is_as_good_as_none(tmp_path: Path) -> None:
+def test_an_entry_with_changed_content_counts_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     graph = random_graph(1, 30)
     deep = np.frombuffer(b"[" * 100_000, dtype=np.uint8)
@@ -76,7 +76,7 @@ def test_an_entry_that_is_not_what_was_written_is_as_good_as_none(tmp_path: Path
     assert read_graph(path) is None
 
 
-def test_an_entry_marked_as_encrypted_is_as_good_as_none(tmp_path: Path) -> None:
+def test_an_entry_marked_as_encrypted_counts_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     write_graph(path, random_graph(1, 30))
     content = bytearray(path.read_bytes())
@@ -85,7 +85,7 @@ def test_an_entry_marked_as_encrypted_is_as_good_as_none(tmp_path: Path) -> None
     assert read_graph(path) is None
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_a_capture(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported_before_a_capture(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot write the captured graph"):
         refuse_unwritable(tmp_path / "file" / "new" / "g.npz")
@@ -120,7 +120,7 @@ def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch, package: str) 
 def package_copy(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """A copy of the package's source that keys are made from."""
+    """A copy of the package's source from which keys are computed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "digests"))
     for room in ("core", "capture", "sharding"):
         shutil.copytree(graph_cache._FXPART / room, tmp_path / room)
@@ -143,7 +143,7 @@ _NEVER = ("core/partitions.py", "core/topology.py")
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("file", [*_ALWAYS, *_SYMBOLIC_ALONE, *_NEVER])
-def test_the_source_that_makes_graphs_is_in_the_key(
+def test_the_source_of_the_capture_is_in_the_key(
     package_copy: Path, file: str, symbolic: bool
 ) -> None:
     key = cache_key(MODEL, "operator", symbolic=symbolic)
@@ -158,7 +158,7 @@ def test_the_source_that_makes_graphs_is_in_the_key(
     assert (cache_key(MODEL, "operator", symbolic=symbolic) != key) is matters
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match=r"capture\.use_cache=false"):
         write_graph(tmp_path / "file" / "g.npz", random_graph(1, 5))

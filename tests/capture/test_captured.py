@@ -1,4 +1,4 @@
-"""Models' graphs: captured once, and again when a file that they are made of has changed."""
+"""Graphs of models: captured once, and again when one of their files has changed."""
 
 import sys
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def test_a_graph_is_captured_once(folder: Path) -> None:
     assert not captured_graph(_spec(), "operator", None).from_cache
 
 
-def test_a_file_that_the_factory_imports_decides_too(folder: Path) -> None:
+def test_a_file_imported_by_the_factory_counts(folder: Path) -> None:
     assert captured_graph(_spec(), "operator", folder / "cache").graph.total_weight_bytes == 288
     for name in ("outlying", "outlying_part"):
         sys.modules.pop(name)
@@ -77,7 +77,7 @@ def test_a_file_that_the_factory_imports_decides_too(folder: Path) -> None:
     assert changed.graph.total_weight_bytes == (16 * 16 + 16) * 4
 
 
-def test_a_comment_in_a_file_of_the_factory_keeps_its_graph(folder: Path) -> None:
+def test_a_comment_in_a_file_of_the_factory_keeps_the_graph(folder: Path) -> None:
     captured_graph(_spec(), "operator", folder / "cache")
     for name in ("outlying", "outlying_part"):
         sys.modules.pop(name)
@@ -85,7 +85,7 @@ def test_a_comment_in_a_file_of_the_factory_keeps_its_graph(folder: Path) -> Non
     assert captured_graph(_spec(), "operator", folder / "cache").from_cache
 
 
-def test_a_graph_is_kept_as_long_as_the_files_that_it_depends_on(folder: Path) -> None:
+def test_a_graph_is_cached_while_its_dependencies_are_unchanged(folder: Path) -> None:
     first = captured_graph(_reading(), "operator", folder / "cache")
     assert captured_graph(_reading(), "operator", folder / "cache").from_cache
     (folder / "width.json").write_text("8")
@@ -94,7 +94,7 @@ def test_a_graph_is_kept_as_long_as_the_files_that_it_depends_on(folder: Path) -
     assert second.graph.total_weight_bytes == 4 * (8 * 8 + 8) != first.graph.total_weight_bytes
 
 
-def test_so_is_a_graph_in_symbols(folder: Path) -> None:
+def test_a_symbolic_graph_is_cached_likewise(folder: Path) -> None:
     captured_symbolic(_reading(), ("batch",), folder / "cache")
     assert captured_symbolic(_reading(), ("batch",), folder / "cache").from_cache
     (folder / "width.json").write_text("8")
@@ -103,7 +103,7 @@ def test_so_is_a_graph_in_symbols(folder: Path) -> None:
     assert again.symbolic.graph.total_weight_bytes == 4 * (8 * 8 + 8)
 
 
-def test_a_copy_elsewhere_has_files_of_its_own(
+def test_a_copy_of_the_factory_has_its_own_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = captured_graph(_reading(), "operator", folder / "cache").graph
@@ -117,7 +117,7 @@ def test_a_copy_elsewhere_has_files_of_its_own(
     assert other.graph.total_weight_bytes == 4 * (8 * 8 + 8) != first.total_weight_bytes
 
 
-def test_a_file_that_changes_meanwhile_is_refused(folder: Path) -> None:
+def test_a_file_that_changes_during_the_capture_is_refused(folder: Path) -> None:
     with pytest.raises(CaptureError, match="changed during the capture; start again"):
         captured_graph(_reading(factory_args={"edits": True}), "operator", folder / "cache")
     assert not (folder / "cache").exists()
@@ -152,7 +152,7 @@ def test_a_phase_that_cannot_be_captured_is_refused(
         captured_graph(_spec(factory="outlying:broken"), level, folder / "cache", phase)
 
 
-def test_a_failed_capture_leaves_nothing(folder: Path) -> None:
+def test_a_failed_capture_leaves_no_files(folder: Path) -> None:
     with pytest.raises(CaptureError, match="no disk"):
         captured_graph(_spec(factory="outlying:broken"), "operator", folder / "cache")
     assert not (folder / "cache").exists()

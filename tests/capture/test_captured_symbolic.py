@@ -63,14 +63,14 @@ def test_all_batch_sizes_share_an_entry(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", [(3, 64, 5, 65), (64, 3, 65, 5)])
-def test_a_condition_on_the_batch_holds_whatever_was_asked_before(
+def test_a_condition_on_the_batch_holds_in_any_order_of_requests(
     folder: Path, batches: tuple[int, ...]
 ) -> None:
     captured = {
         batch: captured_symbolic(_spec(batch, "conditional"), ("batch",), folder / "cache")
         for batch in batches
     }
-    # Those that the shared capture holds for have it; each of the others has its own.
+    # Batches for which the shared capture holds use it; each of the others has its own.
     small = [batch for batch in batches if batch <= 16]
     assert [captured[batch].from_cache for batch in small][1:] == [True]
     assert not captured[64].from_cache
@@ -86,7 +86,7 @@ def test_a_condition_on_the_batch_holds_whatever_was_asked_before(
         assert at.value_bytes.tolist() == fresh.value_bytes.tolist()
 
 
-def test_a_model_of_large_batches_alone_is_captured_at_its_own(folder: Path) -> None:
+def test_a_model_that_only_accepts_large_batches_is_captured_at_its_own(folder: Path) -> None:
     spec = _spec(32, "at_least_eight")
     captured = captured_symbolic(spec, ("batch",), folder / "cache")
     assert captured.symbolic.at(batch=32).value_bytes.max() == 32 * 8 * 4
@@ -95,7 +95,7 @@ def test_a_model_of_large_batches_alone_is_captured_at_its_own(folder: Path) -> 
         captured_symbolic(_spec(7, "at_least_eight"), ("batch",), folder / "cache")
 
 
-def test_a_training_step_has_an_entry_of_its_own(folder: Path) -> None:
+def test_a_training_step_has_its_own_entry(folder: Path) -> None:
     captured_symbolic(_spec(), ("batch",), folder / "cache")
     step = captured_symbolic(_spec(), ("batch",), folder / "cache", "training")
     assert not step.from_cache
@@ -124,7 +124,7 @@ def test_symbols_have_names() -> None:
 
 
 def test_the_batch_need_not_be_the_first_dimension(folder: Path) -> None:
-    """An LSTM's way: time first. The batch is where the factory's inputs grow."""
+    """As in an LSTM, time comes first. The batch is where the factory's inputs grow."""
     (folder / "timed.py").write_text(
         "from torch import nn, zeros\n"
         "class Timed(nn.Module):\n"

@@ -1,4 +1,4 @@
-"""Floating-point operations of calls that torch's own counter takes for free."""
+"""Floating-point operations of calls that torch's own counter counts as zero."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_a_mixture_of_experts_costs_twice_its_forward_backward() -> None:
     built = build_model(spec)
     graph = joint_graph(built.module, built.args, built.kwargs)
     assert spec.seq_len is not None
-    # Each token goes to 2 experts: 32 wide in, 2 x 72 in between, 32 out; 2 layers.
+    # Each token goes to 2 experts: 32 wide in, 2 x 72 inside, 32 out; 2 layers.
     rows = 2 * spec.batch_size * spec.seq_len
     forward = 2 * 2 * rows * (32 * 2 * 72 + 72 * 32)
     assert _flops(graph, "grouped_mm_fallback.default") == forward
@@ -50,5 +50,5 @@ def test_all_products_of_attention_count(is_causal: bool, key_heads: int) -> Non
     )
     products = 4 * 2 * 8 * 6 * 6 * 4
     assert int(capture_graph(module, (query, key, value)).flops.sum()) == products
-    # Backward, the scores are computed again, and gradients of both products of both factors.
+    # In the backward, the scores are recomputed, and each product has gradients of both factors.
     assert int(joint_graph(module, (query, key, value)).flops.sum()) == products * 7 // 2

@@ -1,4 +1,4 @@
-"""Symbolic graphs on disk: what is read is what was written, or nothing."""
+"""Symbolic graphs on disk: reading returns what was written, or nothing."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from tests.sketch import Sketch
 
 def _symbolic() -> SymbolicGraph:
     drawn = Sketch()
-    given = drawn.input(6)
-    made = drawn.op([given], makes=12, uses=[drawn.weight(7)], flops=30, module="head")
-    graph = drawn.graph(made)
+    value = drawn.input(6)
+    result = drawn.op([value], makes=12, uses=[drawn.weight(7)], flops=30, module="head")
+    graph = drawn.graph(result)
     tables = {
         "flops": np.array([[0, 10]]),
         "moved_bytes": np.array([[0, 0]]),
@@ -28,7 +28,7 @@ def _symbolic() -> SymbolicGraph:
     )
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_a_written_graph_is_read_back(tmp_path: Path) -> None:
     symbolic, path = _symbolic(), tmp_path / "deep" / "graph.npz"
     write_symbolic(path, symbolic)
     read = read_symbolic(path)
@@ -54,7 +54,7 @@ def test_without_ranges_none_are_read(tmp_path: Path) -> None:
     assert (read.ranges, read.exact_from) == ((), ())
 
 
-def test_no_file_and_a_damaged_one_are_none(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_none(tmp_path: Path) -> None:
     path = tmp_path / "graph.npz"
     assert read_symbolic(path) is None
     write_symbolic(path, _symbolic())
@@ -74,7 +74,7 @@ def test_numbers_that_contradict_the_graph_are_none(tmp_path: Path) -> None:
     assert read_symbolic(path) is None
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot write the captured graph"):
         write_symbolic(tmp_path / "file" / "graph.npz", _symbolic())

@@ -1,4 +1,4 @@
-"""Which operands a call writes into."""
+"""Operands that a call writes to."""
 
 import torch
 from torch import fx
@@ -6,7 +6,7 @@ from torch import fx
 from fxpart.capture.calls import written_operands
 
 
-def test_only_what_the_schema_says_is_written() -> None:
+def test_only_operands_marked_in_the_schema_are_written() -> None:
     graph = fx.Graph()
     x, y, z = (graph.placeholder(name) for name in "xyz")
     added = graph.call_function(torch.ops.aten.add_.Tensor, (x, y))

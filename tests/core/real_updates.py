@@ -1,4 +1,4 @@
-"""Real updates by torch.optim, counted by an independent counter of live storages."""
+"""Real updates by torch.optim, measured by an independent counter of live storages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,35 +21,35 @@ _HOW = {"for_loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {
 
 @dataclass(frozen=True)
 class RealUpdates:
-    """What a step of an optimizer was seen to hold, in bytes."""
+    """The measured memory of an optimizer step, in bytes."""
 
     state: int
-    """Of the optimizer, and of float32 copies."""
+    """State of the optimizer, and float32 copies."""
     peak: int
-    """The most at once: weights, gradients and state, and what the step makes."""
+    """Peak bytes: weights, gradients, state, and temporaries of the step."""
 
 
 def real_updates(module: nn.Module, optimizer: Optimizer) -> RealUpdates:
-    """Return the memory of the second step of `optimizer`; the first one makes its state."""
+    """Return the memory of the second step of `optimizer`; the first one creates its state."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     masters = [
         weight.detach().float().requires_grad_() if _has_master(weight, optimizer) else weight
         for weight in weights
     ]
-    made = _MADE[optimizer.name](masters, _HOW[optimizer.implementation])
+    updates = _MADE[optimizer.name](masters, _HOW[optimizer.implementation])
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    _step(made, weights, masters)
-    states = [s for of in made.state.values() for s in of.values() if torch.is_tensor(s)]
+    _step(updates, weights, masters)
+    states = [s for state in updates.state.values() for s in state.values() if torch.is_tensor(s)]
     copies = [
         master for master, weight in zip(masters, weights, strict=True) if master is not weight
     ]
-    kept = storage_sizes([*states, *copies])
+    kept_sizes = storage_sizes([*states, *copies])
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    resident = storage_sizes([*module.parameters(), *gradients]) | kept
+    resident = storage_sizes([*module.parameters(), *gradients]) | kept_sizes
     with LiveBytes([resident]) as live:
-        _step(made, weights, masters)
-    return RealUpdates(sum(kept.values()), live.peak_bytes[0])
+        _step(updates, weights, masters)
+    return RealUpdates(sum(kept_sizes.values()), live.peak_bytes[0])
 
 
 def _has_master(weight: Tensor, optimizer: Optimizer) -> bool:
@@ -57,14 +57,14 @@ def _has_master(weight: Tensor, optimizer: Optimizer) -> bool:
 
 
 def _step(
-    made: torch.optim.Optimizer, weights: Sequence[Tensor], masters: Sequence[Tensor]
+    updates: torch.optim.Optimizer, weights: Sequence[Tensor], masters: Sequence[Tensor]
 ) -> None:
-    """Update the weights; a float32 copy by its weight's gradient, which is cast before."""
+    """Update the weights; a float32 copy is updated with its weight's gradient, cast before."""
     copied = [(m, w) for m, w in zip(masters, weights, strict=True) if m is not w]
     for master, weight in copied:
         assert weight.grad is not None
         master.grad = weight.grad.float()
-    made.step()
+    updates.step()
     for master, weight in copied:
         weight.detach().copy_(master.detach())
         master.grad = None

@@ -1,4 +1,4 @@
-"""Devices dealt out to equal replicas."""
+"""Division of devices into equal replicas."""
 
 import re
 
@@ -11,49 +11,51 @@ from fxpart.errors import SpecError
 from tests.sketch import devices
 
 
-def test_neighbours_stay_together_in_one_replica() -> None:
+def test_neighbouring_devices_form_a_replica() -> None:
     parts = split_topology(devices(16, 16, 16, 16), 2)
     assert parts.rings.tolist() == [[0, 1], [2, 3]]
     assert parts.replica.n_devices == 2
     assert parts.n_replicas == 2
 
 
-def test_one_replica_is_the_whole() -> None:
+def test_one_replica_has_all_devices() -> None:
     whole = devices(16, 24)
     parts = split_topology(whole, 1)
     assert parts.rings.tolist() == [[0, 1]]
     assert np.array_equal(parts.replica.bytes_per_s, whole.bytes_per_s)
 
 
-def test_kinds_are_dealt_out_evenly() -> None:
-    # Devices are called d0, d1, ...: kinds differ by memory, whatever the names.
+def test_device_kinds_are_divided_evenly_over_replicas() -> None:
+    # Devices are named d0, d1, ...: kinds differ by memory, whatever the names.
     parts = split_topology(devices(80, 80, 16, 16, 16, 16), 2)
     assert parts.rings.tolist() == [[0, 2, 3], [1, 4, 5]]
     assert [device.memory_bytes for device in parts.replica.devices] == [80, 16, 16]
 
 
-def test_rings_take_their_slowest_link() -> None:
-    near, far = Link(100.0, 0.5), Link(10.0, 2.0)
-    parts = split_topology(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), 2)
-    assert parts.links == (far, far)
+def test_a_ring_runs_at_its_slowest_link() -> None:
+    fast, slow = Link(100.0, 0.5), Link(10.0, 2.0)
+    parts = split_topology(devices(*[16] * 4, link=fast, nodes=[0, 0, 1, 1], far=slow), 2)
+    assert parts.links == (slow, slow)
     assert parts.replica.bytes_per_s[0, 1] == 100.0
 
 
 def test_replicas_on_one_machine_of_three_have_other_links() -> None:
     # Two replicas of two: the first has both devices on one machine, the second on two.
-    near, far = Link(100.0), Link(10.0)
-    topology = devices(*[16] * 4, link=near, nodes=[0, 0, 1, 2], far=far)
+    fast, slow = Link(100.0), Link(10.0)
+    topology = devices(*[16] * 4, link=fast, nodes=[0, 0, 1, 2], far=slow)
     with pytest.raises(SpecError, match="equal parts"):
         split_topology(topology, 2)
 
 
 @pytest.mark.parametrize(("sizes", "replicas"), [([16] * 3, 2), ([16, 16, 24], 3), ([16, 24], 2)])
-def test_devices_that_make_no_equal_parts_are_refused(sizes: list[int], replicas: int) -> None:
+def test_devices_that_cannot_form_equal_replicas_are_refused(
+    sizes: list[int], replicas: int
+) -> None:
     with pytest.raises(SpecError, match=re.escape(f"there are {len(sizes)}")):
         split_topology(devices(*sizes), replicas)
 
 
-def test_no_replicas_are_refused() -> None:
+def test_zero_replicas_are_refused() -> None:
     with pytest.raises(SpecError, match="data_parallel=0 must be 1 or more"):
         split_topology(devices(16), 0)
 

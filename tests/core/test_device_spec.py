@@ -1,4 +1,4 @@
-"""Devices written as one word."""
+"""Devices given as one word."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def named(count: int, accelerator: str) -> PoolSpec:
         ("2tb", 2_000_000_000_000),
         ("1tib", 1_099_511_627_776),
         (" 8gb ", 8_000_000_000),
-        # 0.1 * 10^9 in floats is exact by luck, 4.35 * 10^12 is not: 4349999999999.9995.
+        # In floats 0.1 * 10^9 is exact by luck, but 4.35 * 10^12 is 4349999999999.9995.
         ("4.35tb", 4_350_000_000_000),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_wrong_size_is_refused(text: str, message: str) -> None:
         ("4xa100_80gb", (named(4, "a100_80gb"),)),
         ("2xH100+4xt4", (named(2, "h100"), named(4, "t4"))),
         ("h100+16gb", (named(1, "h100"), sized(1, 16 * 10**9))),
-        # Names with an x of their own.
+        # Names that contain an x.
         ("2xmi300x", (named(2, "mi300x"),)),
         ("rtx_3070", (named(1, "rtx_3070"),)),
         (f"{MAX_DEVICES}x1gb", (sized(MAX_DEVICES, 10**9),)),
@@ -125,6 +125,6 @@ def test_without_a_table_a_name_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 999)), min_size=1, max_size=5))
-def test_what_is_written_is_what_is_read(parts: list[tuple[int, int]]) -> None:
+def test_a_written_spec_is_read_back(parts: list[tuple[int, int]]) -> None:
     spec = "+".join(f"{count}x{mb}mb" for count, mb in parts)
     assert parse_devices(spec) == tuple(sized(count, mb * 10**6) for count, mb in parts)

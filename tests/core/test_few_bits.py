@@ -1,4 +1,4 @@
-"""Weights and caches of few bits, against the bytes of tensors that libraries make."""
+"""Quantized weights and caches, compared with the bytes of tensors created by libraries."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from runner.config.paths import conf_dir
 
 _ROWS, _COLUMNS = 384, 256
 
-# What the tensors of a converted nn.Linear(256, 384, bias=False) take, added up over their parts:
+# Bytes of the tensors of a converted nn.Linear(256, 384, bias=False), by part:
 # torchao 0.18.0 (Int8Tensor: qdata, scale, zero_point; Float8Tensor; MXTensor) and bitsandbytes
 # 0.50.2 (Params4bit: data, absmax, quant_map). int4, gptq and awq from their published layouts.
 _MADE_BY_LIBRARIES = {
@@ -31,7 +31,7 @@ _MADE_BY_LIBRARIES = {
 
 
 class _Tied(nn.Module):
-    """An embedding whose table also makes the scores, as of small language models."""
+    """An embedding whose table also computes the scores, as in small language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,18 +58,18 @@ def _layout(name: str, **changed: object) -> WeightFormat:
     return WeightFormat(**{**fields, **changed})
 
 
-def test_every_layout_is_compared() -> None:
+def test_every_weight_layout_has_a_reference() -> None:
     names = {path.stem for path in (conf_dir() / "weights").glob("*.yaml")}
     assert names == {"none", *_MADE_BY_LIBRARIES}
 
 
 @pytest.mark.parametrize("name", _MADE_BY_LIBRARIES)
-def test_bytes_are_those_of_the_library(name: str) -> None:
+def test_bytes_equal_those_of_the_library(name: str) -> None:
     graph = _linear_graph()
     converted = with_few_bits(graph, _layout(name, read_share=1.0))
     assert converted.weight_bytes.tolist() == [_MADE_BY_LIBRARIES[name]]
-    less = _ROWS * _COLUMNS * 2 - _MADE_BY_LIBRARIES[name]
-    assert (graph.moved_bytes - converted.moved_bytes).tolist() == [less]
+    saved_bytes = _ROWS * _COLUMNS * 2 - _MADE_BY_LIBRARIES[name]
+    assert (graph.moved_bytes - converted.moved_bytes).tolist() == [saved_bytes]
     assert converted.flops.tolist() == graph.flops.tolist()
     assert converted.dtypes == graph.dtypes
 
@@ -80,7 +80,7 @@ def test_a_kernel_that_reads_at_half_the_rate_counts_twice_the_bytes() -> None:
     assert (slow.moved_bytes - whole.moved_bytes).tolist() == slow.weight_bytes.tolist()
 
 
-def test_what_is_no_product_or_is_tied_to_an_embedding_stays() -> None:
+def test_weights_of_no_product_or_tied_to_an_embedding_are_not_converted() -> None:
     with torch.device("meta"):
         graph = capture_graph(_Tied().bfloat16(), (torch.empty(2, 3, dtype=torch.int64),))
     converted = with_few_bits(graph, _layout("int8", keep=()))
@@ -94,12 +94,12 @@ def test_what_is_no_product_or_is_tied_to_an_embedding_stays() -> None:
     assert changed == ["inner.weight"]
 
 
-def test_groups_must_divide_a_row() -> None:
+def test_a_group_size_that_does_not_divide_a_row_is_refused() -> None:
     with pytest.raises(SpecError, match=r"does not divide the 256 columns .* choose 32 or 64"):
         with_few_bits(_linear_graph(), _layout("int4", group_size=96))
 
 
-def test_a_module_that_is_kept_is_not_converted() -> None:
+def test_a_module_to_keep_is_not_converted() -> None:
     with torch.device("meta"):
         graph = capture_graph(nn.Sequential(nn.Linear(8, 8)), (torch.empty(3, 8),))
     with pytest.raises(SpecError, match="weights=int8 quantizes no weight of this model"):
@@ -107,7 +107,7 @@ def test_a_module_that_is_kept_is_not_converted() -> None:
 
 
 @pytest.mark.parametrize("is_decomposed", [False, True])
-def test_of_a_product_the_weight_alone_is_converted_where_its_bias_is_as_long(
+def test_only_the_weight_of_a_product_is_converted_even_if_the_bias_is_as_long(
     is_decomposed: bool,
 ) -> None:
     class Product(nn.Linear):
@@ -142,7 +142,7 @@ def _attends(graph: OpGraph) -> int:
     return int(graph.moved_bytes[ops].sum())
 
 
-def test_a_decode_reads_a_cache_of_a_byte_in_half_the_bytes() -> None:
+def test_a_decode_reads_a_one_byte_cache_in_half_the_bytes() -> None:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
     graph = _decode("LlamaForCausalLM", **sizes)
     half = with_cache_dtype(graph, "fp8")
@@ -161,7 +161,7 @@ class _RepeatsHeads(nn.Module):
         return kv_cache_0_keys.expand(8, -1, -1) * 2
 
 
-def test_heads_that_a_view_repeats_are_read_once() -> None:
+def test_heads_repeated_by_a_view_are_read_once() -> None:
     with torch.device("meta"):
         keys = torch.empty(1, 64, 8, dtype=torch.bfloat16)
         graph = capture_graph(_RepeatsHeads(), (), {"kv_cache_0_keys": keys})
@@ -169,7 +169,7 @@ def test_heads_that_a_view_repeats_are_read_once() -> None:
     assert int((graph.moved_bytes - half.moved_bytes).sum()) == 64 * 8 * 2 // 2
 
 
-def test_states_of_a_recurrence_are_no_keys_and_values() -> None:
+def test_states_of_a_recurrence_are_not_keys_and_values() -> None:
     graph = _decode("MambaForCausalLM", state_size=8)
     assert graph.value_is_cache.any()
     with pytest.raises(SpecError, match="kv_cache=fp8 converts nothing in this model"):

@@ -1,4 +1,4 @@
-"""Fused kernels: known answers by hand, of modules on meta."""
+"""Fused kernels: known answers by hand for modules on the meta device."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
 
 _BYTES = 8 * 16 * 4
-"""Of a tensor of these tests."""
+"""Bytes of a tensor in these tests."""
 
 
 class _Block(nn.Module):
-    """A product, a chain with a reduction in it, and a product."""
+    """A product, a chain with a reduction, and a product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class _Block(nn.Module):
         self.second = nn.Linear(16, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        made = functional.gelu(self.first(x)) * 2 + x
-        return self.second(made - made.mean(-1, keepdim=True))  # type: ignore[no-any-return]
+        result = functional.gelu(self.first(x)) * 2 + x
+        return self.second(result - result.mean(-1, keepdim=True))  # type: ignore[no-any-return]
 
 
 class _ReadBetween(nn.Module):
@@ -37,8 +37,8 @@ class _ReadBetween(nn.Module):
         self.product = nn.Linear(16, 16, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        made = x.sin()
-        return self.product(made), made + 1
+        result = x.sin()
+        return self.product(result), result + 1
 
 
 class _Windows(nn.Module):
@@ -47,18 +47,18 @@ class _Windows(nn.Module):
 
 
 class _Cache(nn.Module):
-    """Two new rows, each put where its cache has room."""
+    """Two new rows, each written to a free row of its cache."""
 
-    def forward(self, row: Tensor, place: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        keys.index_copy_(0, place, row * 2)
-        values.index_copy_(0, place, row.sin())
+    def forward(self, row: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        keys.index_copy_(0, position, row * 2)
+        values.index_copy_(0, position, row.sin())
         return keys @ values.T
 
 
 class _KeptSum(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        kept = x + y
-        return kept, functional.rms_norm(kept, (16,))
+        total = x + y
+        return total, functional.rms_norm(total, (16,))
 
 
 class _InPlace(nn.Module):
@@ -81,7 +81,7 @@ def _graph(module: nn.Module, *args: Tensor) -> OpGraph:
 
 
 def _kernels(graph: OpGraph) -> list[tuple[set[str], int]]:
-    """Return the operators that do something of each kernel, and the bytes that it moves."""
+    """Return the working operators of each kernel, and the bytes that it moves."""
     kernels = fused(graph)
     works = (graph.flops > 0) | (graph.moved_bytes > 0)
     return [
@@ -94,12 +94,12 @@ def _kernels(graph: OpGraph) -> list[tuple[set[str], int]]:
     ]
 
 
-def test_a_chain_with_a_reduction_is_one_kernel_of_its_inputs_and_outputs() -> None:
+def test_a_chain_with_a_reduction_is_one_kernel() -> None:
     graph = _graph(_Block())
     weight = 16 * 16 * 4
     assert _kernels(graph) == [
         ({"linear"}, 2 * _BYTES + weight),
-        # It reads the product and x, and writes what the second product reads.
+        # It reads the product and x, and writes the value read by the second product.
         ({"gelu", "mul", "add", "mean", "sub"}, 3 * _BYTES),
         ({"linear_1"}, 2 * _BYTES + weight),
     ]
@@ -109,7 +109,7 @@ def test_a_chain_with_a_reduction_is_one_kernel_of_its_inputs_and_outputs() -> N
     assert stored == {"x", "linear", "sub", "linear_1"}
 
 
-def test_what_is_inside_a_kernel_is_in_no_peak() -> None:
+def test_values_inside_a_kernel_are_not_in_the_peak() -> None:
     graph = _graph(_Block())
     device = DeviceSpec(
         "one", memory_bytes=10**6, flops_per_s={"float32": 1e12}, memory_bandwidth_bytes_per_s=1e9
@@ -124,29 +124,32 @@ def test_what_is_inside_a_kernel_is_in_no_peak() -> None:
     assert 3e-3 < evaluation.latency_s < 3.01e-3
 
 
-def test_what_something_else_reads_before_is_stored_by_a_kernel_of_its_own() -> None:
+def test_a_value_read_earlier_by_another_operator_gets_its_own_kernel() -> None:
     kernels = _kernels(_graph(_ReadBetween()))
     assert [names for names, _ in kernels] == [{"sin"}, {"linear"}, {"add"}]
 
 
-def test_what_windows_read_is_stored_and_what_they_make_is_not() -> None:
+def test_inputs_of_windows_are_stored_and_their_results_are_fused() -> None:
     kernels = _kernels(_graph(_Windows()))
     assert [names for names, _ in kernels] == [{"sin"}, {"max_pool2d", "cos"}]
 
 
-def test_kernels_that_read_one_tensor_are_one_and_move_rows_of_a_cache() -> None:
-    row, place = torch.empty(1, 16, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
+def test_readers_of_one_tensor_are_fused_and_move_only_rows_of_a_cache() -> None:
+    row, position = (
+        torch.empty(1, 16, device="meta"),
+        torch.empty(1, dtype=torch.int64, device="meta"),
+    )
     keys, values = torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta")
-    kernel, _ = _kernels(_graph(_Cache(), row, place, keys, values))
+    kernel, _ = _kernels(_graph(_Cache(), row, position, keys, values))
     names, moved = kernel
     assert names == {"mul", "sin", "index_copy_", "index_copy__1"}
-    assert moved == 3 * 16 * 4 + 8  # the row, that of each cache, and where they go
+    assert moved == 3 * 16 * 4 + 8  # the row, the row of each cache, and the positions
 
 
 @pytest.mark.parametrize(
     ("module", "names", "tensors"),
     [
-        # It reads two; the sum, which is kept, is written and not read back.
+        # It reads two; the kept sum is written and not read back.
         (_KeptSum(), {"add", "rms_norm"}, 4),
         # It reads two and writes one, in place or not.
         (_InPlace(), {"add", "relu_"}, 3),
@@ -154,7 +157,7 @@ def test_kernels_that_read_one_tensor_are_one_and_move_rows_of_a_cache() -> None
         (_IntoInput(), {"add_", "relu_"}, 3),
     ],
 )
-def test_a_kernel_reads_back_nothing_and_writes_once(
+def test_a_kernel_writes_once_and_reads_nothing_back(
     module: nn.Module, names: set[str], tensors: int
 ) -> None:
     x, y = torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta")
@@ -170,7 +173,7 @@ def test_an_activation_in_place_after_a_norm_reads_and_writes_one_tensor() -> No
 
 
 @pytest.mark.parametrize(("inside", "count"), [(False, 2), (True, 3)])
-def test_kernels_stay_inside_blocks(*, inside: bool, count: int) -> None:
+def test_kernels_do_not_cross_blocks(*, inside: bool, count: int) -> None:
     graph = _graph(nn.Sequential(nn.Linear(16, 16, bias=False), nn.GELU(), nn.SiLU()))
     assert set(blocks_of(graph)) == {"0", "1", "2"}
     kernels = fused(graph, blocks_of(graph) if inside else ())

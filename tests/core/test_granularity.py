@@ -26,11 +26,11 @@ def _graph(paths: list[str], groups: dict[int, int] | None = None) -> OpGraph:
     ("granularity", "groups"),
     [
         ("operator", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
-        # Equal paths, wherever they are; the operators of the model itself have one path too.
+        # Equal paths form one group anywhere; operators of the model itself also share one path.
         ("module", [0, 1, 2, 1, 4, 4, 0, 7, 4]),
-        # a, c; what belongs to the model itself only where it is next to its like.
+        # a, c; operators of the model itself only next to one another.
         (1, [0, 1, 1, 1, 4, 4, 6, 1, 4]),
-        # a.b and what is below it; a and c are above that depth: 4 and 5 are neighbours.
+        # a.b and everything below; a and c are above that depth: 4 and 5 are neighbours.
         (2, [0, 1, 2, 1, 4, 4, 6, 1, 8]),
         ("3", [0, 1, 2, 3, 4, 4, 6, 7, 8]),
     ],
@@ -39,22 +39,22 @@ def test_operators_of_a_module_stay_together(granularity: str | int, groups: lis
     assert group_operators(_graph(PATHS), granularity).group.tolist() == groups
 
 
-def test_modules_next_to_each_other_above_the_depth_are_apart() -> None:
+def test_adjacent_modules_above_the_depth_stay_separate() -> None:
     assert group_operators(_graph(["a", "a", "b", "a"]), 2).group.tolist() == [0, 0, 2, 3]
 
 
-def test_a_name_that_begins_alike_is_another_module() -> None:
+def test_a_name_with_the_same_prefix_is_another_module() -> None:
     assert group_operators(_graph(["h.1", "h.10", "h.1"]), 2).group.tolist() == [0, 1, 0]
 
 
-def test_groups_that_are_there_join_what_they_touch() -> None:
+def test_existing_groups_merge_with_the_modules_they_touch() -> None:
     # Operator 2 must stay with operator 1, so modules a and b are one.
     graph = _graph(["a", "a", "b", "c", "b"], {2: 1})
     assert group_operators(graph, "module").group.tolist() == [0, 0, 0, 3, 0]
 
 
 def _layers(count: int) -> OpGraph:
-    """Return layers in a row, each of which begins with a check of what it is given."""
+    """Return a chain of layers, each of which begins with a check of its input."""
     sketch = Sketch()
     value, maker = sketch.op([], 1, [sketch.weight(10)], 1, module="embed"), 0
     for i in range(count):
@@ -79,7 +79,7 @@ def test_a_granularity_that_does_not_exist_is_refused(wrong: str | int) -> None:
         group_operators(_graph(["a"]), wrong)
 
 
-def test_what_is_a_depth() -> None:
+def test_depths_are_positive_integers() -> None:
     granularities = ("operator", "module", "2", 3)
     assert [depth_of(granularity) for granularity in granularities] == [None, None, 2, 3]
 
@@ -112,7 +112,7 @@ def _same_group_as_asked(graph: OpGraph, granularity: str | int) -> list[list[bo
     n=st.integers(1, 25),
     granularity=st.sampled_from(["module", 1, 2, 3]),
 )
-def test_groups_are_all_that_is_asked_and_no_more(
+def test_groups_hold_exactly_the_linked_operators(
     seed: int, n: int, granularity: str | int
 ) -> None:
     graph = random_graph(seed, n)
@@ -130,7 +130,7 @@ def test_modes_keep_modules_whole(mode: str) -> None:
         graph = group_operators(random_graph(seed, 20), granularity)
         this = problem(graph, devices(120, 120, 120))
         try:
-            options = {"steps": 5} if mode == "optimal" else None  # in place of a time
+            options = {"steps": 5} if mode == "optimal" else None  # instead of a time limit
             device_of = make_mode(mode, options)(this).device_of
         except InfeasibleError:
             continue

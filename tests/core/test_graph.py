@@ -1,4 +1,4 @@
-"""What an `OpGraph` says of itself."""
+"""Readers, users and the backward of an `OpGraph`."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from fxpart.errors import SpecError
 from tests.sketch import Sketch
 
 
-def test_who_reads_and_who_uses() -> None:
+def test_readers_and_users_are_listed() -> None:
     sketch = Sketch()
     x, weight = sketch.input(3), sketch.weight(5)
     a = sketch.op([x], 1, [weight])
@@ -22,7 +22,7 @@ def test_who_reads_and_who_uses() -> None:
     assert graph.readers.dtype == graph.users.dtype == np.int64
 
 
-def test_where_the_backward_begins() -> None:
+def test_the_first_backward_operator_is_found() -> None:
     sketch = Sketch()
     a = sketch.op([], 1)
     b = sketch.op([a], 1)

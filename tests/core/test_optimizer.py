@@ -19,7 +19,7 @@ NAMES = OPTIMIZERS[1:]
 
 
 def _trained(graph: OpGraph, pairs: list[tuple[int, int]], dtype: str = "float32") -> OpGraph:
-    """Return `graph` told that value v is the gradient of weight w."""
+    """Return `graph` in which value v is the gradient of weight w."""
     values, weights = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     return replace(
         graph,
@@ -44,7 +44,7 @@ def _step(*sizes: int, dtype: str = "float32") -> OpGraph:
     return _trained(sketch.graph(*gradients), pairs[::-1], dtype)
 
 
-def test_an_update_reads_the_gradient_and_stays_with_what_makes_it() -> None:
+def test_an_update_reads_the_gradient_and_stays_with_its_producer() -> None:
     step = _step(40, 24)
     graph = with_optimizer(step, Optimizer("adam"))
     assert graph.n_ops == step.n_ops + 2
@@ -53,7 +53,7 @@ def test_an_update_reads_the_gradient_and_stays_with_what_makes_it() -> None:
     assert graph.modules[-2:] == ("layer0", "layer1")
     assert graph.dtypes[-2:] == ("float32",) * 2
     assert graph.is_update.tolist() == [False] * 4 + [True] * 2
-    # Operators 0 and 1 are forward, 3 and 2 their backward.
+    # Operators 0 and 1 are the forward, 3 and 2 their backward.
     assert graph.forward_of.tolist() == [0, 1, 1, 0, 0, 1]
     assert graph.group.tolist() == [0, 1, 1, 0, 0, 1]
     assert [graph.reads_of(op).tolist() for op in (4, 5)] == [[4], [3]]
@@ -67,7 +67,7 @@ def test_bytes_by_hand() -> None:
     adam = with_optimizer(_step(40, 24), Optimizer("adam"))
     assert adam.weight_state_bytes.tolist() == [2 * 40 + 4, 2 * 24 + 4]
     assert adam.state_tensor_bytes.tolist() == [[40, 24], [40, 24], [4, 4]]
-    # Two tensors while one is updated, and the last one of the weight before.
+    # Two temporaries while one weight is updated, and the last one of the weight before.
     assert adam.value_alloc_bytes[-2:].tolist() == [2 * 40, 2 * 24 + 40]
     assert adam.moved_bytes[-2:].tolist() == [18 * 40, 18 * 24]
     fused = with_optimizer(_step(40, 24), Optimizer("adam", implementation="fused"))
@@ -83,7 +83,7 @@ def test_bytes_by_hand() -> None:
     assert sgd.moved_bytes[-2:].tolist() == [3 * 40, 3 * 24]
 
 
-def test_lists_of_tensors_stay_to_the_end_of_the_step() -> None:
+def test_lists_of_tensors_live_to_the_end_of_the_step() -> None:
     graph = with_optimizer(_step(40, 24), Optimizer("adamw", implementation="foreach"))
     assert graph.value_alloc_bytes[-2:].tolist() == [40, 24]
     assert graph.value_is_output[-2:].all()
@@ -93,7 +93,7 @@ def test_lists_of_tensors_stay_to_the_end_of_the_step() -> None:
     assert peaks.tolist() == [weights + 2 + 64 + 64]
 
 
-def test_copies_are_float32_and_so_are_states_and_gradients() -> None:
+def test_master_weights_states_and_gradients_are_float32() -> None:
     # 20 and 12 numbers of 2 bytes.
     optimizer = Optimizer("adam", master_weights=True, implementation="fused")
     graph = with_optimizer(_step(40, 24, dtype="bfloat16"), optimizer)
@@ -112,13 +112,13 @@ def test_copies_are_float32_and_so_are_states_and_gradients() -> None:
     assert graph.moved_bytes[-4:].tolist() == [120, 72, 7 * 80 + 80 + 40, 7 * 48 + 48 + 24]
 
 
-def test_no_copies_of_what_is_float32_already() -> None:
+def test_float32_weights_need_no_master_copies() -> None:
     with_copies = with_optimizer(_step(40), Optimizer("adam", master_weights=True))
     assert with_copies.names[-1:] == ("update.layer0.weight",)
     assert with_copies.weight_state_bytes.tolist() == [84]
 
 
-def test_states_in_a_dtype_of_their_own() -> None:
+def test_states_can_have_their_own_dtype() -> None:
     optimizer = Optimizer("adam", state_dtype="bfloat16", implementation="foreach")
     graph = with_optimizer(_step(40), optimizer)
     assert graph.weight_state_bytes.tolist() == [2 * 20 + 4]
@@ -135,7 +135,7 @@ def test_a_weight_without_a_gradient_has_no_state() -> None:
     assert graph.names[-1] == "update.layer1.weight"
 
 
-def test_a_tied_weight_has_its_state_wherever_it_is_used() -> None:
+def test_a_tied_weight_has_its_state_on_every_device_that_uses_it() -> None:
     sketch = Sketch()
     value, weight = sketch.input(1), sketch.weight(40)
     first = sketch.op([value], 1, [weight])
@@ -146,11 +146,11 @@ def test_a_tied_weight_has_its_state_wherever_it_is_used() -> None:
     graph = with_optimizer(step, Optimizer("momentum"))
     placed = Assignment(np.array([0, 1, 1, 2, 2]), ((0,), (1,), (0,)))
     assert holding(memory_tables(graph), placed, 2).weight_bytes.tolist() == [80, 80]
-    # The gradient is whole on device 0: there the update is.
+    # The gradient is complete on device 0, so the update is there.
     assert graph.group[-1] == 0
 
 
-def test_two_parts_of_one_storage_are_updated_apart() -> None:
+def test_two_parts_of_one_storage_are_updated_separately() -> None:
     step = _step(40, 40)
     shared = replace(step, gradient_weights=np.array([1, 1]))
     graph = with_optimizer(shared, Optimizer("momentum"))
@@ -159,15 +159,17 @@ def test_two_parts_of_one_storage_are_updated_apart() -> None:
     assert graph.state_tensor_bytes.tolist() == [[0, 40], [0, 40]]
 
 
-def test_a_gradient_that_is_an_input_is_used_where_the_weight_is() -> None:
+def test_a_gradient_that_is_an_input_is_used_at_the_weight() -> None:
     step = _step(40, 24)
-    given = replace(step, gradient_values=np.array([0]), gradient_weights=np.array([1]))
-    graph = with_optimizer(given, Optimizer("sgd"))
+    with_input_gradient = replace(
+        step, gradient_values=np.array([0]), gradient_weights=np.array([1])
+    )
+    graph = with_optimizer(with_input_gradient, Optimizer("sgd"))
     assert graph.reads_of(4).tolist() == [0]
     assert graph.group[4] == 1
 
 
-def test_none_changes_nothing() -> None:
+def test_optimizer_none_changes_nothing() -> None:
     step = _step(40)
     assert with_optimizer(step, Optimizer()) is step
     inference = chain(3)
@@ -181,7 +183,9 @@ def test_none_changes_nothing() -> None:
     dtype=st.sampled_from(["float32", "bfloat16"]),
     master=st.booleans(),
 )
-def test_random_steps(seed: int, name: str, implementation: str, dtype: str, master: bool) -> None:
+def test_invariants_of_random_steps(
+    seed: int, name: str, implementation: str, dtype: str, master: bool
+) -> None:
     step = random_training_graph(seed, 12)
     step = replace(step, dtypes=(dtype,) * step.n_ops)
     count = len(step.gradient_values)
@@ -190,7 +194,7 @@ def test_random_steps(seed: int, name: str, implementation: str, dtype: str, mas
     graph = with_optimizer(step, Optimizer(name, None, master, implementation))
     added = graph.n_ops - step.n_ops
     assert added == count * (2 if master and dtype == "bfloat16" else 1)
-    # What was there is there, and an update stays with the gradient, in groups kept whole.
+    # Existing operators are unchanged, and an update stays with the gradient, in whole groups.
     n, values = step.n_ops, step.n_values
     assert graph.names[:n] == step.names
     assert graph.value_names[:values] == step.value_names
@@ -238,6 +242,6 @@ def test_a_second_optimizer_is_refused() -> None:
         with_optimizer(once, Optimizer("sgd"))
 
 
-def test_a_dtype_that_has_no_gradients_is_refused() -> None:
+def test_a_dtype_without_gradients_is_refused() -> None:
     with pytest.raises(SpecError, match=r"cannot update layer0\.weight, .* of dtype int8; there"):
         with_optimizer(_step(40, dtype="int8"), Optimizer("sgd"))

@@ -1,4 +1,4 @@
-"""Options of a training step, and phases: what exists, and what is refused."""
+"""Options of a training step, and phases: valid ones, and refusals."""
 
 import pytest
 
@@ -8,16 +8,16 @@ from fxpart.core.phases import BACKWARD_ORDERS, CHECKPOINTING, PHASES, StepOptio
 from fxpart.errors import SpecError
 
 
-def test_by_default_a_step_is_as_on_an_accelerator_and_keeps_everything() -> None:
+def test_the_default_step_is_that_of_an_accelerator_without_checkpointing() -> None:
     usual = StepOptions()
     assert (usual.checkpointing, usual.fused_attention, usual.fused_dropout) == ("none", True, True)
 
 
-def test_every_option_makes_another_graph_in_the_cache() -> None:
+def test_every_option_has_its_own_cached_graph() -> None:
     chosen = [
-        StepOptions(way, attention, dropout, order)
+        StepOptions(checkpointing, attention, dropout, order)
         for order in BACKWARD_ORDERS
-        for way in CHECKPOINTING
+        for checkpointing in CHECKPOINTING
         for attention in (True, False)
         for dropout in (True, False)
     ]
@@ -30,20 +30,20 @@ def test_every_option_makes_another_graph_in_the_cache() -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_operators_are_captured_in_every_phase(phase: str) -> None:
+def test_operator_level_supports_every_phase(phase: str) -> None:
     check_phase(phase)
 
 
-def test_modules_are_captured_in_inference() -> None:
+def test_module_level_supports_inference() -> None:
     check_phase("inference", "module")
 
 
-def test_an_unknown_way_of_checkpointing_is_told_the_nearest() -> None:
+def test_an_unknown_checkpointing_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match="checkpointing=blocks does not exist; nearest: block"):
         StepOptions(checkpointing="blocks")
 
 
-def test_an_unknown_order_of_the_backward_is_told_what_there_is() -> None:
+def test_an_unknown_backward_order_lists_the_known_ones() -> None:
     with pytest.raises(SpecError, match="backward_order=late does not exist; there are: autograd"):
         StepOptions(backward_order="late")
 

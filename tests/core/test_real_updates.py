@@ -1,4 +1,4 @@
-"""The predicted state and peak of an optimizer's step against a real one, to the byte."""
+"""The predicted state and peak of an optimizer step, byte for byte against a real one."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Small(nn.Module):
-    """Weights of unlike sizes; one is frozen, one is used twice."""
+    """Weights of different sizes; one is frozen, one is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Small(nn.Module):
 
 
 class Mixed(Small):
-    """The same in bfloat16, but for two layers."""
+    """The same in bfloat16, except for two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ def _captured(kind: str) -> OpGraph:
 
 
 def _predicted_peak(graph: OpGraph) -> int:
-    """Return weights, state, gradients and what the updates make, on one device."""
+    """Return the bytes of weights, state, gradients and update temporaries on one device."""
     tables = memory_tables(graph)
     live = live_bytes(tables, np.zeros(graph.n_ops, dtype=np.int64), 0)
     updates = np.flatnonzero(graph.is_update)
-    # Beside the gradients the inputs and the loss are alive.
+    # Besides the gradients, the inputs and the loss are live.
     inputs = int(graph.value_bytes[graph.value_producer < 0].sum())
     others = set(np.flatnonzero(graph.value_is_output)) - set(graph.gradient_values)
     loss = sum(
@@ -79,7 +79,9 @@ def _predicted_peak(graph: OpGraph) -> int:
 @pytest.mark.parametrize("kind", [*DTYPES, "mixed"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_state_and_peak_are_those_of_a_real_step(name: str, implementation: str, kind: str) -> None:
+def test_state_and_peak_equal_those_of_a_real_step(
+    name: str, implementation: str, kind: str
+) -> None:
     optimizer = Optimizer(name, implementation=implementation)
     graph = with_optimizer(_captured(kind), optimizer)
     real = real_updates(_module(kind), optimizer)
@@ -90,7 +92,9 @@ def test_state_and_peak_are_those_of_a_real_step(name: str, implementation: str,
 @pytest.mark.parametrize("kind", ["bfloat16", "mixed"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_copies_in_float32_too(name: str, implementation: str, kind: str) -> None:
+def test_float32_copies_equal_those_of_a_real_step(
+    name: str, implementation: str, kind: str
+) -> None:
     optimizer = Optimizer(name, master_weights=True, implementation=implementation)
     graph = with_optimizer(_captured(kind), optimizer)
     real = real_updates(_module(kind), optimizer)

@@ -1,4 +1,4 @@
-"""What is no tensor, taken from a device before anything is placed."""
+"""Memory of a device that is reserved before anything is placed."""
 
 from dataclasses import replace
 
@@ -23,18 +23,22 @@ def device(memory_bytes: int) -> DeviceSpec:
     return DeviceSpec("d", memory_bytes, {"float32": 1.0}, 1.0)
 
 
-def test_a_reserve_is_what_tensors_cannot_take() -> None:
-    left = with_reserve(device(1000), Reserve(context_bytes=90, workspace_bytes=10))
-    assert (left.memory_bytes, left.reserved_bytes, left.total_bytes) == (900, 100, 1000)
+def test_a_reserve_reduces_the_memory_for_tensors() -> None:
+    remaining = with_reserve(device(1000), Reserve(context_bytes=90, workspace_bytes=10))
+    assert (remaining.memory_bytes, remaining.reserved_bytes, remaining.total_bytes) == (
+        900,
+        100,
+        1000,
+    )
 
 
-def test_fragmentation_is_a_share_of_what_is_left() -> None:
+def test_fragmentation_is_a_share_of_the_remaining_memory() -> None:
     reserve = Reserve(context_bytes=100, fragmentation=0.25)
     assert reserve.reserved_bytes(1000) == 100 + 225
     assert with_reserve(device(1000), reserve).memory_bytes == 675
 
 
-def test_the_default_takes_nothing() -> None:
+def test_the_default_reserves_nothing() -> None:
     assert with_reserve(device(1000), Reserve()) == device(1000)
 
 
@@ -50,7 +54,7 @@ def test_a_second_reserve_adds_to_the_first() -> None:
     st.integers(0, 10**9),
     st.floats(0, 0.9),
 )
-def test_memory_is_either_for_tensors_or_reserved(
+def test_memory_is_split_into_tensors_and_reserve(
     memory: int, context: int, workspace: int, fragmentation: float
 ) -> None:
     reserve = Reserve(context, workspace, 512, fragmentation)
@@ -58,10 +62,10 @@ def test_memory_is_either_for_tensors_or_reserved(
         with pytest.raises(SpecError, match="its reserve alone takes"):
             with_reserve(device(memory), reserve)
         return
-    left = with_reserve(device(memory), reserve)
-    assert left.total_bytes == memory
-    assert left.memory_bytes >= 1
-    assert left.reserved_bytes >= context + workspace
+    remaining = with_reserve(device(memory), reserve)
+    assert remaining.total_bytes == memory
+    assert remaining.memory_bytes >= 1
+    assert remaining.reserved_bytes >= context + workspace
 
 
 def test_a_device_smaller_than_its_reserve_is_refused() -> None:
@@ -87,12 +91,12 @@ def test_a_device_smaller_than_its_reserve_is_refused() -> None:
         ({"fragmentation": float("nan")}, "reserve.fragmentation must be a share from 0 to 0.9"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Reserve(**settings)  # type: ignore[arg-type]
 
 
-def test_rounding_is_of_storages_not_of_transfers() -> None:
+def test_storages_are_rounded_but_not_transfers() -> None:
     graph = random_graph(3, 30)
     whole = rounded(graph, 512)
     for before, after in (
@@ -104,7 +108,7 @@ def test_rounding_is_of_storages_not_of_transfers() -> None:
     assert rounded(graph, 1) is graph
 
 
-def test_a_multiple_stays_and_one_byte_more_is_the_next() -> None:
+def test_multiples_stay_and_larger_sizes_are_rounded_up() -> None:
     sizes = chain(3, weight=1024, size=1025)
     assert rounded(sizes, 512).weight_bytes.tolist() == [1024] * 3
     assert rounded(sizes, 512).value_alloc_bytes.tolist() == [0, 1536, 1536, 1536]
@@ -121,11 +125,11 @@ def test_each_tensor_of_a_state_is_rounded() -> None:
     )
     graph = with_optimizer(step, Optimizer("adam"))
     assert graph.weight_state_bytes.tolist() == [1004, 2060]
-    # Two states and the count of steps each: as one allocation, 1004 bytes would be 1024.
+    # Two states and the step count each: as one allocation, 1004 bytes would be 1024.
     whole = rounded(graph, 512)
     assert whole.weight_state_bytes.tolist() == [3 * 512, 2 * 1536 + 512]
-    again = rounded(with_buckets(whole, np.array(values)), 512)
-    assert again.weight_state_bytes.tolist() == [4 * 512, 3 * 1536 + 512]
+    rounded_again = rounded(with_buckets(whole, np.array(values)), 512)
+    assert rounded_again.weight_state_bytes.tolist() == [4 * 512, 3 * 1536 + 512]
 
 
 def test_a_state_of_one_tensor_is_rounded_as_one() -> None:
@@ -133,13 +137,13 @@ def test_a_state_of_one_tensor_is_rounded_as_one() -> None:
     assert rounded(graph, 512).weight_state_bytes.tolist() == [0, 1024]
 
 
-def test_rounding_to_nothing_is_refused() -> None:
+def test_a_rounding_of_zero_is_refused() -> None:
     with pytest.raises(SpecError, match="rounding_bytes must be from 1, "):
         rounded(chain(2), 0)
 
 
-def test_modes_and_evaluation_go_by_what_is_left() -> None:
-    # 3 weights of 10 bytes and two values of 1: 32 bytes in all.
+def test_modes_and_evaluation_use_the_remaining_memory() -> None:
+    # 3 weights of 10 bytes and two values of 1: 32 bytes in total.
     graph, whole = chain(3), Assignment(np.zeros(3, dtype=np.int64), ((0,),))
     exact = with_reserve(device(132), Reserve(context_bytes=100))
     tight = with_reserve(device(131), Reserve(context_bytes=100))
@@ -153,7 +157,7 @@ def test_modes_and_evaluation_go_by_what_is_left() -> None:
             make_mode(mode)(problem(graph, uniform_topology((tight,), Link(1.0))))
 
 
-def test_what_is_reserved_is_said_of_one_of_equal_and_of_unequal_devices() -> None:
+def test_the_reserve_is_named_for_equal_and_unequal_devices() -> None:
     small, large = (with_reserve(device(size), Reserve(fragmentation=0.5)) for size in (100, 200))
     assert describe_reserve([small]) == " beside 50 B reserved"
     assert describe_reserve([small, small]) == " beside 50 B reserved on each"
@@ -161,7 +165,7 @@ def test_what_is_reserved_is_said_of_one_of_equal_and_of_unequal_devices() -> No
     assert describe_reserve([device(100)]) == ""
 
 
-def test_tables_that_do_not_fit_are_told_of_the_reserve() -> None:
+def test_the_error_of_large_tables_names_the_reserve() -> None:
     sketch = Sketch()
     rows = [sketch.op([], 1, [sketch.weight(60)]) for _ in range(3)]
     joined = sketch.op(rows, 1)
@@ -172,8 +176,8 @@ def test_tables_that_do_not_fit_are_told_of_the_reserve() -> None:
         (60, 2, "beside 60 B reserved on each"),
         (90, 1, "beside 90 B"),
     ):
-        left = with_reserve(device(130), Reserve(context_bytes=reserve))
-        topology = uniform_topology((left,) * count, Link(1.0))
+        remaining = with_reserve(device(130), Reserve(context_bytes=reserve))
+        topology = uniform_topology((remaining,) * count, Link(1.0))
         with pytest.raises(InfeasibleError, match=message):
             make_mode("sparse_nn")(problem(graph, topology))
 

@@ -1,4 +1,4 @@
-"""`assignment.json` as others read it: what comes back, and what is refused."""
+"""`assignment.json`: reading it back, and refusals."""
 
 import json
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from tests.runner.scene import Scene, fork, scene
 from tests.sketch import chain, devices
 
 
-def saved(folder: Path, what: Scene) -> Path:
+def saved(folder: Path, this: Scene) -> Path:
     path = folder / "assignment.json"
-    document = assignment_document(what.graph, what.topology, what.assignment, {"name": "fork"})
+    document = assignment_document(this.graph, this.topology, this.assignment, {"name": "fork"})
     path.write_text(json.dumps(document))
     return path
 
 
-def test_assignment_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_an_assignment_is_read_back_unchanged(tmp_path: Path) -> None:
     graph = chain(3)
     before = scene(graph, devices(99, 99, 99), [0, 0, 1], [(2,), (0, 1)])
     read = read_assignment(saved(tmp_path, before))
@@ -39,13 +39,13 @@ def test_assignment_comes_back_as_it_was(tmp_path: Path) -> None:
     assert [device["memory_bytes"] for device in read.devices] == [99, 99, 99]
 
 
-def test_a_device_is_said_with_all_its_memory() -> None:
+def test_a_device_is_written_with_its_full_memory() -> None:
     whole = devices(99)
-    left = with_reserve(whole.devices[0], Reserve(context_bytes=9))
-    what = scene(chain(1), replace(whole, devices=(left,)), [0], [(0,)])
-    document = assignment_document(what.graph, what.topology, what.assignment, {})
+    reserved = with_reserve(whole.devices[0], Reserve(context_bytes=9))
+    this = scene(chain(1), replace(whole, devices=(reserved,)), [0], [(0,)])
+    document = assignment_document(this.graph, this.topology, this.assignment, {})
     (device,) = cast("list[dict[str, object]]", document["devices"])
-    assert (what.topology.devices[0].memory_bytes, device["memory_bytes"]) == (90, 99)
+    assert (this.topology.devices[0].memory_bytes, device["memory_bytes"]) == (90, 99)
 
 
 def _without(key: str) -> Callable[[dict[str, Any]], object]:
@@ -99,7 +99,7 @@ def _foreign(document: dict[str, Any]) -> None:
         (_foreign, "is not a fxpart.assignment file, its schema is 'theirs'"),
     ],
 )
-def test_a_spoiled_assignment_is_refused(
+def test_a_damaged_assignment_is_refused(
     tmp_path: Path, spoil: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     path = saved(tmp_path, fork())
@@ -120,9 +120,7 @@ def test_a_spoiled_assignment_is_refused(
         (b"[1]", "is not a fxpart.assignment file"),
     ],
 )
-def test_a_file_that_is_something_else_is_refused(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "assignment.json"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=message) as caught:
@@ -130,14 +128,14 @@ def test_a_file_that_is_something_else_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="there is no file"):
         read_assignment(tmp_path / "none.json")
     with pytest.raises(SpecError, match="cannot read"):
         read_assignment(tmp_path)
 
 
-def test_the_folder_of_a_run_means_the_file_in_it(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_file(tmp_path: Path) -> None:
     path = saved(tmp_path, fork())
     assert assignment_path(str(tmp_path)) == assignment_path(str(path)) == path
     assert assignment_path("nowhere/at/all") == Path("nowhere/at/all")

@@ -1,4 +1,4 @@
-"""A graph whose sizes are polynomials: at sizes counted by hand, and what it refuses."""
+"""A graph whose sizes are polynomials: known sizes by hand, and refusals."""
 
 from dataclasses import replace
 
@@ -14,15 +14,14 @@ from tests.sketch import Sketch
 
 
 def _symbolic() -> SymbolicGraph:
-    """One input of 8 b, an operator that makes 5 b s + 3 of it, one that views that: at b=2, s=7.
-
+    """One input of 8 b, an operator with a result of 5 b s + 3, and a view of it: at b=2, s=7.
     The first computes 6 b s^2 and moves 2 b; the second nothing.
     """
     drawn = Sketch()
     given_ = drawn.input(16)
-    made = drawn.op([given_], makes=5 * 14 + 3, flops=6 * 2 * 49)
-    drawn.op([made], makes=5 * 14 + 3, view_of=made)
-    graph = replace(drawn.graph(made), moved_bytes=np.array([4, 0]))
+    result = drawn.op([given_], makes=5 * 14 + 3, flops=6 * 2 * 49)
+    drawn.op([result], makes=5 * 14 + 3, view_of=result)
+    graph = replace(drawn.graph(result), moved_bytes=np.array([4, 0]))
     #                        1, b, bs, bs^2
     exponents = np.array([[0, 0], [1, 0], [1, 1], [1, 2]])
     values = [[0, 8, 0, 0], [3, 0, 5, 0], [3, 0, 5, 0]]
@@ -42,7 +41,7 @@ def _symbolic() -> SymbolicGraph:
     )
 
 
-def test_sizes_are_those_of_the_polynomials() -> None:
+def test_sizes_follow_the_polynomials() -> None:
     symbolic = _symbolic()
     graph = symbolic.at(batch=3, seq_len=4)
     assert graph.flops.tolist() == [6 * 3 * 16, 0]
@@ -61,7 +60,7 @@ def test_the_structure_is_shared() -> None:
 
 
 @given(st.integers(1, 10**6), st.integers(2, 9))
-def test_every_size_agrees_with_whole_numbers_of_any_length(batch: int, seq_len: int) -> None:
+def test_every_size_agrees_with_arbitrary_precision_integers(batch: int, seq_len: int) -> None:
     graph = _symbolic().at(batch=batch, seq_len=seq_len)
     assert int(graph.flops[0]) == 6 * batch * seq_len**2
     assert graph.value_bytes.tolist()[1] == 5 * batch * seq_len + 3
@@ -79,18 +78,18 @@ def test_every_size_agrees_with_whole_numbers_of_any_length(batch: int, seq_len:
         ({"batch": 1, "seq_len": 10}, "seq_len=10 is outside"),
     ],
 )
-def test_sizes_that_mean_nothing_are_refused(sizes: dict[str, int], message: str) -> None:
+def test_invalid_sizes_are_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         _symbolic().at(**sizes)
     assert "\n" not in str(caught.value)
 
 
-def test_sizes_beyond_64_bits_are_refused_and_not_wrapped() -> None:
+def test_sizes_beyond_64_bits_are_refused_instead_of_wrapped() -> None:
     symbolic = _symbolic()
-    most = MOST_COUNTED // (6 * 81)
-    assert int(symbolic.at(batch=most, seq_len=9).flops[0]) == 6 * 81 * most
+    largest = MOST_COUNTED // (6 * 81)
+    assert int(symbolic.at(batch=largest, seq_len=9).flops[0]) == 6 * 81 * largest
     with pytest.raises(SpecError, match=r"4\.61e\+18 FLOPs, at most 4\.61e\+18 are counted"):
-        symbolic.at(batch=most + 1, seq_len=9)
+        symbolic.at(batch=largest + 1, seq_len=9)
     for batch in ((2**63 - 1) // (6 * 81) + 1, 2**62, 2**70, 10**400):
         with pytest.raises(SpecError, match="more than an int64 holds"):
             symbolic.at(batch=batch, seq_len=9)
@@ -100,7 +99,7 @@ def _wrong_rows(symbolic: SymbolicGraph) -> dict[str, IntArray]:
     return {**symbolic.coefficients, "flops": symbolic.coefficients["flops"][:1]}
 
 
-def test_parts_that_contradict_each_other_are_refused() -> None:
+def test_inconsistent_parts_are_refused() -> None:
     symbolic = _symbolic()
     flops = symbolic.coefficients["flops"] + 1
     for changes, message in (
@@ -119,14 +118,14 @@ def test_parts_that_contradict_each_other_are_refused() -> None:
             replace(symbolic, **changes)
 
 
-def test_what_is_added_behind_does_not_grow() -> None:
+def test_appended_operators_have_constant_sizes() -> None:
     symbolic = _symbolic()
     drawn = Sketch()
     given_ = drawn.input(16)
-    made = drawn.op([given_], makes=73, flops=588)
-    drawn.op([made], makes=73, view_of=made)
-    drawn.op([made], makes=11, flops=13)
-    graph = drawn.graph(made)
+    result = drawn.op([given_], makes=73, flops=588)
+    drawn.op([result], makes=73, view_of=result)
+    drawn.op([result], makes=11, flops=13)
+    graph = drawn.graph(result)
     graph = replace(
         graph,
         moved_bytes=np.array([4, 0, 17]),
@@ -141,7 +140,7 @@ def test_what_is_added_behind_does_not_grow() -> None:
     assert wide.value_batch_dim.tolist() == [0, 0, 0, -1]
 
 
-def test_a_constant_is_added_where_no_monomial_is_one() -> None:
+def test_a_constant_monomial_is_added_if_missing() -> None:
     symbolic = _symbolic()
     bare = replace(
         symbolic,

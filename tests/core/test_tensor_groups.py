@@ -11,38 +11,38 @@ from fxpart.errors import NotApplicableError, SpecError
 from tests.sketch import devices
 
 
-def test_groups_are_of_neighbours_and_stand_as_one_device_each() -> None:
-    near, far = Link(100.0, 0.5), Link(10.0, 2.0)
-    groups = tensor_groups(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), 2)
+def test_neighbouring_devices_form_groups_that_act_as_one_device() -> None:
+    fast, slow = Link(100.0, 0.5), Link(10.0, 2.0)
+    groups = tensor_groups(devices(*[16] * 4, link=fast, nodes=[0, 0, 1, 1], far=slow), 2)
     assert groups.members.tolist() == [[0, 1], [2, 3]]
-    assert groups.links == (near, near)
+    assert groups.links == (fast, fast)
     assert groups.topology.n_devices == 2
     assert groups.topology.bytes_per_s[0, 1] == 10.0
     assert groups.topology.latency_s[1, 0] == 2.0
 
 
-def test_a_ring_takes_its_slowest_link() -> None:
-    near, far = Link(100.0, 0.5), Link(10.0, 2.0)
-    groups = tensor_groups(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), 4)
-    assert groups.links == (far,)
+def test_a_group_ring_runs_at_its_slowest_link() -> None:
+    fast, slow = Link(100.0, 0.5), Link(10.0, 2.0)
+    groups = tensor_groups(devices(*[16] * 4, link=fast, nodes=[0, 0, 1, 1], far=slow), 4)
+    assert groups.links == (slow,)
     assert groups.topology.n_devices == 1
 
 
-def test_groups_of_one_are_the_devices() -> None:
+def test_groups_of_one_are_the_devices_themselves() -> None:
     whole = devices(16, 24)
     groups = tensor_groups(whole, 1)
     assert groups.topology is whole
     assert groups.size == 1
 
 
-def test_a_size_that_does_not_divide_the_devices_names_those_that_do() -> None:
+def test_a_size_that_does_not_divide_the_devices_lists_those_that_do() -> None:
     with pytest.raises(NotApplicableError, match=re.escape("there are 6; use 3 or 6")):
         tensor_groups(devices(*[16] * 6), 4)
     with pytest.raises(SpecError, match="tensor_parallel=0 must be 1 or more"):
         tensor_groups(devices(16), 0)
 
 
-def test_unlike_devices_share_no_operator() -> None:
+def test_a_group_of_unequal_devices_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="devices 0 to 1 are d0 and d1"):
         tensor_groups(devices(16, 24), 2)
     alike = devices(16, 16)

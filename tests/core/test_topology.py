@@ -20,25 +20,25 @@ def device(
     return DeviceSpec(name, memory_bytes, rates, bandwidth, node)
 
 
-def test_a_device_says_its_rate_by_dtype() -> None:
+def test_a_device_has_a_rate_for_each_dtype() -> None:
     assert device().rate_for("bfloat16") == 20.0
 
 
-def test_a_dtype_that_is_not_listed_runs_as_float32() -> None:
+def test_an_unlisted_dtype_runs_at_the_float32_rate() -> None:
     assert device().rate_for("float16") == 5.0
 
 
-def test_a_power_limit_takes_from_what_is_reached_alone() -> None:
+def test_a_power_limit_reduces_only_the_reached_rate() -> None:
     limited = replace(device(), sustained_flops_per_s={"bfloat16": 8.0})
     assert limited.rate_for("bfloat16") == 20.0
     assert [limited.reached_rate_for("bfloat16", share) for share in (0.3, 0.7)] == [6.0, 8.0]
     assert limited.reached_rate_for("bfloat16", 0.7, kernel_share=0.8) == 10.0
-    assert limited.reached_rate_for("float16", 1.0) == 5.0  # as float32, which nothing limits
+    assert limited.reached_rate_for("float16", 1.0) == 5.0  # like float32, which is not limited
     with pytest.raises(SpecError, match=r"sustained_flops_per_s\.bfloat16 must be"):
         replace(device(), sustained_flops_per_s={"bfloat16": 0.0})
 
 
-def test_without_float32_an_unlisted_dtype_is_refused() -> None:
+def test_an_unlisted_dtype_without_a_float32_rate_is_refused() -> None:
     only_half = device(flops_per_s={"bfloat16": 20.0})
     with pytest.raises(SpecError, match=r"no FLOP/s for float16 or float32; nearest: bfloat16"):
         only_half.rate_for("float16")
@@ -51,13 +51,13 @@ def test_a_device_without_memory_is_refused(memory_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("multiprocessors", [0, 10**18])
-def test_a_device_of_parts_that_none_has_is_refused(multiprocessors: int) -> None:
+def test_an_invalid_number_of_multiprocessors_is_refused(multiprocessors: int) -> None:
     with pytest.raises(SpecError, match="multiprocessors must be from 1 to 65536, got"):
         replace(device(), multiprocessors=multiprocessors)
 
 
 @pytest.mark.parametrize("bandwidth", [0.0, -2.0])
-def test_a_device_that_moves_nothing_is_refused(bandwidth: float) -> None:
+def test_a_device_without_bandwidth_is_refused(bandwidth: float) -> None:
     with pytest.raises(SpecError, match=rf"memory bandwidth must be positive .* got {bandwidth}"):
         device(bandwidth=bandwidth)
 
@@ -76,14 +76,14 @@ def test_a_rate_that_is_not_positive_is_refused(rate: float) -> None:
 @pytest.mark.parametrize(
     ("bytes_per_s", "latency_s"), [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, -1e-6)]
 )
-def test_a_link_that_never_delivers_is_refused(bytes_per_s: float, latency_s: float) -> None:
+def test_an_invalid_link_is_refused(bytes_per_s: float, latency_s: float) -> None:
     with pytest.raises(
         SpecError, match=r"transfer rate .* positive|transfer_rate\.latency_s must be at least 0"
     ):
         Link(bytes_per_s, latency_s)
 
 
-def test_one_kind_of_link_joins_all_pairs() -> None:
+def test_a_uniform_topology_has_one_link_for_all_pairs() -> None:
     topology = uniform_topology((device(), device(), device()), Link(8.0, 0.5))
     rate, inf = 8.0, np.inf
     assert topology.n_devices == 3
@@ -95,7 +95,7 @@ def test_one_kind_of_link_joins_all_pairs() -> None:
     assert topology.latency_s.tolist() == [[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]
 
 
-def test_machines_are_joined_by_their_own_link() -> None:
+def test_nodes_are_joined_by_their_own_link() -> None:
     devices = (device(node=0), device(node=1), device(node=0))
     topology = uniform_topology(devices, Link(8.0, 0.5), Link(2.0, 3.0))
     inf = np.inf
@@ -103,13 +103,13 @@ def test_machines_are_joined_by_their_own_link() -> None:
     assert topology.latency_s.tolist() == [[0.0, 3.0, 0.5], [3.0, 0.0, 3.0], [0.5, 3.0, 0.0]]
 
 
-def test_machines_without_a_link_of_their_own_share_the_one() -> None:
+def test_nodes_without_their_own_link_use_the_common_one() -> None:
     topology = uniform_topology((device(node=0), device(node=1)), Link(8.0, 0.5))
     assert topology.bytes_per_s[0, 1] == 8.0
     assert topology.latency_s[1, 0] == 0.5
 
 
-def test_no_devices_are_refused() -> None:
+def test_an_empty_topology_is_refused() -> None:
     with pytest.raises(SpecError, match="no devices"):
         uniform_topology((), Link(1.0))
 
@@ -134,7 +134,7 @@ def test_first_keeps_devices_and_their_links() -> None:
     assert two.latency_s.tolist() == [[0.0, 0.5], [0.5, 0.0]]
 
 
-def test_a_pair_has_a_link_of_its_own_both_ways() -> None:
+def test_a_pair_link_holds_in_both_directions() -> None:
     three = uniform_topology((device(),) * 3, Link(2.0, 0.5))
     topology = with_pair_links(three, {(2, 0): Link(8.0, 0.25)})
     assert topology.bytes_per_s.tolist() == [[np.inf, 2, 8], [2, np.inf, 2], [8, 2, np.inf]]
@@ -146,13 +146,13 @@ def test_a_pair_has_a_link_of_its_own_both_ways() -> None:
     ("pair", "message"),
     [((0, 2), "joins device 2, there are 2"), ((1, 1), "joins device 1 with itself")],
 )
-def test_a_pair_that_is_none_is_refused(pair: tuple[int, int], message: str) -> None:
+def test_an_invalid_pair_is_refused(pair: tuple[int, int], message: str) -> None:
     two = uniform_topology((device(),) * 2, Link(2.0))
     with pytest.raises(SpecError, match=message):
         with_pair_links(two, {pair: Link(1.0)})
 
 
-def test_what_is_reserved_comes_on_top_of_what_tensors_may_take() -> None:
+def test_the_reserve_is_added_to_the_memory_for_tensors() -> None:
     spec = DeviceSpec("d", 90, {"float32": 1.0}, 1.0, reserved_bytes=10)
     assert spec.total_bytes == 100
     assert uniform_topology((spec,), Link(1.0)).memory_bytes.tolist() == [90]

@@ -1,4 +1,4 @@
-"""Graphs whose operators take times that a known roofline gives: what a fit must find again."""
+"""Graphs whose operator times follow a known roofline, which a fit must recover."""
 
 from dataclasses import replace
 
@@ -39,10 +39,10 @@ def graph_of(seed: int, n: int = 60, dtype: str = "float32") -> OpGraph:
     flops[which >= 3], moved[which >= 6] = 0, 0
     large = np.where(rng.random(n) < 0.2, 2**25 + rng.integers(0, 2**25, n), 4)
     graph = chain(n)
-    made = np.concatenate([graph.value_alloc_bytes[:1], large])
+    result_bytes = np.concatenate([graph.value_alloc_bytes[:1], large])
     return replace(
         graph,
-        value_alloc_bytes=made,
+        value_alloc_bytes=result_bytes,
         targets=tuple(TARGETS[kind] for kind in which),
         dtypes=(dtype,) * n,
         flops=flops,
@@ -51,7 +51,7 @@ def graph_of(seed: int, n: int = 60, dtype: str = "float32") -> OpGraph:
 
 
 def profile_of(graph: OpGraph, model: Calibration = PLANTED) -> OperatorProfile:
-    """Return the profile that operators as `model` says would have."""
+    """Return the profile of operators that follow `model`."""
     return OperatorProfile(
         model.seconds(graph), np.full(graph.n_ops, 5, dtype=np.int64), model.device_name
     )

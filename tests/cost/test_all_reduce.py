@@ -1,4 +1,4 @@
-"""Sums over replicas: known answers by hand, and what must hold of any graph."""
+"""All-reduces over replicas: known answers by hand, and invariants of any graph."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from tests.sketch import Sketch, devices, problem
 
 
 def _step() -> OpGraph:
-    """Return two layers forward and backward, an operator a second; gradients of 40 and 60 bytes.
+    """Return two layers forward and backward, a second per operator; gradients of 40 and 60 bytes.
 
     Times: forward 0-1, 1-2; backward of the second 2-3, of the first 3-4.
     """
@@ -58,7 +58,7 @@ def test_a_ring_of_two_sends_each_half_twice() -> None:
     assert ring_s(100, 1, Link(10.0, 0.25)) == 0.0
 
 
-def test_gradients_are_summed_while_the_backward_goes_on() -> None:
+def test_gradients_are_reduced_during_the_backward() -> None:
     graph = _step()
     parts = split_topology(devices(1000, 1000, link=Link(30.0)), 2)
     task = problem(graph, parts.replica)
@@ -82,22 +82,22 @@ def test_gradients_are_summed_while_the_backward_goes_on() -> None:
     assert whole.latency_s == pytest.approx(4 + 100 / 30)
 
 
-def test_a_partial_value_inside_the_model_makes_all_wait() -> None:
+def test_a_partial_value_inside_the_model_stalls_the_step() -> None:
     graph = _step()
     parts = split_topology(devices(1000, 1000, link=Link(30.0)), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
-    # What the first layer makes (8 bytes) is read by operators that make nothing partial of it.
+    # The result of the first layer (8 bytes) is read by operators whose results are not partial.
     partial = partial_values(graph, _dims(graph, 1))
     assert partial.tolist() == [1]
     cost = all_reduce_cost(task, placed, evaluate(task, placed), partial=partial, replicas=parts)
     assert cost.latency_s == pytest.approx(4 + 8 / 30)
     assert cost.exposed_s.tolist() == pytest.approx([8 / 30])
-    # If its readers hand it on, only what comes out in the end is summed.
+    # If its readers stay partial, only the last result is reduced.
     assert partial_values(graph, _dims(graph, 1, 2, 3, 4)).tolist() == [2, 3, 4]
 
 
-def test_what_is_not_partial_is_not_summed() -> None:
+def test_values_that_are_not_partial_are_not_reduced() -> None:
     graph = _step()
     parts = split_topology(devices(1000, 1000), 2)
     task = problem(graph, parts.replica)
@@ -109,7 +109,7 @@ def test_what_is_not_partial_is_not_summed() -> None:
     assert cost.exposed_s.tolist() == [0.0]
 
 
-def test_updates_wait_for_the_sums() -> None:
+def test_updates_wait_for_the_all_reduce() -> None:
     graph = _step()
     step = replace(graph, targets=(*graph.targets[:3], "optimizer.sgd"))
     parts = split_topology(devices(1000, 1000, link=Link(30.0)), 2)
@@ -123,51 +123,53 @@ def test_updates_wait_for_the_sums() -> None:
         replicas=parts,
         bucket_bytes=1,
     )
-    # The backward ends at 3, the sum at 5, the update takes the last second.
+    # The backward ends at 3, the all-reduce at 5; the update takes the last second.
     assert cost.exposed_s.tolist() == pytest.approx([2.0])
     assert cost.latency_s == pytest.approx(6.0)
 
 
-def test_views_of_one_gradient_are_summed_once() -> None:
+def test_views_of_one_gradient_are_reduced_once() -> None:
     sketch = Sketch()
     weight = sketch.weight(40)
-    made = sketch.op([sketch.input(8)], 40, [weight], 1)
-    view = sketch.op([made], 40, view_of=made, group=0)
+    gradient = sketch.op([sketch.input(8)], 40, [weight], 1)
+    view = sketch.op([gradient], 40, view_of=gradient, group=0)
     graph = replace(
-        sketch.graph(made, view),
+        sketch.graph(gradient, view),
         gradient_values=np.array([view], dtype=np.int64),
         gradient_weights=np.array([0], dtype=np.int64),
     )
     parts = split_topology(devices(1000, 1000), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(2, dtype=np.int64))
-    partial = partial_values(graph, _dims(graph, made, view))
+    partial = partial_values(graph, _dims(graph, gradient, view))
     cost = all_reduce_cost(task, placed, evaluate(task, placed), partial=partial, replicas=parts)
     assert cost.reduced_bytes.tolist() == [40]
 
 
-def test_buckets_lie_beside_the_weights() -> None:
+def test_buckets_are_held_besides_the_weights() -> None:
     graph = _step()
     bucketed = with_buckets(graph, np.array([3, 4], dtype=np.int64))
     assert bucketed.weight_state_bytes.tolist() == [40, 60]
     assert bucketed.state_tensor_bytes.tolist() == [[40, 60]]
     assert with_buckets(graph, np.array([3], dtype=np.int64)).weight_state_bytes.tolist() == [0, 60]
-    # Beside the two states and the count of steps, as tensors of their own.
-    both = with_buckets(with_optimizer(graph, Optimizer("adam")), np.array([3], dtype=np.int64))
-    assert both.weight_state_bytes.tolist() == [2 * 40 + 4, 3 * 60 + 4]
-    assert both.state_tensor_bytes.tolist() == [[40, 60], [40, 60], [4, 4], [0, 60]]
+    # Besides the two states and the step count, as separate tensors.
+    with_states = with_buckets(
+        with_optimizer(graph, Optimizer("adam")), np.array([3], dtype=np.int64)
+    )
+    assert with_states.weight_state_bytes.tolist() == [2 * 40 + 4, 3 * 60 + 4]
+    assert with_states.state_tensor_bytes.tolist() == [[40, 60], [40, 60], [4, 4], [0, 60]]
 
 
-def test_two_devices_have_a_ring_each_with_links_of_its_own() -> None:
-    """Two replicas of two machines; the second devices are joined by the slower link."""
+def test_two_devices_have_separate_rings_with_their_own_links() -> None:
+    """Two replicas on two machines; the second devices are joined by the slower link."""
     graph = _step()
-    near, far = Link(1000.0), Link(20.0, 1.0)
-    whole = devices(1000, 1000, 1000, 1000, link=near)
+    fast, slow = Link(1000.0), Link(20.0, 1.0)
+    whole = devices(1000, 1000, 1000, 1000, link=fast)
     rates, latencies = whole.bytes_per_s.copy(), whole.latency_s.copy()
     for a, b in ((1, 3), (3, 1)):
-        rates[a, b], latencies[a, b] = far.bytes_per_s, far.latency_s
+        rates[a, b], latencies[a, b] = slow.bytes_per_s, slow.latency_s
     parts = split_topology(replace(whole, bytes_per_s=rates, latency_s=latencies), 2)
-    assert (parts.rings.tolist(), parts.links) == ([[0, 1], [2, 3]], (near, far))
+    assert (parts.rings.tolist(), parts.links) == ([[0, 1], [2, 3]], (fast, slow))
     task = problem(graph, parts.replica)
     # The first layer and its backward on device 0, the second on device 1.
     placed = partition_by_device(graph, np.array([0, 1, 1, 0]))
@@ -195,7 +197,7 @@ def test_two_devices_have_a_ring_each_with_links_of_its_own() -> None:
     bucket_bytes=st.sampled_from([1, 7, 100]),
     optimizer=st.booleans(),
 )
-def test_what_holds_of_any_sums(
+def test_invariants_of_all_reduces(
     *,
     seed: int,
     n: int,
@@ -216,7 +218,7 @@ def test_what_holds_of_any_sums(
     placed = partition_by_device(graph, device_of)
     evaluation = evaluate(task, placed)
     chosen = rng.choice([-2, 0], size=graph.n_values)
-    # Gradients are results of the backward; an optimizer's own values are of no batch.
+    # Gradients are results of the backward; values of the optimizer belong to no batch.
     chosen[graph.value_producer >= graph.n_ops - int(graph.is_update.sum())] = 0
     partial = partial_values(graph, chosen.astype(np.int64))
     cost = all_reduce_cost(
@@ -230,7 +232,7 @@ def test_what_holds_of_any_sums(
     assert cost.latency_s * enough >= evaluation.latency_s
     assert cost.throughput_per_s <= evaluation.throughput_per_s * enough
     assert cost.latency_s <= (evaluation.latency_s + cost.busy_s.sum()) * enough
-    # Each device's ring is busy at least as long as one sum of all its bytes.
+    # The ring of each device is busy at least as long as one all-reduce of all its bytes.
     least_s = [ring_s(size, n_replicas, Link(rate)) for size in cost.reduced_bytes.tolist()]
     assert (cost.busy_s * enough >= least_s).all()
     assert cost.sent_bytes.tolist() == [
@@ -243,10 +245,12 @@ def test_copies_and_empty_buckets_are_refused() -> None:
     parts = split_topology(devices(1000, 1000), 2)
     task = problem(graph, devices(1000, 1000))
     copied = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0, 1),))
-    alone = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
-    evaluation = evaluate(task, alone)
+    on_one_device = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
+    evaluation = evaluate(task, on_one_device)
     none = np.empty(0, dtype=np.int64)
     with pytest.raises(SpecError, match="saturate_host"):
         all_reduce_cost(task, copied, evaluation, partial=none, replicas=parts)
     with pytest.raises(SpecError, match="bucket_bytes=0"):
-        all_reduce_cost(task, alone, evaluation, partial=none, replicas=parts, bucket_bytes=0)
+        all_reduce_cost(
+            task, on_one_device, evaluation, partial=none, replicas=parts, bucket_bytes=0
+        )

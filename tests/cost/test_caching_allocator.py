@@ -1,4 +1,4 @@
-"""torch's allocator, against the rules in the head of CUDACachingAllocator.cpp."""
+"""The model of torch's allocator, against the rules at the top of CUDACachingAllocator.cpp."""
 
 import random
 from itertools import pairwise
@@ -22,17 +22,17 @@ MIB = 2**20
         (201 * MIB, 202 * MIB),
     ],
 )
-def test_the_segment_of_a_first_block(size_bytes: int, reserved_bytes: int) -> None:
+def test_the_segment_size_of_a_first_block(size_bytes: int, reserved_bytes: int) -> None:
     allocator = CachingAllocator()
     allocator.allocate(size_bytes)
     assert allocator.reserved_bytes == reserved_bytes
 
 
-def test_blocks_are_multiples_of_512_bytes() -> None:
+def test_block_sizes_are_multiples_of_512_bytes() -> None:
     assert [block_bytes(size) for size in (1, 512, 513)] == [512, 512, 1024]
 
 
-def test_small_blocks_share_a_segment_and_large_ones_another() -> None:
+def test_small_and_large_blocks_use_separate_segments() -> None:
     allocator = CachingAllocator()
     for _ in range(4):
         allocator.allocate(512 * 1024)
@@ -44,19 +44,19 @@ def test_small_blocks_share_a_segment_and_large_ones_another() -> None:
     assert allocator.reserved_bytes == 24 * MIB
 
 
-def test_what_is_freed_is_used_again_and_neighbours_become_one() -> None:
+def test_freed_blocks_are_reused_and_merged() -> None:
     allocator = CachingAllocator()
     blocks = [allocator.allocate(5 * MIB) for _ in range(4)]
     for index in (0, 2, 1):
         allocator.free(blocks[index])
-    # Three neighbours of 5 MiB have room for 15, and the rest of the segment is taken.
+    # Three adjacent blocks of 5 MiB hold 15, and the rest of the segment is used.
     allocator.allocate(15 * MIB)
     assert allocator.reserved_bytes == 20 * MIB
     allocator.allocate(2 * MIB)
     assert allocator.reserved_bytes == 40 * MIB
 
 
-def test_a_gap_between_two_blocks_is_lost_to_a_larger_one() -> None:
+def test_a_gap_is_lost_to_a_larger_block() -> None:
     allocator = CachingAllocator()
     blocks = [allocator.allocate(5 * MIB) for _ in range(4)]
     allocator.free(blocks[0])
@@ -65,19 +65,19 @@ def test_a_gap_between_two_blocks_is_lost_to_a_larger_one() -> None:
     assert allocator.reserved_bytes == 40 * MIB
 
 
-def test_the_smallest_block_that_has_room_is_taken() -> None:
+def test_the_smallest_sufficient_block_is_used() -> None:
     allocator = CachingAllocator()
     large, small = allocator.allocate(40 * MIB), allocator.allocate(12 * MIB)
     allocator.free(large)
     allocator.free(small)
     assert allocator.allocate(11 * MIB + 512) == small
     assert allocator.allocate(12 * MIB) == large
-    # Of the 40 MiB 28 are left: they are more than a MiB, so they were cut off.
+    # Of the 40 MiB 28 remain: more than a MiB, so they were split off.
     assert allocator.allocate(28 * MIB) == large + 12 * MIB
     assert allocator.reserved_bytes == 52 * MIB
 
 
-def test_a_rest_of_a_mib_stays_with_its_block() -> None:
+def test_a_remainder_of_a_mib_stays_with_its_block() -> None:
     allocator = CachingAllocator()
     address = allocator.allocate(11 * MIB)
     assert allocator.reserved_bytes == 12 * MIB
@@ -86,7 +86,7 @@ def test_a_rest_of_a_mib_stays_with_its_block() -> None:
     assert allocator.allocated_bytes == 0
 
 
-def test_blocks_never_overlap_and_all_comes_back() -> None:
+def test_blocks_never_overlap_and_all_memory_is_returned() -> None:
     chance, allocator = random.Random(0), CachingAllocator()
     live: dict[int, int] = {}
     for _ in range(3000):
@@ -105,20 +105,20 @@ def test_blocks_never_overlap_and_all_comes_back() -> None:
     for address in live:
         allocator.free(address)
     assert allocator.allocated_bytes == 0
-    # Whole again: a block as large as any that was there needs no further segment.
+    # Merged again: a block as large as any earlier one needs no new segment.
     before = allocator.reserved_bytes
     allocator.allocate(40 * MIB)
     assert allocator.reserved_bytes == before
 
 
-def test_near_its_limit_a_device_gets_back_the_segments_without_a_block_in_use() -> None:
+def test_near_the_limit_unused_segments_are_released() -> None:
     allocator = CachingAllocator(limit_bytes=60 * MIB)
-    kept = allocator.allocate(5 * MIB)  # in a segment of 20 MiB that stays
+    live = allocator.allocate(5 * MIB)  # in a segment of 20 MiB that stays
     allocator.free(allocator.allocate(30 * MIB))
     allocator.allocate(40 * MIB)
     assert (allocator.reserved_bytes, allocator.most_reserved_bytes) == (60 * MIB, 60 * MIB)
-    allocator.free(kept)
-    # What is in use cannot be given back: torch would be out of memory.
+    allocator.free(live)
+    # Memory in use cannot be released: torch would be out of memory.
     allocator.allocate(50 * MIB)
     assert allocator.most_reserved_bytes == 90 * MIB
     assert allocator.allocated_bytes == 90 * MIB

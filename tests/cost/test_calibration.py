@@ -1,4 +1,4 @@
-"""Fitting the roofline to measured times: what was planted is found; refusals."""
+"""Fitting the roofline to measured times: planted coefficients are recovered; refusals."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def _close(fitted: Calibration, planted: Calibration, tolerance: float) -> None:
     assert fitted.moves_per_s == pytest.approx(planted.moves_per_s, rel=tolerance)
 
 
-def test_planted_coefficients_are_found() -> None:
+def test_planted_coefficients_are_recovered() -> None:
     graphs = [graph_of(seed) for seed in range(3)]
     fitted = calibrate([(graph, profile_of(graph)) for graph in graphs])
     _close(fitted, PLANTED, 1e-6)
@@ -38,12 +38,12 @@ def test_planted_coefficients_are_found() -> None:
     assert fitted.held_out_errors == pytest.approx((0, 0, 0), abs=1e-3)
 
 
-def test_a_graph_that_is_held_out_is_predicted_from_the_others_alone() -> None:
+def test_a_held_out_graph_is_predicted_from_the_others() -> None:
     graphs = [graph_of(seed) for seed in range(3)]
     samples = [(graph, profile_of(graph)) for graph in graphs]
     slow = replace(samples[2][1], seconds=4 * samples[2][1].seconds)
     fitted = calibrate([*samples[:2], (graphs[2], slow)])
-    # The other two are as planted; the third takes four times what they say.
+    # The other two are as planted; the third takes four times the predicted time.
     assert fitted.held_out_errors[2] == pytest.approx(-0.75, abs=1e-3)
     assert fitted.held_out_errors[0] > 0.5
     assert abs(fitted.total_errors[2]) < 0.75
@@ -52,7 +52,7 @@ def test_a_graph_that_is_held_out_is_predicted_from_the_others_alone() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(1e-7, 1e-4), st.floats(1e-8, 1e-5), st.floats(1e9, 1e12), st.floats(1e10, 1e13))
-def test_any_coefficients_are_found(
+def test_any_coefficients_are_recovered(
     overhead_s: float, view_s: float, bytes_per_s: float, flops_per_s: float
 ) -> None:
     rates = {
@@ -64,12 +64,12 @@ def test_any_coefficients_are_found(
         (graph, profile_of(graph, planted)) for graph in (graph_of(7, 200), graph_of(8, 200))
     ]
     fitted = calibrate(samples)
-    # Where nothing is limited by a rate, none is known; the times come out all the same.
+    # If nothing is limited by a rate, the rate is unknown; the times are right all the same.
     for graph, profile in samples:
         np.testing.assert_allclose(fitted.seconds(graph), profile.seconds, rtol=1e-3)
 
 
-def test_noise_moves_the_fit_little_and_the_answer_is_always_the_same() -> None:
+def test_noise_changes_the_fit_little_and_deterministically() -> None:
     rng = np.random.default_rng(0)
     samples = []
     for seed in range(4):
@@ -80,16 +80,16 @@ def test_noise_moves_the_fit_little_and_the_answer_is_always_the_same() -> None:
     fitted = calibrate(samples)
     _close(fitted, PLANTED, 0.2)
     assert 0 < fitted.op_error < 0.3
-    # Of a noise of 0.2 in the logarithm.
+    # With a noise of 0.2 in the logarithm.
     kinds = ["convolution float32", "function", "gemm float32", "move", "reduction"]
     assert set(kinds) < set(fitted.spread)
     assert all(1.1 < fitted.spread[kind] < 1.35 for kind in kinds)
     assert 0.9 < fitted.spearman < 1
-    again = calibrate(samples)
-    assert again == fitted
+    second = calibrate(samples)
+    assert second == fitted
 
 
-def test_the_common_factor_makes_one_graphs_total_right() -> None:
+def test_the_common_factor_corrects_the_total_of_one_graph() -> None:
     graph = graph_of(1)
     skewed = profile_of(graph).seconds.copy()
     skewed[int(skewed.argmax())] *= 5
@@ -112,14 +112,14 @@ def test_times_by_hand() -> None:
         moved_bytes=np.array([10, 40, 20, 0, 0]),
     )
     model = Calibration(1.0, 0.5, 10.0, {"gemm float32": 100.0}, "a device")
-    # 1 + 300 / 100, 1 + 40 / 10, 1 + 20 / 10, a view, an item
+    # 1 + 300 / 100, 1 + 40 / 10, 1 + 20 / 10, a view, a getitem
     assert model.seconds(graph).tolist() == [4.0, 5.0, 3.0, 0.5, 0.0]
     assert model.op_time_s(graph, devices(1, 1)).tolist() == [
         [t, t] for t in (4.0, 5.0, 3.0, 0.5, 0.0)
     ]
 
 
-def test_large_results_cost_fresh_memory() -> None:
+def test_large_results_pay_for_fresh_memory() -> None:
     sketch = Sketch()
     value = sketch.op([sketch.input(1)], 2**25, flops=100)
     graph = sketch.graph(sketch.op([value], 2**25 - 1, flops=100))
@@ -130,7 +130,7 @@ def test_large_results_cost_fresh_memory() -> None:
     assert calibrate([(small, profile_of(small, model))]).fresh_s_per_byte == 0
 
 
-def test_a_class_without_a_rate_takes_another_of_its_dtype_and_a_dtype_none() -> None:
+def test_a_class_without_a_rate_uses_another_of_its_dtype() -> None:
     graph = replace(chain(1), targets=("aten.convolution.default",), flops=np.array([100]))
     model = Calibration(0.0, 0.0, 1.0, {"attention float32": 5.0, "gemm float32": 10.0}, "d")
     assert model.seconds(graph).tolist() == [10.0]
@@ -140,7 +140,7 @@ def test_a_class_without_a_rate_takes_another_of_its_dtype_and_a_dtype_none() ->
         model.seconds(replace(graph, dtypes=("bfloat16",)))
 
 
-def test_a_convolution_of_few_products_a_result_has_a_rate_of_its_own() -> None:
+def test_narrow_convolutions_have_their_own_rate() -> None:
     graph = chain(2)
     graph = replace(graph, value_bytes=4 * graph.value_bytes)
     results = float(graph.value_bytes[1]) / 4
@@ -155,7 +155,7 @@ def test_a_convolution_of_few_products_a_result_has_a_rate_of_its_own() -> None:
     assert replace(model, flops_per_s=narrow).seconds(graph).tolist() == [18.0, 576.0]
 
 
-def test_a_sample_of_views_alone_or_of_nothing_is_refused() -> None:
+def test_a_sample_without_work_is_refused() -> None:
     sketch = Sketch()
     graph = sketch.graph(sketch.op([sketch.input(1)], 1, view_of=0))
     profile = OperatorProfile(np.ones(1), np.ones(1, dtype=np.int64), "d")
@@ -183,12 +183,12 @@ def test_a_profile_of_another_graph_or_device_is_refused() -> None:
         ("flops_per_s", {"gemm f": -1.0}),
     ],
 )
-def test_coefficients_that_make_no_times_are_refused(field: str, value: object) -> None:
+def test_invalid_coefficients_are_refused(field: str, value: object) -> None:
     with pytest.raises(SpecError, match="calibration"):
         replace(PLANTED, **{field: value})  # type: ignore[arg-type]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_calibration_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "calibration.json"
     written = replace(PLANTED, total_errors=(0.1, -0.2), op_error=0.25, spearman=0.9)
     write_calibration(path, written)
@@ -222,9 +222,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> N
         ("device_name", '"\\ud800"'),
     ],
 )
-def test_a_coefficient_that_makes_no_times_is_refused(
-    tmp_path: Path, field: str, text: str
-) -> None:
+def test_an_invalid_coefficient_in_a_file_is_refused(tmp_path: Path, field: str, text: str) -> None:
     path = tmp_path / "calibration.json"
     write_calibration(path, PLANTED)
     document = json.loads(path.read_text())
@@ -234,7 +232,7 @@ def test_a_coefficient_that_makes_no_times_is_refused(
         read_calibration(path)
 
 
-def test_a_missing_file_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_missing_files_and_unwritable_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no file"):
         read_calibration(tmp_path / "none.json")
     (tmp_path / "file").write_text("")
@@ -242,8 +240,8 @@ def test_a_missing_file_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None
         write_calibration(tmp_path / "file" / "calibration.json", PLANTED)
 
 
-def test_a_rate_that_the_sample_does_not_show_stays_possible() -> None:
-    # Operators that take equally long, whatever they move: any high bandwidth explains that.
+def test_a_rate_that_the_sample_does_not_determine_is_allowed() -> None:
+    # Operators that take equally long for any size: any high bandwidth explains that.
     graph = graph_of(3)
     profile = profile_of(graph, replace(PLANTED, bytes_per_s=1e30, fresh_s_per_byte=0.0))
     moves = graph.moved_bytes > 0

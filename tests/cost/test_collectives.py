@@ -1,4 +1,4 @@
-"""Collectives: known answers by hand, and how curves bend."""
+"""Collectives: known answers by hand, and the shape of curves."""
 
 import pytest
 from hypothesis import given
@@ -12,8 +12,8 @@ LINK = Link(100.0, 0.5)
 CURVE = CollectiveCurve(launch_s=3.0, hop_s=1.0, ramp_s=4.0, share=0.5)
 
 
-def test_a_ring_takes_a_step_for_each_other_rank_and_a_sum_two() -> None:
-    # Four ranks, parts of 100 bytes: 1 s and a latency a step.
+def test_a_ring_takes_one_step_per_other_rank_and_an_all_reduce_two() -> None:
+    # Four ranks, parts of 100 bytes: 1 s and a latency per step.
     assert collective_time_s("all_gather", 400, 4, LINK) == pytest.approx(3 * 1.5)
     assert collective_time_s("all_reduce", 400, 4, LINK) == pytest.approx(6 * 1.5)
     assert collective_time_s("all_to_all", 400, 4, LINK) == pytest.approx(3 * 1.5)
@@ -25,7 +25,7 @@ def test_a_curve_has_its_launch_hops_rate_and_root() -> None:
     assert wire_bytes("reduce_scatter", 400, 4) == 300
     seconds = collective_time_s("reduce_scatter", 400, 4, LINK, {"reduce_scatter": CURVE})
     assert seconds == pytest.approx(3 + 3 * 1 + 6 + 24**0.5)
-    # Another kind than the curve's is a ring's.
+    # Other kinds than that of the curve use the ring.
     assert collective_time_s("all_gather", 400, 4, LINK, {"all_reduce": CURVE}) == 4.5
 
 
@@ -41,7 +41,7 @@ def test_more_bytes_and_more_ranks_take_no_less(
     assert seconds <= collective_time_s(kind, size, ranks + 1, LINK, curves) * (1 + 1e-12)
 
 
-def test_what_is_no_collective_is_refused() -> None:
+def test_an_unknown_collective_is_refused() -> None:
     with pytest.raises(SpecError, match=r"no collective all_reduc; .*all_reduce"):
         collective_time_s("all_reduc", 1, 2, LINK)
     with pytest.raises(SpecError, match="over 0 ranks"):

@@ -34,7 +34,7 @@ def _fork() -> OpGraph:
     return sketch.graph(d)
 
 
-def test_one_device_runs_everything_in_turn() -> None:
+def test_one_device_runs_all_operators_in_turn() -> None:
     graph = _fork()
     whole = Assignment(np.zeros(4, dtype=np.int64), ((0,),))
     result = evaluate(problem(graph, devices(GB)), whole)
@@ -42,7 +42,7 @@ def test_one_device_runs_everything_in_turn() -> None:
     assert result.critical_path_s == 2 + 4 + 1
     assert result.throughput_per_s == 1 / 10
     assert result.transfer_bytes == 0
-    # weights 11 + 13 + 17, input 7, and at c: a, b and c alive (5 + 3 + 2)
+    # weights 11 + 13 + 17, input 7, and at c: a, b and c live (5 + 3 + 2)
     assert result.devices[0].peak_bytes == 11 + 13 + 17 + 7 + (5 + 3 + 2)
     assert result.devices[0].static_bytes == 11 + 13 + 17 + 7 + (5 + 3 + 2 + 1)
 
@@ -57,7 +57,7 @@ def test_two_devices_overlap_and_pay_for_transfers() -> None:
     assert result.transfer_bytes == 5 + 2
     assert [d.received_bytes for d in result.devices] == [2, 5]
     assert [d.load_s for d in result.devices] == [6.0, 4.0]
-    # device 0 at d: b, the received c, and d; at b: a and b. c is received from when it is made.
+    # device 0 at d: b, the received c, and d; at b: a and b. c is received when it is computed.
     assert result.devices[0].peak_bytes == 11 + 13 + 7 + max(5 + 3, 3 + 2 + 1)
     assert result.devices[1].peak_bytes == 17 + 5 + 2
     assert result.devices[1].static_bytes == 17 + 5 + 2
@@ -65,7 +65,7 @@ def test_two_devices_overlap_and_pay_for_transfers() -> None:
     assert split.n_partitions == 3
 
 
-def test_a_value_goes_to_a_device_once() -> None:
+def test_a_value_is_sent_to_a_device_once() -> None:
     sketch = Sketch()
     a = sketch.op([], 100, [], 1)
     b = sketch.op([a], 1, [], 1)
@@ -89,7 +89,7 @@ def test_a_view_keeps_its_storage_alive_and_allocates_nothing() -> None:
     assert peak_bytes(
         problem(graph, devices(GB)).memory, np.zeros(4, dtype=np.int64), 1
     ).tolist() == [64 + 32 + 1]
-    # Sent to another device, the view is 16 bytes of its own and the 64 stay behind.
+    # Sent to another device, the view has 16 bytes of its own and the 64 stay behind.
     split = np.array([0, 0, 1, 1])
     assert peak_bytes(problem(graph, devices(GB, GB)).memory, split, 2).tolist() == [
         64,
@@ -111,7 +111,7 @@ def test_tied_weights_count_once_on_each_device() -> None:
     assert [d.weight_bytes for d in apart.devices] == [50, 50]
 
 
-def test_lower_bound_is_the_work_when_nothing_depends() -> None:
+def test_lower_bound_is_the_work_without_dependencies() -> None:
     sketch = Sketch()
     for flops in (3, 3, 3, 3):
         sketch.op([], 1, [], flops)
@@ -129,12 +129,12 @@ def test_lower_bound_is_the_path_in_a_chain() -> None:
     [
         # Either result takes 10 s to move: both branches run at home, 3 + 3, then 1. Path: 3 + 1.
         ([(3, 10), (3, 10)], 7),
-        # One branch elsewhere, and its result comes at 3 + 2; then 1. Path: 3 + 1.
+        # One branch runs elsewhere, and its result arrives at 3 + 2; then 1. Path: 3 + 1.
         ([(3, 2), (3, 2)], 6),
-        # The branch that stays is the one whose result is slow to move: the other comes at 3 + 2.
+        # The branch that stays is the one whose result is slow to move: the other arrives at 3 + 2.
         ([(3, 2), (3, 10)], 6),
         ([(3, 10), (3, 2)], 6),
-        # The result of 2 s comes at 2 + 6, while 4 + 3 run at home; then 1. Path: 4 + 1.
+        # The result of 2 s arrives at 2 + 6, while 4 + 3 run at home; then 1. Path: 4 + 1.
         ([(4, 6), (3, 6), (2, 6)], 9),
     ],
 )
@@ -153,19 +153,19 @@ def test_lower_bound_counts_a_transfer_between_fork_and_join() -> None:
     fork = sketch.op([], 1, flops=2)
     left, right = (sketch.op([fork], 1, flops=5) for _ in range(2))
     this = problem(sketch.graph(sketch.op([left, right], 1, flops=1)), devices(GB, GB, GB))
-    # One branch runs elsewhere, and something is sent on its way from fork to join: 2 + 1 + 5 + 1.
-    # On the path alone it is 8; the join can run where the later branch does, so 9 is reached.
+    # One branch runs elsewhere, with a transfer on its way from fork to join: 2 + 1 + 5 + 1.
+    # The path alone takes 8; the join can run where the later branch does, so 9 is reached.
     assert _bound_s(this) == 9
     assert _best_of_all_s(this) == 9
 
 
-def test_lower_bound_takes_the_quickest_link() -> None:
+def test_lower_bound_assumes_the_quickest_link() -> None:
     sketch = Sketch()
     ends = [sketch.op([], 2, flops=3) for _ in range(2)]
     graph = sketch.graph(sketch.op(ends, 1, flops=1))
-    near, far = Link(2.0, 1.0), Link(0.25, 9.0)
-    this = problem(graph, devices(GB, GB, GB, link=near, far=far, nodes=[0, 0, 1]))
-    # In the node a result takes 1 + 2 / 2 s: it comes at 3 + 2, then 1.
+    fast, slow = Link(2.0, 1.0), Link(0.25, 9.0)
+    this = problem(graph, devices(GB, GB, GB, link=fast, far=slow, nodes=[0, 0, 1]))
+    # Within the node a result takes 1 + 2 / 2 s: it arrives at 3 + 2, then 1.
     assert _bound_s(this) == 6
     assert _best_of_all_s(this) == 6
 
@@ -183,10 +183,10 @@ def _weight_gradient_first() -> OpGraph:
 
 def test_lower_bound_counts_the_order_in_a_group() -> None:
     this = problem(_weight_gradient_first(), devices(GB, GB, GB))
-    alone = replace(this.graph, group=np.arange(6))
-    # By what they read, 1 + 1 + 1 + 4. Each weight gradient holds up what its device computes next:
+    ungrouped = replace(this.graph, group=np.arange(6))
+    # By reads alone, 1 + 1 + 1 + 4. Each weight gradient delays what its device computes next:
     # 1 + 1, then 4 + 1, then 4 + 1.
-    assert _bound_s(problem(alone, this.topology)) == 7
+    assert _bound_s(problem(ungrouped, this.topology)) == 7
     assert _bound_s(this) == 12
     assert _best_of_all_s(this) == 12
 
@@ -196,7 +196,7 @@ def test_lower_bound_knows_that_a_group_is_sent_nothing_of_its_own() -> None:
     first = sketch.op([], 1, flops=3)
     other = sketch.op([], 1, flops=3)
     this = problem(sketch.graph(sketch.op([first, other], 1, flops=1, group=0)), devices(GB, GB))
-    # The other comes at 3 + 1; were the first free to part, so would the join be.
+    # The other arrives at 3 + 1; if the first were free to move, so would the join be.
     assert _bound_s(this) == 5
     assert _best_of_all_s(this) == 5
     slow = problem(this.graph, devices(GB, GB, link=Link(0.2)))
@@ -214,7 +214,7 @@ def test_lower_bound_counts_the_transfers_that_memory_forces() -> None:
 
 
 def test_lower_bound_counts_a_transfer_past_what_is_computed_meanwhile() -> None:
-    """Small values on the way are no cheap way out: the residual has to be sent as well."""
+    """Small values on the way do not avoid it: the residual has to be sent as well."""
     sketch = Sketch()
     value = sketch.op([], 50, [sketch.weight(1000)], 1)
     for _ in range(3):
@@ -226,21 +226,21 @@ def test_lower_bound_counts_a_transfer_past_what_is_computed_meanwhile() -> None
     # Three of four weights fit. The residual takes 5 s and is then added, instead of 1 + 1 + 1.
     tight = problem(graph, devices(3500, 3500, link=link))
     assert _bound_s(tight) == 10 + 3
-    # One link carries both values, in turn: the bound does not know.
+    # One link carries both values, in turn: the bound does not use that.
     assert 10 + 3 <= _best_that_fits_s(tight) < 10 + 4.2
 
 
-def test_lower_bound_counts_what_fits_no_fast_device() -> None:
+def test_lower_bound_counts_what_fits_on_no_fast_device() -> None:
     graph = chain(6)
     speeds = [4.0, 1.0]
     assert _bound_s(problem(graph, devices(99, 99, speeds=speeds))) == 1.5
     # No operator fits on the fast device, by its weight of 10 or with a result of 1.
     assert _bound_s(problem(graph, devices(9, 99, speeds=speeds))) == 6
     assert _bound_s(problem(graph, devices(10, 99, speeds=speeds))) == 6
-    # Four do. The bound knows of a transfer, not that the device is full after it.
-    most = problem(graph, devices(45, 45, speeds=speeds))
-    assert _bound_s(most) == 1.5 + 1
-    assert _best_that_fits_s(most) == 4 / 4 + 1 + 2
+    # Four do. The bound counts a transfer, but not that the device is full after it.
+    larger = problem(graph, devices(45, 45, speeds=speeds))
+    assert _bound_s(larger) == 1.5 + 1
+    assert _best_that_fits_s(larger) == 4 / 4 + 1 + 2
 
 
 def test_lower_bound_counts_a_weight_once_where_it_is_used_twice() -> None:
@@ -253,22 +253,22 @@ def test_lower_bound_counts_a_weight_once_where_it_is_used_twice() -> None:
 
 
 def _best_that_fits_s(this: Problem) -> float:
-    """Return the least latency of the placements that fit and keep groups together."""
+    """Return the minimum latency of the placements that fit and keep groups together."""
     names, which = np.unique(this.graph.group, return_inverse=True)
     count, log = this.topology.n_devices, schedule_log(this.costs)
     best = np.inf
     for homes in itertools.product(range(count), repeat=len(names)):
-        place = np.array(homes)[which]
-        seconds = schedule(this.costs, place, log)[0]
+        device_of = np.array(homes)[which]
+        seconds = schedule(this.costs, device_of, log)[0]
         if seconds < best and (
-            (peak_bytes(this.memory, place, count) <= this.topology.memory_bytes).all()
+            (peak_bytes(this.memory, device_of, count) <= this.topology.memory_bytes).all()
         ):
             best = seconds
     return best
 
 
 def _tight(topology: Topology, seed: int, most_bytes: int) -> Topology:
-    """Return `topology` with devices that hold a part of `most_bytes` each."""
+    """Return `topology` with devices that each hold a part of `most_bytes`."""
     rng = np.random.default_rng(seed)
     specs = tuple(
         replace(spec, memory_bytes=int(rng.integers(1 + most_bytes // 4, 2 + most_bytes)))
@@ -299,14 +299,13 @@ def _bound_s(this: Problem) -> float:
 
 
 def _best_of_all_s(this: Problem) -> float:
-    """Return the least latency of all placements that keep groups together.
-
-    By the package's own schedule, which is quick; the test below compares it with the slow one.
+    """Return the minimum latency of all placements that keep groups together.
+    By the package's own fast schedule; the test below compares it with the slow one.
     """
     names, which = np.unique(this.graph.group, return_inverse=True)
     places = itertools.product(range(this.topology.n_devices), repeat=len(names))
     log = schedule_log(this.costs)
-    return min(schedule(this.costs, np.array(place)[which], log)[0] for place in places)
+    return min(schedule(this.costs, np.array(device_of)[which], log)[0] for device_of in places)
 
 
 def test_partition_without_a_device_is_refused() -> None:
@@ -320,7 +319,7 @@ def test_partition_without_an_operator_is_refused() -> None:
 
 
 def _mixed_devices(seed: int, count: int) -> Topology:
-    """Return devices of several speeds in up to two nodes; some links take no fixed time."""
+    """Return devices of several speeds in up to two nodes; some links have no fixed time."""
     rng = np.random.default_rng(seed)
     return devices(
         *[GB] * count,
@@ -384,7 +383,7 @@ def test_lower_bound_holds_for_training_steps(seed: int, n: int) -> None:
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 6))
 def test_lower_bound_holds_on_three_unequal_devices_in_two_nodes(seed: int, n: int) -> None:
-    near, far = Link(4.0, 0.25), Link(1.0, 1.0)
-    topology = devices(GB, GB, GB, link=near, far=far, speeds=[1.0, 2.0, 3.0], nodes=[0, 0, 1])
+    fast, slow = Link(4.0, 0.25), Link(1.0, 1.0)
+    topology = devices(GB, GB, GB, link=fast, far=slow, speeds=[1.0, 2.0, 3.0], nodes=[0, 0, 1])
     this = problem(random_graph(seed, n), topology)
     assert _bound_s(this) <= _best_of_all_s(this) * (1 + 1e-12)

@@ -1,4 +1,4 @@
-"""What Python holds counts on the device that made it, wherever memory is counted."""
+"""Values held by Python count on the device that computed them, in every memory count."""
 
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ from fxpart.cost.peak_tensors import device_peaks
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.placement.stages.line import stage_line
-from fxpart.placement.stages.stretch_bytes import ONE, UnitTables, stretch_needs, stretch_room
+from fxpart.placement.stages.stretch_bytes import ONE, UnitTables, stretch_needs, stretch_scratch
 from fxpart.schedule import stage_costs
 from tests.execution.small_presets import SMALL_PRESETS
 
 
 class Block(nn.Module):
-    """Its local variables outlive their readers."""
+    """A block whose local variables outlive their readers."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.repeat(1, 4)
@@ -49,14 +49,14 @@ def _problem(devices: int) -> Problem:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_devices_hold_what_the_blocks_on_them_hold(devices: int) -> None:
+def test_devices_hold_the_local_variables_of_their_blocks(devices: int) -> None:
     module, x = Blocks(), torch.ones(10, 100)
     graph = capture_graph(module, (x,))
-    place = placed(module, devices)
-    counted = counted_by_device(BuiltModel(module, (x,), {}), place, devices)
-    assert predicted_by_device(graph, place, devices) == counted
+    device_of_path = placed(module, devices)
+    counted = counted_by_device(BuiltModel(module, (x,), {}), device_of_path, devices)
+    assert predicted_by_device(graph, device_of_path, devices) == counted
     # A local variable of 16,000 bytes is read once, two operators before its block returns.
-    freed = predicted_by_device(without_python(graph), place, devices)
+    freed = predicted_by_device(without_python(graph), device_of_path, devices)
     assert max(freed) <= max(counted) - 4000
 
 
@@ -64,29 +64,29 @@ def test_a_published_architecture_on_three_devices() -> None:
     spec = SMALL_PRESETS["llama2_7b"]
     planned, real = build_model(spec), build_model(spec, torch.device("cpu"))
     graph = capture_graph(planned.module, planned.args, planned.kwargs)
-    place = placed(real.module, 3)
-    counted = counted_by_device(real, place, 3)
-    assert predicted_by_device(graph, place, 3) == pytest.approx(counted, rel=0.01)
-    freed = predicted_by_device(without_python(graph), place, 3)
+    device_of_path = placed(real.module, 3)
+    counted = counted_by_device(real, device_of_path, 3)
+    assert predicted_by_device(graph, device_of_path, 3) == pytest.approx(counted, rel=0.01)
+    freed = predicted_by_device(without_python(graph), device_of_path, 3)
     assert max(freed) < 0.97 * max(counted)
 
 
-def test_every_accounting_of_memory_agrees() -> None:
+def test_all_memory_counts_agree() -> None:
     problem = _problem(2)
     graph = problem.graph
     device_of = np.array([0 if path < "inner.2" else 1 for path in graph.modules])
     assignment = partition_by_device(graph, device_of)
-    found = evaluate(problem, assignment)
-    peaks = [device.peak_bytes for device in found.devices]
+    evaluation = evaluate(problem, assignment)
+    peaks = [device.peak_bytes for device in evaluation.devices]
     assert [peak.bytes for peak in device_peaks(problem, assignment)] == peaks
     line = stage_line(problem)
     units = UnitTables(
         line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
     )
-    room = stretch_room(graph.n_values, len(graph.weight_names), graph.n_ops)
+    scratch = stretch_scratch(graph.n_values, len(graph.weight_names), graph.n_ops)
     cut = int(line.unit_of[np.flatnonzero(device_of)[0]])
     stretches = ((0, cut), (cut, line.n_units))
-    needs = [stretch_needs(problem.memory, units, room, *ends, ONE) for ends in stretches]
+    needs = [stretch_needs(problem.memory, units, scratch, *ends, ONE) for ends in stretches]
     assert needs == peaks
     stages = stage_costs(problem, assignment).stages
     assert [s.forward_peak_bytes + s.input_bytes + s.weight_bytes for s in stages] == peaks

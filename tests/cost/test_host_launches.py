@@ -1,4 +1,4 @@
-"""The host starts operators one by one, and devices that are faster wait for it."""
+"""The host launches operators one by one, and faster devices wait for it."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def _problem(devices: int = 2, launch_s: float = _LAUNCH_S, flops_per_s: float =
 
 
 def _simulated_s(problem: Problem, device_of: np.ndarray) -> float:
-    """The same by events, as one would write it down."""
+    """Simulate the same by events, in the most direct way."""
     graph, costs = problem.graph, problem.costs
     host_s = 0.0
     finish_s: dict[int, float] = {}
@@ -60,28 +60,30 @@ def _simulated_s(problem: Problem, device_of: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("flops_per_s", [1e9, 1e11, 1e19])
-def test_an_operator_begins_when_the_host_has_started_it(flops_per_s: float) -> None:
+def test_an_operator_begins_when_the_host_has_launched_it(flops_per_s: float) -> None:
     problem = _problem(flops_per_s=flops_per_s)
     device_of = np.arange(problem.graph.n_ops) // 40 % 2
-    found = evaluate(problem, partition_by_device(problem.graph, device_of))
-    assert found.latency_s == pytest.approx(_simulated_s(problem, device_of), rel=1e-12)
-    assert found.latency_s >= found.lower_bound_s * (1 - 1e-12)
-    assert found.latency_s >= found.critical_path_s * (1 - 1e-12)
+    evaluation = evaluate(problem, partition_by_device(problem.graph, device_of))
+    assert evaluation.latency_s == pytest.approx(_simulated_s(problem, device_of), rel=1e-12)
+    assert evaluation.latency_s >= evaluation.lower_bound_s * (1 - 1e-12)
+    assert evaluation.latency_s >= evaluation.critical_path_s * (1 - 1e-12)
 
 
-def test_a_model_of_small_operators_takes_what_the_host_takes() -> None:
+def test_a_model_of_small_operators_takes_the_time_of_the_host() -> None:
     problem, fast = _problem(1, flops_per_s=1e19), _problem(1, 0.0, 1e19)
     graph = problem.graph
     started = int(((graph.flops > 0) | (graph.moved_bytes > 0)).sum())
-    found = evaluate(problem, partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64)))
-    assert found.latency_s == pytest.approx(started * _LAUNCH_S, rel=1e-3)
-    assert found.throughput_per_s == pytest.approx(1 / (started * _LAUNCH_S))
-    assert lower_bound_s(problem) == found.latency_s
-    assert lower_bound_s(fast) < found.latency_s / 50
+    evaluation = evaluate(
+        problem, partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
+    )
+    assert evaluation.latency_s == pytest.approx(started * _LAUNCH_S, rel=1e-3)
+    assert evaluation.throughput_per_s == pytest.approx(1 / (started * _LAUNCH_S))
+    assert lower_bound_s(problem) == evaluation.latency_s
+    assert lower_bound_s(fast) < evaluation.latency_s / 50
 
 
 @pytest.mark.parametrize("launch_s", [20e-6, 1e-3])
-def test_a_change_is_estimated_with_the_host(launch_s: float) -> None:
+def test_an_estimate_includes_the_host(launch_s: float) -> None:
     problem = _problem(3, launch_s, 1e19)
     rng, n = np.random.default_rng(0), problem.graph.n_ops
     device_of = rng.integers(0, 3, n)
@@ -97,7 +99,7 @@ def test_a_change_is_estimated_with_the_host(launch_s: float) -> None:
         assert about == pytest.approx(exact, rel=0.02)
 
 
-def test_the_process_of_a_stage_starts_the_operators_of_that_stage() -> None:
+def test_the_process_of_a_stage_launches_only_its_operators() -> None:
     problem = _problem(2, flops_per_s=1e19)
     device_of = (np.arange(problem.graph.n_ops) >= 60).astype(np.int64)
     costs = stage_costs(problem, partition_by_device(problem.graph, device_of))

@@ -1,4 +1,4 @@
-"""Heads, tails and estimates against whole simulations."""
+"""Heads, tails and estimates against full simulations."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _placed(seed: int, n: int, count: int) -> tuple[Problem, IntArray, np.random
 
 
 def test_tails_of_two_devices_by_hand() -> None:
-    # a (2 s) -> b (3 s) on another device; 4 bytes at 2 bytes/s and 0.5 s: 2.5 s on the way.
+    # a (2 s) -> b (3 s) on another device; 4 bytes at 2 bytes/s and 0.5 s: 2.5 s in transit.
     sketch = Sketch()
     a = sketch.op([], 4, flops=2)
     b = sketch.op([a], 1, flops=3)
@@ -31,7 +31,7 @@ def test_tails_of_two_devices_by_hand() -> None:
     progress = make_progress(this.costs)
     assert refresh(this.costs, np.array([0, 1, 0]), progress) == 7.5
     assert progress.tail_s.tolist() == [7.5, 3.0, 1.0]
-    # The third operator runs on the first device from 2 s to 3 s: nobody waits for it.
+    # The third operator runs on the first device from 2 s to 3 s: nothing waits for it.
     assert progress.critical.tolist() == [True, True, False]
 
 
@@ -41,19 +41,19 @@ def test_heads_and_tails_agree_with_the_simulation(seed: int, n: int, count: int
     progress, log = make_progress(this.costs), schedule_log(this.costs)
     latency = refresh(this.costs, device_of, progress)
     expected, _ = schedule(this.costs, device_of, log)
-    # Sums in another order: equal but for rounding.
+    # Sums in another order: equal up to rounding.
     assert latency == pytest.approx(expected)
     np.testing.assert_allclose(progress.log.start_s, log.start_s)
     through = progress.log.start_s + progress.tail_s
     assert through.max() == pytest.approx(latency)
     assert progress.critical.any()
-    # Nothing lies on a longer path than the longest.
+    # Nothing is on a longer path than the longest.
     assert (through <= latency * (1 + 1e-9)).all()
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(33, 150), count=st.integers(2, 4))
 def test_an_estimate_from_the_start_is_exact(seed: int, n: int, count: int) -> None:
-    """No transfer begins before the span, and no path avoids it: nothing is left out."""
+    """No transfer begins before the span, and no path avoids it: nothing is missed."""
     this, device_of, rng = _placed(seed, n, count)
     progress = make_progress(this.costs)
     refresh(this.costs, device_of, progress)
@@ -78,7 +78,7 @@ def test_without_a_change_every_span_reports_its_longest_path(
         assert estimated_s == pytest.approx(latency)
 
 
-def test_an_estimate_leaves_the_progress_as_it_was() -> None:
+def test_an_estimate_does_not_change_the_progress() -> None:
     this = problem(chain(100), devices(10**6, 10**6))
     device_of = np.zeros(100, dtype=np.int64)
     progress = make_progress(this.costs)
@@ -86,7 +86,7 @@ def test_an_estimate_leaves_the_progress_as_it_was() -> None:
     tails, starts = progress.tail_s.copy(), progress.log.start_s.copy()
     moved = device_of.copy()
     moved[50] = 1
-    # There and back, 1 byte at 1 byte/s: two seconds more.
+    # There and back, 1 byte at 1 byte/s: two more seconds.
     assert estimate(this.costs, moved, progress, 50, 50)[:2] == (102.0, 2.0)
     np.testing.assert_array_equal(progress.tail_s, tails)
     np.testing.assert_array_equal(progress.log.start_s, starts)

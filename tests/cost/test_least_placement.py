@@ -1,4 +1,4 @@
-"""The best of all placements, against one placement after the other by an independent count."""
+"""The best of all placements, against enumeration with an independent count."""
 
 import itertools
 from dataclasses import replace
@@ -23,7 +23,7 @@ SEEDS = [seed for seed in range(60) if random_problem(seed).graph.n_ops < 6]
 
 
 def _least_s(task: Problem) -> dict[str, float]:
-    """Return the least latency and load of the placements that fit; empty where none does."""
+    """Return the minimum latency and load of the placements that fit; empty if none does."""
     graph, count = task.graph, task.topology.n_devices
     values: dict[str, list[float]] = {objective: [] for objective in BY_TIME}
     firsts = np.unique(graph.group)
@@ -39,67 +39,67 @@ def _least_s(task: Problem) -> dict[str, float]:
     return {objective: min(seconds) for objective, seconds in values.items() if seconds}
 
 
-def test_modes_and_bounds_are_exact_where_there_are_few_placements() -> None:
+def test_modes_and_bounds_are_exact_for_few_placements() -> None:
     refused = better = 0
     for seed in SEEDS:
         task = random_problem(seed)
-        least = _least_s(task)
+        optimum = _least_s(task)
         for objective, mode in itertools.product(BY_TIME, ("kl_based", "cost_aware", "optimal")):
-            asked = replace(task, objective=objective)
-            if not least:
+            variant = replace(task, objective=objective)
+            if not optimum:
                 refused += 1
                 with pytest.raises(InfeasibleError):
-                    make_mode(mode)(asked)
+                    make_mode(mode)(variant)
                 continue
-            evaluation = evaluate(asked, make_mode(mode)(asked))
+            evaluation = evaluate(variant, make_mode(mode)(variant))
             values = {"latency": evaluation.latency_s, "throughput": evaluation.load_s}
-            assert values[objective] == pytest.approx(least[objective], rel=1e-9)
-            assert evaluation.lower_bound_s == pytest.approx(least["latency"], rel=1e-9)
-            assert evaluation.load_bound_s == pytest.approx(least["throughput"], rel=1e-9)
+            assert values[objective] == pytest.approx(optimum[objective], rel=1e-9)
+            assert evaluation.lower_bound_s == pytest.approx(optimum["latency"], rel=1e-9)
+            assert evaluation.load_bound_s == pytest.approx(optimum["throughput"], rel=1e-9)
             better += evaluation.lower_bound_s > lower_bound_s(task) * (1 + 1e-9)
     assert 0 < refused < 6 * len(SEEDS)
     assert better
 
 
-def test_branch_and_bound_is_brute_force_where_there_are_many_placements() -> None:
-    """10 operators on up to 3 devices, whose memory is tight: up to 59,049 placements each."""
+def test_branch_and_bound_equals_brute_force_for_many_placements() -> None:
+    """10 operators on up to 3 devices with tight memory: up to 59,049 placements each."""
     solvable = 0
     tasks = [random_problem(seed, operators=10) for seed in range(18)]
     tasks = [task for task in tasks if task.topology.n_devices <= 3]
     for task in tasks:
-        least = brute_force(task)
-        solvable += np.isfinite(least["latency"])
+        optimum = brute_force(task)
+        solvable += np.isfinite(optimum["latency"])
         for objective in BY_TIME:
-            found = least_placement(task, objective)
-            assert found is not None
-            assert found.is_proven
-            assert found.bound_s == pytest.approx(least[objective], rel=1e-9)
+            result = least_placement(task, objective)
+            assert result is not None
+            assert result.is_proven
+            assert result.bound_s == pytest.approx(optimum[objective], rel=1e-9)
     assert 3 < solvable < len(tasks)
 
 
-def test_what_is_not_proven_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With too few steps to end, the least of what is left open is below the optimum."""
+def test_an_unfinished_search_returns_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too few steps, the minimum over the open nodes is below the optimum."""
     task = random_problem(2, operators=10)
-    least, raised = brute_force(task), 0
+    optimum, raised = brute_force(task), 0
     monkeypatch.setattr(fxpart.cost.least_placement, "_NODES_A_UNIT", 0)
     for work in (1_000, 3_000, 10_000, 30_000):
         monkeypatch.setattr(fxpart.cost.least_placement, "_MOST_WORK", work)
         for objective in BY_TIME:
-            found = least_placement.__wrapped__(task, objective)
-            assert found is not None
-            assert found.bound_s <= least[objective] * (1 + 1e-9)
-            raised += not found.is_proven and found.bound_s > 0
+            result = least_placement.__wrapped__(task, objective)
+            assert result is not None
+            assert result.bound_s <= optimum[objective] * (1 + 1e-9)
+            raised += not result.is_proven and result.bound_s > 0
     assert raised
 
 
-def test_of_many_operators_or_devices_none_is_looked_for() -> None:
+def test_many_operators_or_devices_are_not_enumerated() -> None:
     assert least_placement(problem_on(chain(41), devices(1000, 1000)), "latency") is None
     assert least_placement(problem_on(chain(9), devices(*[1000] * 2000)), "latency") is None
     assert least_placement(problem_on(chain(40), devices(1000, 1000)), "latency") is not None
 
 
-def test_what_memory_forces_apart_is_known_of_many_operators() -> None:
-    """Of 26 operators: the formulas know less than half of what the best plan takes."""
+def test_separation_forced_by_memory_is_proven_for_many_operators() -> None:
+    """For 26 operators, the formulas prove less than half of the best plan."""
     task = random_problem(4, operators=26)
     evaluation = evaluate(task, make_mode("kl_based")(task))
     assert evaluation.latency_s == pytest.approx(evaluation.lower_bound_s, rel=1e-9)
@@ -107,7 +107,7 @@ def test_what_memory_forces_apart_is_known_of_many_operators() -> None:
 
 
 @pytest.mark.parametrize("mode", ["size_based", "kl_based", "cost_aware"])
-def test_weights_that_no_operator_uses_need_no_room(mode: str) -> None:
+def test_weights_that_no_operator_uses_need_no_memory(mode: str) -> None:
     sketch = Sketch()
     sketch.weight(1000)
     value = sketch.input(0)

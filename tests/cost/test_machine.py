@@ -1,4 +1,4 @@
-"""The name of a machine, as its system has it."""
+"""The name of this machine, as reported by its system."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fxpart.support import host as machine
 from fxpart.support.host import cpu_name, machine_key
 
 
-def test_a_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
     monkeypatch.setattr(machine, "_CPU_INFO", cpu_info)

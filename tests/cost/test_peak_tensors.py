@@ -1,4 +1,4 @@
-"""Where a device is fullest and what lies there: by hand, and asked again in another way."""
+"""The peak of a device and its tensors: by hand, and computed in another way."""
 
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +25,7 @@ BIG = 10**9
 
 
 def with_training(graph: OpGraph, seed: int) -> OpGraph:
-    """Return the graph with optimizer state, and values of its backward named as gradients."""
+    """Return the graph with optimizer state, and with values of its backward as gradients."""
     rng = np.random.default_rng(seed)
     late = np.flatnonzero(graph.is_backward[np.maximum(graph.value_producer, 0)])
     late = late[graph.value_producer[late] >= 0]
@@ -49,7 +49,7 @@ def any_graph(seed: int, n: int) -> OpGraph:
 
 
 def random_homes(graph: OpGraph, seed: int, count: int) -> IntArray:
-    """Return a device for each operator; those of a group share it."""
+    """Return a device for each operator; operators of a group share it."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, count, graph.n_ops).astype(np.int64)[graph.group]
 
@@ -61,7 +61,7 @@ def peaks_of(graph: OpGraph, homes: list[int], count: int, top: int = 10) -> tup
 
 def test_a_training_step_by_hand() -> None:
     (peak,) = peaks_of(step(), [0] * 6, 1)
-    # At the fourth of them y (8), loss (1) and g (7) are there; at the fifth loss, g and a part;
+    # At the fourth of them y (8), loss (1) and g (7) are live; at the fifth loss, g and a part;
     # at the last loss, the part and the gradient, 1 + 10 + 10 bytes.
     assert (peak.device, peak.op, peak.op_name, peak.module) == (0, 5, "op5", "net.one")
     assert peak.doing == "add in the backward"
@@ -82,8 +82,8 @@ def test_a_training_step_by_hand() -> None:
     assert len(peak.tensors) == 7
 
 
-def test_what_is_kept_for_the_backward_counts_where_it_is_kept() -> None:
-    """The second device is sent y in the forward, and reads it again in the backward."""
+def test_saved_values_count_on_the_device_that_holds_them() -> None:
+    """The second device receives y in the forward, and reads it again in the backward."""
     graph = replace(step(), group=np.array([0, 1, 2, 2, 0, 0]))
     first, second = peaks_of(graph, [0, 0, 1, 1, 0, 0], 2)
     assert first.by_kind == {
@@ -93,14 +93,14 @@ def test_what_is_kept_for_the_backward_counts_where_it_is_kept() -> None:
         "gradient": 20,
     }
     assert (second.op, second.doing) == (3, "backward of mse_loss")
-    # loss is an output, g a temporary; the view comes with all of its 8 bytes.
+    # loss is an output, g a temporary; the view is sent with all of its 8 bytes.
     assert second.by_kind == {"weight": 20, "saved activation": 8, "output": 1, "temporary": 7}
-    kept = next(tensor for tensor in second.tensors if tensor.kind == "saved activation")
-    assert kept == LiveTensor("v2", "net.one", "aten.view.default", "saved activation", 8)
+    saved = next(tensor for tensor in second.tensors if tensor.kind == "saved activation")
+    assert saved == LiveTensor("v2", "net.one", "aten.view.default", "saved activation", 8)
 
 
 def test_an_output_that_the_backward_reads_stays_an_output() -> None:
-    """It is there after the backward's last use of it, so it is not there for that."""
+    """It is live after its last use in the backward, so it does not count as saved."""
     graph = step()
     outputs = graph.value_is_output.copy()
     outputs[1] = True  # y
@@ -120,17 +120,17 @@ def test_an_inference_has_received_and_temporary_tensors() -> None:
     assert (second.op_name, second.doing) == ("op1", "op")
 
 
-def test_an_update_says_its_optimizer() -> None:
+def test_an_update_has_optimizer_state() -> None:
     graph = step()
     targets = (*graph.targets[:5], "optimizer.adamw")
     (peak,) = peaks_of(replace(graph, targets=targets), [0] * 6, 1)
     assert peak.doing == "adamw update"
-    assert peak.by_kind["gradient"] == 10  # an update adds up no gradients
+    assert peak.by_kind["gradient"] == 10  # an update accumulates no gradients
     assert peak.by_kind["temporary"] == 10
 
 
-def test_a_part_of_a_gradient_is_one_wherever_it_is_sent() -> None:
-    """Of a tied weight, one part comes from another device and is added to the other."""
+def test_a_part_of_a_gradient_stays_one_when_sent() -> None:
+    """For a tied weight, one part comes from another device and is added to the other."""
     sketch = Sketch()
     a = sketch.op([sketch.input(1)], 1, [sketch.weight(0)])
     b = sketch.op([a], 1)
@@ -149,22 +149,22 @@ def test_a_part_of_a_gradient_is_one_wherever_it_is_sent() -> None:
     assert first.by_kind == {"input": 1, "gradient": 27}
 
 
-def test_the_largest_are_first_and_no_more_than_asked_for() -> None:
+def test_the_largest_tensors_come_first_up_to_the_limit() -> None:
     (peak,) = peaks_of(step(), [0] * 6, 1, top=2)
     assert [tensor.bytes for tensor in peak.tensors] == [25, 20]
     assert peaks_of(step(), [0] * 6, 1, top=0)[0].tensors == ()
 
 
 def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
-    """Return the kind of the storage of `source`, by looking at all that shares it."""
+    """Return the kind of the storage of `source`, from all values that share it."""
     maker = int(graph.value_producer[source])
     if maker < 0:
         return "input"
     sharing = [v for v in range(graph.n_values) if _storage(graph, device_of, device, v) == source]
-    made = [v for v in sharing if device_of[graph.value_producer[v]] == device]
-    if any(v in _gradients(graph) for v in [source, *made]):
+    produced = [v for v in sharing if device_of[graph.value_producer[v]] == device]
+    if any(v in _gradients(graph) for v in [source, *produced]):
         return "gradient"
-    if any(graph.value_is_output[v] for v in made):
+    if any(graph.value_is_output[v] for v in produced):
         return "output"
     readers = [
         op
@@ -178,10 +178,10 @@ def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
 
 
 def _gradients(graph: OpGraph) -> set[int]:
-    """Return gradients and what is added up to them, by repeating until nothing is found."""
+    """Return gradients and everything accumulated into them, by iterating to a fixed point."""
     values = set(graph.gradient_values.tolist())
     while True:
-        more = set()
+        added = set()
         for value in values:
             op = int(graph.value_producer[value])
             parts = [int(graph.value_base[value])]
@@ -190,10 +190,10 @@ def _gradients(graph: OpGraph) -> set[int]:
                 parts += [v for v in graph.reads_of(op).tolist() if graph.value_bytes[v] == size]
             for v in parts:
                 if v >= 0 and graph.value_producer[v] >= 0:
-                    more |= {v} if graph.is_backward[graph.value_producer[v]] else set()
-        if more <= values:
+                    added |= {v} if graph.is_backward[graph.value_producer[v]] else set()
+        if added <= values:
             return values
-        values |= more
+        values |= added
 
 
 def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> int:
@@ -205,14 +205,14 @@ def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> in
 
 
 def _alive(graph: OpGraph, device_of: IntArray, device: int, op: int) -> Counter[str]:
-    """Return the bytes of each kind of made and received tensors while `op` runs."""
+    """Return the bytes of each kind of produced and received tensors while `op` runs."""
     until: dict[int, int] = {}
     for other in np.flatnonzero(device_of == device).tolist():
-        made = np.flatnonzero(graph.value_producer == other).tolist()
-        for value in [*graph.reads_of(other).tolist(), *made]:
+        produced = np.flatnonzero(graph.value_producer == other).tolist()
+        for value in [*graph.reads_of(other).tolist(), *produced]:
             storage = _storage(graph, device_of, device, value)
-            stays = value in made and graph.value_is_output[value]
-            until[storage] = max(until.get(storage, -1), graph.n_ops if stays else other)
+            is_kept = value in produced and graph.value_is_output[value]
+            until[storage] = max(until.get(storage, -1), graph.n_ops if is_kept else other)
     alive: Counter[str] = Counter()
     for storage, last in until.items():
         maker = int(graph.value_producer[storage])
@@ -225,7 +225,7 @@ def _alive(graph: OpGraph, device_of: IntArray, device: int, op: int) -> Counter
 
 @given(st.integers(0, 9999), st.integers(2, 14), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_kinds_are_what_their_names_say(seed: int, n: int, count: int) -> None:
+def test_kinds_match_their_definitions(seed: int, n: int, count: int) -> None:
     graph = any_graph(seed, n)
     device_of = random_homes(graph, seed, count)
     placed = partition_by_device(graph, device_of)
@@ -236,7 +236,7 @@ def test_kinds_are_what_their_names_say(seed: int, n: int, count: int) -> None:
         expected["weight"] += sum(int(graph.weight_bytes[w]) for w in used)
         expected["optimizer state"] += sum(int(graph.weight_state_bytes[w]) for w in used)
         assert peak.by_kind == {kind: expected[kind] for kind in KINDS if expected[kind]}
-        # The tensors are all there is, and the peak is the first of the device's operators at it.
+        # These are all tensors, and the peak is the first operator of the device that reaches it.
         by_tensor: Counter[str] = Counter()
         for tensor in peak.tensors:
             by_tensor[tensor.kind] += tensor.bytes
@@ -247,12 +247,12 @@ def test_kinds_are_what_their_names_say(seed: int, n: int, count: int) -> None:
 
 @given(st.integers(0, 9999), st.integers(2, 60), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_kinds_add_up_to_what_the_evaluation_says(seed: int, n: int, count: int) -> None:
+def test_kinds_sum_to_the_evaluated_peak(seed: int, n: int, count: int) -> None:
     graph = any_graph(seed, n)
     placed = partition_by_device(graph, random_homes(graph, seed, count))
-    what = problem(graph, devices(*[BIG] * count))
-    evaluation = evaluate(what, placed)
-    peaks = device_peaks(what, placed)
+    this = problem(graph, devices(*[BIG] * count))
+    evaluation = evaluate(this, placed)
+    peaks = device_peaks(this, placed)
     assert [peak.device for peak in peaks] == [
         d.logical_id for d in evaluation.devices if d.operators
     ]
@@ -268,14 +268,14 @@ def test_kinds_add_up_to_what_the_evaluation_says(seed: int, n: int, count: int)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_replicas_hold_what_their_fullest_round_needs(seed: int) -> None:
+def test_replicas_need_the_memory_of_their_fullest_round(seed: int) -> None:
     graph = any_graph(seed, 20)
     placed = partition_by_device(graph, random_homes(graph, seed, 2))
     homes = [(device, 2, 3) if device else (device,) for (device,) in placed.devices_of_partition]
     copied = Assignment(placed.partition_of, tuple(homes))
-    what = problem(graph, devices(*[BIG] * 4))
-    evaluation = evaluate(what, copied)
-    peaks = device_peaks(what, copied)
+    this = problem(graph, devices(*[BIG] * 4))
+    evaluation = evaluate(this, copied)
+    peaks = device_peaks(this, copied)
     assert [peak.bytes for peak in peaks] == [
         evaluation.devices[peak.device].peak_bytes for peak in peaks
     ]
@@ -284,8 +284,8 @@ def test_replicas_hold_what_their_fullest_round_needs(seed: int) -> None:
         assert kinds.sum(axis=0).tolist() == profile.held_bytes.tolist()
 
 
-def test_of_a_captured_step_all_gradients_are_there_in_the_end() -> None:
-    """By then every weight has one, and nothing is saved any more."""
+def test_at_the_end_of_a_captured_step_all_gradients_are_live() -> None:
+    """By then every weight has one, and no activation is saved any more."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     graph = joint_capture(model, (torch.zeros(32, 8),)).graph
@@ -293,7 +293,7 @@ def test_of_a_captured_step_all_gradients_are_there_in_the_end() -> None:
     kinds = dict(zip(KINDS, memory_by_kind(graph, placed, 1)[0], strict=True))
     assert kinds["gradient"][-1] == graph.total_weight_bytes == 4 * (8 * 16 + 16 + 16 * 4 + 4)
     assert kinds["saved activation"][-1] == 0
-    # The results of the first layer and of the activation, kept over the end of the forward.
+    # The results of the first layer and of the activation, saved beyond the end of the forward.
     assert kinds["saved activation"].max() >= 4 * 32 * (16 + 16)
     assert (kinds["gradient"][: graph.first_backward] == 0).all()
 

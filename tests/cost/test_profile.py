@@ -1,4 +1,4 @@
-"""Profiles as numbers: times for a problem, files for a warm start, and what is refused."""
+"""Profiles as numbers: times for a problem, files for a warm start, and refusals."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from tests.cost.planted import PLANTED, graph_of, profile_of
 from tests.sketch import devices, random_graph
 
 
-def test_a_problem_takes_every_source_of_times() -> None:
+def test_a_problem_accepts_every_source_of_times() -> None:
     graph, topology = graph_of(0), devices(10**9, 10**9, rate=1e9)
     profile = profile_of(graph)
     for source in (LatencyModel(), profile, PLANTED):
@@ -33,7 +33,7 @@ def test_a_problem_takes_every_source_of_times() -> None:
     np.testing.assert_array_equal(measured[:, 1], profile.seconds)
 
 
-def test_a_mode_places_by_a_profile_and_groups_keep_it() -> None:
+def test_a_mode_places_by_a_profile_that_survives_grouping() -> None:
     graph, topology = random_graph(3, 30), devices(10**6, 10**6)
     seconds = np.random.default_rng(0).uniform(1, 2, graph.n_ops)
     profile = OperatorProfile(seconds, np.ones(graph.n_ops, dtype=np.int64), "d")
@@ -50,17 +50,17 @@ def test_a_graph_of_other_operators_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
-def test_times_that_are_no_times_are_refused(wrong: float) -> None:
+def test_invalid_times_are_refused(wrong: float) -> None:
     with pytest.raises(SpecError, match="operator 1 is"):
         OperatorProfile(np.array([1.0, wrong]), np.ones(2, dtype=np.int64), "d")
 
 
-def test_lengths_that_disagree_are_refused() -> None:
+def test_inconsistent_lengths_are_refused() -> None:
     with pytest.raises(SpecError, match="2 times and 3 counts"):
         OperatorProfile(np.ones(2), np.ones(3, dtype=np.int64), "d")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_profile_is_read_back(tmp_path: Path) -> None:
     graph = graph_of(0)
     profile, path = profile_of(graph), profile_path(tmp_path / "new", {"model": "m"})
     assert read_profile(path, graph) is None
@@ -70,7 +70,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(restored.seconds, profile.seconds)
     np.testing.assert_array_equal(restored.samples, profile.samples)
     assert (restored.device_name, restored.executed) == (profile.device_name, 0)
-    # How operators are grouped does not matter, what they are does.
+    # The grouping of operators does not matter, only the operators.
     assert read_profile(path, replace(graph, group=np.zeros(60, dtype=np.int64))) is not None
     assert read_profile(path, graph_of(1)) is None
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -86,7 +86,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         {"schema": "s"},
     ],
 )
-def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_damaged_file_counts_as_missing(tmp_path: Path, change: dict[str, object]) -> None:
     graph, path = graph_of(0), tmp_path / "profile.json"
     write_profile(path, graph, profile_of(graph))
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -95,14 +95,14 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, change: dict[str, obj
     assert read_profile(path, graph) is None
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     graph = graph_of(0)
     with pytest.raises(CacheError, match="cannot write the profile"):
         write_profile(tmp_path / "file" / "profile.json", graph, profile_of(graph))
 
 
-def test_the_path_tells_models_and_machines_apart(
+def test_the_path_distinguishes_models_and_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [profile_path(tmp_path, {"model": name}) for name in ("a", "b", "a")]
@@ -112,10 +112,12 @@ def test_the_path_tells_models_and_machines_apart(
     assert profile_path(tmp_path, {"model": "a"}) != paths[0]
 
 
-def test_a_warm_start_needs_no_torch() -> None:
+def test_a_warm_start_does_not_import_torch() -> None:
     code = (
         "import sys, fxpart.cost.profile, fxpart.cost.fit, fxpart.cost.problem;"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Partitions that several devices compute in turn: what they hold, and how fast a stream goes."""
+"""Partitions that several devices compute in turn: their memory and throughput."""
 
 from collections import defaultdict
 from fractions import Fraction
@@ -34,7 +34,7 @@ def _placed(*homes: tuple[int, ...]) -> Assignment:
     return Assignment(np.arange(len(homes)), homes)
 
 
-def test_a_partition_on_two_devices_takes_half_of_the_inputs_on_each() -> None:
+def test_a_partition_on_two_devices_alternates_between_them() -> None:
     result = evaluate(_pair(), _placed((0, 1), (2,)))
     # a sends 5 bytes in 5 s to device 2, from 0 and from 1 in turn.
     assert (result.rounds, result.replicas, result.devices_used) == (2, 2, 3)
@@ -46,7 +46,7 @@ def test_a_partition_on_two_devices_takes_half_of_the_inputs_on_each() -> None:
     assert [use.received_bytes for use in result.devices] == [0, 0, 5]
     assert [use.partitions for use in result.devices] == [(0,), (0,), (1,)]
     assert [use.operators for use in result.devices] == [1, 1, 1]
-    # weight, input and what a makes; the replica holds the same although it waits at first.
+    # weight, input and the result of a; the replica holds the same although it waits at first.
     assert [use.peak_bytes for use in result.devices] == [112, 112, 10 + 5 + 3]
     assert [use.static_bytes for use in result.devices] == [112, 112, 18]
     assert result.memory[1].op.tolist() == []
@@ -62,22 +62,22 @@ def test_the_latency_is_that_of_the_first_input() -> None:
     assert loads == [2, 0.5, 2]
 
 
-def test_weights_of_every_round_and_tensors_of_the_largest() -> None:
+def test_devices_hold_weights_of_every_round_and_tensors_of_the_largest() -> None:
     # Round 0: a on 0, b on 0. Round 1: a on 1, b on 0. Device 0 holds both weights throughout.
     result = evaluate(_pair(), _placed((0, 1), (0,)))
-    # On 0 at b in round 0: input, a and b; in round 1: received a, and b.
+    # On 0 at b in round 0: input, a and b; in round 1: the received a, and b.
     assert result.devices[0].peak_bytes == 100 + 10 + 7 + 5 + 3
     assert result.devices[1].peak_bytes == 100 + 7 + 5
     assert [use.weight_bytes for use in result.devices] == [110, 100, 0]
     assert [use.partitions for use in result.devices] == [(0, 1), (0,), ()]
-    # Device 0 computes a and b, 6 s, then b alone, 2 s; the link carries 5 bytes every other time.
+    # Device 0 computes a and b, 6 s, then only b, 2 s; the link carries 5 bytes every other time.
     assert [use.load_s for use in result.devices] == [4, 2, 0]
     assert result.throughput_per_s == 2 / 8
-    # 5 bytes for two inputs: 2.5, to the nearest integer, a half upwards.
+    # 5 bytes for two inputs: 2.5, rounded half up.
     assert result.transfer_bytes == result.devices[0].received_bytes == 3
 
 
-def test_a_weight_that_both_partitions_use_counts_once() -> None:
+def test_a_weight_used_by_both_partitions_counts_once() -> None:
     sketch = Sketch()
     tied = sketch.weight(50)
     a = sketch.op([], 1, [tied], 1)
@@ -87,7 +87,7 @@ def test_a_weight_that_both_partitions_use_counts_once() -> None:
     assert [use.weight_bytes for use in result.devices] == [50, 50]
 
 
-def test_turns_of_two_and_three_come_round_after_six() -> None:
+def test_turns_of_two_and_three_repeat_after_six() -> None:
     placed = _placed((0, 1), (2, 3, 4))
     assert (placed.rounds, placed.replicas) == (6, 3)
     assert [placed.device_of_round(i).tolist() for i in range(6)] == [
@@ -104,7 +104,7 @@ def test_the_same_device_twice_is_refused() -> None:
         _placed((0,), (2, 0, 2))
 
 
-def test_turns_that_hardly_ever_repeat_are_refused() -> None:
+def test_turns_with_a_very_long_period_are_refused() -> None:
     homes = [tuple(range(count)) for count in (7, 11, 13, 2)]
     with pytest.raises(
         SpecError, match="of 2, 7, 11, 13 take turns that repeat only after 2002 in"
@@ -113,7 +113,7 @@ def test_turns_that_hardly_ever_repeat_are_refused() -> None:
 
 
 @pytest.mark.parametrize("homes", [(3,), (0, 3), (-1,)])
-def test_a_device_that_is_not_there_is_refused(homes: tuple[int, ...]) -> None:
+def test_an_unknown_device_is_refused(homes: tuple[int, ...]) -> None:
     message = f"uses device {homes[-1]}, there are 3"
     with pytest.raises(SpecError, match=message):
         evaluate(_pair(), _placed((0,), homes))
@@ -146,7 +146,7 @@ def _replicated(seed: int, n: int, count: int) -> tuple[Problem, Assignment]:
 
 
 def _slow_busiest_s(this: Problem, placed: Assignment) -> float:
-    """Return the load of the busiest device or link for one input, counted input by input."""
+    """Return the load of the busiest device or link per input, counted input by input."""
     graph, topology = this.graph, this.topology
     busy: dict[tuple[int, ...], float] = defaultdict(float)
     for index in range(placed.rounds):
@@ -182,18 +182,20 @@ def test_replicas_agree_with_the_independent_computation(seed: int, n: int, coun
 def _received(this: Problem, placed: Assignment) -> list[int]:
     sizes = []
     for index in range(placed.rounds):
-        alone = partition_by_device(this.graph, placed.device_of_round(index))
-        sizes.append(evaluate(this, alone).transfer_bytes)
+        single_round = partition_by_device(this.graph, placed.device_of_round(index))
+        sizes.append(evaluate(this, single_round).transfer_bytes)
     return sizes
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 20), count=st.integers(1, 4))
 def test_a_replica_never_needs_less_than_any_of_its_rounds(seed: int, n: int, count: int) -> None:
     this, placed = _replicated(seed, n, count)
-    needed = holding(this.memory, placed, count)
+    holding_bytes = holding(this.memory, placed, count)
     for index in range(placed.rounds):
         where = placed.device_of_round(index)
         for device in range(count):
-            assert needed.peak_bytes[device] >= independent.peak_bytes(this.graph, where, device)
+            assert holding_bytes.peak_bytes[device] >= independent.peak_bytes(
+                this.graph, where, device
+            )
             ops = np.flatnonzero(where == device)
-            assert needed.weight_bytes[device] >= weight_bytes_of(this.memory, ops)
+            assert holding_bytes.weight_bytes[device] >= weight_bytes_of(this.memory, ops)

@@ -1,4 +1,4 @@
-"""What the allocator reserves for a graph, and what a device needs in all."""
+"""Memory that the allocator reserves for a graph, and the total needs of a device."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,17 +31,17 @@ def _whole(task: Problem) -> Assignment:
 
 
 def _needs(task: Problem, plan: Assignment, reserve: Reserve, peers: int = 0) -> DeviceMemory:
-    held = {use.logical_id: use.peak_bytes for use in evaluate(task, plan).devices}
+    peak_of = {use.logical_id: use.peak_bytes for use in evaluate(task, plan).devices}
     reserves = [reserve] * task.topology.n_devices
     return device_memory_of(
-        task, plan, reserves, tensor_bytes=held, peers=dict.fromkeys(held, peers)
+        task, plan, reserves, tensor_bytes=peak_of, peers=dict.fromkeys(peak_of, peers)
     )[0]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_without_workspaces_it_hands_out_the_peak(seed: int) -> None:
+def test_without_workspaces_the_allocator_peaks_at_the_evaluated_peak(seed: int) -> None:
     graph = rounded(random_graph(seed, 40), 512)
-    # What is sent as large as what it is sent from, so that it too is in whole blocks.
+    # Sent values have the size of their source, so that they too are whole blocks.
     graph = replace(graph, value_bytes=graph.value_alloc_bytes)
     task = problem(graph, devices(10**9, 10**9))
     half = np.arange(graph.n_ops) % 2
@@ -54,17 +54,17 @@ def test_without_workspaces_it_hands_out_the_peak(seed: int) -> None:
             assert run.reserved_bytes % (2 * MIB) == 0
 
 
-def test_a_chain_of_large_tensors_takes_two_of_them_and_no_more() -> None:
-    # Weights of 10 MiB; each value is freed when the next one is made.
+def test_a_chain_of_large_tensors_needs_two_of_them() -> None:
+    # Weights of 10 MiB; each value is freed when the next one is computed.
     task = problem(chain(6, weight=10 * MIB, size=30 * MIB), devices(10**9))
     ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
     run = reservation(task.graph, storages, np.zeros(6, dtype=np.int64))
-    # The input, the one that is read and the one that is made; the result of a step stays.
+    # The input, the value read and the value computed; the result of a step stays.
     assert run.allocated_bytes == (60 + 2 * 30) * MIB
     assert run.reserved_bytes == run.allocated_bytes
 
 
-def test_the_state_of_an_optimizer_comes_with_the_first_update() -> None:
+def test_optimizer_state_is_allocated_by_the_first_update() -> None:
     sketch = Sketch()
     weight = sketch.weight(10 * MIB)
     value = sketch.op([], 10 * MIB, [weight])
@@ -80,8 +80,8 @@ def test_the_state_of_an_optimizer_comes_with_the_first_update() -> None:
     assert run.reserved_bytes == run.allocated_bytes == 30 * MIB
 
 
-def test_a_cache_stays_from_one_step_to_the_next() -> None:
-    # A cache of 30 MiB, and a value of 20 MiB that would fit where it was given back.
+def test_a_cache_lives_across_steps() -> None:
+    # A cache of 30 MiB, and a value of 20 MiB that would fit where it was freed.
     sketch = Sketch()
     cache = sketch.input(30 * MIB)
     value = sketch.op([cache], 20 * MIB, [sketch.weight(10 * MIB)])
@@ -91,17 +91,17 @@ def test_a_cache_stays_from_one_step_to_the_next() -> None:
     for named in (graph, replace(graph, value_names=names)):
         task = problem(named, devices(10**9))
         ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
-        taken = _Addresses()
+        allocator = _Addresses()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(CachingAllocator, "allocate", taken.noting(CachingAllocator.allocate))
+            patch.setattr(CachingAllocator, "allocate", allocator.noting(CachingAllocator.allocate))
             reservation(named, storages, np.zeros(named.n_ops, dtype=np.int64))
-        run_of.append(taken.sizes.count(30 * MIB))
-    # An input is made anew for each of two steps.
+        run_of.append(allocator.sizes.count(30 * MIB))
+    # An input is allocated anew for each of two steps.
     assert run_of == [2, 1]
 
 
 class _Addresses:
-    """The sizes that an allocator was asked for."""
+    """The sizes requested from an allocator."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -115,7 +115,7 @@ class _Addresses:
 
 
 def _convolution(moved_bytes: int) -> Problem:
-    # A window of 3 x 3: as many products as reads of the input, the weight and the result say.
+    # A window of 3 x 3: as many products as reads of the input, the weight and the result imply.
     flops = int(2 * (9 * 20 * 10 * 20 * MIB**3 / 4**3) ** 0.5)
     graph = replace(
         chain(3, weight=10 * MIB, size=20 * MIB),
@@ -126,12 +126,12 @@ def _convolution(moved_bytes: int) -> Problem:
     return problem(graph, devices(10**9))
 
 
-def test_a_workspace_lies_there_while_its_convolution_runs() -> None:
+def test_a_workspace_is_live_while_its_convolution_runs() -> None:
     task = _convolution(50 * MIB)
     assert convolution_bytes(task.graph).tolist() == [0, 50 * MIB, 0]
     reserve = Reserve(convolution_workspace=2.0, convolution_workspace_range=(0.0, 1.5))
     parts = _needs(task, _whole(task), reserve).parts
-    # 30 of weights, and the values read and made.
+    # 30 of weights, and the values read and computed.
     assert parts["tensors"] == Interval(70 * MIB, 70 * MIB, 70 * MIB)
     assert parts["kernel workspaces"] == Interval(0, 100 * MIB, 150 * MIB)
     assert "allocator" not in parts
@@ -150,7 +150,7 @@ def test_a_workspace_lies_there_while_its_convolution_runs() -> None:
         (nn.ConvTranspose2d(8, 16, 2, stride=2), False),
     ],
 )
-def test_convolutions_whose_windows_overlap_take_workspaces_both_ways(
+def test_convolutions_with_overlapping_windows_take_workspaces_in_both_directions(
     layer: nn.Module, takes: bool
 ) -> None:
     channels = layer.in_channels
@@ -159,8 +159,8 @@ def test_convolutions_whose_windows_overlap_take_workspaces_both_ways(
     graph = joint_graph(layer.to("meta"), (torch.zeros(shape, device="meta"),))
     is_convolution = ["convolution" in target for target in graph.targets]
     assert sum(is_convolution) == 2
-    wanted = np.where(is_convolution, graph.moved_bytes if takes else 0, 0)
-    assert convolution_bytes(graph).tolist() == wanted.tolist()
+    expected_bytes = np.where(is_convolution, graph.moved_bytes if takes else 0, 0)
+    assert convolution_bytes(graph).tolist() == expected_bytes.tolist()
 
 
 def test_every_part_of_a_device_is_named_and_adds_up() -> None:
@@ -186,7 +186,7 @@ def test_every_part_of_a_device_is_named_and_adds_up() -> None:
     ]
     assert parts["context"] == Interval(50, 100, 200)
     assert parts["communication"] == Interval(21, 21, 21)
-    # A workspace of 1 MiB has a segment of its own, and half of that is kept.
+    # A workspace of 1 MiB has its own segment, half of which is kept.
     assert parts["kernel workspaces"].expected == parts["allocator"].expected == MIB
     assert need.needed.expected == sum(part.expected for part in parts.values())
     assert _needs(task, _whole(task), Reserve()).parts == {"tensors": parts["tensors"]}
@@ -202,7 +202,7 @@ def test_every_part_of_a_device_is_named_and_adds_up() -> None:
         (59, "does not fit", "tensors"),
     ],
 )
-def test_the_verdict_and_what_decides_it(total_bytes: int, verdict: str, decided_by: str) -> None:
+def test_the_verdict_and_its_deciding_part(total_bytes: int, verdict: str, decided_by: str) -> None:
     parts = {"tensors": Interval(60, 60, 60), "context": Interval(10, 40, 90)}
     need = DeviceMemory(0, parts, total_bytes)
     assert need.needed == Interval(70, 100, 150)
@@ -219,7 +219,7 @@ def test_the_verdict_and_what_decides_it(total_bytes: int, verdict: str, decided
         ({"nccl_peer_bytes": -1}, "reserve.nccl_peer_bytes must be at least 0"),
     ],
 )
-def test_parts_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:
+def test_inconsistent_parts_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Reserve(**settings)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="an interval ascends"):

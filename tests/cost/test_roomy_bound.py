@@ -1,4 +1,4 @@
-"""The bound from devices that have room for large results but little for weights."""
+"""The bound for devices with memory for large results but little for weights."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _bounds_s(this: Problem) -> tuple[float, float]:
     return roomy_s, memory_bound_s(this, sections, time_s)
 
 
-def test_what_has_weights_pays_where_one_device_alone_has_room() -> None:
+def test_weights_pay_where_only_one_device_has_memory() -> None:
     """Two devices of 70 bytes, weights of 4 x 16: beside 40 live bytes one weight has room.
 
     All weights leave 76 bytes for live tensors, so that one device at most runs both large
@@ -50,31 +50,31 @@ def test_what_has_weights_pays_where_one_device_alone_has_room() -> None:
     roomy_s, sections_s = _bounds_s(this)
     assert roomy_s == pytest.approx(7 + 80 * (1 - 30 / 64))
     assert sections_s < roomy_s
-    least = least_placement(this, "latency")
-    assert least is not None
-    assert least.bound_s == 7 + 3 * 20  # the first of them lies with the large ones
+    optimum = least_placement(this, "latency")
+    assert optimum is not None
+    assert optimum.bound_s == 7 + 3 * 20  # the first of them is with the large ones
 
 
-def test_no_placement_beats_it() -> None:
-    """On layers of random sizes, of which branch and bound proves the optimum."""
+def test_no_placement_is_below_the_bound() -> None:
+    """On layers of random sizes, for which branch and bound proves the optimum."""
     better, proven = 0, 0
     for seed in range(150):
         rng = np.random.default_rng(seed)
         sizes = [tuple(rng.integers(1, 20, 3).tolist()) for _ in range(int(rng.integers(1, 4)))]
         graph = _layers(*sizes, inner=int(rng.integers(5, 30)))
         count = int(rng.integers(2, 5))
-        room = needed_bytes(problem(graph, devices(1, 1))).max()
-        room += graph.weight_bytes.sum() * rng.uniform(0.2, 1.0) / count
+        memory_bytes = needed_bytes(problem(graph, devices(1, 1))).max()
+        memory_bytes += graph.weight_bytes.sum() * rng.uniform(0.2, 1.0) / count
         speeds = rng.choice([0.5, 1.0, 4.0], size=count).tolist()
-        memory = (int(room * rng.uniform(0.8, 1.3)) for _ in range(count))
+        memory = (int(memory_bytes * rng.uniform(0.8, 1.3)) for _ in range(count))
         topology = devices(*memory, speeds=speeds)
-        least = least_placement(problem(graph, topology), "latency")
-        assert least is not None
-        if least.is_proven and not least.fits_none:
+        optimum = least_placement(problem(graph, topology), "latency")
+        assert optimum is not None
+        if optimum.is_proven and not optimum.fits_none:
             proven += 1
             roomy_s, sections_s = _bounds_s(problem(graph, topology))
             better += roomy_s > sections_s
-            assert roomy_s <= least.bound_s * (1 + 1e-9), seed
+            assert roomy_s <= optimum.bound_s * (1 + 1e-9), seed
             assert lower_bound_s(problem(graph, topology)) >= roomy_s
     assert proven > 100
     assert better > 20

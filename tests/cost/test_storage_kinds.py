@@ -1,4 +1,4 @@
-"""What a storage is there for."""
+"""The kinds of storages."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.sketch import Sketch, devices, problem
 
 
 def small_step() -> OpGraph:
-    """Return a forward of one operator, and one that makes the gradient of its weight."""
+    """Return a forward of one operator, and an operator that computes its weight gradient."""
     sketch = Sketch()
     x, w = sketch.input(4), sketch.weight(40)
     loss = sketch.op([x], 4, [w], module="net")
@@ -26,18 +26,18 @@ def small_step() -> OpGraph:
 
 
 def kinds_at_the_peak(graph: OpGraph) -> dict[str, str]:
-    """Return the kind of each storage that one device holds at its peak, by name."""
+    """Return the kind of each storage live on one device at its peak, by name."""
     placed = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
     (peak,) = device_peaks(problem(graph, devices(10**6)), placed)
     return {tensor.name: tensor.kind for tensor in peak.tensors}
 
 
-def test_what_updates_keep_is_no_result() -> None:
+def test_temporaries_of_updates_are_not_results() -> None:
     graph = with_optimizer(small_step(), Optimizer("adam", implementation="foreach"))
     kinds = kinds_at_the_peak(graph)
-    made = [kind for name, kind in kinds.items() if name.startswith("update.")]
+    update_kinds = [kind for name, kind in kinds.items() if name.startswith("update.")]
     # Its list of temporaries lives to the end of the step, as the loss does.
-    assert made == ["temporary"]
+    assert update_kinds == ["temporary"]
     assert kinds["v1"] == "output"
 
 
@@ -50,8 +50,8 @@ def test_what_updates_keep_is_no_result() -> None:
         ("aten.addcmul.default", False),
     ],
 )
-def test_only_what_is_added_up_is_a_part_of_a_gradient(target: str, is_part: bool) -> None:
-    """What a product, or a fused sum, reads is of the size of the gradient by chance."""
+def test_only_accumulated_values_are_parts_of_a_gradient(target: str, is_part: bool) -> None:
+    """The operand of a product, or of a fused sum, has the size of the gradient by chance."""
     sketch = Sketch()
     x, w = sketch.input(4), sketch.weight(40)
     loss = sketch.op([x], 4, [w])

@@ -1,4 +1,4 @@
-"""Copies of weights beside the simulated schedule: by hand, over links of 1 byte a second."""
+"""Copies of weights besides the simulated schedule: by hand, over links of 1 byte per second."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ HERE, DISK = Source(), Source(from_disk=True)
 
 
 def layers(*seconds: int) -> OpGraph:
-    """Return layers in a row that take so many seconds on a device of 1 FLOP/s."""
+    """Return a chain of layers that take the given seconds on a device of 1 FLOP/s."""
     sketch = Sketch()
     value = sketch.input(0)
     for i, flops in enumerate(seconds):
@@ -38,11 +38,14 @@ def streams(count: int = 1, **settings: float | bool) -> Streams:
 
 
 def latency_s(
-    graph: OpGraph, copies: Sequence[Copy], how: Streams, device_of: Sequence[int] | None = None
+    graph: OpGraph,
+    copies: Sequence[Copy],
+    settings: Streams,
+    device_of: Sequence[int] | None = None,
 ) -> float:
     placed = np.array(device_of or [0] * graph.n_ops, dtype=np.int64)
-    costs = problem(graph, devices(*[100] * len(how.link_bytes_per_s))).costs
-    timed, _ = run_copies(costs, placed, copies, how)
+    costs = problem(graph, devices(*[100] * len(settings.link_bytes_per_s))).costs
+    timed, _ = run_copies(costs, placed, copies, settings)
     return float(schedule(timed, placed, schedule_log(timed))[0])
 
 
@@ -67,17 +70,17 @@ def test_two_layers_of_which_the_second_is_streamed(
     assert latency_s(graph, streamed(graph, 1), streams(overlap=overlap)) == expected_s
 
 
-def test_the_third_copy_waits_for_room() -> None:
+def test_the_third_copy_waits_for_memory() -> None:
     graph = layers(10, 10, 10)
     copies = streamed(graph, 0, 1, 2)
-    # Copies at 0 to 4 and 4 to 8; the third when the first layer is done, at 14 to 18.
+    # Copies at 0 to 4 and 4 to 8; the third after the first layer, at 14 to 18.
     placed = np.zeros(3, dtype=np.int64)
     costs = problem(graph, devices(100)).costs
     _, run = run_copies(costs, placed, copies, streams())
     assert run.copies == [(0, 4), (4, 8), (14, 18)]
     assert latency_s(graph, copies, streams()) == 4 + 3 * 10
     quick = layers(1, 1, 1)
-    # All copies are needed sooner than they are there: 12 s of copies and the last layer.
+    # All copies are needed before they arrive: 12 s of copies and the last layer.
     assert latency_s(quick, streamed(quick, 0, 1, 2), streams()) == 12 + 1
 
 
@@ -88,16 +91,16 @@ def test_devices_share_a_root(root: float, expected_s: float) -> None:
     ends = [sketch.op([value], 0, [sketch.weight(4)], 1, module=f"layers.{i}") for i in (0, 1)]
     graph = sketch.graph(*ends)
     copies = [Copy(0, 0, 4, 0, 0), Copy(1, 1, 4, 1, 1)]
-    # A root of 2 bytes a second lets the second copy begin when half of its time has gone by.
-    how = streams(2, host_bytes_per_s=root)
-    assert latency_s(graph, copies, how, [0, 1]) == expected_s
+    # A root of 2 bytes per second lets the second copy begin after half of its time.
+    settings = streams(2, host_bytes_per_s=root)
+    assert latency_s(graph, copies, settings, [0, 1]) == expected_s
 
 
-def test_a_disk_is_slower_than_the_link_and_pageable_memory_too() -> None:
+def test_disks_and_pageable_memory_are_slower_than_the_link() -> None:
     graph = layers(1, 1)
     from_disk = streamed(graph, 1, source=DISK)
     assert latency_s(graph, from_disk, streams(disk_bytes_per_s=0.5)) == 8 + 1
-    # A device that waits has it read first: at half a byte and then at one byte a second.
+    # A device that waits has it read first: at half a byte, then at one byte per second.
     assert latency_s(graph, from_disk, streams(overlap=False, disk_bytes_per_s=0.5)) == 1 + 12 + 1
     pageable = streamed(graph, 1, source=Source(share=0.25))
     assert latency_s(graph, pageable, streams(overlap=False)) == 1 + 16 + 1
@@ -115,7 +118,7 @@ def test_a_unit_is_copied_to_each_device_that_uses_it() -> None:
     assert buffer_bytes(apart, 2, overlap=True).tolist() == [4, 4]
 
 
-def test_room_is_for_two_in_a_row_with_overlap() -> None:
+def test_overlap_needs_memory_for_two_adjacent_layers() -> None:
     copies = [Copy(i, 0, size, i, i) for i, size in enumerate([4, 6, 3, 8])]
     assert buffer_bytes(copies, 1, overlap=True).tolist() == [11]
     assert buffer_bytes(copies, 1, overlap=False).tolist() == [8]
@@ -125,29 +128,31 @@ def test_room_is_for_two_in_a_row_with_overlap() -> None:
     ("push", "overlap", "expected_s"),
     [
         (Push(0, 2, 0), True, 5),  # while the second layer computes
-        (Push(0, 4, 1), True, 5 + 4),  # the input ends when it is there
+        (Push(0, 4, 1), True, 5 + 4),  # the input ends when it has arrived
         (Push(0, 4, 0, waiting_ops=(1,)), True, 2 + 4 + 3),
         (Push(0, 4, 0), False, 2 + 4 + 3),
         (Push(0, 4, 1, source=DISK), True, 5 + 8),
     ],
 )
-def test_what_is_made_is_pushed(push: Push, overlap: bool, expected_s: float) -> None:
+def test_produced_values_are_pushed(push: Push, overlap: bool, expected_s: float) -> None:
     graph = layers(2, 3)
-    how = streams(overlap=overlap, disk_bytes_per_s=0.5)
+    settings = streams(overlap=overlap, disk_bytes_per_s=0.5)
     task, placed = problem(graph, devices(100)), np.zeros(2, dtype=np.int64)
     assignment = partition_by_device(graph, placed)
-    found = with_streams(task, assignment, [], how, bound_s=0.0, least_load_s=0.0, pushes=[push])
-    assert found.latency_s == expected_s
+    evaluation = with_streams(
+        task, assignment, [], settings, bound_s=0.0, least_load_s=0.0, pushes=[push]
+    )
+    assert evaluation.latency_s == expected_s
 
 
-def test_a_link_carries_copies_and_pushes_at_once_and_one_of_each() -> None:
+def test_a_link_carries_one_copy_and_one_push_at_a_time() -> None:
     graph = layers(1, 1, 1)
     task, placed = problem(graph, devices(100)), np.zeros(3, dtype=np.int64)
     pushes = [Push(0, 4, 0), Push(0, 4, 1), Push(0, 2, 2, to_host=False)]
     _, run = run_copies(task.costs, placed, streamed(graph, 2), streams(), pushes)
     assert run.copies == [(0, 4)]
     assert run.pushes == [(1, 5), (5, 9), (5, 7)]
-    # Two devices write to the host over a root of 2 bytes a second.
+    # Two devices write to the host over a root of 2 bytes per second.
     task = problem(graph, devices(100, 100))
     apart = np.array([0, 1, 0], dtype=np.int64)
     pushes = [Push(0, 4, 0), Push(1, 4, 0)]
@@ -155,10 +160,10 @@ def test_a_link_carries_copies_and_pushes_at_once_and_one_of_each() -> None:
     assert run.pushes == [(1, 5), (3, 7)]
 
 
-def test_an_evaluation_counts_the_room_and_the_links() -> None:
+def test_an_evaluation_counts_the_buffers_and_the_links() -> None:
     graph = layers(2, 3)
     task, placed = problem(graph, devices(100)), np.zeros(2, dtype=np.int64)
-    found = with_streams(
+    evaluation = with_streams(
         task,
         partition_by_device(graph, placed),
         streamed(graph, 0, 1),
@@ -166,8 +171,10 @@ def test_an_evaluation_counts_the_room_and_the_links() -> None:
         bound_s=1.5,
         least_load_s=0.5,
     )
-    assert (found.latency_s, found.lower_bound_s) == (8 + 3, 1.5)
-    assert found.load_bound_s == 0.5
+    assert (evaluation.latency_s, evaluation.lower_bound_s) == (8 + 3, 1.5)
+    assert evaluation.load_bound_s == 0.5
     # A stream of inputs keeps the link busy for 8 s each, the device for 5.
-    assert found.throughput_per_s == 1 / 8
-    assert found.devices[0].peak_bytes == 8 + 8  # the weights of the problem, and room for two
+    assert evaluation.throughput_per_s == 1 / 8
+    assert (
+        evaluation.devices[0].peak_bytes == 8 + 8
+    )  # the weights of the problem, and memory for two

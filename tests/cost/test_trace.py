@@ -62,7 +62,7 @@ def test_operators_of_the_traced_model_have_the_traced_times(model: nn.Module, f
     assert seconds[:, 1].tolist() == seconds[:, 0].tolist()
 
 
-def test_other_sizes_are_interpolated_and_other_operators_the_rooflines(
+def test_other_sizes_are_interpolated_and_unknown_operators_use_the_roofline(
     model: nn.Module, file: Path
 ) -> None:
     other = nn.Sequential(model, nn.Softplus())
@@ -114,8 +114,8 @@ def _gpu_trace() -> dict[str, Any]:
 def _seconds_of_additions(path: Path, *sizes: int) -> list[float]:
     sketch = Sketch()
     values = [sketch.input(size) for size in sizes]
-    made = [sketch.op([value], 4) for value in values]
-    graph = sketch.graph(*made)
+    results = [sketch.op([value], 4) for value in values]
+    graph = sketch.graph(*results)
     n = graph.n_ops
     graph = replace(graph, targets=("aten.add.Tensor",) * n, dtypes=("float32",) * n)
     graph = replace(graph, moved_bytes=np.ones(n, dtype=np.int64))
@@ -128,7 +128,7 @@ def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path, name:
     text = json.dumps(_gpu_trace()).encode()
     path = tmp_path / name
     path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    # Of 400 and 6400 bytes; between them the root; beyond, as many bytes more.
+    # At 400 and 6400 bytes; between them the root; beyond, proportional to bytes.
     seconds = _seconds_of_additions(path, 400, 6400, 1600, 12800, 4)
     root = (8e-6 * 40e-6) ** 0.5
     assert seconds == pytest.approx([8e-6, 40e-6, root, 80e-6, 8e-6])
@@ -146,7 +146,7 @@ def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path, name:
         (json.dumps({"traceEvents": [_add(0, 100) | {"dur": "x"}]}), "or is damaged"),
     ],
 )
-def test_a_file_that_is_none_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
     with pytest.raises(SpecError, match=message) as refused:
@@ -154,7 +154,7 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, text: str, message: str
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_or_unpacks_without_end_is_refused(
+def test_a_missing_or_endless_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SpecError, match=r"none\.json: there is no such file"):

@@ -1,4 +1,4 @@
-"""A training step of six operators, every number of which can be checked by hand."""
+"""A training step of six operators whose numbers can all be checked by hand."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tests.sketch import Sketch
 
 
 def step() -> OpGraph:
-    """Return y = view(x w); loss = y z: forward of three operators and a backward of three."""
+    """Return y = view(x w); loss = y z: a forward and a backward of three operators each."""
     sketch = Sketch()
     x = sketch.input(3)
     w, frozen = sketch.weight(10), sketch.weight(20)

@@ -1,4 +1,4 @@
-"""What tests of real runs start from."""
+"""The common setup of tests with real runs."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from fxpart.execution.device import torch_threads
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: then sums have one order."""
+    """Let torch compute on one thread, so that sums have one order."""
     with torch_threads(1):
         yield

@@ -1,7 +1,7 @@
-"""What a stage process runs in tests of how processes end: no torch, so that it starts at once.
+"""The stage process in tests of how processes end: without torch, so that it starts at once.
 
-`known_to_workers` has Python put this module in place of `fxpart.execution.stage_run`. The rest of
-the process, and what watches over it, is as always.
+`known_to_workers` makes Python use this module in place of `fxpart.execution.stage_run`. The rest
+of the process, and its supervisor, are as always.
 """
 
 import json
@@ -20,12 +20,12 @@ _FATES, _NAPPING = "fates.json", "napping"
 
 
 def run_stage(folder: Path, index: int, say: Callable[[str], None]) -> None:
-    """Do what `run_fates` wrote down for this stage."""
+    """Do what `run_fates` wrote for this stage."""
     fate = json.loads((folder / _FATES).read_text())[index]
     say(READY)
     if fate == "wait":
         say("between two forwards: waiting")
-        # Far longer than any test waits: whoever waits is killed.
+        # Far longer than any test waits: a waiting process is killed.
         time.sleep(600)
     say(COMPUTING)
     if fate == "raise":
@@ -40,7 +40,7 @@ def run_stage(folder: Path, index: int, say: Callable[[str], None]) -> None:
         sys.exit("no room for bucket 7")
     if fate == "nap":
         (folder / f"{_NAPPING}.{os.getpid()}").touch()
-        # Far longer than any test waits: whoever naps is killed.
+        # Far longer than any test waits: a napping process is killed.
         time.sleep(600)
 
 
@@ -51,7 +51,7 @@ def run_fates(folder: Path, fates: Sequence[str], silent_s: float) -> None:
 
 
 def napping(folder: Path) -> list[int]:
-    """Return the numbers of the processes that nap."""
+    """Return the process ids of the napping processes."""
     return [int(path.suffix[1:]) for path in folder.glob(f"{_NAPPING}.*")]
 
 

@@ -1,4 +1,4 @@
-"""Small models cut into stages, and their microbatches, for runs of real pipelines."""
+"""Small models cut into stages, and their microbatches, for real pipeline runs."""
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,11 +11,11 @@ WORDS = 13
 
 
 class Skips(nn.Module):
-    """Everything that is awkward to pass from a stage to the next, and a weight in two of three.
+    """Everything that is difficult to pass to the next stage, and a weight in two of three.
 
-    What crosses: a value that only the last stage needs, a transposed one that the second stage
-    writes to, a mask, a number without a batch dimension, and places in a table, which must not be
-    looked up before they have come.
+    Passed are a value that only the last stage needs, a transposed one that the second stage writes
+    to, a mask, a number without a batch dimension, and indices of a table, which must not be looked
+    up before they have arrived.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Skips(nn.Module):
 
 
 SKIPS_CUTS = ("transpose", "mul")
-"""After the nodes of these names `Skips` is cut into three stages."""
+"""The nodes after which `Skips` is cut into three stages."""
 
 
 def cut_chain(model: nn.Module, cuts: tuple[str, ...]) -> Chain:
-    """Return the traced model cut into stages, each ending with the node of a name in `cuts`."""
+    """Return the traced model cut into stages, each ending with a node named in `cuts`."""
     traced = fx.symbolic_trace(model)
     stage_of, stage = {}, 0
     for node in traced.graph.nodes:
@@ -61,7 +61,7 @@ def skips() -> Chain:
 
 
 def skips_inputs(count: int, batch: int = 2, length: int = 5) -> list[tuple[Tensor, ...]]:
-    """Return seeded inputs of `Skips` for so many microbatches."""
+    """Return seeded inputs of `Skips` for `count` microbatches."""
     chance = torch.Generator().manual_seed(2)
     return [
         (

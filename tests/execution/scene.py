@@ -1,4 +1,4 @@
-"""Real models of the small presets, made once, and placements to try on them."""
+"""Real models of the small presets, built once, and placements to try on them."""
 
 from dataclasses import replace
 from functools import cache
@@ -19,7 +19,7 @@ from tests.execution.small_presets import SMALL_PRESETS
 
 
 class Shifted(nn.Linear):
-    """Computes something else in eager mode than while it is exported."""
+    """Computes something else in eager mode than during export."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + float(not torch.compiler.is_exporting())
@@ -27,7 +27,7 @@ class Shifted(nn.Linear):
 
 @cache
 def small(name: str) -> RealModel:
-    """Return the small version of a preset with its weights, its values freed as a graph does."""
+    """Return the small version of a preset with weights, whose values are freed as in a graph."""
     real = real_model(SMALL_PRESETS[name])
     return replace(real, graph=without_python(real.graph))
 
@@ -43,17 +43,17 @@ def in_a_row(graph: OpGraph, devices: int) -> Assignment:
 
 
 def at_random(graph: OpGraph, devices: int, seed: int) -> Assignment:
-    """Return operators on any devices, groups kept together."""
+    """Return operators on random devices, with groups kept together."""
     return grouped(graph, np.random.default_rng(seed).integers(0, devices, graph.n_ops))
 
 
 def grouped(graph: OpGraph, device_of: IntArray) -> Assignment:
-    """Return those devices, for a group that of its first operator."""
+    """Return the devices, with that of the first operator for each group."""
     return partition_by_device(graph, device_of.astype(np.int64)[graph.group])
 
 
 def same_bits(result: Any, expected: Any) -> bool:  # noqa: ANN401 - results of any model
-    """Return whether two results are the same to the bit, signs of zero and nan included."""
+    """Return whether two results are bit-identical, including signs of zero and NaN."""
     leaves, expected_leaves = tree_leaves(result), tree_leaves(expected)
     return len(leaves) == len(expected_leaves) and all(map(_same_leaf, leaves, expected_leaves))
 
@@ -63,6 +63,6 @@ def _same_leaf(a: object, b: object) -> bool:
         return a == b
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    # As text of bytes: views as whole numbers do not exist for every dtype and stride.
+    # As bytes: integer views do not exist for every dtype and stride.
     raw = [x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (a, b)]
     return torch.equal(raw[0], raw[1])

@@ -1,4 +1,4 @@
-"""A small version of every preset: its architecture and switches, few layers, small widths."""
+"""A small version of every preset: its architecture and settings, few layers, small widths."""
 
 from fxpart.capture.models.spec import ModelSpec
 
@@ -155,4 +155,4 @@ _ALL = (
 SMALL_PRESETS = {spec.name: spec for spec in _ALL}
 """By the name of the preset in ``conf/model``."""
 DISTINCT = tuple(name for name in SMALL_PRESETS if name not in ("llama2_13b", "gpt2_xl"))
-"""Without those that are another preset in another width."""
+"""Without those that differ from another preset only in width."""

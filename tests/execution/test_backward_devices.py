@@ -1,4 +1,4 @@
-"""Where gradients are computed and added up: small models whose calls are counted by hand."""
+"""Devices of gradients and of their sums: small models whose calls are counted by hand."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ INPUT = torch.tensor([1.0, 2.0])
 
 
 class _Log(LiveBytes):  # type: ignore[no-untyped-call]
-    """Notes on which device each call of the backward is."""
+    """Records the device of each call of the backward."""
 
     def __init__(self, devices: int) -> None:
         super().__init__([{}] * devices)
@@ -38,13 +38,13 @@ class _Log(LiveBytes):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def on_devices(self, name: str) -> list[int]:
-        """Return the device of each call of the backward with that name."""
+        """Return the devices of the backward calls with that name."""
         begin = [call for call, _ in self.calls].index("ones_like")
         return [device for call, device in self.calls[begin:] if call == name]
 
 
 def _run(module: nn.Module, *device_of: int) -> tuple[Outcome, Outcome, _Log]:
-    """Return a counted step that is placed so, the same step unsplit, and the calls."""
+    """Return a counted step with that placement, the same step unsplit, and the calls."""
     step = joint_capture(module, (INPUT,))
     whole, graph = step.forward.module(), op_graph(step.forward)
     assert graph.n_ops == len(device_of), graph.targets
@@ -82,25 +82,25 @@ class Readers(Weighted):
         return a + b + c + d
 
 
-def test_each_reader_adds_its_part_where_it_is() -> None:
+def test_each_reader_adds_its_part_on_its_device() -> None:
     # v, a, b, c, d, and the sums.
     outcome, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
     assert _same(outcome, whole)
-    # b and c on 1, where d's comes; a on 0, where theirs comes.
+    # b and c on 1, where that of d arrives; a on 0, where theirs arrives.
     assert log.on_devices("add") == [1, 1, 0]
-    # The one gradient of the sums goes once to 1 and 0; d's part to 1; that sum to 0.
+    # The one gradient of the sums is sent once to 1 and 0; the part of d to 1; that sum to 0.
     assert log.on_devices("clone") == [1, 0, 1, 0]
     assert log.on_devices("mul") == [2, 1, 1, 0, 0]
 
 
-def test_a_value_that_is_read_at_home_again_has_its_sum_there() -> None:
+def test_a_value_also_read_at_home_is_summed_there() -> None:
     outcome, whole, log = _run(Readers(), 0, 0, 1, 0, 1, 1, 1, 1)
     assert _same(outcome, whole)
     assert sorted(log.on_devices("add")) == [0, 0, 1]
 
 
 class Tied(Weighted):
-    """A weight that every operator reads."""
+    """A weight read by every operator."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x * self.weight) * self.weight) * self.weight
@@ -109,7 +109,7 @@ class Tied(Weighted):
 @pytest.mark.parametrize(
     ("homes", "adds"), [((0, 0, 0), [0, 0]), ((0, 1, 2), [1, 0]), ((1, 0, 0), [0, 1])]
 )
-def test_a_tied_weight_adds_up_from_reader_to_reader(
+def test_the_gradient_of_a_tied_weight_is_summed_from_reader_to_reader(
     homes: tuple[int, ...], adds: list[int]
 ) -> None:
     outcome, whole, log = _run(Tied(), *homes)
@@ -118,7 +118,7 @@ def test_a_tied_weight_adds_up_from_reader_to_reader(
 
 
 class InPlace(Weighted):
-    """Writes into what it has."""
+    """Writes to its own values in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = (x * self.weight).add_(x * x)
@@ -126,26 +126,26 @@ class InPlace(Weighted):
 
 
 @pytest.mark.parametrize("homes", [(0, 0, 1, 1, 1), (0, 1, 1, 2, 0)])
-def test_an_operator_may_write_into_what_it_received(homes: tuple[int, ...]) -> None:
+def test_an_operator_may_write_to_a_received_value(homes: tuple[int, ...]) -> None:
     outcome, whole, _ = _run(InPlace(), *homes)
     assert _same(outcome, whole)
 
 
 class Pieces(Weighted):
-    """Hands on a tuple, of which one item is dead and one is whole numbers."""
+    """Passes on a tuple with one unread and one integer item."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         values, places = torch.sort(x * self.weight)
         return values * 2, places + 1
 
 
-def test_values_without_a_gradient_go_as_they_are() -> None:
+def test_values_without_a_gradient_are_passed_unchanged() -> None:
     outcome, whole, log = _run(Pieces(), 0, 0, 0, 0, 1, 1)
     assert _same(outcome, whole)
     assert log.on_devices("clone") == [0]
 
 
-def test_no_bytes_are_left_when_a_step_is_over() -> None:
+def test_no_bytes_are_live_after_a_step() -> None:
     outcome, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
     del whole
     # The gradient, on the device of the first reader, and the loss.

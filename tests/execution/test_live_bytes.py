@@ -9,13 +9,13 @@ def four() -> torch.Tensor:
     return torch.ones(4)
 
 
-def test_a_storage_is_one_however_many_tensors_lie_in_it() -> None:
+def test_a_storage_counts_once_for_all_its_tensors() -> None:
     whole, other = four(), torch.ones(2)
     sizes = storage_sizes([whole, whole[1:], whole.view(2, 2), other])
     assert sorted(sizes.values()) == [8, 16]
 
 
-def test_the_peak_is_of_what_lives_at_one_time() -> None:
+def test_the_peak_counts_simultaneously_live_tensors() -> None:
     with LiveBytes([{}]) as counter:
         a = four()
         b = a + a  # 32 bytes live
@@ -26,7 +26,7 @@ def test_the_peak_is_of_what_lives_at_one_time() -> None:
     assert counter.peak_bytes == (32,)
 
 
-def test_a_view_keeps_its_storage_alive_and_makes_none() -> None:
+def test_a_view_keeps_its_storage_alive_and_allocates_nothing() -> None:
     with LiveBytes([{}]) as counter:
         a = four()
         part = a[:1]
@@ -38,7 +38,7 @@ def test_a_view_keeps_its_storage_alive_and_makes_none() -> None:
     assert counter.peak_bytes == (32,)
 
 
-def test_a_storage_belongs_to_the_device_that_made_it_to_its_end() -> None:
+def test_a_storage_belongs_to_the_device_that_created_it() -> None:
     with LiveBytes([{}, {}, {}]) as counter:
         a = four()
         with counter.on(1):
@@ -52,26 +52,26 @@ def test_a_storage_belongs_to_the_device_that_made_it_to_its_end() -> None:
     assert counter.peak_bytes == (32, 32, 16)
 
 
-def test_what_is_resident_counts_from_the_start_and_once() -> None:
+def test_resident_tensors_count_from_the_start_and_once() -> None:
     weight = four()
     resident = storage_sizes([weight])
     with LiveBytes([resident, resident]) as counter:
-        seen = weight.view(2, 2)
-        made = seen + 1
-        del made
+        view = weight.view(2, 2)
+        total = view + 1
+        del total
     assert counter.peak_bytes == (32, 16)
 
 
-def test_what_operators_need_for_themselves_counts() -> None:
+def test_temporaries_of_operators_count() -> None:
     x, weight = torch.ones(1, 4), torch.ones(4)
     with LiveBytes([storage_sizes([x, weight])]) as counter:
         result = torch.nn.functional.layer_norm(x, (4,), weight)
-    # 32 given, 16 of the result, 4 each of the mean and the deviation that are also returned.
+    # 32 given, 16 of the result, 4 each for the mean and the deviation, which are also returned.
     assert counter.peak_bytes == (32 + 16 + 8,)
     assert result.shape == (1, 4)
 
 
-def test_a_peak_can_be_forgotten_while_what_is_alive_still_counts() -> None:
+def test_resetting_the_peak_keeps_live_tensors() -> None:
     with LiveBytes([{}]) as counter:
         a = four()
         b = four()

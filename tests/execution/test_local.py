@@ -1,4 +1,4 @@
-"""`run_local`: what it measures, by hand on a model of three operators, and what it refuses."""
+"""`run_local`: measurements checked by hand on a model of three operators, and refusals."""
 
 import math
 from dataclasses import replace
@@ -57,20 +57,20 @@ def test_peaks_by_hand() -> None:
     # The weight, the input and all three results: the first is read by the last.
     assert together.peak_bytes == (16 + 16 + 3 * 16,)
     apart = run_local(real, _on((0,), (2,)), 3, repeats=1)
-    # Device 2 gets the first and the second result, and makes the third.
+    # Device 2 receives the first and the second result, and computes the third.
     assert apart.peak_bytes == (16 + 16 + 2 * 16, 0, 3 * 16)
     back = Assignment(np.array([0, 1, 2]), ((0,), (1,), (0,)))
-    # Device 1 computes one thing of another; what it received is held while it does.
+    # Device 1 computes one value from another; the received one is live meanwhile.
     assert run_local(real, back, 2, repeats=1).peak_bytes == (16 + 16 + 3 * 16, 2 * 16)
 
 
-def test_a_replica_holds_its_weights_and_gets_its_turn() -> None:
+def test_a_replica_has_its_weights_and_its_turn() -> None:
     # Input 0 is computed on devices 0 and 2, input 1 on devices 1 and 2.
     run = run_local(_three(), _on((0, 1), (2,)), 3, repeats=1)
     assert run.peak_bytes == (64, 64, 48)
 
 
-def test_what_a_run_says() -> None:
+def test_the_report_of_a_run() -> None:
     run = run_local(_three(), _on((0,), (1,)), 2, repeats=3)
     assert run.max_difference == 0.0
     assert len(run.runs_s) == 3
@@ -83,14 +83,14 @@ def test_what_a_run_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["mixtral_8x7b", "resnet50"])
-def test_a_run_hands_copies_about_and_still_computes_the_same(name: str) -> None:
+def test_a_run_with_transfers_computes_the_same(name: str) -> None:
     real = small(name)
     run = run_local(real, at_random(real.graph, 3, 1), 3, repeats=1)
     assert run.max_difference == 0.0
     assert all(peak > 0 for peak in run.peak_bytes)
 
 
-def test_the_evaluation_says_the_same_of_every_device() -> None:
+def test_the_evaluation_agrees_for_every_device() -> None:
     real = small("mixtral_8x7b")
     spec = DeviceSpec("d", 1 << 30, {"float32": 1e9}, 1e9)
     problem = make_problem(real.graph, uniform_topology((spec,) * 4, Link(1e9)), LatencyModel())
@@ -100,7 +100,7 @@ def test_the_evaluation_says_the_same_of_every_device() -> None:
 
 
 class Chance(nn.Module):
-    """Draws other numbers in every run."""
+    """Draws different numbers in every run."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
@@ -115,7 +115,7 @@ def test_another_result_is_an_error() -> None:
 
 
 class Counting(nn.Module):
-    """Adds what it has seen before to its input; its rows, one in memory, cannot be written."""
+    """Adds earlier inputs to its input; its rows share memory and cannot be written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Counting(nn.Module):
         return x * self.seen + self.rows
 
 
-def test_what_a_run_writes_into_buffers_is_not_there_in_the_next() -> None:
+def test_buffers_written_by_a_run_are_restored() -> None:
     real = _real(Counting(), torch.arange(4.0))
     run = run_local(real, grouped(real.graph, np.arange(real.graph.n_ops)), 3, repeats=2)
     assert run.max_difference == 0.0
@@ -135,7 +135,7 @@ def test_what_a_run_writes_into_buffers_is_not_there_in_the_next() -> None:
 
 
 class Bounded(nn.Module):
-    """Refuses tokens that its table has no row for, as it runs."""
+    """Refuses tokens outside its table at run time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Bounded(nn.Module):
         return rows + 1
 
 
-def test_a_model_that_fails_as_it_runs_is_an_error() -> None:
+def test_a_model_that_fails_at_run_time_is_an_error() -> None:
     fine = _real(Bounded(), torch.tensor([0, 1]))
     broken = replace(fine, args=(torch.tensor([0, 7]),))
     with pytest.raises(ExecutionError, match="cannot be run on cpu: IndexError: index out of") as e:
@@ -168,7 +168,7 @@ def test_a_model_that_fails_as_it_runs_is_an_error() -> None:
         (_on((0,), (1,)), 2, 0, "repeats=0 must be 1 or more"),
     ],
 )
-def test_what_means_nothing_is_refused(
+def test_invalid_settings_are_refused(
     assignment: Assignment, n_devices: int, repeats: int, message: str
 ) -> None:
     with pytest.raises(SpecError, match=message) as caught:
@@ -180,7 +180,7 @@ def test_tensors_that_do_not_fit_are_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = _three()
-    # The input and three results, and a second copy of the last, to be compared.
+    # The input and three results, and a second copy of the last for the comparison.
     monkeypatch.setattr(local, "free_bytes", lambda _: 4 * 16 + 16)
     run = run_local(real, _on((0,), (1,)), 2, repeats=1)
     assert math.isfinite(run.latency_s)

@@ -1,4 +1,4 @@
-"""Training steps of split models run here: loss, gradients, peaks; by hand and of presets."""
+"""Training steps of split models: loss, gradients, peaks; by hand and for presets."""
 
 from dataclasses import replace
 from functools import cache
@@ -63,7 +63,7 @@ def _step(name: str) -> tuple[RealModel, JointCapture]:
 
 
 def _run(name: str, device_of: IntArray, devices: int) -> tuple[LocalRun, tuple[int, ...]]:
-    """Return what a step shows that is placed so, by its forward; and what was predicted."""
+    """Return the outcome of a step with that placement, by its forward; and the prediction."""
     real, step = _step(name)
     placed = device_of[step.graph.forward_of][step.graph.group]
     forward = forward_devices(placed, step.exported_names, real.graph)
@@ -75,8 +75,8 @@ def _run(name: str, device_of: IntArray, devices: int) -> tuple[LocalRun, tuple[
 def _row(name: str, devices: int) -> IntArray:
     """Return equal numbers of forward operators, in order, on each device."""
     _, step = _step(name)
-    place = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
-    return place * devices // step.graph.first_backward
+    device_of = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
+    return device_of * devices // step.graph.first_backward
 
 
 def test_a_step_by_hand() -> None:
@@ -86,10 +86,10 @@ def test_a_step_by_hand() -> None:
     assert run.loss == 7.5
     assert run.max_difference == run.gradient_difference == 0.0
     assert len(run.runs_s) == 2
-    # Weight and input; y, which the backward needs; the loss and the one that its gradient is;
-    # then the gradient of y * y, and what it gives for either factor.
+    # Weight and input; y, which the backward needs; the loss and the 1 that is its gradient;
+    # then the gradient of y * y, and its results for both factors.
     assert run.peak_bytes == (32 + 16 + 4 + 4 + 3 * 16,)
-    # Without training there is none of that: y and y * y.
+    # Without training only y and y * y.
     forward = run_local(real, _on(real, 0, 0), 1, repeats=1)
     assert forward.peak_bytes == (32 + 2 * 16,)
     assert forward.loss is None
@@ -99,23 +99,23 @@ def test_a_step_by_hand() -> None:
 def test_each_device_computes_its_part_of_the_backward() -> None:
     real = _square()
     run = run_local(real, _on(real, 0, 1), 2, repeats=1, training=True)
-    # Device 0 gets the gradient of y, and makes that of the weight; y itself is gone by then.
+    # Device 0 receives the gradient of y, and computes that of the weight; y is freed by then.
     assert run.peak_bytes == (32 + 2 * 16, 16 + 4 + 4 + 3 * 16)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_in_a_row_are_exact_and_as_predicted(name: str) -> None:
+def test_consecutive_presets_are_exact_and_as_predicted(name: str) -> None:
     run, predicted = _run(name, _row(name, 4), 4)
     assert run.max_difference == run.gradient_difference == 0.0
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
-        # Torch holds the gradient of the loss, which is a one, until all is done; and what the
-        # formulas of powers and of gated units make until they are computed.
-        most = expected + 4 if name == "resnet50" else expected * 1.13
-        assert expected <= measured <= most
+        # Torch holds the gradient of the loss, which is 1, until the end; and temporaries of the
+        # formulas of powers and of gated units until they are computed.
+        max_bytes = expected + 4 if name == "resnet50" else expected * 1.13
+        assert expected <= measured <= max_bytes
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_anywhere_are_the_same_but_for_rounding(name: str) -> None:
+def test_randomly_placed_presets_agree_up_to_rounding(name: str) -> None:
     _, step = _step(name)
     anywhere = np.random.default_rng(3).integers(0, 3, step.graph.n_ops)
     run, predicted = _run(name, anywhere, 3)
@@ -126,7 +126,7 @@ def test_presets_anywhere_are_the_same_but_for_rounding(name: str) -> None:
         assert 0.9 * expected <= measured <= 1.3 * expected
 
 
-def test_a_tied_weight_has_one_gradient_of_both_its_devices() -> None:
+def test_a_tied_weight_has_one_gradient_from_both_devices() -> None:
     real, step = _step("gpt2")
     device_of = _row("gpt2", 2)
     placed = forward_devices(
@@ -141,7 +141,7 @@ def test_a_tied_weight_has_one_gradient_of_both_its_devices() -> None:
     assert run.gradient_difference == 0.0
 
 
-def test_gradients_that_were_there_stay() -> None:
+def test_existing_gradients_are_kept() -> None:
     real = _square()
     run_local(real, _on(real, 0, 1), 2, repeats=1, training=True)
     (weight,) = real.module.parameters()
@@ -152,7 +152,7 @@ def test_gradients_that_were_there_stay() -> None:
     assert torch.equal(before, torch.full((4,), 7.0))
 
 
-def test_a_step_runs_where_the_caller_records_no_gradients() -> None:
+def test_a_step_runs_even_if_the_caller_disables_gradients() -> None:
     real = _square()
     with torch.no_grad():
         assert run_local(real, _on(real, 0, 1), 2, repeats=1, training=True).loss == 7.5
@@ -166,20 +166,20 @@ def test_gradients_may_be_sparse() -> None:
     real = RealModel(table, (torch.tensor([1, 1, 4]),), {}, program, op_graph(program))
     run = run_local(real, _on(real, 0), 1, repeats=1, training=True)
     assert run.gradient_difference == 0.0
-    # Table and places; the loss and its one; and the gradient of the rows, which with the places
+    # Table and indices; the loss and its 1; and the gradient of the rows, which with the indices
     # is that of the table.
     assert run.peak_bytes == (40 + 24 + 4 + 4 + 24,)
 
 
 class Weightless(nn.Module):
-    """Nothing to train."""
+    """A model without parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1
 
 
 class Chance(Square):
-    """Draws other numbers in every run."""
+    """Draws different numbers in every run."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.rand_like(x) * self.weight
@@ -192,7 +192,7 @@ class Chance(Square):
         (Chance(), ExecutionError, r"results are \S+ from the unsplit model's"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(
+def test_an_untrainable_model_is_refused(
     module: nn.Module, error: type[Exception], message: str
 ) -> None:
     real = _trainable(module, torch.ones(4))
@@ -213,8 +213,8 @@ def test_a_step_that_may_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_model_that_is_another_when_it_is_exported_is_refused(*, training: bool) -> None:
-    """A plan of the export would say nothing about the module that the user runs."""
+def test_a_model_that_changes_when_it_is_exported_is_refused(*, training: bool) -> None:
+    """A plan of the export would not describe the module that the user runs."""
     real = _trainable(Shifted(4, 4), torch.randn(2, 4))
     with pytest.raises(ExecutionError, match="results are 1 from the unsplit model's"):
         run_local(real, _on(real, *[0] * real.graph.n_ops), 1, repeats=1, training=training)

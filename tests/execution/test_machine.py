@@ -1,4 +1,4 @@
-"""What this machine has: the name of a device, and the memory that is left."""
+"""Properties of this machine: the name of a device, and the available memory."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from fxpart.support.host import cpu_name
 CPU = torch.device("cpu")
 
 
-def test_the_cpu_is_called_what_its_maker_says() -> None:
+def test_the_cpu_has_the_name_given_by_its_maker() -> None:
     assert device_name(CPU) == cpu_name()
 
 
 @pytest.mark.parametrize("device", ["cpu", CPU])
-def test_the_cpu_is_always_here(device: str | torch.device) -> None:
+def test_the_cpu_is_always_available(device: str | torch.device) -> None:
     assert checked_device(device) == CPU
 
 
@@ -30,7 +30,7 @@ def test_the_cpu_is_always_here(device: str | torch.device) -> None:
         ("cuda:99", "device 'cuda:99' is not here; there is "),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device: str, message: str) -> None:
+def test_a_missing_device_is_refused(device: str, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         checked_device(device)
     assert "\n" not in str(caught.value)
@@ -50,7 +50,7 @@ def _machine(
     monkeypatch.setattr(devices, "_CONTROL_GROUP", folder)
 
 
-def test_memory_is_what_the_system_says_is_available(
+def test_available_memory_is_that_reported_by_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _machine(tmp_path, monkeypatch, 100)
@@ -60,7 +60,7 @@ def test_memory_is_what_the_system_says_is_available(
 @pytest.mark.parametrize(
     ("limit", "left"), [("5000", 5000 - 3000 + 500), ("max", 100 * 1024), ("1000", 0)]
 )
-def test_a_control_group_may_leave_less(
+def test_a_control_group_may_reduce_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, left: int
 ) -> None:
     group = {"max": f"{limit}\n", "current": "3000\n", "stat": "anon 1\ninactive_file 500\n"}
@@ -68,16 +68,14 @@ def test_a_control_group_may_leave_less(
     assert free_bytes(CPU) == left
 
 
-def test_the_first_version_of_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_1_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = {"limit_in_bytes": "9000", "usage_in_bytes": "2000", "stat": "cache 1\n"}
     names_of = {f"memory__memory_of_{key}": text for key, text in group.items()}
     _machine(tmp_path, monkeypatch, 100, **names_of)
     assert free_bytes(CPU) == 7000
 
 
-def test_without_such_facts_the_pages_are_counted(
+def test_without_such_files_the_pages_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _machine(tmp_path, monkeypatch, None)

@@ -1,4 +1,4 @@
-"""What runs gave, held against each other."""
+"""Comparison of the results of two runs."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_a_step_by_hand() -> None:
     assert step_outcome(lambda: layer(x), trained_parameters(layer)).results is None
 
 
-def test_a_frozen_weight_and_one_that_is_not_used_have_no_gradient() -> None:
+def test_frozen_and_unused_weights_have_no_gradient() -> None:
     used, frozen, unused = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)
     parameters = trained_parameters(nn.ModuleDict({"a": used, "b": frozen, "c": unused}))
     assert list(parameters) == ["a.weight", "a.bias", "c.weight", "c.bias"]
@@ -42,7 +42,7 @@ def test_a_model_without_real_results_is_refused() -> None:
         step_outcome(lambda: torch.tensor([1]), {})
 
 
-def test_equal_steps_are_zero_apart() -> None:
+def test_equal_steps_have_no_difference() -> None:
     assert agreement(_outcome(1.0, 2.0, 3.0), _outcome(1.0, 2.0, 3.0)) == (0.0, 0.0)
     assert agreement(Outcome(torch.ones(2), None, None), Outcome(torch.ones(2), None, None)) == (
         0.0,
@@ -50,7 +50,7 @@ def test_equal_steps_are_zero_apart() -> None:
     )
 
 
-def test_rounding_is_said_and_taken() -> None:
+def test_rounding_is_reported_and_accepted() -> None:
     differs, share = agreement(_outcome(1.0, 4.0, 1.0), _outcome(1.0, 4.0, 1.0 + 2**-20))
     assert differs == 0.0
     assert share == 2**-22
@@ -64,13 +64,13 @@ def test_rounding_is_said_and_taken() -> None:
         (Outcome(None, torch.tensor(1.0), {}), "gradients are inf of"),
     ],
 )
-def test_more_is_refused(outcome: Outcome, message: str) -> None:
+def test_larger_differences_are_refused(outcome: Outcome, message: str) -> None:
     with pytest.raises(ExecutionError, match=message) as caught:
         agreement(outcome, _outcome(1.0, 4.0))
     assert "\n" not in str(caught.value)
 
 
-def test_a_gradient_that_is_only_rounding_has_the_size_of_the_others() -> None:
+def test_a_gradient_of_rounding_noise_is_scaled_by_the_others() -> None:
     eps = torch.finfo(torch.float32).eps
 
     def of(noise: float) -> dict[str, Tensor]:
@@ -78,11 +78,11 @@ def test_a_gradient_that_is_only_rounding_has_the_size_of_the_others() -> None:
 
     assert gradient_share(of(3 * eps), of(-3 * eps)) < eps**0.5
     assert gradient_share(of(30 * eps), of(-30 * eps)) > eps**0.5
-    # A small one that is more than that is held against itself.
+    # A small one above the noise is compared with itself.
     assert gradient_share(of(0.011), of(0.010)) == pytest.approx(0.1, rel=1e-5)
 
 
-def test_sparse_gradients_count_as_what_they_say() -> None:
+def test_sparse_gradients_count_by_their_values() -> None:
     places, values = torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0])
     sparse = torch.sparse_coo_tensor(places, values, (2,), check_invariants=True)
     assert gradient_share({"w": sparse}, {"w": torch.tensor([3.0, 0.0])}) == 0.0

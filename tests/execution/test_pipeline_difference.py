@@ -1,4 +1,4 @@
-"""What the stages computed against the unsplit model: the same rule as for a split one."""
+"""Results of the stages against the unsplit model: the same rule as for a split model."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_losses(losses: tuple[float, ...], expected: tuple[float, ...], apart: f
     assert loss_difference(losses, _losses(*expected)) == apart
 
 
-def test_results_are_found_by_microbatch_and_place() -> None:
+def test_results_are_matched_by_microbatch_and_position() -> None:
     outputs = tuple((torch.full((2,), float(m)), torch.tensor([m])) for m in range(2))
     computed = {output_key(m, i): outputs[m][i].clone() for m in range(2) for i in range(2)}
     expected = Reference(outputs, (), {})
@@ -50,36 +50,36 @@ def test_results_are_found_by_microbatch_and_place() -> None:
 
 
 def _differences(changed: Gradients, dropped: Gradients) -> tuple[float, float | None]:
-    """Return the differences after some gradients were found to be others, or none."""
+    """Return the differences after some gradients were changed, or dropped."""
     chain = skips()
-    wanted: Gradients = {
+    expected: Gradients = {
         (stage.index, name): torch.ones(parameter.shape)
         for stage in chain.stages
         for name, parameter in stage.module.named_parameters(remove_duplicate=False)
     }
-    gradients = {at: g for at, g in {**wanted, **changed}.items() if at not in dropped}
+    gradients = {key: g for key, g in {**expected, **changed}.items() if key not in dropped}
     computed = [
-        {gradient_key(name): g for (at, name), g in gradients.items() if at == stage.index}
+        {gradient_key(name): g for (key, name), g in gradients.items() if key == stage.index}
         for stage in chain.stages
     ]
-    # What stays out of `changed` is wanted as it is; what it holds is wanted near to nothing.
-    near = {at: g * 1e-9 if at in changed else g for at, g in wanted.items()}
+    # Gradients not in `changed` are expected unchanged; those in it are expected near zero.
+    near = {key: g * 1e-9 if key in changed else g for key, g in expected.items()}
     return gradient_differences(chain, computed, Reference((), (), near))
 
 
 def _own_and_tied() -> tuple[tuple[int, str], tuple[int, str]]:
-    """Return a weight of one stage, and a name of the embedding, which two have."""
+    """Return a weight of one stage, and a name of the embedding, which two stages have."""
     chain = skips()
     names = [(s.index, n) for s in chain.stages for n, _ in s.module.named_parameters()]
-    untied = next(at for at in names if at[1] == "first.bias")
-    return untied, next(at for at in names if at[1] == "third.weight")
+    untied = next(key for key in names if key[1] == "first.bias")
+    return untied, next(key for key in names if key[1] == "third.weight")
 
 
 def test_equal_gradients() -> None:
     assert _differences({}, {}) == (0.0, 0.0)
 
 
-def test_a_gradient_that_is_nothing_but_rounding_has_no_size_of_its_own() -> None:
+def test_a_gradient_of_pure_rounding_has_no_scale_of_its_own() -> None:
     untied, _ = _own_and_tied()
     noise = torch.full(skips().stages[untied[0]].module.get_parameter(untied[1]).shape, 2e-9)
     share, tied = _differences({untied: noise}, {})
@@ -87,13 +87,13 @@ def test_a_gradient_that_is_nothing_but_rounding_has_no_size_of_its_own() -> Non
     assert tied == 0.0
 
 
-def test_a_wrong_gradient_of_usual_size_is_seen() -> None:
+def test_a_wrong_gradient_of_usual_size_is_detected() -> None:
     untied, _ = _own_and_tied()
     wrong = torch.ones_like(skips().stages[untied[0]].module.get_parameter(untied[1]).detach())
     assert _differences({untied: wrong}, {})[0] > 1.0
 
 
-def test_a_missing_gradient_is_zeros() -> None:
+def test_a_missing_gradient_counts_as_zero() -> None:
     untied, tied = _own_and_tied()
     nothing = torch.zeros(0)
     assert _differences({}, {untied: nothing}) == (1.0, 0.0)
@@ -108,7 +108,7 @@ EXPECTED = Reference(
 
 @pytest.mark.parametrize("gradients", [None, 0.0, 0.9 * ROUNDING])
 @pytest.mark.parametrize("results", [0.0, 0.9 * ROUNDING * 401])
-def test_rounding_is_taken(results: float, gradients: float | None) -> None:
+def test_rounding_is_accepted(results: float, gradients: float | None) -> None:
     refuse_other_results(results, gradients, EXPECTED)
 
 
@@ -121,7 +121,9 @@ def test_rounding_is_taken(results: float, gradients: float | None) -> None:
         (0.0, math.inf, "gradients are inf of"),
     ],
 )
-def test_more_is_refused(results: float, gradients: float | None, message: str) -> None:
+def test_larger_differences_are_refused(
+    results: float, gradients: float | None, message: str
+) -> None:
     with pytest.raises(ExecutionError) as raised:
         refuse_other_results(results, gradients, EXPECTED)
     line = str(raised.value)

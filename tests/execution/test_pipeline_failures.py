@@ -1,6 +1,6 @@
 """A failure in a stage on torch's engine keeps its own message, and leaves no process.
 
-How processes end in other ways is in ``test_supervise.py``, with stages that need no engine.
+Other ends of processes are tested in ``test_supervise.py``, with stages that need no engine.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from tests.execution.pipeline_scene import cut_chain
 from tests.execution.trouble import Troubled, known_to_workers
 
 
-def test_an_operator_that_fails_is_told_in_one_line(
+def test_a_failing_operator_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in known_to_workers(tmp_path).items():

@@ -1,4 +1,4 @@
-"""The parts of a pipeline run that need no processes."""
+"""Parts of a pipeline run that need no processes."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def _in_a_region(x: Tensor, y: Tensor) -> Tensor:
         (lambda x, y: y.split(1)[1].zero_() + x, (1,)),
         (lambda x, y: x.add_(y).mul_(x), (0,)),
         (lambda x, y: torch.relu_(x.clone()) + y, ()),
-        # A region that writes is not looked into: all that it reads counts.
+        # Regions that write are opaque: all inputs count as written.
         (_in_a_region, (0,)),
     ],
 )
@@ -99,7 +99,7 @@ def _normalized() -> Chain:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_the_reference_leaves_everything_as_it_was(*, training: bool) -> None:
+def test_the_reference_changes_nothing(*, training: bool) -> None:
     chain = _normalized()
     modules = [stage.module for stage in chain.stages]
     for parameter in modules[0].parameters():

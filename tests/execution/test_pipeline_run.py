@@ -1,4 +1,4 @@
-"""Pipelines really run, one process a stage, and held against the unsplit model in this one."""
+"""Real pipeline runs, one process per stage, compared with the unsplit model in this process."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from tests.execution.pipeline_scene import cut_chain, skips, skips_inputs
 from tests.sketch import devices, problem
 
 ROUNDING = 1e-6
-"""Of float32 sums of a handful of terms, as a share of the largest element."""
+"""For float32 sums of a few terms, as a share of the largest element."""
 GPT2 = ModelSpec(
     "gpt2",
     architecture="GPT2LMHeadModel",
@@ -34,7 +34,7 @@ GPT2 = ModelSpec(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scene:
-    """GPT-2 in two stages, of its forward and of a training step, and four microbatches."""
+    """GPT-2 in two stages, for its forward and a training step, and four microbatches."""
 
     chain: Chain
     microbatches: list[tuple[Tensor, ...]]
@@ -45,7 +45,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def gpt2() -> Scene:
-    """Return the scene; both graphs are cut at the same place."""
+    """Return the scene; both graphs are cut at the same position."""
     real = real_model(GPT2)
     step = joint_capture(real.module, real.args, real.kwargs)
     two = devices(10**9, 10**9)
@@ -86,7 +86,7 @@ def test_gpt2_forward(gpt2: Scene) -> None:
 
 
 def test_gpt2_training(gpt2: Scene) -> None:
-    # The embedding is the last layer's weight too.
+    # The embedding is also the weight of the last layer.
     tied = tied_parameters(gpt2.chain)
     assert [len({stage for stage, _ in group}) for group in tied] == [2]
     run = run_pipeline(gpt2.chain, gpt2.microbatches, training=True, schedule="1f1b", steps=1)
@@ -117,7 +117,7 @@ def test_three_stages_with_skips_masks_and_writes_in_place() -> None:
 
 
 class _Loss(nn.Module):
-    """Returns its loss, a number, after something that is no real number; one weight is unused."""
+    """Returns its loss after a value that is no real number; one weight is unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,12 +147,12 @@ def test_one_stage_whose_first_result_is_no_loss() -> None:
         ({"timeout_s": float("inf")}, "timeout_s=inf"),
     ],
 )
-def test_settings_that_mean_nothing(changes: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         run_pipeline(skips(), skips_inputs(2), training=False, **changes)  # type: ignore[arg-type]
 
 
-def test_microbatches_must_be_alike() -> None:
+def test_microbatches_must_have_equal_shapes() -> None:
     with pytest.raises(SpecError, match="there are no microbatches"):
         run_pipeline(skips(), [], training=False)
     unlike = [*skips_inputs(1), *skips_inputs(1, batch=3)]

@@ -1,4 +1,4 @@
-"""Models with random weights: seeded, refused when too large, within their vocabularies."""
+"""Models with random weights: seeded, refused if too large, tokens in their vocabularies."""
 
 import sys
 from dataclasses import replace
@@ -52,7 +52,7 @@ def _in_a_folder_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["gpt2", "whisper_small", "resnet50", "dlrm"])
-def test_everything_is_real_and_of_one_device(name: str) -> None:
+def test_all_tensors_are_real_and_on_one_device(name: str) -> None:
     real = small(name)
     inputs = [x for x in tree_leaves((real.args, real.kwargs)) if isinstance(x, torch.Tensor)]
     parameters = list(real.module.parameters())
@@ -62,14 +62,14 @@ def test_everything_is_real_and_of_one_device(name: str) -> None:
     assert not real.module.training
     assert real.device == torch.device("cpu")
     whole = real.program.module()
-    # The exported module trains the weights of the model itself.
+    # The exported module shares the weights of the model.
     assert {id(p) for p in whole.parameters()} == {id(p) for p in parameters}
     calls = [node.name for node in whole.graph.nodes if node.op == "call_function"]
     assert [call for call in calls if call in set(real.graph.names)] == list(real.graph.names)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "dlrm"])
-def test_weights_and_inputs_are_the_seeds(name: str) -> None:
+def test_weights_and_inputs_depend_on_the_seed(name: str) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (real_model(SMALL_PRESETS[name], seed=seed) for seed in (3, 3, 4))
@@ -82,17 +82,17 @@ def test_weights_and_inputs_are_the_seeds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "whisper_small"])
-def test_tokens_are_of_the_vocabulary_and_not_all_one(name: str) -> None:
+def test_tokens_are_in_the_vocabulary_and_vary(name: str) -> None:
     ids = [x for x in small(name).kwargs.values() if x.dtype == torch.int64]
     assert ids
-    for given in ids:
-        assert int(given.min()) >= 0
-        assert int(given.max()) < 101
-        assert len(given.unique()) > 3
+    for tokens in ids:
+        assert int(tokens.min()) >= 0
+        assert int(tokens.max()) < 101
+        assert len(tokens.unique()) > 3
 
 
 @pytest.mark.usefixtures("_in_a_folder_with_models")
-def test_inputs_of_a_factory_are_taken_as_they_are() -> None:
+def test_inputs_of_a_factory_are_used_unchanged() -> None:
     real = real_model(replace(factory("scale"), dtype="float64"))
     assert torch.equal(real.args[0], torch.full((2, 4), 3.0, dtype=torch.float64))
     assert real.kwargs == {"factor": 2.0}
@@ -106,7 +106,7 @@ def test_a_size_that_depends_on_values_cannot_be_captured() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_do_not_fit_are_refused_before_they_are_made(
+def test_weights_that_do_not_fit_are_refused_before_they_are_created(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(real_models, "free_bytes", lambda _: 1000)
@@ -121,6 +121,6 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_made(
         real_model(SMALL_PRESETS["dlrm"])
 
 
-def test_a_device_that_is_not_here_is_refused() -> None:
+def test_a_missing_device_is_refused() -> None:
     with pytest.raises(SpecError, match="is not here"):
         real_model(SMALL_PRESETS["gpt2"], device="cuda:99")

@@ -1,4 +1,4 @@
-"""Bytes alive in real forwards and training steps, counted by hand; and the parts of a step."""
+"""Live bytes in real forwards and training steps, counted by hand; and the phases of a step."""
 
 from collections.abc import Callable
 
@@ -40,24 +40,24 @@ class Keeps(Product):
 
 
 class Drops(Product):
-    """The same, and each result is gone as soon as it has been used."""
+    """The same, with each result freed after its use."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight * 2 * 2
 
 
-def test_a_forward_holds_weights_inputs_and_what_it_makes() -> None:
+def test_a_forward_holds_weights_inputs_and_results() -> None:
     # Weight, input, y and y * y.
     assert forward_peak_bytes(Product(), (torch.ones(4),)) == 64
     assert forward_peak_bytes(Product(), (), {"x": torch.ones(4)}) == 64
 
 
-def test_what_python_keeps_counts() -> None:
+def test_local_variables_of_python_count() -> None:
     x = (torch.ones(4),)
     assert forward_peak_bytes(Keeps(), x) == forward_peak_bytes(Drops(), x) + 16
 
 
-def test_no_gradient_is_kept_for_a_forward() -> None:
+def test_a_forward_keeps_nothing_for_a_backward() -> None:
     class Chain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -68,7 +68,7 @@ def test_no_gradient_is_kept_for_a_forward() -> None:
                 x = layer(x)
             return x
 
-    # 8 weights and the input; in a layer what it is given, y and y * y.
+    # 8 weights and the input; per layer its input, y and y * y.
     assert forward_peak_bytes(Chain(), (torch.ones(4),)) == 9 * 16 + 3 * 16
 
 
@@ -76,7 +76,7 @@ def test_the_parts_of_a_step_by_hand() -> None:
     peak = step_peak_bytes(Product(), (torch.ones(4),))
     # Weight and input are 32 bytes. The forward adds y, y * y and its mean, which is 4.
     assert (peak.resident_bytes, peak.forward_bytes) == (32, 32 + 32 + 4)
-    # In the backward y lives until its gradient is there; at the end the gradient is left.
+    # In the backward y lives until its gradient is computed; at the end the gradient remains.
     assert peak.phase == "backward"
     assert peak.backward_bytes > peak.forward_bytes
     assert peak.update_bytes == 32 + 16 + 4
@@ -89,11 +89,11 @@ def test_an_optimizer_keeps_its_state(name: str, copies: int) -> None:
     peak = step_peak_bytes(module, (torch.ones(4),), {}, optimizer)
     count = 4 if name == "adam" else 0
     assert peak.resident_bytes == 32 + 16 * copies + count
-    # The gradient and the loss are there as well.
+    # The gradient and the loss are live as well.
     assert peak.update_bytes >= peak.resident_bytes + 20
 
 
-def test_the_largest_part_is_the_peak() -> None:
+def test_the_largest_phase_is_the_peak() -> None:
     for parts, phase in (((3, 2, 1), "forward"), ((1, 3, 2), "backward"), ((1, 2, 3), "update")):
         peak = StepPeak(*parts, resident_bytes=1)
         assert (peak.peak_bytes, peak.phase) == (3, phase)
@@ -106,7 +106,7 @@ def test_an_update_can_be_the_peak() -> None:
     assert step_peak_bytes(module, (torch.ones(1, 64),), {}, optimizer).phase == "update"
 
 
-def test_a_step_trains_in_the_order_of_its_parts() -> None:
+def test_the_phases_of_a_step_run_in_order() -> None:
     module = Product()
     optimizer = real_optimizer("sgd", module.parameters())
     seen: list[tuple[bool, float]] = []
@@ -122,7 +122,7 @@ def test_a_step_trains_in_the_order_of_its_parts() -> None:
     assert weights[2] == pytest.approx(1.0 - 1e-3 * 0.5)
 
 
-def test_steps_do_not_add_up() -> None:
+def test_peaks_do_not_accumulate_over_steps() -> None:
     module, x = Product(), (torch.ones(4),)
     optimizer = real_optimizer("adamw", module.parameters())
     assert step_peak_bytes(module, x, {}, optimizer) == step_peak_bytes(module, x, {}, optimizer)
@@ -132,10 +132,10 @@ def test_every_optimizer_that_can_be_planned_for_can_be_run() -> None:
     assert {*REAL_OPTIMIZERS, "none"} == {*OPTIMIZERS}
     for name in OPTIMIZERS:
         for implementation in IMPLEMENTATIONS:
-            made = real_optimizer(name, Product().parameters(), implementation)
-            assert (made is None) == (name == "none")
-            if made is not None and implementation != "for_loop":
-                assert made.defaults[implementation] is True
+            optimizer = real_optimizer(name, Product().parameters(), implementation)
+            assert (optimizer is None) == (name == "none")
+            if optimizer is not None and implementation != "for_loop":
+                assert optimizer.defaults[implementation] is True
 
 
 def test_a_frozen_weight_is_not_trained() -> None:

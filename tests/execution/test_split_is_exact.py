@@ -1,4 +1,4 @@
-"""A placed model computes what the model does, to the bit: every preset, every mode, at random."""
+"""A placed model computes bit-identical results: all presets, all modes, random placements."""
 
 import itertools
 
@@ -25,7 +25,7 @@ from tests.execution.small_presets import DISTINCT
 from tests.sketch import installed_modes
 
 TIED = {"gpt2", "bert_large", "t5_large", "whisper_small"}
-"""Presets whose first and last layer are one weight."""
+"""Presets whose first and last layer share a weight."""
 WITHOUT_TABLES = {"vit_large", "resnet50"}
 NO_TABLES = "this model has no embedding operators"
 OPTIONS: dict[str, dict[str, object]] = {
@@ -33,14 +33,14 @@ OPTIONS: dict[str, dict[str, object]] = {
     "optimal": {"steps": 5},
     "custom": {"function": lambda problem: [0] * problem.graph.n_ops},
 }
-"""What a mode must be told."""
+"""Required options of a mode."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search no longer than it takes to come to a plan of the mode's own: any plan is split."""
+    """Limit searches to a first plan of the mode: any plan is split."""
     monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 16)
 
 
@@ -50,15 +50,15 @@ def _devices(count: int, memory_bytes: int) -> Topology:
 
 
 def _tight(graph: OpGraph, count: int) -> Topology:
-    """Return equal devices of which none holds the whole model, and all hold it in a row."""
+    """Return equal devices, none of which holds the whole model, but which hold it together."""
     row = in_a_row(graph, count)
-    most = max(predicted_peaks(graph, row.device_of, count))
+    max_peak = max(predicted_peaks(graph, row.device_of, count))
     (whole,) = predicted_peaks(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)
-    return _devices(count, min(most * 11 // 10, whole - 1))
+    return _devices(count, min(max_peak * 11 // 10, whole - 1))
 
 
 def _placed(graph: OpGraph, mode: str, topology: Topology) -> Assignment | str:
-    """Return the mode's assignment, or why there is none."""
+    """Return the assignment of the mode, or the reason why there is none."""
     try:
         placed = make_mode(mode, OPTIONS.get(mode))(
             make_problem(graph, topology, LatencyModel(op_overhead_s=1e-6))
@@ -87,12 +87,12 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
     tight = _tight(graph, count)
     tried = [mode for mode in installed_modes() if mode != "accelerate"]
     done = {mode: _placed(graph, mode, tight) for mode in tried}
-    # What several modes decide alike is run once.
+    # Equal placements of several modes are run once.
     placements = [placed for placed in done.values() if isinstance(placed, Assignment)]
     for placed in {placed.partition_of.tobytes(): placed for placed in placements}.values():
         _refuse_other_bits(name, placed)
     refused = {mode: message for mode, message in done.items() if isinstance(message, str)}
-    # No device holds the whole, nor the dense part beside a table; equal layers may be too large.
+    # No device holds the whole, nor the dense part with a table; equal layers may be too large.
     assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn", "equal_layers"}
     assert {"single", "aot_based", "custom"} <= refused.keys()
     assert all(
@@ -102,7 +102,7 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", DISTINCT)
-def test_modes_that_need_room_are_exact_on_it(name: str) -> None:
+def test_modes_that_need_more_memory_are_exact_with_it(name: str) -> None:
     graph = small(name).graph
     for mode in ("single", "aot_based", "custom", "sparse_nn", "equal_layers"):
         placed = _placed(graph, mode, _devices(2, 1 << 30))
@@ -134,7 +134,7 @@ def _gradients(module: nn.Module, name: str) -> tuple[Tensor, dict[int, Tensor]]
 def _in_order_of(whole: fx.GraphModule, graph: OpGraph, assignment: Assignment) -> fx.GraphModule:
     """Return the unsplit module with its operators in the order in which partitions run."""
     part = dict(zip(graph.names, assignment.partition_of.tolist(), strict=True))
-    # What is no operator comes first, in its order; the result comes last.
+    # Other nodes come first, in their order; the result comes last.
     nodes = sorted(
         whole.graph.nodes,
         key=lambda n: assignment.n_partitions if n.op == "output" else part.get(n.name, -1),
@@ -173,7 +173,7 @@ def test_a_training_step_has_the_same_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DISTINCT)
-def test_a_weight_that_is_tied_is_used_on_several_devices(name: str) -> None:
+def test_a_tied_weight_is_used_on_several_devices(name: str) -> None:
     graph = small(name).graph
     users = np.repeat(np.arange(graph.n_ops), np.diff(graph.use_start))
     device_of = in_a_row(graph, 4).device_of
@@ -184,20 +184,20 @@ def test_a_weight_that_is_tied_is_used_on_several_devices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DISTINCT)
-def test_peaks_of_the_presets_are_what_was_predicted(name: str) -> None:
+def test_peaks_of_presets_are_as_predicted(name: str) -> None:
     real = small(name)
     placed = in_a_row(real.graph, 3)
     run = run_local(real, placed, 3, repeats=1)
     predicted = predicted_peaks(real.graph, placed.device_of, 3)
-    # Attention makes its mask into numbers for a moment: that is not in the prediction.
-    most = 1.12 if any("attention" in target for target in real.graph.targets) else 1.0
+    # Attention briefly converts its mask to numbers, which is not predicted.
+    max_ratio = 1.12 if any("attention" in target for target in real.graph.targets) else 1.0
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
-        assert expected <= measured <= expected * most
+        assert expected <= measured <= expected * max_ratio
     assert run.max_difference == 0.0
 
 
 @pytest.mark.parametrize("name", DISTINCT)
-def test_the_exported_graph_computes_what_the_module_does(name: str) -> None:
+def test_the_exported_graph_computes_the_same_as_the_module(name: str) -> None:
     real = small(name)
     with torch.no_grad():
         eager = real.module(*real.args, **real.kwargs)

@@ -1,4 +1,4 @@
-"""A split module run device by device: what is copied, what is dropped, what is moved."""
+"""A split module run device by device: copies, freed values, and moved weights."""
 
 import weakref
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 class Branches(nn.Module):
-    """A weight that both partitions read, a tuple, a constant that names a device."""
+    """A weight read by both partitions, a tuple, a constant that names a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_the_flat_graph_has_every_operator_once_by_partition() -> None:
     assert set(outside) <= {"placeholder", "get_attr", "call_module", "output"}
 
 
-def test_weights_are_of_each_partition_that_reads_them() -> None:
+def test_weights_belong_to_each_partition_that_reads_them() -> None:
     split = _split(*HALVES)
     weights = partition_weights(flatten(split))
     assert {number: [t.numel() for t in used] for number, used in weights.items()} == {
@@ -69,14 +69,14 @@ def test_weights_are_of_each_partition_that_reads_them() -> None:
     assert weights[0][0] is weights[1][0]
 
 
-def test_a_run_gives_what_the_module_gives() -> None:
+def test_a_run_returns_the_result_of_the_module() -> None:
     split = _split(*HALVES)
     expected = split(*INPUTS)
     run = split_run(split, (0, 1), (CPU, CPU))
     result = run.run(INPUTS)
     assert list(result) == ["far", "high"]
     assert all(torch.equal(result[key], expected[key]) for key in expected)
-    # x is read on device 0 alone, y on device 0, where the last sum is.
+    # x is only read on device 0, y on device 0, where the last sum is.
     assert [[t is x for x in INPUTS] for read in run.inputs_read(INPUTS, 2) for t in read] == [
         [True, False],
         [False, True],
@@ -85,7 +85,7 @@ def test_a_run_gives_what_the_module_gives() -> None:
 
 
 class _EachCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of every call of an operator before it is made: the operator, and what it is given."""
+    """Reports every call of an operator before it is made, with its arguments."""
 
     def __init__(self, tell: Callable[[OpOverload, tuple[Any, ...]], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class _EachCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ((0, 0, 0, 0, 1, 2, 1, 2, 2), (0, 1, 2), [2, 2, 2, 2]),  # low, high, arange, slice
     ],
 )
-def test_a_value_goes_to_a_device_once(
+def test_a_value_is_sent_to_a_device_once(
     parts: tuple[int, ...], homes: tuple[int, ...], copies: list[int]
 ) -> None:
     run = split_run(_split(*parts), homes, (CPU,) * 3)
@@ -125,11 +125,11 @@ def test_a_value_goes_to_a_device_once(
     assert sizes == copies
 
 
-def test_inputs_are_not_kept_longer_than_they_are_needed() -> None:
+def test_inputs_are_freed_when_they_are_no_longer_needed() -> None:
     run = split_run(_split(*HALVES), (0, 1), (CPU, CPU))
     inputs = [torch.arange(4.0), torch.ones(2)]
     first, alive_at = weakref.ref(inputs[0]), dict[str, bool]()
-    # Handed over one by one, so that nobody else holds them.
+    # Passed one by one, so that nothing else holds them.
     handed = (inputs.pop(0) for _ in range(2))
     watch = _EachCall(lambda call, _: alive_at.setdefault(str(call), first() is not None))
     with watch, torch.no_grad():
@@ -139,7 +139,7 @@ def test_inputs_are_not_kept_longer_than_they_are_needed() -> None:
 
 
 def test_partitions_on_another_device_compute_there() -> None:
-    # The meta device stands for a second accelerator: it takes everything and computes nothing.
+    # The meta device stands for a second accelerator: it accepts everything and computes nothing.
     split = _split(0, 0, 0, 0, 1, 1, 1, 1, 0)
     before = [str(node.format_node()) for node in split.submod_1.graph.nodes]  # type: ignore[union-attr]
     run = split_run(split, (0, 1), (CPU, META))
@@ -148,7 +148,7 @@ def test_partitions_on_another_device_compute_there() -> None:
     assert result["far"].device == META
     assert result["high"].device == CPU
     assert torch.equal(result["high"], torch.tensor([5.0, 7.0]))
-    # The weight was copied there before, and the module that was split is as it was.
+    # The weight was copied there before, and the split module is unchanged.
     assert {x.device.type for x in run.weights.values()} == {"cpu", "meta"}
     assert split.weight.device == CPU
     assert [str(node.format_node()) for node in split.submod_1.graph.nodes] == before  # type: ignore[union-attr]
@@ -158,7 +158,7 @@ def test_partitions_on_another_device_compute_there() -> None:
     ("first", "available", "expected"),
     [("cuda:0", 2, [0, 1, 0]), ("cuda:1", 2, [1, 0, 1]), ("cuda", 1, [0, 0, 0])],
 )
-def test_logical_devices_take_turns_on_those_of_cuda(
+def test_logical_devices_alternate_over_those_of_cuda(
     monkeypatch: pytest.MonkeyPatch, first: str, available: int, expected: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: available)

@@ -1,4 +1,4 @@
-"""A stage process that dies or hangs ends all, is blamed by name, and none outlives its parent."""
+"""A stage process that dies or hangs ends all, is named, and none outlives its parent."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ import pytest
 from fxpart.errors import ExecutionError
 from tests.execution.light_stage import ROOT, known_to_workers, napping, run_fates
 
-# They ask /proc who runs.
+# They read /proc.
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for a run; the test sets what every stage process does."""
+    """Return a folder for a run; the test sets the behaviour of every stage process."""
     for name, value in known_to_workers(tmp_path).items():
         monkeypatch.setenv(name, value)
     place = tmp_path / "run"
@@ -40,45 +40,45 @@ def _runs(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    # One that has ended stays in the table until somebody asks how.
+    # A zombie stays in the table until it is waited for.
     return state != "Z"
 
 
-def _wait_until(what: Callable[[], bool], seconds: float) -> bool:
-    """Return whether `what` came true in time: other processes are waited for, asked by and by."""
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether `what` became true in time, by polling: other processes are waited for."""
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
 
 
-def test_stages_that_end_well_are_no_trouble(folder: Path) -> None:
+def test_stages_that_end_normally_are_no_error(folder: Path) -> None:
     run_fates(folder, ["done", "done"], silent_s=60.0)
 
 
 @pytest.mark.parametrize(
     ("fates", "blamed", "message"),
     [
-        # Whoever lost its neighbour is not to blame, though it may say so first.
+        # A process that lost its neighbour is not to blame, although it may report first.
         (["lost", "raise"], 1, "failed with ValueError: bucket 7 is not there, "),
         (["lost", "kill", "lost"], 1, r"was killed by SIGKILL \(out of memory\?\) while computing"),
         (["wait", "exit"], 1, "ended with exit status 0 while computing the forward of its stage"),
         (["leave", "lost"], 0, "ended with exit status 1 while computing .*: no room for bucket 7"),
-        # Nor is who waits for it.
+        # Nor is a process that waits for it.
         (["wait", "nap"], 1, r"hangs \(computing the forward of its stage\): no stage made pro"),
         (["lost", "done"], 0, "failed with RuntimeError: Connection closed by peer"),
     ],
 )
-def test_trouble_is_told_in_one_line(
+def test_trouble_is_reported_in_one_line(
     fates: Sequence[str], blamed: int, message: str, folder: Path
 ) -> None:
     before = _children(os.getpid())
     with pytest.raises(
         ExecutionError, match=f"^stage {blamed} of {len(fates)} {message}"
     ) as raised:
-        # Where nobody is waited for in vain, a busy machine has its time.
+        # If nothing is waited for in vain, a busy machine gets its time.
         run_fates(folder, fates, silent_s=2.0 if "nap" in fates else 60.0)
     assert "\n" not in str(raised.value)
     assert "s after the start; all stages were ended" in str(raised.value)
@@ -88,7 +88,7 @@ def test_trouble_is_told_in_one_line(
 
 def test_an_interrupt_ends_all_processes(folder: Path) -> None:
     before = _children(os.getpid())
-    # What a shell starts in the background ignores the signal; this process then must not.
+    # Background processes of a shell ignore the signal; this process must not.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
@@ -128,7 +128,7 @@ def test_stage_processes_end_with_their_parent(folder: Path) -> None:
         parent.wait()
 
 
-def test_stage_processes_end_with_the_one_that_they_are_forked_from(folder: Path) -> None:
+def test_stage_processes_end_with_the_process_they_are_forked_from(folder: Path) -> None:
     killed: list[int] = []
 
     def kill() -> None:

@@ -1,4 +1,4 @@
-"""What a pipeline is compared with: the user's own module, and all of its stages in turn."""
+"""The reference of a pipeline: the user's own module, and all of its stages in turn."""
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from fxpart.execution.stages.chain import chain_stages
 from fxpart.execution.unsplit_reference import refuse_another_model
 
 
-def test_stages_and_model_of_a_cached_step_are_given_the_same_cache() -> None:
-    """Both write the token's keys and values into it, and count on; a second one has no room."""
+def test_stages_and_model_of_a_cached_step_get_the_same_cache() -> None:
+    """Both write the token's keys and values to it, and count on; a second token does not fit."""
     config = {"n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 16, "n_positions": 8}
     spec = ModelSpec(
         name="gpt2",

@@ -1,4 +1,4 @@
-"""Functions with a backward of their own: memory and gradients of a step are those of eager."""
+"""Functions with their own backward: memory and gradients of a step equal those of eager mode."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ _CPU = StepOptions(fused_attention=False, fused_dropout=False)
 
 
 class StraightThrough(Function):
-    """Rounds; its gradient is that of its input, `scale` times, which no derivative gives."""
+    """Rounds; its gradient is `scale` times that of its input, which is no derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:  # noqa: ANN401
@@ -40,11 +40,11 @@ class StraightThrough(Function):
 
 
 _round = StraightThrough.apply
-"""Bound before any capture, as many people do."""
+"""Bound before any capture, as is common."""
 
 
 class Recomputing(Function):
-    """Keeps only its input, and runs its forward again under autograd."""
+    """Saves only its input, and runs its forward again under autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401
@@ -60,7 +60,7 @@ class Recomputing(Function):
 
 
 class Reversal(Function):
-    """Saves nothing, and takes its context apart from its forward."""
+    """Saves nothing, and sets up its context separately from its forward."""
 
     @staticmethod
     def forward(x: Tensor, pair: tuple[float, Tensor]) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_of_a_split_step_are_those_of_the_module(name: str) -> None:
+def test_gradients_of_a_split_step_equal_those_of_the_module(name: str) -> None:
     torch.manual_seed(0)
     module, inputs = CASES[name]()
     module.eval()
@@ -135,18 +135,18 @@ def test_gradients_of_a_split_step_are_those_of_the_module(name: str) -> None:
 
 
 LOCAL_BYTES = {"recomputing": 64 * 32 * 4, "mixed": 64 * 32 * 4}
-"""What Python's variable `again` holds in a backward of `Recomputing`, which no operator reads."""
+"""Size of Python's variable `again` in a backward of `Recomputing`, which no operator reads."""
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_peak_of_a_step_is_that_of_the_module(name: str) -> None:
+def test_the_peak_of_a_step_equals_that_of_the_module(name: str) -> None:
     torch.manual_seed(0)
     module, inputs = CASES[name]()
     module.train()
     graph = joint_capture(module, (), inputs, _CPU).graph
     predicted = int(peak_bytes(memory_tables(graph), graph.group * 0, 1)[0])
     counted = step_peak_bytes(module, (), inputs).peak_bytes
-    loss_bytes = 4  # kept by the caller's variable
+    loss_bytes = 4  # held by the caller's variable
     assert predicted == counted - LOCAL_BYTES.get(name, 0) - loss_bytes
 
 
@@ -159,7 +159,7 @@ def test_a_function_is_not_replaced_after_a_capture() -> None:
     assert torch.equal(torch.as_tensor(x.grad), torch.full((3,), 2.0))
 
 
-def test_a_stage_that_applies_a_function_is_no_file() -> None:
+def test_a_stage_with_a_user_function_cannot_be_saved() -> None:
     module, x = Mixed("straight", "reversal"), torch.randn(4, 16)
     step = joint_capture(module, (x,))
     with pytest.raises(CaptureError, match=r"StraightThrough, Reversal, a torch.autograd.Function"):

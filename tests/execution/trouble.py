@@ -1,7 +1,7 @@
-"""A model whose second stage fails while it runs, for a test of how that ends.
+"""A model whose second stage fails at run time, for a test of how that ends.
 
-Stages travel as exported graphs, so what fails is an operator. It must be known in the stage's
-process too: `known_to_workers` has Python import this module there at its start. So it imports
+Stages are sent as exported graphs, so an operator fails. It must also be known in the process of
+the stage: `known_to_workers` makes Python import this module there at its start. So it imports
 little.
 """
 
@@ -19,7 +19,7 @@ _CALLS = [0]
 def trouble(x: Tensor) -> Tensor:
     """Return a copy of `x`, three times; then fail."""
     _CALLS[0] += 1
-    # Of two microbatches: both to warm up, then the first of the first timed step.
+    # With two microbatches: both for the warm-up, then the first of the first timed step.
     if _CALLS[0] > 3:
         raise ValueError("bucket 7 is\nnot there")
     return x.clone()

@@ -5,7 +5,7 @@ from tests.sketch import Sketch
 
 
 def encoder_decoder() -> OpGraph:
-    """Return operators in the order of an encoder and a decoder, one time unit each."""
+    """Return the operators of an encoder and a decoder in order, one time unit each."""
     sketch = Sketch()
     value = sketch.input(1)
     for module in ("emb", "enc.block.0", "enc.block.1.mlp", "enc.norm", "dec.block.0", "dec.norm"):

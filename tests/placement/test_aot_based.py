@@ -1,4 +1,4 @@
-"""A placement decided ahead of time, from a file or by module, on devices of all kinds."""
+"""A placement given in advance, from a file or by module, on devices of all kinds."""
 
 import json
 from pathlib import Path
@@ -28,38 +28,38 @@ def _saved(folder: Path, this: Problem, placed: Assignment) -> str:
 
 
 def _four() -> Problem:
-    """Return four operators in a row, each with 10 bytes of weights and 1 of result."""
+    """Return a chain of four operators, each with 10 bytes of weights and 1 of result."""
     return problem(chain(4), devices(100, 100, 100))
 
 
 PLACED = Assignment(np.array([0, 0, 1, 2]), ((1,), (2, 0), (1,)))
 
 
-def test_a_file_is_taken_as_it_is_with_ids_and_replicas(tmp_path: Path) -> None:
+def test_a_file_is_used_unchanged_with_ids_and_replicas(tmp_path: Path) -> None:
     this = _four()
-    for place in (_saved(tmp_path, this, PLACED), str(tmp_path)):
-        placed = make_mode("aot_based", {"assignment": place})(this)
+    for path in (_saved(tmp_path, this, PLACED), str(tmp_path)):
+        placed = make_mode("aot_based", {"assignment": path})(this)
         assert placed.partition_of.tolist() == [0, 0, 1, 2]
         assert placed.devices_of_partition == ((1,), (2, 0), (1,))
 
 
-def test_it_costs_the_same_where_it_was_made_and_differs_elsewhere(tmp_path: Path) -> None:
+def test_a_placement_costs_the_same_only_on_its_own_devices(tmp_path: Path) -> None:
     this = _four()
     options = {"assignment": _saved(tmp_path, this, PLACED)}
-    again = evaluate(this, make_mode("aot_based", options)(this))
-    assert again.latency_s == evaluate(this, PLACED).latency_s == 4 + 2
+    second = evaluate(this, make_mode("aot_based", options)(this))
+    assert second.latency_s == evaluate(this, PLACED).latency_s == 4 + 2
     fast = problem(this.graph, devices(100, 100, 100, speeds=[1.0, 2.0, 1.0]))
     assert evaluate(fast, make_mode("aot_based", options)(fast)).latency_s == 1.5 + 1 + 2
 
 
-def test_devices_can_be_renamed_and_joined(tmp_path: Path) -> None:
+def test_devices_can_be_renamed_and_merged(tmp_path: Path) -> None:
     this = _four()
     options = {"assignment": _saved(tmp_path, this, PLACED), "devices": {2: 0, 1: 0}}
     placed = make_mode("aot_based", options)(problem(this.graph, devices(100)))
     assert placed.devices_of_partition == ((0,), (0,), (0,))
 
 
-def test_partitions_in_another_order_are_renumbered(tmp_path: Path) -> None:
+def test_unordered_partitions_are_renumbered(tmp_path: Path) -> None:
     this = _four()
     backwards = Assignment(np.array([1, 1, 0, 0]), ((2,), (0,)))
     placed = make_mode("aot_based", {"assignment": _saved(tmp_path, this, backwards)})(this)
@@ -84,12 +84,12 @@ def _tree() -> OpGraph:
         ({"model": 1, "emb": 0, "": 2, "model.h.1.mlp": 2}, [0, 1, 1, 2, 1, 2]),
     ],
 )
-def test_the_longest_path_decides(modules: dict[str, int], device_of: list[int]) -> None:
+def test_the_longest_path_wins(modules: dict[str, int], device_of: list[int]) -> None:
     this = problem(_tree(), devices(100, 100, 100))
     assert make_mode("aot_based", {"modules": modules})(this).device_of.tolist() == device_of
 
 
-def test_the_check_of_a_result_goes_with_the_result() -> None:
+def test_the_check_of_a_result_follows_the_result() -> None:
     sketch = Sketch()
     first = sketch.op([], 1, [sketch.weight(10)], 1, module="h.0")
     sketch.ops.append(([first], [], 0, 0, "h.1", 0))
@@ -126,9 +126,7 @@ def test_a_number_is_the_path_of_a_child_of_a_sequential() -> None:
         ({"asignment": "a"}, "no option 'asignment'; nearest: assignment"),
     ],
 )
-def test_options_that_mean_nothing_are_refused_at_once(
-    options: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         make_mode("aot_based", options)
     assert "\n" not in str(caught.value)
@@ -151,14 +149,14 @@ def test_modules_that_do_not_match_are_refused(modules: dict[str, int], message:
     assert "\n" not in str(caught.value)
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     this = _four()
     options = {"assignment": _saved(tmp_path, this, PLACED)}
-    few = problem(this.graph, devices(100, 100))
+    fewer = problem(this.graph, devices(100, 100))
     with pytest.raises(
         SpecError, match=r"partition 1 is on device 2, there are 2, .*devices={2: 0"
     ):
-        make_mode("aot_based", options)(few)
+        make_mode("aot_based", options)(fewer)
     with pytest.raises(SpecError, match=r"names device 7, the saved assignment uses 0, 1, 2; name"):
         make_mode("aot_based", {**options, "devices": {7: 0}})(this)
 
@@ -179,14 +177,14 @@ def test_too_little_memory_names_the_device_and_the_bytes(tmp_path: Path) -> Non
         make_mode("aot_based", options)(problem(this.graph, devices(11, 3, 11)))
 
 
-def test_a_circle_of_partitions_is_refused(tmp_path: Path) -> None:
+def test_a_cycle_of_partitions_is_refused(tmp_path: Path) -> None:
     this = _four()
     path = _saved(tmp_path, this, Assignment(np.array([0, 1, 0, 1]), ((0,), (1,))))
     with pytest.raises(CycleError, match="0 reads from 1 reads from 0"):
         make_mode("aot_based", {"assignment": path})(this)
 
 
-def test_the_file_is_read_once(tmp_path: Path) -> None:
+def test_the_file_is_read_only_once(tmp_path: Path) -> None:
     this = _four()
     path = _saved(tmp_path, this, PLACED)
     mode = make_mode("aot_based", {"assignment": path})
@@ -194,7 +192,7 @@ def test_the_file_is_read_once(tmp_path: Path) -> None:
     assert mode(this).devices_of_partition == PLACED.devices_of_partition
 
 
-def test_what_must_share_a_device_may_not_be_separated(tmp_path: Path) -> None:
+def test_operators_of_a_group_may_not_be_separated(tmp_path: Path) -> None:
     sketch = Sketch()
     a = sketch.op([], 4, module="stem")
     b = sketch.op([a], 4, view_of=a, module="body", group=0)
@@ -207,7 +205,7 @@ def test_what_must_share_a_device_may_not_be_separated(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 20))
-def test_what_exceeds_a_device_is_refused_and_nothing_else(seed: int, n: int) -> None:
+def test_only_plans_that_exceed_a_device_are_refused(seed: int, n: int) -> None:
     graph, rng = random_graph(seed, n), np.random.default_rng(seed)
     this = problem(graph, devices(*rng.integers(40, 120, 3).tolist()))
     modules = {path: int(rng.integers(0, 3)) for path in sorted(set(graph.modules))}

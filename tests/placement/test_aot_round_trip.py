@@ -1,4 +1,4 @@
-"""Placements of other modes, and random ones, written to a file and taken from it."""
+"""Placements of other modes, and random ones, written to a file and read back."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def _assert_same(this: Problem, before: Assignment, after: Assignment) -> None:
 
 
 @pytest.mark.parametrize("mode", ["size_based", "cost_aware", "kl_based"])
-def test_what_a_mode_decides_is_taken_without_a_change(mode: str, tmp_path: Path) -> None:
+def test_the_placement_of_a_mode_is_used_unchanged(mode: str, tmp_path: Path) -> None:
     split = 0
     for seed in range(15):
         this = problem(random_graph(seed, 10 + seed % 16), devices(130, 130, 130))
@@ -43,7 +43,7 @@ def test_what_a_mode_decides_is_taken_without_a_change(mode: str, tmp_path: Path
     assert split > 2
 
 
-def test_tables_and_replicas_are_taken_without_a_change(tmp_path: Path) -> None:
+def test_tables_and_replicas_are_used_unchanged(tmp_path: Path) -> None:
     replicated = alternating = 0
     for seed in range(60):
         this = random_sparse_problem(seed)
@@ -58,7 +58,7 @@ def test_tables_and_replicas_are_taken_without_a_change(tmp_path: Path) -> None:
 
 
 def _waits_for_itself(this: Problem, placed: Assignment) -> bool:
-    """Return whether a partition needs its own result, by trying longer and longer ways."""
+    """Return whether a partition needs its own result, by trying increasingly long paths."""
     count, parts = placed.n_partitions, placed.partition_of
     needs = np.zeros((count, count), dtype=np.bool_)
     for op in range(this.graph.n_ops):
@@ -71,13 +71,13 @@ def _waits_for_itself(this: Problem, placed: Assignment) -> bool:
     return bool(needs.diagonal().any())
 
 
-def test_random_partitions_of_a_file_are_taken_or_refused_for_a_reason(tmp_path: Path) -> None:
-    taken = circles = torn = overfull = replicated = 0
+def test_random_partitions_of_a_file_are_used_or_refused_for_a_reason(tmp_path: Path) -> None:
+    accepted = circles = torn = overfull = replicated = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
         n, count = int(rng.integers(2, 10)), int(rng.integers(2, 5))
         this = problem(random_graph(seed, n), devices(*[int(rng.choice([60, 10**6]))] * 4))
-        # Mostly one part after the other, else nearly all would be circles.
+        # Usually one part after the other, else nearly all would be cycles.
         order = np.sort(rng.integers(0, count, n)) if seed % 2 else rng.integers(0, count, n)
         parts = np.unique(order, return_inverse=True)[1].astype(np.int64)
         some = [tuple(rng.permutation(4)[: int(rng.integers(1, 4))].tolist()) for _ in range(2)]
@@ -103,6 +103,6 @@ def test_random_partitions_of_a_file_are_taken_or_refused_for_a_reason(tmp_path:
             assert not _waits_for_itself(this, placed)
             assert [homes(after, op) for op in range(n)] == [homes(placed, op) for op in range(n)]
             assert evaluate(this, after).latency_s == evaluate(this, placed).latency_s
-            taken += 1
+            accepted += 1
             replicated += after.replicas > 1
-    assert min(taken, circles, torn, overfull, replicated) > 3
+    assert min(accepted, circles, torn, overfull, replicated) > 3

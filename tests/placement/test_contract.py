@@ -1,4 +1,4 @@
-"""What every mode promises, on random graphs: the one suite that a new mode gets for free."""
+"""The contract of every mode, on random graphs: one suite for all modes, also new ones."""
 
 import itertools
 import os
@@ -20,17 +20,17 @@ from tests import independent
 from tests.sketch import GIVEN, devices, problem, random_graph
 
 FREE = [name for name in MODES if name not in (*GIVEN, "sparse_nn", "mtkahypar")]
-"""Modes that place any model on any devices; the others have suites of their own."""
+"""Modes that place any model on any devices; the others have their own suites."""
 OPTIONS: dict[str, dict[str, object]] = {"optimal": {"steps": 5}}
-"""By steps, not by time."""
+"""Limited by steps, not by time."""
 REFUSING = ("single", "pipeline")
-"""Modes that look among one device, or contiguous stages, only: all others fall back on filling."""
+"""Modes that try only one device or contiguous stages; all others fall back on filling."""
 UNAWARE = ("equal_layers",)
-"""Modes that do not look at sizes, and refuse where theirs is not a plan that fits."""
+"""Modes that ignore sizes, and refuse if their plan does not fit."""
 
 
 def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:
-    """Return a random problem whose devices together have `share` of what the model holds."""
+    """Return a random problem whose devices together have `share` of the model's memory."""
     graph = random_graph(seed, n)
     whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
     rng = np.random.default_rng(seed)
@@ -45,7 +45,7 @@ def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:
     count=st.integers(1, 4),
     share=st.sampled_from([0.8, 1.1, 1.5, 3.0, 6.0]),
 )
-def test_every_mode_keeps_its_promises(
+def test_every_mode_keeps_the_contract(
     mode: str, seed: int, n: int, count: int, share: float
 ) -> None:
     this = _tight_problem(seed, n, count, share)
@@ -55,7 +55,7 @@ def test_every_mode_keeps_its_promises(
     except InfeasibleError:
         if mode in UNAWARE:
             return
-        # No mode may refuse what one device holds alone.
+        # No mode may refuse a model that fits on one device.
         whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
         assert this.topology.memory_bytes.max() < whole
         if mode not in REFUSING:
@@ -83,9 +83,9 @@ def test_every_mode_keeps_its_promises(
 def test_no_mode_refuses_devices_that_each_hold_the_model(
     mode: str, count: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # That there is a plan is what counts, not how good it is.
+    # Only the existence of a plan matters, not its quality.
     monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 8)
-    # Where nothing is spare it is hard; with room left, three graphs show what there is to see.
+    # Without spare memory it is hard; with some, three graphs are enough.
     for seed in range(3 if spare else 10):
         graph = random_graph(seed, 25)
         whole = independent.peak_bytes(graph, np.zeros(25, dtype=np.int64), 0)
@@ -108,7 +108,7 @@ def test_kl_based_is_never_slower_than_size_based(seed: int, n: int, count: int)
     ) * (1 + 1e-12)
 
 
-def test_kl_based_is_near_the_best_of_all_placements_and_often_there() -> None:
+def test_kl_based_is_close_to_the_optimum_and_often_reaches_it() -> None:
     excess = []
     for seed in range(40):
         graph = random_graph(seed, 8)
@@ -119,9 +119,9 @@ def test_kl_based_is_near_the_best_of_all_placements_and_often_there() -> None:
             if all(code[op] == code[graph.group[op]] for op in range(8))
         )
         latency_s = independent.latency_s(this, make_mode("kl_based")(this).device_of)
-        alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
-        if best < alone:
-            assert latency_s < alone
+        single_s = independent.latency_s(this, np.zeros(8, dtype=np.int64))
+        if best < single_s:
+            assert latency_s < single_s
             excess.append(latency_s / best - 1)
     assert len(excess) > 30
     assert sum(share < 1e-9 for share in excess) >= len(excess) // 2
@@ -134,28 +134,28 @@ def test_an_unknown_option_is_named(mode: str) -> None:
         make_mode(mode, {"speed": 1})
 
 
-def test_an_unknown_mode_is_told_the_nearest() -> None:
+def test_an_unknown_mode_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match="nearest: kl_based"):
         make_mode("kl_base")
 
 
-def test_an_option_of_another_type_is_refused() -> None:
+def test_an_option_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(SpecError, match=r"mode\.max_passes must be of type int, got 'many'"):
         make_mode("kl_based", {"max_passes": "many"})
 
 
-def test_no_passes_is_refused() -> None:
+def test_zero_passes_are_refused() -> None:
     with pytest.raises(SpecError, match="at least 1 and at most 1000000, got 0"):
         make_mode("kl_based", {"max_passes": 0})
 
 
-def test_a_gain_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_gain_is_refused() -> None:
     with pytest.raises(SpecError, match=r"at least 0 and below 1, got 1\.0"):
         make_mode("kl_based", {"min_gain": 1})
 
 
-def test_a_change_that_gains_less_than_asked_is_not_made() -> None:
-    graph = random_graph(1, 60)  # of fewer operators all plans are looked at
+def test_a_change_below_the_minimal_gain_is_not_made() -> None:
+    graph = random_graph(1, 60)  # for fewer operators all plans are tried
     this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
     greedy = make_mode("kl_based", {"min_gain": 0})(this)
     content = make_mode("kl_based", {"min_gain": 0.9})(this)
@@ -173,7 +173,7 @@ print({name: place(this).device_of.tolist() for name, place in modes.items()})
 """
 
 
-def test_the_same_answer_in_processes_with_other_hash_seeds() -> None:
+def test_different_hash_seeds_give_the_same_answer() -> None:
     answers = {
         subprocess.run(
             [sys.executable, "-c", _PLACE],

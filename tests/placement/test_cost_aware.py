@@ -54,21 +54,21 @@ def _least(this: Problem) -> float:
     return float(best)
 
 
-def test_branches_run_side_by_side_when_the_link_is_fast() -> None:
+def test_branches_run_in_parallel_over_a_fast_link() -> None:
     # One device: 1 + 5 + 5 + 1. Two: 1, then 5 + 0.5 beside 0.5 + 5, then 1 where the later ran.
     this = problem(_fork(5, 5, 1), devices(99, 99, link=Link(2.0)))
     placed = cost_aware(this)
     assert evaluate(this, placed).latency_s == 7.5
 
 
-def test_branches_stay_together_when_the_link_is_slow() -> None:
+def test_branches_stay_together_over_a_slow_link() -> None:
     this = problem(_fork(5, 5, 16), devices(99, 99, link=Link(2.0)))
     placed = cost_aware(this)
     assert evaluate(this, placed).latency_s == 12.0
     assert placed.n_partitions == 1
 
 
-def test_list_scheduling_takes_the_fast_device_and_leaves_it_when_full() -> None:
+def test_list_scheduling_uses_the_fast_device_until_it_is_full() -> None:
     graph = chain(6, weight=10, size=0, flops=4)
     fast_second = devices(1000, 1000, link=Link(8.0), speeds=[1.0, 4.0])
     whole = list_placement(problem(graph, fast_second))
@@ -80,12 +80,12 @@ def test_list_scheduling_takes_the_fast_device_and_leaves_it_when_full() -> None
     assert placed.tolist() == [1, 1, 1, 0, 0, 0]
 
 
-def test_list_scheduling_finds_nothing_where_there_is_no_room() -> None:
+def test_list_scheduling_finds_no_plan_without_enough_memory() -> None:
     assert list_placement(problem(chain(6, weight=10), devices(25, 25))) is None
 
 
 def test_pairs_by_hand() -> None:
-    """A chain over two equal devices: all is combined, a transfer only costs."""
+    """A chain over two equal devices: all is merged, as a transfer only costs."""
     this = problem(chain(5, weight=10, size=1, flops=1), devices(99, 99))
     combined = combine_pairs(this)
     assert combined is not None
@@ -95,7 +95,9 @@ def test_pairs_by_hand() -> None:
 @given(
     seed=st.integers(0, 5_000), n=st.integers(2, 20), share=st.sampled_from([0.9, 1.2, 2.0, 4.0])
 )
-def test_never_slower_than_pairs_or_size_based(seed: int, n: int, share: float) -> None:
+def test_the_result_is_never_slower_than_pairs_or_size_based(
+    seed: int, n: int, share: float
+) -> None:
     this = _tight(seed, n, share)
     combined = combine_pairs(this)
     starts: list[IntArray] = [] if combined is None else [combined]
@@ -107,7 +109,7 @@ def test_never_slower_than_pairs_or_size_based(seed: int, n: int, share: float) 
     assert latency_s <= min(latency_of(this, s) for s in starts) * (1 + 1e-12)
 
 
-def test_small_graphs_come_close_to_the_best_of_all_placements() -> None:
+def test_small_graphs_are_close_to_the_optimum() -> None:
     ratios = []
     for seed in range(40):
         this = _tight(seed, 6, 3.0)
@@ -120,7 +122,7 @@ def test_small_graphs_come_close_to_the_best_of_all_placements() -> None:
 
 
 @pytest.mark.parametrize(("seed", "n"), [(249, 20), (84, 17), (121, 18)])
-def test_where_size_based_finds_no_start_another_may(seed: int, n: int) -> None:
+def test_another_start_is_tried_if_size_based_finds_none(seed: int, n: int) -> None:
     this = _tight(seed, n, 1.2)
     with pytest.raises(InfeasibleError):
         size_based(this)
@@ -128,13 +130,13 @@ def test_where_size_based_finds_no_start_another_may(seed: int, n: int) -> None:
     assert (peaks <= this.topology.memory_bytes).all()
 
 
-def test_infeasible_is_an_error() -> None:
+def test_an_infeasible_problem_is_an_error() -> None:
     with pytest.raises(InfeasibleError, match="the smallest number of such devices"):
         cost_aware(problem(chain(8, weight=10), devices(25, 25)))
 
 
 @given(seed=st.integers(0, 5_000), n=st.integers(2, 60))
-def test_combination_neither_slows_nor_divides_nor_overfills(seed: int, n: int) -> None:
+def test_merging_neither_slows_nor_divides_nor_overfills(seed: int, n: int) -> None:
     this = _tight(seed, n, 3.0)
     rng = np.random.default_rng(seed)
     device_of = rng.integers(0, 3, size=n)[this.graph.group]
@@ -148,7 +150,7 @@ def test_combination_neither_slows_nor_divides_nor_overfills(seed: int, n: int) 
     assert (peak_bytes(this.memory, moved, 3) <= this.topology.memory_bytes).all()
 
 
-def test_combination_brings_home_what_nobody_waits_for() -> None:
+def test_merging_moves_a_branch_home_that_nothing_waits_for() -> None:
     # A side branch on the other device that ends long before it is needed.
     sketch = Sketch()
     top = sketch.op([], 1, flops=1)

@@ -1,4 +1,4 @@
-"""A placement by a function of one's own: taken as it is, and refused for what is wrong with it."""
+"""A placement by a user's function: used unchanged, or refused with the reason."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.sketch import Sketch, devices, problem
 
 
 def three_in_a_row(*sizes: int) -> Problem:
-    """Return operators 0, 1 and 2, the last two of one group, that hold 10 bytes each."""
+    """Return operators 0, 1 and 2, the last two in one group, with 10 bytes each."""
     sketch = Sketch()
     value = sketch.input(4)
     for group in (0, 1, 1):
@@ -20,14 +20,14 @@ def three_in_a_row(*sizes: int) -> Problem:
     return problem(sketch.graph(), devices(*sizes))
 
 
-@pytest.mark.parametrize("made", [[1, 0, 0], (1, 0, 0), np.array([1, 0, 0], dtype=np.int32)])
-def test_a_device_for_each_operator_is_taken(made: object) -> None:
-    placed = make_mode("custom", {"function": lambda problem: made})(three_in_a_row(100, 100))
+@pytest.mark.parametrize("returned", [[1, 0, 0], (1, 0, 0), np.array([1, 0, 0], dtype=np.int32)])
+def test_a_device_for_each_operator_is_accepted(returned: object) -> None:
+    placed = make_mode("custom", {"function": lambda problem: returned})(three_in_a_row(100, 100))
     assert placed.device_of.tolist() == [1, 0, 0]
     assert placed.n_partitions == 2
 
 
-def test_an_assignment_is_taken_and_arguments_are_passed_on() -> None:
+def test_an_assignment_is_accepted_and_arguments_are_passed() -> None:
     def function(problem: Problem, first: int) -> Assignment:
         assert problem.topology.n_devices == 2
         return Assignment(np.array([0, 1, 1]), ((first,), (1 - first,)))
@@ -38,7 +38,7 @@ def test_an_assignment_is_taken_and_arguments_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("returned", "message"),
     [
         ([0, 0], "placed 2 operators, the model has 3"),
         ([0] * 4, "placed 4 operators, the model has 3"),
@@ -54,14 +54,14 @@ def test_an_assignment_is_taken_and_arguments_are_passed_on() -> None:
         (Assignment(np.array([0, 0, 1]), ((0,), (1,))), "must share a device"),
     ],
 )
-def test_what_is_no_placement_is_refused(made: object, message: str) -> None:
-    place = make_mode("custom", {"function": lambda problem: made})
+def test_an_invalid_result_is_refused(returned: object, message: str) -> None:
+    place = make_mode("custom", {"function": lambda problem: returned})
     with pytest.raises(SpecError, match=message) as caught:
         place(three_in_a_row(100, 100))
     assert "\n" not in str(caught.value)
 
 
-def test_what_does_not_fit_is_infeasible() -> None:
+def test_a_result_that_does_not_fit_is_infeasible() -> None:
     place = make_mode("custom", {"function": lambda problem: [0, 1, 1]})
     with pytest.raises(InfeasibleError, match=r"custom: device 1 .* too little"):
         place(three_in_a_row(100, 12))
@@ -71,12 +71,14 @@ def test_what_does_not_fit_is_infeasible() -> None:
     ("options", "message"),
     [({}, "needs a function"), ({"function": "a:b", "args": {}}, "got mode.function='a:b'")],
 )
-def test_what_cannot_be_called_is_refused(options: dict[str, object], message: str) -> None:
+def test_a_function_that_cannot_be_called_is_refused(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         make_mode("custom", options)
 
 
-def test_its_own_refusal_is_kept() -> None:
+def test_an_error_of_the_function_is_passed_on() -> None:
     def refuses(problem: Problem) -> list[int]:
         raise InfeasibleError("no room for three")
 

@@ -1,4 +1,4 @@
-"""`mode=equal_layers`: layers in order, as many on each device."""
+"""`mode=equal_layers`: the same number of layers on each device, in order."""
 
 import pytest
 
@@ -21,31 +21,31 @@ def _stack(layers: int) -> Sketch:
     return sketch
 
 
-def test_layers_are_divided_evenly_and_what_is_around_them_goes_with_the_nearest() -> None:
+def test_layers_are_divided_evenly_with_the_operators_around_them() -> None:
     graph = _stack(5).graph()
     placed = make_mode("equal_layers")(problem(graph, devices(1000, 1000, link=Link(1.0))))
     assert placed.device_of.tolist() == [0] + [0] * 6 + [1] * 4 + [1]
 
 
-def test_operators_are_the_layers_of_a_model_without_any() -> None:
+def test_a_model_without_layers_is_divided_by_operators() -> None:
     graph = random_graph(3, 8)
     placed = make_mode("equal_layers")(problem(graph, devices(10**6, 10**6)))
     expected = [int(op >= 4) for op in graph.group.tolist()]
     assert placed.device_of.tolist() == expected
 
 
-def test_where_equal_numbers_do_not_fit_they_are_refused_and_optimal_starts_elsewhere() -> None:
+def test_equal_numbers_that_do_not_fit_are_refused() -> None:
     this = problem(_stack(5).graph(), devices(25, 1000, link=Link(1.0)))
     with pytest.raises(InfeasibleError, match="equal_layers: device 0") as refused:
         make_mode("equal_layers")(this)
     assert refused.value.needed_bytes > refused.value.available_bytes == 25
     search = ModelSearch(this, (size_based, equal_layers), seed=0)
-    for _ in range(2):  # the first step may ask branch and bound instead
+    for _ in range(2):  # the first step may use branch and bound instead
         search.round()
     assert search.elite[0].tolist() == size_based(this).device_of.tolist()
 
 
-def test_several_stages_on_each_device_go_round_the_devices() -> None:
+def test_interleaved_stages_cycle_through_the_devices() -> None:
     graph = _stack(5).graph()
     mode = make_mode("equal_layers", {"interleave": 2})
     placed = mode(problem(graph, devices(1000, 1000, link=Link(1.0))))

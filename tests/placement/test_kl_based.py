@@ -1,4 +1,4 @@
-"""Small models on which one kind of change alone, worked out by hand, makes `kl_based` faster."""
+"""Small models on which only one kind of change, worked out by hand, makes `kl_based` faster."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def _fits(this: Problem, device_of: IntArray) -> bool:
 
 
 def _moves(this: Problem, device_of: IntArray) -> list[IntArray]:
-    """Return the placements that differ by a move of one operator."""
+    """Return the placements that differ by the move of one operator."""
     placements = []
     for op, device in itertools.product(range(this.graph.n_ops), range(this.topology.n_devices)):
         if device != device_of[op]:
@@ -31,7 +31,7 @@ def _moves(this: Problem, device_of: IntArray) -> list[IntArray]:
 
 
 def _best_s(this: Problem) -> float:
-    """Return the least latency of all placements that fit."""
+    """Return the minimum latency of all placements that fit."""
     places = itertools.product(range(this.topology.n_devices), repeat=this.graph.n_ops)
     return min(latency_s(this, where) for p in places if _fits(this, where := np.array(p)))
 
@@ -45,7 +45,7 @@ def _crossed_chains() -> Problem:
     return problem(sketch.graph(), devices(20, 20, link=Link(1.0, 5.0)))
 
 
-def test_where_every_device_is_full_two_operators_change_places() -> None:
+def test_on_full_devices_two_operators_are_swapped() -> None:
     this = _crossed_chains()
     start = make_mode("size_based")(this).device_of
     assert start.tolist() == [0, 0, 1, 1]
@@ -61,7 +61,7 @@ def test_where_every_device_is_full_two_operators_change_places() -> None:
 def _two_blocks() -> Problem:
     """Return a fork, two blocks of three operators and a join.
 
-    What passes inside a block takes 100 s to move, what goes in and comes out takes 1 s.
+    Values inside a block take 100 s to move, those that enter and leave it take 1 s.
     """
     sketch = Sketch()
     fork = sketch.op([], 1, flops=1, module="fork")
@@ -74,7 +74,7 @@ def _two_blocks() -> Problem:
     return problem(sketch.graph(join), devices(10**6, 10**6))
 
 
-def test_a_block_that_is_close_inside_moves_as_a_whole() -> None:
+def test_a_tightly_connected_block_moves_as_a_whole() -> None:
     this = _two_blocks()
     start = np.zeros(8, dtype=np.int64)
     assert make_mode("size_based")(this).device_of.tolist() == start.tolist()
@@ -84,12 +84,12 @@ def test_a_block_that_is_close_inside_moves_as_a_whole() -> None:
     device_of = make_mode("kl_based")(this).device_of
     assert len({*device_of[1:4]}) == len({*device_of[4:7]}) == 1
     assert device_of[1] != device_of[4]
-    # One block and the join elsewhere: the fork's value comes at 2, its end is at 8, then 1.
+    # One block and the join elsewhere: the fork's value arrives at 2, the block ends at 8, then 1.
     assert latency_s(this, device_of) == 9 == _best_s(this)
 
 
 @pytest.mark.parametrize("passes", [1, 8])
-def test_operators_move_where_modules_say_nothing(passes: int) -> None:
+def test_operators_move_where_modules_do_not_help(passes: int) -> None:
     sketch = Sketch()
     branches = [sketch.op([], 1, flops=3) for _ in range(2)]
     join = sketch.op(branches, 1, flops=1)
@@ -98,7 +98,7 @@ def test_operators_move_where_modules_say_nothing(passes: int) -> None:
     assert latency_s(this, device_of) == 3 + 1 + 1
 
 
-def test_equal_branches_are_spread_though_one_alone_gains_nothing() -> None:
+def test_equal_branches_are_spread_although_a_single_move_gains_nothing() -> None:
     """Two branches on each device: while any has two, moving one elsewhere lowers no maximum."""
     sketch = Sketch()
     top, ends = sketch.op([], 1, flops=1), []
@@ -110,5 +110,5 @@ def test_equal_branches_are_spread_though_one_alone_gains_nothing() -> None:
     near, far = Link(100.0), Link(10.0)
     topology = devices(*[9999] * 16, nodes=[0] * 8 + [1] * 8, link=near, far=far)
     this = problem(sketch.graph(sketch.op(ends, 1, flops=1)), topology)
-    # 1, then 30 beside each other, then 1, and one byte to each device and back.
+    # 1, then 30 in parallel, then 1, and one byte to each device and back.
     assert latency_s(this, make_mode("kl_based")(this).device_of) == pytest.approx(32.02)

@@ -1,4 +1,4 @@
-"""The promises of the searching modes where they go other ways: several windows, large models."""
+"""The contract of the searching modes on their other code paths: several windows, large models."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def _problem(seed: int, n: int) -> Problem:
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
 @pytest.mark.parametrize("way", ["usual", "large"])
 @pytest.mark.parametrize("n", [150, 300, 600])
-def test_promises_hold_in_larger_graphs(
+def test_the_contract_holds_in_larger_graphs(
     mode: str, way: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "large":
@@ -49,14 +49,14 @@ def test_promises_hold_in_larger_graphs(
     assert latency_s <= latency_of(this, size_based(this).device_of)
 
 
-def test_larger_models_are_kicked_by_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_models_are_kicked_by_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     this = _problem(600, 600)
     kicked_s = latency_of(this, make_mode("kl_based")(this).device_of)
     monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 0)
     assert kicked_s < latency_of(this, make_mode("kl_based")(this).device_of)
 
 
-def test_of_a_large_model_one_start_is_searched_finely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_searched_finely_from_one_start(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[int] = []
 
     def counted(tables: SearchTables, device_of: IntArray, units: Units, passes: int) -> float:
@@ -74,7 +74,7 @@ def test_of_a_large_model_one_start_is_searched_finely(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("min_gain", [0.0, 1e-4, 0.01, 0.05])
-def test_what_combining_costs_is_bounded(min_gain: float) -> None:
+def test_the_cost_of_merging_is_bounded(min_gain: float) -> None:
     """Twenty diamonds over two devices: each partition saves a few per cent, no more is lost."""
     sketch = Sketch()
     value = sketch.op([], 1, flops=1)
@@ -90,7 +90,7 @@ def test_what_combining_costs_is_bounded(min_gain: float) -> None:
     after = latency_of(this, moved)
     assert after <= before * (1 + (min_gain + 1e-9) * joins)
     if min_gain < 0.01:
-        # A diamond saves 18 of some 480 seconds: it is worth its partition.
+        # A diamond saves 18 of about 480 seconds: it is worth its partition.
         assert (joins, after) == (0, before)
     if min_gain == 0.05:
         assert len(set(moved.tolist())) == 1

@@ -1,4 +1,4 @@
-"""More hardware never makes a plan worse, and how devices are ordered makes no difference."""
+"""More hardware never makes a plan worse, and the order of devices does not matter."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.monotone import Scene, cost_s, judged, random_rows
+from benchmarks.monotone import Scene, cost_s, random_rows, verdicts
 from fxpart import DeviceSpec, LatencyModel, Link
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -67,21 +67,21 @@ def test_more_hardware_never_makes_a_plan_worse(  # noqa: PLR0917 - drawn by pos
     scene = _scene(seed, n, kinds, rate)
     before_s = scene.cost_s(mode)
     most_s = before_s * (1 + ROUNDING)
-    place = data.draw(st.integers(0, len(kinds)))
-    more = (*scene.devices[:place], _device(scene.graph, further), *scene.devices[place:])
-    assert replace(scene, devices=more).cost_s(mode) <= most_s
+    position = data.draw(st.integers(0, len(kinds)))
+    extended = (*scene.devices[:position], _device(scene.graph, further), *scene.devices[position:])
+    assert replace(scene, devices=extended).cost_s(mode) <= most_s
     faster = replace(scene, link=Link(2 * rate, 0.05))
     assert faster.cost_s(mode) <= most_s
     other = data.draw(st.permutations(scene.devices))
     assert replace(scene, devices=tuple(other)).cost_s(mode) == pytest.approx(before_s, rel=0.01)
 
 
-def test_what_is_counted_can_be_worse() -> None:
-    assert judged("device", 1.0, 1.02) == ["device", "device worse", "device by 1 %"]
-    assert judged("link", 1.0, 0.5) == ["link"]
-    assert judged("order", 1.0, 0.98) == ["order", "order worse", "order by 1 %"]
-    assert judged("device", 1.0, float("inf")) == ["device", "device worse", "device by 1 %"]
-    assert judged("device", float("inf"), 1.0) == []
+def test_a_worse_plan_is_counted_by_the_benchmark() -> None:
+    assert verdicts("device", 1.0, 1.02) == ["device", "device worse", "device by 1 %"]
+    assert verdicts("link", 1.0, 0.5) == ["link"]
+    assert verdicts("order", 1.0, 0.98) == ["order", "order worse", "order by 1 %"]
+    assert verdicts("device", 1.0, float("inf")) == ["device", "device worse", "device by 1 %"]
+    assert verdicts("device", float("inf"), 1.0) == []
 
 
 def test_random_problems_are_counted_for_each_mode() -> None:
@@ -90,14 +90,14 @@ def test_random_problems_are_counted_for_each_mode() -> None:
     assert counts["size_based"]["device worse"] == counts["size_based"]["order worse"] == 0
 
 
-def test_devices_are_alike_by_memory_speed_and_links() -> None:
+def test_devices_are_equal_by_memory_speed_and_links() -> None:
     nodes, speeds = [0, 0, 1, 1, 0], [1.0, 1.0, 1.0, 1.0, 2.0]
     topology = devices(9, 9, 9, 9, 9, nodes=nodes, speeds=speeds, far=Link(0.5))
     graph = random_graph(0, 5)
     assert device_kinds(problem(graph, topology)).tolist() == [0, 0, 2, 2, 4]
 
 
-def test_devices_of_a_node_follow_each_other_however_they_are_written() -> None:
+def test_devices_of_a_node_are_adjacent_in_any_order() -> None:
     orders: list[list[int]] = []
 
     @fastest_first
@@ -105,13 +105,13 @@ def test_devices_of_a_node_follow_each_other_however_they_are_written() -> None:
         orders.append(this.topology.bytes_per_s[0, 1:].tolist())
         return Assignment(np.zeros(this.graph.n_ops, dtype=np.int64), ((0,),))
 
-    near, far = Link(4.0), Link(0.5)
+    fast, slow = Link(4.0), Link(0.5)
     for nodes in ([0, 0, 1, 1], [0, 1, 0, 1], [1, 0, 0, 1]):
-        place(problem(random_graph(0, 5), devices(*[9] * 4, nodes=nodes, link=near, far=far)))
+        place(problem(random_graph(0, 5), devices(*[9] * 4, nodes=nodes, link=fast, far=slow)))
     assert orders == [[4.0, 0.5, 0.5]] * 3
 
 
-def test_choices_leave_out_one_device_more_of_each_kind() -> None:
+def test_choices_drop_one_more_device_of_each_kind() -> None:
     this = problem(random_graph(0, 5), devices(10**6, 10**6, 10**5))
     chosen: list[list[int]] = []
     choices_of_devices(this, lambda devices: chosen.append(devices.tolist()), most=9)
@@ -128,7 +128,7 @@ def test_a_pipeline_is_never_worse_than_one_device_over_a_slow_link() -> None:
     assert times[2] <= times[1] <= times[0]
 
 
-def test_of_nodes_that_are_alike_no_more_are_searched_than_there_are_operators() -> None:
+def test_no_more_equal_nodes_than_operators_are_searched() -> None:
     nodes = [0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
     this = problem(chain(2), devices(*[9] * 11, nodes=nodes, far=Link(0.5)))
     assert useful_devices(this).tolist() == [0, 1, 2, 3, 4, 5]

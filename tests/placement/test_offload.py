@@ -1,4 +1,4 @@
-"""What is offloaded, and how: known answers, and a bound that no way beats."""
+"""What is offloaded, and how: known answers, and a bound that no plan beats."""
 
 from dataclasses import replace
 from itertools import product
@@ -54,14 +54,14 @@ def offloaded(
     return offload(machine, size_based)
 
 
-def test_only_what_does_not_fit_is_streamed_and_there_is_room_for_it() -> None:
-    # Of 6 blocks of 10 bytes on 45: 2 rooms for copies of 10 leave room for 2 blocks and values.
-    found = offloaded(blocks(6), devices(45), Tiers(host()), PREFETCH)
-    assert (found.ways == STREAMED).sum() == 4
-    assert found.evaluation.devices[0].peak_bytes <= 45
-    assert found.evaluation.devices[0].weight_bytes == 20
-    assert found.streamed_bytes == found.stored_bytes() == 40
-    # Without overlap one room does.
+def test_only_what_does_not_fit_is_streamed() -> None:
+    # Of 6 blocks of 10 bytes on 45: 2 buffers for copies of 10 leave space for 2 blocks and values.
+    plan = offloaded(blocks(6), devices(45), Tiers(host()), PREFETCH)
+    assert (plan.ways == STREAMED).sum() == 4
+    assert plan.evaluation.devices[0].peak_bytes <= 45
+    assert plan.evaluation.devices[0].weight_bytes == 20
+    assert plan.streamed_bytes == plan.stored_bytes() == 40
+    # Without overlap one buffer is enough.
     serial = offloaded(blocks(6), devices(45), Tiers(host()), SERIAL)
     assert (serial.ways == STREAMED).sum() == 3
     assert serial.evaluation.latency_s == 6 * 4 + 3 * 10
@@ -69,16 +69,16 @@ def test_only_what_does_not_fit_is_streamed_and_there_is_room_for_it() -> None:
 
 
 def test_copies_are_spread_over_the_model_with_overlap() -> None:
-    found = offloaded(blocks(16), devices(145), Tiers(host()), PREFETCH)
-    streamed = np.flatnonzero(found.ways == STREAMED)
+    plan = offloaded(blocks(16), devices(145), Tiers(host()), PREFETCH)
+    streamed = np.flatnonzero(plan.ways == STREAMED)
     assert len(streamed) == 4
     assert np.diff(streamed).min() > 1
-    # 40 s of copies hide behind 64 s of computing, but for the first.
-    assert found.waited_s <= 10
+    # 40 s of copies hide behind 64 s of computing, except the first.
+    assert plan.waited_s <= 10
 
 
 @pytest.mark.parametrize("options", [OffloadOptions("host", stream=False), AUTO, PREFETCH])
-def test_what_fits_beside_a_large_module_that_had_to_go_comes_back(
+def test_blocks_that_fit_beside_an_offloaded_large_module_return(
     options: OffloadOptions,
 ) -> None:
     sketch = Sketch()
@@ -88,42 +88,42 @@ def test_what_fits_beside_a_large_module_that_had_to_go_comes_back(
         value = sketch.op([value], 1, [sketch.weight(10)], 4, module=f"layers.{i}.linear")
     value = sketch.op([value], 1, [sketch.weight(100)], 4000, module="lm_head")
     graph, speed = sketch.graph(value), None if is_prefetch else 0.5
-    # The head goes last; without it there is room for blocks, and, streamed, for two copies.
-    found = offloaded(graph, devices(205 if is_prefetch else 95), Tiers(host(speed=speed)), options)
-    away = [unit.path for unit, way in zip(found.units, found.ways, strict=True) if way]
+    # The head goes last; without it there is memory for blocks, and, streamed, for two copies.
+    plan = offloaded(graph, devices(205 if is_prefetch else 95), Tiers(host(speed=speed)), options)
+    away = [unit.path for unit, choice in zip(plan.units, plan.ways, strict=True) if choice]
     assert away == (["embed", "layers.0", "lm_head"] if is_prefetch else ["lm_head"])
 
 
 @pytest.mark.parametrize(("speed", "way"), [(100.0, HOSTED), (1e-3, STREAMED)])
-def test_the_cheaper_of_copying_and_the_host_is_taken(speed: float, way: int) -> None:
-    found = offloaded(blocks(6), devices(45), Tiers(host(speed=speed)))
-    assert set(found.ways.tolist()) == {RESIDENT, way}
-    on_host = found.assignment.device_of == 1
+def test_the_cheaper_of_streaming_and_the_host_is_chosen(speed: float, way: int) -> None:
+    plan = offloaded(blocks(6), devices(45), Tiers(host(speed=speed)))
+    assert set(plan.ways.tolist()) == {RESIDENT, way}
+    on_host = plan.assignment.device_of == 1
     assert on_host.any() == (way == HOSTED)
     if way == HOSTED:  # whose weights then count there
-        assert found.evaluation.devices[1].weight_bytes == 10 * on_host.sum()
-        assert found.streamed_bytes == 0
+        assert plan.evaluation.devices[1].weight_bytes == 10 * on_host.sum()
+        assert plan.streamed_bytes == 0
 
 
-def test_the_disk_takes_what_the_host_does_not_hold() -> None:
+def test_the_disk_gets_what_the_host_does_not_hold() -> None:
     disk = Tier("disk", "disk", 100, bytes_per_s=0.5)
-    found = offloaded(blocks(8), devices(45), Tiers(host(50), disk), PREFETCH)
-    # 6 blocks are streamed; the host has room for 3 beside that for what passes through.
-    assert found.stored_bytes() == 30
-    assert found.stored_bytes(disk=True) == 30
-    assert (found.passing_bytes, found.beside_bytes) == (20, 50)
-    assert {copy.source.from_disk for copy in found.copies} == {True, False}
-    # 30 bytes come at half a byte a second.
-    assert found.evaluation.latency_s >= 60
+    plan = offloaded(blocks(8), devices(45), Tiers(host(50), disk), PREFETCH)
+    # 6 blocks are streamed; the host has memory for 3 besides the buffer for those passing through.
+    assert plan.stored_bytes() == 30
+    assert plan.stored_bytes(disk=True) == 30
+    assert (plan.passing_bytes, plan.beside_bytes) == (20, 50)
+    assert {copy.source.from_disk for copy in plan.copies} == {True, False}
+    # 30 bytes arrive at half a byte per second.
+    assert plan.evaluation.latency_s >= 60
 
 
-def test_what_the_host_has_free_is_without_what_is_streamed_from_it() -> None:
+def test_the_free_host_memory_excludes_streamed_weights() -> None:
     task = problem(blocks(6), devices(45))
     machine = Machine(task, Tiers(host(speed=1.0)), AUTO, (1.0, 0.0), times)
-    ways = np.array([RESIDENT, STREAMED, HOSTED, STREAMED, HOSTED, STREAMED], dtype=np.int64)
-    found = finished(machine, ways, size_based)
-    use = found.evaluation.devices[1]
-    assert (use.weight_bytes, found.stored_bytes(), use.total_bytes) == (20, 30, 1000)
+    choices = np.array([RESIDENT, STREAMED, HOSTED, STREAMED, HOSTED, STREAMED], dtype=np.int64)
+    plan = finished(machine, choices, size_based)
+    use = plan.evaluation.devices[1]
+    assert (use.weight_bytes, plan.stored_bytes(), use.total_bytes) == (20, 30, 1000)
     assert use.free_bytes == 1000 - use.peak_bytes - 30
 
 
@@ -139,8 +139,8 @@ def test_full_tiers_are_an_error() -> None:
         offloaded(blocks(8, weight=100), devices(45), Tiers(host()), PREFETCH)
 
 
-def test_every_way_to_offload_is_above_the_bound() -> None:
-    """All ways of 4 blocks, costed one by one, beside the bound and the plan."""
+def test_every_offloading_is_above_the_bound() -> None:
+    """All assignments of 4 blocks, costed one by one, beside the bound and the plan."""
     for seed in range(4):
         rng = np.random.default_rng(seed)
         sketch = Sketch()
@@ -153,40 +153,40 @@ def test_every_way_to_offload_is_above_the_bound() -> None:
         tiers = Tiers(host(speed=float(rng.uniform(0.2, 1.0))))
         topology = devices(graph.total_weight_bytes * 2 // 3)
         machine = Machine(problem(graph, topology), tiers, AUTO, (2.0, 0.0), times)
-        least = least_load = np.inf
-        for ways in product((RESIDENT, STREAMED, HOSTED), repeat=4):
-            chosen = np.array(ways, dtype=np.int64)
+        best_s = least_load = np.inf
+        for choices in product((RESIDENT, STREAMED, HOSTED), repeat=4):
+            chosen = np.array(choices, dtype=np.int64)
             try:
-                found = finished(machine, chosen, size_based)
+                offload_plan = finished(machine, chosen, size_based)
             except InfeasibleError:
                 continue
-            if found.evaluation.devices[0].peak_bytes <= topology.memory_bytes[0]:
-                least = min(least, found.evaluation.latency_s)
-                least_load = min(least_load, found.evaluation.load_s)
+            if offload_plan.evaluation.devices[0].peak_bytes <= topology.memory_bytes[0]:
+                best_s = min(best_s, offload_plan.evaluation.latency_s)
+                least_load = min(least_load, offload_plan.evaluation.load_s)
         bound = bound_s(machine)
-        assert 0 < bound <= least
+        assert 0 < bound <= best_s
         assert 0 < least_load_s(machine) <= least_load * (1 + 1e-9)
-        assert found.evaluation.load_bound_s == least_load_s(machine)
+        assert offload_plan.evaluation.load_bound_s == least_load_s(machine)
         try:
             plan = offloaded(graph, topology, tiers, link_bytes_per_s=2.0)
         except InfeasibleError:
             continue
-        assert least <= plan.evaluation.latency_s <= 3 * least
+        assert best_s <= plan.evaluation.latency_s <= 3 * best_s
         assert plan.evaluation.lower_bound_s == bound
 
 
-def test_the_bound_knows_what_must_be_copied() -> None:
-    found = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), PREFETCH)
-    # 110 bytes do not fit, and come over two links.
-    assert found.evaluation.lower_bound_s == 110 / 2
+def test_the_bound_counts_what_must_be_copied() -> None:
+    plan = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), PREFETCH)
+    # 110 bytes do not fit, and arrive over two links.
+    assert plan.evaluation.lower_bound_s == 110 / 2
     shared = OffloadOptions("prefetch", on_host=False, host_bytes_per_s=1.0)
-    found = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), shared)
-    assert found.evaluation.lower_bound_s == 110
+    plan = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), shared)
+    assert plan.evaluation.lower_bound_s == 110
 
 
-def test_the_bound_goes_by_what_is_used_and_by_the_memory_that_there_is() -> None:
+def test_the_bound_uses_the_used_weights_and_the_available_memory() -> None:
     sketch = Sketch()
-    sketch.weight(500)  # which no operator uses
+    sketch.weight(500)  # used by no operator
     value = sketch.input(0)
     for i in range(6):
         value = sketch.op([value], 1, [sketch.weight(10)], 1, module=f"layers.{i}.linear")
@@ -197,7 +197,7 @@ def test_the_bound_goes_by_what_is_used_and_by_the_memory_that_there_is() -> Non
         assert bound_s(machine) == 60 - 45
 
 
-def test_who_must_stay_together_is_offloaded_together() -> None:
+def test_modules_that_must_stay_together_are_offloaded_together() -> None:
     sketch = Sketch()
     value = sketch.input(0)
     for i in range(12):  # three in a row stay together, blocks have two
@@ -206,22 +206,22 @@ def test_who_must_stay_together_is_offloaded_together() -> None:
     graph = sketch.graph(value)
     task = problem(graph, devices(75))
     for speed, options in ((100.0, OffloadOptions("host", stream=False)), (0.2, AUTO)):
-        found = offloaded(graph, task.topology, Tiers(host(speed=speed)), options)
-        hosted = [u for u, way in zip(found.units, found.ways, strict=True) if way == HOSTED]
-        on_host = np.flatnonzero(found.assignment.device_of == 1).tolist()
+        plan = offloaded(graph, task.topology, Tiers(host(speed=speed)), options)
+        hosted = [u for u, choice in zip(plan.units, plan.ways, strict=True) if choice == HOSTED]
+        on_host = np.flatnonzero(plan.assignment.device_of == 1).tolist()
         assert on_host == sorted(op for unit in hosted for op in unit.ops.tolist())
         assert on_host
-        held = found.evaluation.devices[1].weight_bytes
-        assert held == sum(unit.weight_bytes for unit in hosted) == 10 * len(on_host)
+        weight_bytes = plan.evaluation.devices[1].weight_bytes
+        assert weight_bytes == sum(unit.weight_bytes for unit in hosted) == 10 * len(on_host)
 
 
-def test_pinned_memory_goes_as_far_as_it_is_allowed() -> None:
+def test_pinned_memory_is_used_up_to_its_limit() -> None:
     options = OffloadOptions("prefetch", on_host=False, pageable_share=0.5, pinned_bytes=20)
-    found = offloaded(blocks(6), devices(45), Tiers(host()), options)
-    assert sorted(copy.source.share for copy in found.copies) == [0.5, 0.5, 1.0, 1.0]
+    plan = offloaded(blocks(6), devices(45), Tiers(host()), options)
+    assert sorted(copy.source.share for copy in plan.copies) == [0.5, 0.5, 1.0, 1.0]
 
 
-def test_units_are_blocks_and_modules_beside_them() -> None:
+def test_units_are_blocks_and_the_modules_beside_them() -> None:
     sketch = Sketch()
     ids, shared = sketch.input(1), sketch.weight(50)
     value = sketch.op([ids], 1, [shared], module="embed")
@@ -245,7 +245,7 @@ def test_units_are_blocks_and_modules_beside_them() -> None:
     ]
 
 
-def test_a_streamed_weight_is_there_until_its_views_are_read() -> None:
+def test_a_streamed_weight_stays_until_its_views_are_read() -> None:
     sketch = Sketch()
     value = sketch.input(0)
     for i in range(2):
@@ -253,19 +253,19 @@ def test_a_streamed_weight_is_there_until_its_views_are_read() -> None:
         product = [value, view, sketch.op([view], 10, view_of=view, module=f"layers.{i}")]
         value = sketch.op(product, 1, flops=4, module=f"layers.{i}")
     graph = sketch.graph(value)
-    graph.value_alloc_bytes[graph.value_bytes == 10] = 0  # they lie where the weights do
+    graph.value_alloc_bytes[graph.value_bytes == 10] = 0  # they are where the weights are
     machine = Machine(problem(graph, devices(25)), Tiers(host()), PREFETCH, (1.0, 0.0), times)
-    found = finished(machine, np.full(2, STREAMED), size_based)
-    assert [(copy.first_op, copy.last_op) for copy in found.copies] == [(0, 2), (3, 5)]
+    plan = finished(machine, np.full(2, STREAMED), size_based)
+    assert [(copy.first_op, copy.last_op) for copy in plan.copies] == [(0, 2), (3, 5)]
     # Sent to another device, a view is no use of the weight there.
-    what = costed(machine, found.ways, found.on_disk, np.array([0, 0, 1, 0, 0, 1]))
-    assert [(copy.device, copy.last_op) for copy in what.copies] == [(0, 1), (0, 4)]
-    # A weight that another module reads by a view stays.
+    cost = costed(machine, plan.ways, plan.on_disk, np.array([0, 0, 1, 0, 0, 1]))
+    assert [(copy.device, copy.last_op) for copy in cost.copies] == [(0, 1), (0, 4)]
+    # A weight that another module reads through a view stays.
     other = replace(graph, modules=(*graph.modules[:5], "head"))
     assert [unit.path for unit in units_of(other, 100)] == ["layers.0"]
 
 
-def test_tiers_that_make_no_sense_are_refused() -> None:
+def test_invalid_tiers_are_refused() -> None:
     disk = Tier("nvme1gb", "disk", 10**9, 1e9)
     assert tiers_of([]) is None
     assert tiers_of([disk, host()]) == Tiers(host(), disk)
@@ -286,16 +286,16 @@ def test_tiers_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", sorted(set(installed_modes()) - {*GIVEN, "sparse_nn"}))
-def test_every_mode_of_a_chain_places_what_is_left(mode: str) -> None:
+def test_every_mode_places_what_is_left(mode: str) -> None:
     options = {"steps": 20} if mode == "optimal" else {}
     task = problem(blocks(12), devices(45, 45))
     machine = Machine(task, Tiers(host()), PREFETCH, (1.0, 0.0), times)
-    found = offload(machine, make_mode(mode, options))
+    plan = offload(machine, make_mode(mode, options))
     memory = task.topology.memory_bytes.tolist()
-    for use, most in zip(found.evaluation.devices, memory, strict=True):
-        assert use.peak_bytes <= most
-    # A device holds two blocks beside room for two copies.
-    assert (found.ways == STREAMED).sum() >= (10 if mode == "single" else 8)
+    for use, limit in zip(plan.evaluation.devices, memory, strict=True):
+        assert use.peak_bytes <= limit
+    # A device holds two blocks besides two buffers for copies.
+    assert (plan.ways == STREAMED).sum() >= (10 if mode == "single" else 8)
 
 
 def cached_blocks(count: int) -> OpGraph:
@@ -320,36 +320,36 @@ def cached_blocks(count: int) -> OpGraph:
     )
 
 
-def test_a_cache_is_copied_but_for_what_is_written_which_goes_back() -> None:
+def test_only_the_written_part_of_a_cache_is_copied_back() -> None:
     graph = cached_blocks(3)
-    everything = OffloadOptions("prefetch", on_host=False, cache="all")
-    found = offloaded(graph, devices(100), Tiers(host()), everything)
-    assert (found.ways == RESIDENT).all()
-    assert [copy.size_bytes for copy in found.copies] == [19] * 3
-    assert [push.size_bytes for push in found.pushes] == [1] * 3
-    assert found.stored_bytes() == found.cache_bytes.sum() == 60
-    # Copies to 19, 38 and, as there is room when the first block is done at 24, 57; then 1 s to
+    all_caches = OffloadOptions("prefetch", on_host=False, cache="all")
+    plan = offloaded(graph, devices(100), Tiers(host()), all_caches)
+    assert (plan.ways == RESIDENT).all()
+    assert [copy.size_bytes for copy in plan.copies] == [19] * 3
+    assert [push.size_bytes for push in plan.pushes] == [1] * 3
+    assert plan.stored_bytes() == plan.cache_bytes.sum() == 60
+    # Copies to 19, 38 and, once there is space when the first block is done at 24, 57; then 1 s to
     # write and 4 to attend.
-    assert found.evaluation.latency_s == 57 + 5
-    # Of 3 x (10 + 20) bytes the weights lie there, and two caches; and the values.
-    assert found.evaluation.devices[0].peak_bytes == 30 + 2 * 20 + 3
-    assert found.evaluation.lower_bound_s <= 57 + 5
+    assert plan.evaluation.latency_s == 57 + 5
+    # Of 3 x (10 + 20) bytes the weights are there, and two caches; and the values.
+    assert plan.evaluation.devices[0].peak_bytes == 30 + 2 * 20 + 3
+    assert plan.evaluation.lower_bound_s <= 57 + 5
     slow = OffloadOptions("accelerate", overlap=False, on_host=False, cache="all")
-    found = offloaded(graph, devices(100), Tiers(host()), slow)
-    assert found.evaluation.latency_s == 3 * (19 + 1 + 1 + 4)
+    plan = offloaded(graph, devices(100), Tiers(host()), slow)
+    assert plan.evaluation.latency_s == 3 * (19 + 1 + 1 + 4)
 
 
-def test_caches_go_where_weights_do_not_make_room() -> None:
+def test_caches_are_moved_if_moving_weights_is_not_enough() -> None:
     graph = cached_blocks(4)  # 40 bytes of weights and 80 of caches
-    # Beside all caches there is room for two copies of weights.
-    found = offloaded(graph, devices(105), Tiers(host()), PREFETCH)
-    assert found.cache_bytes.sum() == 0
-    assert (found.ways == STREAMED).any()
-    # Even without weights there is not.
-    found = offloaded(graph, devices(85), Tiers(host()), PREFETCH)
-    assert 0 < found.cache_bytes.sum() < 80
-    assert found.evaluation.devices[0].peak_bytes <= 85
-    assert found.evaluation.latency_s >= found.evaluation.lower_bound_s >= 120 - 4 - 85
+    # Besides all caches there is space for two copies of weights.
+    plan = offloaded(graph, devices(105), Tiers(host()), PREFETCH)
+    assert plan.cache_bytes.sum() == 0
+    assert (plan.ways == STREAMED).any()
+    # Even without weights there is not enough.
+    plan = offloaded(graph, devices(85), Tiers(host()), PREFETCH)
+    assert 0 < plan.cache_bytes.sum() < 80
+    assert plan.evaluation.devices[0].peak_bytes <= 85
+    assert plan.evaluation.latency_s >= plan.evaluation.lower_bound_s >= 120 - 4 - 85
     none = OffloadOptions("prefetch", on_host=False, cache="none")
     with pytest.raises(InfeasibleError, match="all weights that can be in tiers, tensors"):
         offloaded(graph, devices(85), Tiers(host()), none)
@@ -357,7 +357,7 @@ def test_caches_go_where_weights_do_not_make_room() -> None:
         offloaded(graph, devices(85), Tiers(host(10)), PREFETCH)
 
 
-def test_what_is_read_before_it_is_written_is_copied_whole() -> None:
+def test_a_cache_read_before_it_is_written_is_copied_as_a_whole() -> None:
     sketch = Sketch()
     state = sketch.input(8)
     new = sketch.op([state], 8)
@@ -372,35 +372,35 @@ def test_what_is_read_before_it_is_written_is_copied_whole() -> None:
     assert (writes.written_bytes[0], writes.copied_bytes[0], writes.last_op[0]) == (8, 8, 1)
 
 
-def test_prompts_are_copied_to_the_device_where_the_host_takes_longer() -> None:
+def test_prompts_are_copied_to_the_device_if_the_host_is_slower() -> None:
     # A token takes 8 s on the host, 4 on the device and 10 for the copy; a hundred are 800 and 400.
-    found = offloaded(blocks(6), devices(45), Tiers(host(speed=0.5)))
-    hosted = int((found.ways == HOSTED).sum())
+    offload_plan = offloaded(blocks(6), devices(45), Tiers(host(speed=0.5)))
+    hosted = int((offload_plan.ways == HOSTED).sum())
     assert hosted > 0
-    plan = TieredPlan.of(found)
-    alike = plan.placed(problem(blocks(6), devices(45)), found.assignment)
-    assert alike.latency_s == found.evaluation.latency_s
-    assert alike.held_bytes.tolist()[0] == found.evaluation.devices[0].peak_bytes
+    plan = TieredPlan.of(offload_plan)
+    alike = plan.placed(problem(blocks(6), devices(45)), offload_plan.assignment)
+    assert alike.latency_s == offload_plan.evaluation.latency_s
+    assert alike.held_bytes.tolist()[0] == offload_plan.evaluation.devices[0].peak_bytes
     assert alike.has_room
     prompts = problem(blocks(6, flops=400), devices(65))
-    copied, as_placed = plan.prompts(prompts, found.assignment)
+    copied, as_placed = plan.prompts(prompts, offload_plan.assignment)
     assert as_placed.latency_s >= 6 * 400 + hosted * 400
     assert 6 * 400 < copied.latency_s <= 6 * 400 + 10
     assert copied.has_room
-    # What is full of weights has no room for copies.
-    full, _ = plan.prompts(problem(blocks(6, flops=400), devices(45)), found.assignment)
+    # A device full of weights has no space for copies.
+    full, _ = plan.prompts(problem(blocks(6, flops=400), devices(45)), offload_plan.assignment)
     assert not full.has_room
 
 
-def test_all_lies_in_tiers_where_no_less_is_asked() -> None:
+def test_everything_is_in_tiers_if_requested() -> None:
     machine = Machine(
         problem(cached_blocks(4), devices(85)), Tiers(host()), PREFETCH, (1.0, 0.0), times
     )
-    found = offload(machine, size_based, everything=True)
-    assert (found.ways == STREAMED).all()
-    assert found.stored_bytes() == 4 * (10 + 20)
-    most = most_offloaded(machine)
-    assert most is not None
-    assert most[1].latency_s == found.evaluation.latency_s
+    plan = offload(machine, size_based, everything=True)
+    assert (plan.ways == STREAMED).all()
+    assert plan.stored_bytes() == 4 * (10 + 20)
+    limit = most_offloaded(machine)
+    assert limit is not None
+    assert limit[1].latency_s == plan.evaluation.latency_s
     small = replace(machine, problem=problem(cached_blocks(4), devices(30)))
     assert most_offloaded(small) is None

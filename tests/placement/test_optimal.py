@@ -32,7 +32,7 @@ from tests.sketch import problem as problem_on
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_loads_and_samples_are_those_of_the_published_definition(tmp_path: Path, seed: int) -> None:
+def test_loads_and_samples_follow_the_published_definition(tmp_path: Path, seed: int) -> None:
     workload = workload_at(tmp_path, document(seed), 1)
     random = np.random.default_rng(seed)
     waits = 0
@@ -48,22 +48,22 @@ def test_loads_and_samples_are_those_of_the_published_definition(tmp_path: Path,
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_it_finds_what_brute_force_does(tmp_path: Path, seed: int, objective: str) -> None:
+def test_optimal_equals_brute_force(tmp_path: Path, seed: int, objective: str) -> None:
     pieces = 1 if objective == "latency" else None
     workload = workload_at(tmp_path, document(seed), pieces)
     cost = sample_s if objective == "latency" else largest_load_s
-    least = min(cost(workload, p) for p in placements(workload) if fits(workload, p))
+    optimum = min(cost(workload, p) for p in placements(workload) if fits(workload, p))
     problem = problem_of(workload, objective)
     placed = optimal(problem, OptimalOptions(steps=8))
     assert fits(workload, tuple(placed.device_of.tolist()))
     evaluation = evaluate(problem, placed)
     value = evaluation.latency_s if objective == "latency" else evaluation.load_s
-    assert value == pytest.approx(least, rel=1e-9)
+    assert value == pytest.approx(optimum, rel=1e-9)
     bound = evaluation.lower_bound_s if objective == "latency" else evaluation.load_bound_s
-    assert 0 < bound <= least * (1 + 1e-9)
+    assert 0 < bound <= optimum * (1 + 1e-9)
 
 
-def test_the_bound_of_a_sample_holds_and_knows_pieces_and_memory(tmp_path: Path) -> None:
+def test_the_bound_of_a_sample_holds_and_uses_pieces_and_memory(tmp_path: Path) -> None:
     higher = 0
     for seed in range(16):
         content = document(seed, accelerators=1 + seed // 2 % 2) | {"maxSizePerFPGA": 3.0 + seed}
@@ -74,11 +74,11 @@ def test_the_bound_of_a_sample_holds_and_knows_pieces_and_memory(tmp_path: Path)
                 {"sourceId": u, "destId": v, "cost": float(3 * u % 5)} for u, v in pairs
             ]
         workload = workload_at(tmp_path, content, 1)
-        least = min(sample_s(workload, p) for p in placements(workload) if fits(workload, p))
+        optimum = min(sample_s(workload, p) for p in placements(workload) if fits(workload, p))
         bound = sample_bound_s(workload)
-        assert bound <= least * (1 + 1e-9)
-        # Of a row, the path is all there is.
-        assert not is_row or bound == pytest.approx(least, rel=1e-9)
+        assert bound <= optimum * (1 + 1e-9)
+        # For a chain, the bound is the path.
+        assert not is_row or bound == pytest.approx(optimum, rel=1e-9)
         roomy = replace(workload, memory_bytes=10**9, move_s=np.zeros(workload.n_ops))
         higher += bound > sample_bound_s(roomy) * (1 + 1e-9)
     assert higher >= 6
@@ -86,65 +86,69 @@ def test_the_bound_of_a_sample_holds_and_knows_pieces_and_memory(tmp_path: Path)
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_searches_of_models_know_the_published_cost_model(
+def test_searches_for_models_use_the_published_cost_model(
     tmp_path: Path, objective: str, mode: str
 ) -> None:
     for seed in range(4):
         workload = workload_at(tmp_path, document(seed), 1 if objective == "latency" else None)
         cost = sample_s if objective == "latency" else largest_load_s
-        least = min(cost(workload, p) for p in placements(workload) if fits(workload, p))
+        optimum = min(cost(workload, p) for p in placements(workload) if fits(workload, p))
         placed = tuple(make_mode(mode)(problem_of(workload, objective)).device_of.tolist())
         assert fits(workload, placed)
-        assert cost(workload, placed) <= least * 1.001
+        assert cost(workload, placed) <= optimum * 1.001
 
 
-def test_the_configuration_bound_holds_and_closes_the_search(tmp_path: Path) -> None:
+def test_the_configuration_bound_holds_and_ends_the_search(tmp_path: Path) -> None:
     higher = 0
     for seed in range(8):
         workload = workload_at(tmp_path, document(seed), None)
-        least = min(largest_load_s(workload, p) for p in placements(workload) if fits(workload, p))
+        optimum = min(
+            largest_load_s(workload, p) for p in placements(workload) if fits(workload, p)
+        )
         problem = problem_of(workload, "throughput")
-        seen: list[Progress] = []
-        token = WATCHER.set(seen.append)
+        progress: list[Progress] = []
+        token = WATCHER.set(progress.append)
         try:
             optimal(problem, OptimalOptions(steps=60))
         finally:
             WATCHER.reset(token)
-        assert seen[-1].bound_s <= least * (1 + 1e-9)
-        higher += seen[-1].bound_s > seen[0].bound_s
-        assert seen[-1].gap <= 1e-5
-        assert seen[-1].step < 60
-        assert (seen[-1].bound_by == "configuration LP") == (seen[-1].bound_s > seen[0].bound_s)
+        assert progress[-1].bound_s <= optimum * (1 + 1e-9)
+        higher += progress[-1].bound_s > progress[0].bound_s
+        assert progress[-1].gap <= 1e-5
+        assert progress[-1].step < 60
+        assert (progress[-1].bound_by == "configuration LP") == (
+            progress[-1].bound_s > progress[0].bound_s
+        )
     assert higher >= 3
 
 
-def test_one_accelerator_takes_all_its_operators_and_moves_nothing(tmp_path: Path) -> None:
+def test_one_accelerator_takes_all_its_operators_without_transfers(tmp_path: Path) -> None:
     content = document(0) | {"maxFPGAs": 1, "maxSizePerFPGA": 1e9}
     workload = workload_at(tmp_path, content, None)
-    everything = np.zeros(workload.n_ops, dtype=np.int64)
+    on_one_device = np.zeros(workload.n_ops, dtype=np.int64)
     supported = workload_at(
         tmp_path, content | {"nodes": [n | {"supportedOnFpga": 1} for n in content["nodes"]]}, None
     )
-    assert math.isinf(device_loads_s(workload, everything)[0])
-    loads = device_loads_s(supported, everything)
+    assert math.isinf(device_loads_s(workload, on_one_device)[0])
+    loads = device_loads_s(supported, on_one_device)
     assert loads.tolist() == [pytest.approx(supported.accelerator_s.sum()), 0.0]
 
 
-def test_the_same_seed_and_steps_give_the_same_and_the_curve_falls(tmp_path: Path) -> None:
+def test_a_seed_and_steps_are_reproducible_and_the_curve_decreases(tmp_path: Path) -> None:
     problem = problem_of(workload_at(tmp_path, document(2, nodes=40), None), "throughput")
-    seen: list[Progress] = []
-    token = WATCHER.set(seen.append)
+    recorded: list[Progress] = []
+    token = WATCHER.set(recorded.append)
     try:
         first = optimal(problem, OptimalOptions(steps=3, seed=5))
     finally:
         WATCHER.reset(token)
-    again = optimal(problem, OptimalOptions(steps=3, seed=5))
-    assert first.device_of.tolist() == again.device_of.tolist()
-    values = [progress.best_s for progress in seen]
+    second = optimal(problem, OptimalOptions(steps=3, seed=5))
+    assert first.device_of.tolist() == second.device_of.tolist()
+    values = [progress.best_s for progress in recorded]
     assert values == sorted(values, reverse=True)
-    assert seen[-1].step == 3
-    assert seen[-1].best_s == pytest.approx(evaluate(problem, first).load_s, rel=1e-9)
-    assert 0 <= seen[-1].gap < 1
+    assert recorded[-1].step == 3
+    assert recorded[-1].best_s == pytest.approx(evaluate(problem, first).load_s, rel=1e-9)
+    assert 0 <= recorded[-1].gap < 1
 
 
 def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
@@ -162,7 +166,7 @@ def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
     assert math.isfinite(evaluate(problem, placed).load_s)
 
 
-def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
+def test_other_modes_place_published_problems(tmp_path: Path) -> None:
     content = document(0, nodes=8)
     content["nodes"] = [node | {"supportedOnFpga": 1} for node in content["nodes"]]
     problem = problem_of(workload_at(tmp_path, content, None), "throughput")
@@ -215,7 +219,7 @@ def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
         ({"maxCPUs": 0}, SpecError, "CPU cores only"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_in_a_line(
+def test_an_invalid_file_is_refused_in_one_line(
     tmp_path: Path, change: dict[str, object], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words) as raised:
@@ -224,7 +228,7 @@ def test_a_file_that_makes_no_sense_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_what_no_device_holds_is_refused_at_once(tmp_path: Path, objective: str) -> None:
+def test_a_node_that_no_device_holds_is_refused_at_once(tmp_path: Path, objective: str) -> None:
     content = document(0) | {"maxCPUs": 0, "maxSizePerFPGA": 0.5}
     content["nodes"] = [node | {"supportedOnFpga": 1} for node in content["nodes"]]
     pieces = 1 if objective == "latency" else None
@@ -233,12 +237,12 @@ def test_what_no_device_holds_is_refused_at_once(tmp_path: Path, objective: str)
         optimal(problem, OptimalOptions(steps=10**9))
 
 
-def test_a_model_that_no_mode_places_is_refused_at_once() -> None:
+def test_an_infeasible_model_is_refused_at_once() -> None:
     with pytest.raises(InfeasibleError):
         optimal(problem_on(random_graph(3, 60), devices(10, 10)), OptimalOptions(steps=10**9))
 
 
-def test_a_start_at_random_uses_accelerators_though_an_operator_cannot(tmp_path: Path) -> None:
+def test_a_random_start_uses_accelerators_although_one_operator_cannot(tmp_path: Path) -> None:
     tables, _ = unit_tables(workload_at(tmp_path, document(2, nodes=40), None))
     start = fresh(tables, np.random.default_rng(0))
     assert start is not None
@@ -261,17 +265,17 @@ def test_a_device_whose_load_rounds_below_zero_can_be_emptied(tmp_path: Path) ->
         of_each = tables.time_s[np.arange(6), homes]
         largest = np.max([(of_each * (homes == device)).sum(axis=1) for device in range(3)], axis=0)
         missed += loads_of(tables, device_of).max() > largest.min() * 1.001
-    # So short a run misses the best 7 times; 18 times if what rounds below 0 had no power.
+    # Such a short run misses the best 7 times; 18 times if loads rounded below 0 had no power.
     assert missed <= 10
 
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware", "optimal"])
-def test_a_model_that_takes_no_time_has_a_load_of_none(mode: str) -> None:
+def test_a_model_without_work_has_no_load(mode: str) -> None:
     task = replace(problem_on(chain(2, flops=0), devices(100, 100)), objective="throughput")
     assert evaluate(task, make_mode(mode)(task)).load_s >= 0.0
 
 
-def test_a_search_for_throughput_ends_where_the_host_takes_longest() -> None:
+def test_a_search_for_throughput_ends_at_the_load_of_the_host() -> None:
     topology = replace(devices(10**6, 10**6, link=Link(1e6)), host_launch_s=50.0)
     task = replace(problem_on(chain(40), topology), objective="throughput")
     curve: list[Progress] = []

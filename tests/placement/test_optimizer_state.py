@@ -1,4 +1,4 @@
-"""What an optimizer keeps for weights, where modes ask for room and say that there is none."""
+"""Optimizer state in the memory checks of modes and in their error messages."""
 
 from dataclasses import replace
 
@@ -17,16 +17,16 @@ from tests.sketch import Sketch, chain, devices, problem
 
 
 def _apart(*sizes: tuple[int, int]) -> OpGraph:
-    """Return operators without values, each with a weight and a state of those bytes."""
+    """Return independent operators, each with a weight and a state of the given bytes."""
     sketch = Sketch()
     for weight, _ in sizes:
         sketch.op([], 0, [sketch.weight(weight)], module=f"m{len(sketch.ops)}")
     return replace(sketch.graph(), weight_state_bytes=np.array([state for _, state in sizes]))
 
 
-def test_the_largest_with_its_state_is_placed_first() -> None:
-    # Of 5, 6, 6 and 7 bytes on 12 and 12: in graph order 7 finds no room, and in order of weights
-    # alone, 5, 4, 4, 1, neither. 7 and 5 go together.
+def test_the_largest_including_state_is_placed_first() -> None:
+    # Of 5, 6, 6 and 7 bytes on 12 and 12: in graph order 7 does not fit, and in order of weights
+    # alone, 5, 4, 4, 1, neither. 7 and 5 fit together.
     this = problem(_apart((5, 0), (4, 2), (4, 2), (1, 6)), devices(12, 12))
     device_of = place_all(this, [12, 12])
     assert device_of is not None
@@ -38,7 +38,7 @@ def test_weights_and_states_beyond_all_devices_are_not_placed() -> None:
     assert place_all(this, [12, 11]) is None
 
 
-def test_a_model_that_does_not_fit_says_what_its_optimizer_keeps() -> None:
+def test_the_error_of_a_model_that_does_not_fit_names_the_optimizer_state() -> None:
     graph = replace(chain(3), weight_state_bytes=np.array([20, 20, 0]))
     with pytest.raises(
         InfeasibleError, match=r"\(72 bytes, weights 30 B, optimizer state 40 B\), the devices"
@@ -48,25 +48,25 @@ def test_a_model_that_does_not_fit_says_what_its_optimizer_keeps() -> None:
         make_mode("size_based")(problem(chain(3), devices(10, 10)))
 
 
-def test_the_least_that_a_table_needs_has_its_state() -> None:
+def test_the_minimum_for_a_table_includes_its_state() -> None:
     graph = model_of_tables(60, 50)
-    # Weights are the tables' between those of bottom and top.
-    kept = np.where(graph.weight_bytes > 10, 2 * graph.weight_bytes, 0)
-    this = problem(replace(graph, weight_state_bytes=kept), devices(10**6))
+    # Weights are those of the tables between those of bottom and top.
+    state_bytes = np.where(graph.weight_bytes > 10, 2 * graph.weight_bytes, 0)
+    this = problem(replace(graph, weight_state_bytes=state_bytes), devices(10**6))
     sizes = table_sizes(this, embedding_units(graph))
     # Each reads an index of 3 bytes.
     assert sizes.unit_bytes.tolist() == [3 * 60 + 3, 3 * 50 + 3]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_least_is_never_more_than_what_is_needed(seed: int) -> None:
+def test_the_minimum_never_exceeds_the_need(seed: int) -> None:
     graph, rng = random_model(seed, 15), np.random.default_rng(seed)
-    kept = rng.integers(0, 3, len(graph.weight_bytes)) * graph.weight_bytes
-    this = problem(replace(graph, weight_state_bytes=kept), devices(10**6))
+    state_bytes = rng.integers(0, 3, len(graph.weight_bytes)) * graph.weight_bytes
+    this = problem(replace(graph, weight_state_bytes=state_bytes), devices(10**6))
     units = embedding_units(graph)
     sizes = table_sizes(this, units)
     for unit in range(len(units)):
         assert sizes.at_least((unit,)) <= sizes.needed_bytes((unit,))
-    everything = tuple(range(len(units)))
-    if everything:
-        assert sizes.at_least(everything) <= sizes.needed_bytes(everything)
+    all_units = tuple(range(len(units)))
+    if all_units:
+        assert sizes.at_least(all_units) <= sizes.needed_bytes(all_units)

@@ -1,4 +1,4 @@
-"""Peers as modes: what accelerate and Mt-KaHyPar choose, on equal terms."""
+"""Peers as modes: the choices of accelerate and Mt-KaHyPar under the same conditions."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,39 +23,39 @@ BLOCKS = {"gpt2": "GPT2Block", "llama2_7b": "LlamaDecoderLayer"}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_operators_are_where_accelerates_own_device_map_has_their_modules(name: str) -> None:
+def test_operators_follow_the_device_map_of_accelerate(name: str) -> None:
     graph, module = small(name).graph, small(name).module
     whole = 2 * graph.total_weight_bytes + int(graph.value_bytes.sum())
-    this, kept = problem(graph, devices(*[whole] * 3)), [BLOCKS[name]]
-    most = get_balanced_memory(module, dict(enumerate([whole] * 3)), kept)
-    expected = infer_auto_device_map(module, most, kept)
+    this, whole_classes = problem(graph, devices(*[whole] * 3)), [BLOCKS[name]]
+    memory = get_balanced_memory(module, dict(enumerate([whole] * 3)), whole_classes)
+    expected = infer_auto_device_map(module, memory, whole_classes)
     assert len(set(expected.values())) > 1
     placed = make_mode("accelerate", {"model": lambda: module, "balanced": True})(this)
     homes = [covering(path, expected) for path in graph.modules]
     inside = [op for op, home in enumerate(homes) if home is not None and graph.group[op] == op]
     assert len(inside) > graph.n_ops // 2
     assert all(placed.device_of[op] == expected[homes[op] or ""] for op in inside)
-    # Not balanced, the first device takes all that it holds.
+    # Not balanced, the first device takes all that it can hold.
     assert set(make_mode("accelerate", {"model": lambda: module})(this).device_of) == {0}
 
 
-def test_what_accelerate_leaves_to_a_disk_is_refused() -> None:
+def test_modules_that_accelerate_leaves_to_the_disk_are_refused() -> None:
     module = small("gpt2").module
     with pytest.raises(InfeasibleError, match=r"accelerate leaves .* to the CPU or a disk"):
         inferred_device_map(module, [1000, 1000], AccelerateOptions())
-    # Of buffers that no device has room for accelerate warns; warnings are errors here.
+    # Accelerate warns of buffers that do not fit on any device; warnings are errors here.
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     with pytest.raises(InfeasibleError, match="to the CPU or a disk"):
         inferred_device_map(module, [8, 8], AccelerateOptions())
 
 
-def test_a_class_of_which_the_model_has_no_module_is_refused() -> None:
+def test_an_unknown_module_class_to_keep_whole_is_refused() -> None:
     options = AccelerateOptions(no_split=["GPT2Blok"])
     with pytest.raises(SpecError, match="no module of class GPT2Blok; nearest: GPT2Block"):
         inferred_device_map(small("gpt2").module, [10**9], options)
 
 
-def test_a_run_gives_accelerate_its_model() -> None:
+def test_a_run_passes_its_model_to_accelerate() -> None:
     model = ("model=gpt2", "model.config.n_layer=1", "model.config.n_embd=48")
     place = chosen_mode(read("mode=accelerate", *model))
     with pytest.raises(InfeasibleError, match="accelerate leaves"):
@@ -67,7 +67,7 @@ def test_a_run_gives_accelerate_its_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["accelerate", "mtkahypar"])
-def test_without_its_package_a_peer_is_refused_in_one_line(
+def test_a_peer_without_its_package_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     peer = import_module(f"fxpart.placement.{name}")
@@ -77,13 +77,13 @@ def test_without_its_package_a_peer_is_refused_in_one_line(
 
 
 @pytest.mark.skipif(find_spec("mtkahypar") is None, reason="mtkahypar is not installed")
-def test_a_hypergraph_is_cut_where_least_is_sent() -> None:
+def test_a_hypergraph_is_cut_where_the_fewest_bytes_are_sent() -> None:
     sketch = Sketch()
     value = sketch.input(1)
     for op in range(16):
-        # One thin output, in the middle of heavy ones.
-        makes = 1 if op == 7 else 50
-        value = sketch.op([value], makes, [sketch.weight(10)], flops=10, module=f"layer{op}")
+        # One small output, between heavy ones.
+        size_bytes = 1 if op == 7 else 50
+        value = sketch.op([value], size_bytes, [sketch.weight(10)], flops=10, module=f"layer{op}")
     this = problem(sketch.graph(value), devices(300, 300))
     placed = make_mode("mtkahypar")(this).device_of
     assert len(set(placed[:8].tolist())) == len(set(placed[8:].tolist())) == 1

@@ -1,4 +1,4 @@
-"""`pipeline`: against all cuts on small graphs, known answers, and a refusal for each mistake."""
+"""`pipeline`: against all cuts on small graphs, known answers, and refusals."""
 
 import itertools
 from collections import Counter
@@ -27,9 +27,9 @@ from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 
 def _tight(graph: OpGraph, seed: int, count: int, share: float) -> Problem:
-    """Return `graph` on unlike devices that together have `share` of what it holds.
+    """Return `graph` on unequal devices that together have `share` of its memory.
 
-    For odd seeds all loads differ, so that hardly two cuts are equally good.
+    For odd seeds all loads differ, so that two cuts are rarely equally good.
     """
     if seed % 2:
         flops = np.random.default_rng(seed).integers(0, 10**6, size=graph.n_ops)
@@ -52,7 +52,7 @@ def _homes(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> IntA
 
 
 def _largest(this: Problem, device_of: IntArray) -> float:
-    """Return the largest load of a device or link; infinite where a device is too small."""
+    """Return the largest load of a device or link; infinite if it does not fit."""
     for device, spec in enumerate(this.topology.devices):
         if independent.peak_bytes(this.graph, device_of, device) > spec.memory_bytes:
             return float("inf")
@@ -62,7 +62,7 @@ def _largest(this: Problem, device_of: IntArray) -> float:
 
 
 def sending_s(this: Problem, device_of: IntArray) -> FloatArray:
-    """Return how long each device sends what others read, onwards or back. Shape (D,)."""
+    """Return how long each device sends values that others read, onwards or back. Shape (D,)."""
     graph, count = this.graph, this.topology.n_devices
     sent = np.zeros((2, count))
     unit_of = stage_line(this).unit_of
@@ -74,16 +74,16 @@ def sending_s(this: Problem, device_of: IntArray) -> FloatArray:
         home = int(device_of[maker])
         others = unit_of[readers[device_of[readers] != home]] > unit_of[maker]
         link = (home, 1 - home if count > 1 and home < 2 else 0)
-        takes = this.topology.latency_s[link]
-        takes += graph.value_bytes[value] / this.topology.bytes_per_s[link]
+        transfer_s = this.topology.latency_s[link]
+        transfer_s += graph.value_bytes[value] / this.topology.bytes_per_s[link]
         for row, some in enumerate((others, ~others)):
-            sent[row, home] += takes if some.any() else 0.0
+            sent[row, home] += transfer_s if some.any() else 0.0
     largest: FloatArray = sent.max(axis=0)
     return largest
 
 
 def _best(this: Problem, slots: tuple[int, ...]) -> float:
-    """Return the least largest load over all cuts into one stage for each of `slots`."""
+    """Return the minimum of the largest load over all cuts into one stage for each of `slots`."""
     units = stage_line(this).n_units
     cuts = itertools.combinations(range(1, units), len(slots) - 1)
     return min((_largest(this, _homes(this, c, slots)) for c in cuts), default=float("inf"))
@@ -113,7 +113,7 @@ def test_stages_are_the_best_of_all_cuts(seed: int, n: int, count: int, share: f
 
 @settings(max_examples=100)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 3), SHARES)
-def test_without_a_number_the_best_over_all_subsets_of_the_devices(
+def test_without_a_number_the_best_subset_of_devices_is_used(
     seed: int, n: int, count: int, share: float
 ) -> None:
     this = _tight(random_graph(seed, n), seed, count, share)
@@ -126,12 +126,12 @@ def test_without_a_number_the_best_over_all_subsets_of_the_devices(
         return
     placed = make_mode("pipeline", {"boundary_gain": None})(this)
     assert _largest(this, placed.device_of) == pytest.approx(best)
-    most = max(len(s) for s, load in by_devices.items() if load <= best * (1 + 1e-9))
-    assert placed.n_partitions == most
+    largest_count = max(len(s) for s, load in by_devices.items() if load <= best * (1 + 1e-9))
+    assert placed.n_partitions == largest_count
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30))
-def test_units_and_bytes_that_cross(seed: int, n: int) -> None:
+def test_units_and_the_bytes_that_cross_them(seed: int, n: int) -> None:
     graph = random_graph(seed, n)
     line = stage_line(problem(graph, devices(1)))
     assert line.first_op.tolist() == contiguous_units(graph)[0][:-1].tolist()
@@ -165,11 +165,10 @@ def test_the_peak_of_a_stretch_is_that_of_its_device(seed: int, n: int, training
 
 
 def _cut_with_its_backward(this: Problem, count: int) -> float:
-    """Return the largest load of a training step in `count` stages, checked in all that must hold.
+    """Return the largest load of a training step in `count` stages, after checking its invariants.
 
     Raises:
-        InfeasibleError: when it is refused.
-
+        InfeasibleError: if it is refused.
     """
     graph = this.graph
     placed = make_mode("pipeline", {"stages": count, "boundary_gain": None})(this)
@@ -190,9 +189,9 @@ def test_a_training_step_is_cut_with_its_backward(seed: int, n: int, count: int)
     assert largest_load == pytest.approx(_best(this, tuple(range(count))))
 
 
-def test_a_training_step_in_little_memory_is_hardly_ever_refused_in_vain() -> None:
+def test_a_training_step_in_little_memory_is_rarely_refused_wrongly() -> None:
     # Of 1,026 such steps that fit, none was refused, and two did not get the best cut.
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(240):
         count, share = 2 + seed % 2, (1.2, 1.4, 1.6, 2.0)[seed // 2 % 4]
         this = _tight(random_training_graph(seed, 3 + seed % 6), seed, count, share)
@@ -200,14 +199,14 @@ def test_a_training_step_in_little_memory_is_hardly_ever_refused_in_vain() -> No
         try:
             largest = _cut_with_its_backward(this, count)
         except InfeasibleError:
-            seen["rightly refused" if best == float("inf") else "refused in vain"] += 1
+            counts["rightly refused" if best == float("inf") else "refused in vain"] += 1
         except SpecError:
             assert count > stage_line(this).n_units
         else:
-            seen["best" if largest <= best * (1 + 1e-9) else "worse"] += 1
-    assert seen["best"] >= 60
-    assert seen["rightly refused"] >= 60
-    assert seen["refused in vain"] + seen["worse"] <= 3
+            counts["best" if largest <= best * (1 + 1e-9) else "worse"] += 1
+    assert counts["best"] >= 60
+    assert counts["rightly refused"] >= 60
+    assert counts["refused in vain"] + counts["worse"] <= 3
 
 
 @pytest.mark.parametrize(
@@ -226,22 +225,22 @@ def test_cuts_after_modules_at_any_depth(cut_after: object, expected: list[int])
     assert placed.device_of.tolist() == expected
 
 
-def test_stages_of_unlike_devices_are_balanced_by_time() -> None:
+def test_stages_of_unequal_devices_are_balanced_by_time() -> None:
     # Speeds 1 and 3: of eight operators, two take 2 s on the first and six take 2 s on the second.
-    # The faster one comes first, wherever it is written.
+    # The faster one comes first, in any order.
     this = problem(chain(8), devices(1000, 1000, speeds=[1.0, 3.0]))
     placed = make_mode("pipeline")(this)
     assert placed.device_of.tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
 
 
 def test_memory_moves_a_cut() -> None:
-    # A stage of the chain needs 10 a weight and two values of 1 (the first one reads 0 bytes).
+    # A stage of the chain needs 10 per weight and two values of 1 (the first one reads 0 bytes).
     this = problem(chain(6), devices(22, 1000))
     assert make_mode("pipeline")(this).partition_of.tolist() == [0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("fits", [1, 3, 5, 8, 13, 19])
-def test_memory_that_binds_is_used_to_the_last_operator(fits: int) -> None:
+def test_tight_memory_is_used_to_the_last_operator(fits: int) -> None:
     this = problem(chain(40), devices(10 * fits + 2, 1000))
     placed = make_mode("pipeline", {"stages": 2})(this)
     assert np.bincount(placed.partition_of).tolist() == [fits, 40 - fits]

@@ -1,4 +1,4 @@
-"""`pipeline`: cuts at modules where that costs little, and loads that count transfers."""
+"""`pipeline`: cuts at module boundaries where that costs little, and loads with transfers."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ FAST = Link(1e12)
 
 
 def _layers(*flops: int, each: int = 3) -> OpGraph:
-    """Return layers of `each` operators in submodules, and one of the layer's own that is free."""
+    """Return layers of `each` operators in submodules, and a free operator of the layer itself."""
     sketch = Sketch()
     value = sketch.input(0)
     for layer, work in enumerate(flops):
@@ -40,8 +40,8 @@ def test_cuts_by_depth_begin_with_the_outermost_modules() -> None:
     ]
 
 
-def test_a_cut_moves_to_a_module_where_that_costs_little() -> None:
-    # 996 and 999 between the layers, or 998 and 997 inside of the second one.
+def test_a_cut_moves_to_a_module_boundary_if_that_costs_little() -> None:
+    # 996 and 999 between the layers, or 998 and 997 inside the second one.
     sketch = Sketch()
     value = sketch.input(0)
     for layer, loads in enumerate(((995, 1), (2, 995), (2,))):
@@ -59,7 +59,7 @@ def test_a_cut_moves_to_a_module_where_that_costs_little() -> None:
     assert moved.partition_of.tolist() == [0, 0, 1, 1, 1]
 
 
-def test_a_cut_stays_inside_of_a_module_where_that_saves_more() -> None:
+def test_a_cut_stays_inside_a_module_if_that_saves_more() -> None:
     # One layer of six equal operators: in halves 30 each; at its parts 20 and 40.
     graph = _layers(10, each=6)
     this = problem(graph, devices(99, 99, link=FAST))
@@ -69,7 +69,7 @@ def test_a_cut_stays_inside_of_a_module_where_that_saves_more() -> None:
     assert split_points(graph, dear)
 
 
-def test_at_most_the_gain_is_lost() -> None:
+def test_at_most_the_boundary_gain_is_lost() -> None:
     differing = 0
     for seed in range(40):
         training = seed % 2 == 0
@@ -85,7 +85,7 @@ def test_at_most_the_gain_is_lost() -> None:
     assert differing > 0
 
 
-def test_interleaved_stages_are_cut_at_modules_too() -> None:
+def test_interleaved_stages_are_cut_at_module_boundaries() -> None:
     graph = _layers(*[10] * 8)
     this = problem(graph, devices(99, 99, link=FAST))
     placed = make_mode("pipeline", {"interleave": 2})(this)
@@ -93,13 +93,13 @@ def test_interleaved_stages_are_cut_at_modules_too() -> None:
 
 
 @pytest.mark.parametrize("gain", [-0.1, 1.0, "much", float("nan")])
-def test_a_gain_that_makes_no_sense_is_refused(gain: object) -> None:
+def test_an_invalid_gain_is_refused(gain: object) -> None:
     with pytest.raises(SpecError, match=r"mode\.boundary_gain must be at least 0 and below 1"):
         make_mode("pipeline", {"boundary_gain": gain})
 
 
-def test_a_slow_link_moves_a_cut_to_where_little_passes() -> None:
-    # In halves, 8 bytes pass in 8 s; one operator later, 1 byte does.
+def test_a_slow_link_moves_a_cut_to_where_few_bytes_cross() -> None:
+    # In halves, 8 bytes cross in 8 s; one operator later, 1 byte does.
     sketch = Sketch()
     value = sketch.input(0)
     for size in (9, 8, 1, 9):

@@ -1,4 +1,4 @@
-"""`pipeline`: which of the cuts that are equally good is taken, against all of them."""
+"""`pipeline`: the choice among equally good cuts, against all of them."""
 
 import itertools
 
@@ -22,7 +22,7 @@ SHARES = st.sampled_from([0.9, 1.2, 1.6, 3.0, 9.0])
 
 
 def _problem(seed: int, n: int, count: int, share: float, *, training: bool = False) -> Problem:
-    """Return a random graph on devices of two speeds and nodes, that have `share` of its bytes."""
+    """Return a random graph on devices of two speeds and nodes, with `share` of its bytes."""
     graph = random_training_graph(seed, n) if training else random_graph(seed, n)
     rng = np.random.default_rng(seed)
     whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
@@ -39,7 +39,7 @@ def _problem(seed: int, n: int, count: int, share: float, *, training: bool = Fa
 
 
 def _alike(this: Problem, *, in_a_row: bool) -> bool:
-    """Return whether all links, or those from each device to the next, are the same."""
+    """Return whether all links, or those from each device to the next, are equal."""
     pairs = itertools.combinations(range(this.topology.n_devices), 2)
     links = [
         (float(this.topology.bytes_per_s[link]), float(this.topology.latency_s[link]))
@@ -53,9 +53,9 @@ def _alike(this: Problem, *, in_a_row: bool) -> bool:
 def _spread(
     this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...], *, alike: bool
 ) -> tuple[float, float]:
-    """Return the largest load and the sum of squares of times; infinite where it does not fit.
+    """Return the largest load and the sum of squares of times; infinite if it does not fit.
 
-    Where links are `alike`, each takes what a stage sends; else all that passes the cut before it.
+    If links are `alike`, each carries what a stage sends; else all that crosses the cut before it.
     """
     line = stage_line(this)
     bounds = (0, *cuts, line.n_units)
@@ -78,8 +78,8 @@ def _spread(
         times.append(compute_s + receive_s)
         before = device
     for device in slots:
-        needed = independent.peak_bytes(this.graph, device_of, device)
-        if needed > this.topology.devices[device].memory_bytes:
+        peak_bytes = independent.peak_bytes(this.graph, device_of, device)
+        if peak_bytes > this.topology.devices[device].memory_bytes:
             return float("inf"), float("inf")
     if alike:
         loads += sending_s(this, device_of).tolist()
@@ -94,7 +94,7 @@ def _all(
 
 
 def _found(this: Problem, options: dict[str, object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the cuts that are chosen, and the devices."""
+    """Return the chosen cuts and devices."""
     line = stage_line(this)
     placed = make_mode("pipeline", {"boundary_gain": None, **options})(this)
     forward = np.flatnonzero(~this.graph.is_backward)
@@ -106,26 +106,28 @@ def _found(this: Problem, options: dict[str, object]) -> tuple[tuple[int, ...], 
 
 @settings(max_examples=150)
 @given(st.integers(0, 10_000), st.integers(2, 13), st.integers(2, 4), SHARES, st.booleans())
-def test_of_equal_loads_the_most_even(
+def test_of_equal_loads_the_most_even_is_chosen(
     seed: int, n: int, count: int, share: float, training: bool
 ) -> None:
     this = _problem(seed, n, count, 9.0 if training else share, training=training)
     slots = tuple(range(count))
-    everything = _all(this, slots, alike=_alike(this, in_a_row=True))
-    best = min((load for load, _ in everything.values()), default=float("inf"))
+    all_cuts = _all(this, slots, alike=_alike(this, in_a_row=True))
+    best = min((load for load, _ in all_cuts.values()), default=float("inf"))
     if best == float("inf"):
         return
     cuts, homes = _found(this, {"stages": count})
     assert homes == slots
-    least = min(s for load, s in everything.values() if load <= best * (1 + 1e-9))
-    chosen = everything[cuts]
+    least_squares = min(s for load, s in all_cuts.values() if load <= best * (1 + 1e-9))
+    chosen = all_cuts[cuts]
     assert chosen[0] == pytest.approx(best)
-    assert chosen[1] == pytest.approx(least, rel=1e-12)
+    assert chosen[1] == pytest.approx(least_squares, rel=1e-12)
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 10_000), st.integers(2, 10), st.integers(2, 4), SHARES)
-def test_of_equally_many_devices_the_most_even(seed: int, n: int, count: int, share: float) -> None:
+def test_of_equally_many_devices_the_most_even_are_chosen(
+    seed: int, n: int, count: int, share: float
+) -> None:
     this = _problem(seed, n, count, share)
     used = [s for k in range(1, count + 1) for s in itertools.combinations(range(count), k)]
     alike = _alike(this, in_a_row=False)
@@ -140,7 +142,7 @@ def test_of_equally_many_devices_the_most_even(seed: int, n: int, count: int, sh
 
 
 def _row(*loads: int, link: Link, sizes: list[int], count: int) -> Problem:
-    """Return operators in a row, each with its load in seconds and the bytes that it hands on."""
+    """Return a chain of operators, each with its load in seconds and the bytes it passes on."""
     sketch = Sketch()
     value = sketch.input(0)
     for load, size in zip(loads, sizes, strict=True):
@@ -154,17 +156,17 @@ FAST = Link(1e12)
 @pytest.mark.parametrize(
     ("link", "sizes", "expected"),
     [
-        # The last operator takes 6 s; what is before it is halved.
+        # The last operator takes 6 s; the operators before it are halved.
         (FAST, [1] * 7, (3, 6)),
-        # A byte takes 0.1 s: after the fourth only one crosses, (4, 2 + 0.1) for (3, 3 + 2).
+        # A byte takes 0.1 s: after the fourth only one crosses, (4, 2 + 0.1) instead of (3, 3 + 2).
         (Link(10.0), [20, 20, 20, 1, 20, 1, 1], (4, 6)),
-        # After the third only one crosses: (3, 3 + 0.1) for (4, 2 + 2).
+        # After the third only one crosses: (3, 3 + 0.1) instead of (4, 2 + 2).
         (Link(10.0), [20, 20, 1, 20, 1, 1, 1], (3, 6)),
-        # Where nothing crosses there is no latency: (4, 2) for (3, 3 + 0.5).
+        # If nothing crosses there is no latency: (4, 2) instead of (3, 3 + 0.5).
         (Link(1e12, 0.5), [1, 1, 1, 0, 1, 1, 1], (4, 6)),
     ],
 )
-def test_what_a_large_operator_leaves_is_shared_evenly(
+def test_the_rest_besides_a_large_operator_is_divided_evenly(
     link: Link, sizes: list[int], expected: tuple[int, ...]
 ) -> None:
     this = _row(1, 1, 1, 1, 1, 1, 6, link=link, sizes=sizes, count=3)
@@ -172,15 +174,15 @@ def test_what_a_large_operator_leaves_is_shared_evenly(
     assert _found(this, {})[0] == expected
 
 
-def test_of_equal_sums_the_earliest_begins() -> None:
+def test_of_equal_sums_the_earliest_begin_is_chosen() -> None:
     # Stages of 2, 3 and 3 s in any order; the last begins at 5 or 6, and 5 leaves 2 and 3.
     this = problem(chain(8, size=0), devices(999, 999, 999))
     assert _found(this, {"stages": 3})[0] == (2, 5)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(0, 60))
-def test_the_lowest_parabola_at_each_place(seed: int, places: int, count: int) -> None:
-    # Whole numbers, many of them equal: sums are exact, and ties are frequent.
+def test_the_lowest_parabola_at_each_position(seed: int, places: int, count: int) -> None:
+    # Integers, many of them equal: sums are exact, and ties are frequent.
     rng = np.random.default_rng(seed)
     x = np.sort(rng.integers(0, 12, size=places)).astype(np.float64)
     first = rng.integers(0, places, size=count)
@@ -189,16 +191,16 @@ def test_the_lowest_parabola_at_each_place(seed: int, places: int, count: int) -
     base, apex = rng.integers(0, 30, size=(2, count)).astype(np.float64)
     expected = [
         min(
-            (i for i in range(count) if first[i] <= place <= last[i]),
-            key=lambda i: (-rank[i], base[i] + (x[place] - apex[i]) ** 2, i),
+            (i for i in range(count) if first[i] <= position <= last[i]),
+            key=lambda i: (-rank[i], base[i] + (x[position] - apex[i]) ** 2, i),
             default=-1,
         )
-        for place in range(places)
+        for position in range(places)
     ]
     assert lowest_parabolas(x, first, last, rank, base, apex).tolist() == expected
 
 
-def test_a_slot_that_nothing_may_begin_on_stays_empty() -> None:
+def test_a_slot_on_which_no_stage_may_begin_stays_empty() -> None:
     line = stage_line(problem(chain(4), devices(99, 99)))
     stay, go = np.arange(5), np.full(5, 4)
     assert most_even(line, (0, 1), (stay, go), may_skip=True) == [(0, 4, 1)]

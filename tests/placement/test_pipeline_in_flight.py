@@ -1,4 +1,4 @@
-"""`pipeline` for a schedule: the memory of micro-batches that wait, against the simulated step."""
+"""`pipeline` for a schedule: the memory of micro-batches in flight, against the simulated step."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +27,7 @@ SEEDS = st.integers(0, 10_000)
 
 
 def _graph(seed: int, n: int) -> OpGraph:
-    """Return a pass forward, a training step, or one with updates of some kind."""
+    """Return a forward pass, a training step, or one with updates of some kind."""
     if seed % 5 == 0:
         return random_graph(seed, n)
     graph = random_training_graph(seed, n)
@@ -39,7 +39,7 @@ def _graph(seed: int, n: int) -> OpGraph:
 
 @settings(max_examples=80)
 @given(SEEDS, st.integers(2, 14), st.integers(1, 3), st.integers(1, 2), st.integers(1, 4))
-def test_what_devices_hold_is_what_the_schedule_says(
+def test_the_memory_of_devices_is_that_of_the_schedule(
     seed: int, n: int, count: int, chunks: int, rounds: int
 ) -> None:
     this = problem(_graph(seed, n), devices(*[9999] * count))
@@ -50,11 +50,11 @@ def test_what_devices_hold_is_what_the_schedule_says(
     inner = np.sort(rng.choice(np.arange(1, line.n_units), size=stages - 1, replace=False))
     cuts = np.array([0, *inner, line.n_units], dtype=np.int64)
     homes = [stage % count for stage in range(stages)]
-    # Stages that follow each other on a device are one to the schedule.
+    # Adjacent stages on one device are a single stage to the schedule.
     assume(count > 1 or chunks == 1)
     placed = partition_by_device(this.graph, line.of_operators(cuts, homes))
     if this.graph.first_backward == this.graph.n_ops:
-        # Partitions of the backward may join stages; without one, each is a partition.
+        # Partitions of the backward may merge stages; without one, each is a partition.
         numbers = line.of_operators(cuts, range(stages))
         placed = Assignment(numbers, tuple((home,) for home in homes))
     costs, microbatches = stage_costs(this, placed), rounds * count
@@ -67,17 +67,19 @@ def test_what_devices_hold_is_what_the_schedule_says(
         assert peaks.tolist() == list(simulated.peak_bytes)
         if chunks > 1:
             continue
-        # What the search goes by is no less, and more only by results that are not there yet.
+        # The search counts no less, and more only by results that do not exist yet.
         flights = plan.flights(count, training=costs.training)
         in_turn = StageSolver(line, Slots(homes, [9999] * count, False, flights))
         for stage, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
-            needed = in_turn.peak_bytes(begin, end, stage)
+            needed_bytes = in_turn.peak_bytes(begin, end, stage)
             early = (microbatches - 1) * solver.stage_bytes(begin, end).outputs
-            assert simulated.peak_bytes[stage] <= needed <= simulated.peak_bytes[stage] + early
+            assert (
+                simulated.peak_bytes[stage] <= needed_bytes <= simulated.peak_bytes[stage] + early
+            )
 
 
 def _layers(count: int) -> OpGraph:
-    """Return layers that save 10 bytes each for a backward of as many operators."""
+    """Return layers that each save 10 bytes for a backward of as many operators."""
     sketch = Sketch()
     value, saved = sketch.input(0), []
     for _ in range(count):
@@ -89,8 +91,8 @@ def _layers(count: int) -> OpGraph:
     return sketch.graph(gradient)
 
 
-def test_micro_batches_that_wait_move_the_cut_by_hand() -> None:
-    # Six layers on two devices: alone, three and three are the most even.
+def test_micro_batches_in_flight_move_the_cut_by_hand() -> None:
+    # Six layers on two devices: without them, three and three are the most even.
     this = problem(_layers(6), devices(60, 60, link=Link(1e9)))
     line = stage_line(this)
 
@@ -101,12 +103,12 @@ def test_micro_batches_that_wait_move_the_cut_by_hand() -> None:
     assert line.n_units == 6
     assert first_stage({}) == 3
     # In 1F1B the first device holds two micro-batches at once: 2 x 3 x 10 is its memory. The second
-    # one has 10 received and 3 x 10 made, once.
+    # one has 10 received and 3 x 10 computed, once.
     assert first_stage({"schedule": "1f1b", "microbatches": 8}) == 3
     this = problem(_layers(6), devices(50, 60, link=Link(1e9)))
     assert first_stage({}) == 3
     assert first_stage({"schedule": "1f1b", "microbatches": 8}) == 2
-    # GPipe has all of them wait on both.
+    # GPipe has all of them in flight on both.
     with pytest.raises(InfeasibleError, match="no cut of the model into 2 stages was found"):
         first_stage({"schedule": "gpipe", "microbatches": 8})
     with pytest.raises(InfeasibleError, match="need"):
@@ -127,13 +129,13 @@ def _named(graph: OpGraph) -> OpGraph:
     st.sampled_from([(1, 1), (2, 2), (2, 4), (2, 6), (3, 3), (3, 6)]),
     st.floats(0.5, 3.0),
 )
-def test_what_is_placed_for_a_schedule_fits_it(
+def test_a_placement_for_a_schedule_fits_it(
     seed: int, n: int, way: tuple[str, int], sizes: tuple[int, int], share: float
 ) -> None:
     (name, interleave), (count, microbatches) = way, sizes
     graph = _graph(seed, n)
-    alone = stage_costs(problem(graph, devices(9)), _whole(graph))
-    whole = simulate_schedule("gpipe", alone, microbatches).peak_bytes[0]
+    single_stage = stage_costs(problem(graph, devices(9)), _whole(graph))
+    whole = simulate_schedule("gpipe", single_stage, microbatches).peak_bytes[0]
     size = max(1, int(whole * share / count))
     this = problem(graph, devices(*[size] * count))
     if stage_line(this).n_units < interleave * count:
@@ -154,7 +156,7 @@ def _whole(graph: OpGraph) -> Assignment:
     return partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
 
 
-def test_updates_weigh_once_a_step() -> None:
+def test_updates_count_once_per_step() -> None:
     graph = random_training_graph(7, 10)
     assert len(graph.gradient_values)
     this = problem(with_optimizer(graph, Optimizer("adam")), devices(9999))
@@ -168,7 +170,7 @@ def test_updates_weigh_once_a_step() -> None:
     ("name", "expected"),
     [("none", [(1, 1)] * 3), ("gpipe", [(5, 5)] * 3), ("1f1b", [(5, 3), (5, 2), (5, 1)])],
 )
-def test_how_many_wait(name: str, expected: list[tuple[int, int]]) -> None:
+def test_the_number_of_micro_batches_in_flight(name: str, expected: list[tuple[int, int]]) -> None:
     plan = StepPlan(name, 1 if name == "none" else 5)
     assert plan.flights(3, training=True) == [Flight(*pair) for pair in expected]
 

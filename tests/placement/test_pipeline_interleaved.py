@@ -1,4 +1,4 @@
-"""`pipeline` with several stages a device: what holds of the search, and what it finds."""
+"""`pipeline` with several stages per device: invariants of the search, and its results."""
 
 import itertools
 from collections import Counter
@@ -25,7 +25,7 @@ SHARES = st.sampled_from([0.7, 1.0, 1.2, 1.6, 3.0, 9.0])
 
 
 def _problem(seed: int, n: int, count: int, share: float, *, training: bool = False) -> Problem:
-    """Return a random graph on devices of two speeds that have `share` of its bytes."""
+    """Return a random graph on devices of two speeds with `share` of its bytes."""
     graph = random_training_graph(seed, n) if training else random_graph(seed, n)
     rng = np.random.default_rng(seed)
     whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
@@ -44,7 +44,7 @@ def _fits(this: Problem, device_of: IntArray) -> bool:
 
 
 def _bounds(this: Problem, count: int, cuts: IntArray) -> tuple[float, float]:
-    """Return the largest load of a device, and the busiest device and twice the rounds."""
+    """Return the largest load of a device, and the busiest device plus twice the rounds."""
     line, costs = stage_line(this), this.costs
     load, busy, rounds = [0.0] * count, [0.0] * count, dict[int, float]()
     for stage, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
@@ -61,7 +61,7 @@ def _bounds(this: Problem, count: int, cuts: IntArray) -> tuple[float, float]:
 
 
 def _start(this: Problem, homes: list[int]) -> IntArray | None:
-    """Return the cuts whose largest stage is least, if each may use all of its device."""
+    """Return the cuts that minimize the largest stage, if each may use all of its device."""
     line = stage_line(this)
     sizes = [this.topology.devices[home].memory_bytes for home in homes]
     stages = StageSolver(line, Slots(homes, sizes, may_skip=False)).least_load()
@@ -69,7 +69,7 @@ def _start(this: Problem, homes: list[int]) -> IntArray | None:
 
 
 def _fitting(this: Problem, homes: list[int]) -> bool:
-    """Return whether there are cuts whose stages all fit."""
+    """Return whether any cuts make all stages fit."""
     line = stage_line(this)
     every = itertools.combinations(range(1, line.n_units), len(homes) - 1)
     stages = (np.repeat(np.array(homes), np.diff([0, *cuts, line.n_units])) for cuts in every)
@@ -78,7 +78,7 @@ def _fitting(this: Problem, homes: list[int]) -> bool:
 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(4, 20), st.integers(1, 3))
-def test_interleaved_stages_take_turns(seed: int, n: int, count: int) -> None:
+def test_interleaved_stages_alternate_over_the_devices(seed: int, n: int, count: int) -> None:
     this = _problem(seed, n, count, share=9.0)
     units = stage_line(this).n_units
     if units < 2:
@@ -92,8 +92,8 @@ def test_interleaved_stages_take_turns(seed: int, n: int, count: int) -> None:
     assert (np.diff(placed.partition_of) >= 0).all()
 
 
-def test_interleaved_stages_in_little_memory_are_seldom_refused_in_vain() -> None:
-    seen: Counter[str] = Counter()
+def test_interleaved_stages_in_little_memory_are_rarely_refused_wrongly() -> None:
+    counts: Counter[str] = Counter()
     for seed in range(150):
         this = _problem(seed, 6 + seed % 4, 2, share=(1.2, 1.6, 3.0)[seed % 3])
         if stage_line(this).n_units < 4:
@@ -102,13 +102,13 @@ def test_interleaved_stages_in_little_memory_are_seldom_refused_in_vain() -> Non
         try:
             placed = make_mode("pipeline", {"interleave": 2})(this)
         except InfeasibleError:
-            seen["refused in vain" if fitting else "rightly refused"] += 1
+            counts["refused in vain" if fitting else "rightly refused"] += 1
             continue
         assert _fits(this, placed.device_of)
-        seen["placed"] += 1
-    assert seen["placed"] >= 60
-    assert seen["rightly refused"] >= 30
-    assert seen["refused in vain"] <= 5
+        counts["placed"] += 1
+    assert counts["placed"] >= 60
+    assert counts["rightly refused"] >= 30
+    assert counts["refused in vain"] <= 5
 
 
 @settings(max_examples=150)
@@ -139,7 +139,7 @@ def test_shifting_makes_nothing_worse(  # noqa: PLR0917 - what is drawn is given
     assert after[1] <= before[1] * (1 + 1e-12)
 
 
-def test_it_is_often_the_best_of_all_cuts() -> None:
+def test_the_result_is_often_the_best_of_all_cuts() -> None:
     best, better, tried = 0, 0, 0
     for seed in range(120):
         this = _problem(seed, 9, 2, 9.0)
@@ -147,13 +147,13 @@ def test_it_is_often_the_best_of_all_cuts() -> None:
         start = _start(this, homes) if line.n_units >= 4 else None
         if start is None:
             continue
-        most, at_start = _bounds(this, 2, start)
+        largest_load, at_start = _bounds(this, 2, start)
         evened = _bounds(this, 2, CutShifter(this, line, homes).evened(start))[1]
         every = [
             _bounds(this, 2, np.array([0, *cuts, line.n_units]))
             for cuts in itertools.combinations(range(1, line.n_units), 3)
         ]
-        least = min(bound for load, bound in every if load <= most * (1 + 1e-12))
+        least = min(bound for load, bound in every if load <= largest_load * (1 + 1e-12))
         tried += 1
         best += evened <= least * (1 + 1e-9)
         better += evened < at_start * (1 - 1e-9)
@@ -161,9 +161,9 @@ def test_it_is_often_the_best_of_all_cuts() -> None:
     assert better >= 0.4 * tried
 
 
-def test_a_device_that_has_the_longest_stage_gets_less_beside_it() -> None:
+def test_a_device_with_the_longest_stage_gets_less_besides() -> None:
     # The operator of 6 s is on device 1: even stages, of 3 s, would make that 9 s, device 0 6 s.
-    # With 2, 2 and 5 it is 8 and 7 s; and the longest of a round, 2 and 6, are together 8.
+    # With 2, 2 and 5 it is 8 and 7 s; and the longest of a round, 2 and 6, sum to 8.
     sketch = Sketch()
     value = sketch.input(0)
     for load in [1] * 9 + [6]:
@@ -174,7 +174,7 @@ def test_a_device_that_has_the_longest_stage_gets_less_beside_it() -> None:
 
 
 def test_tight_memory_is_shared_by_the_stages_of_a_device() -> None:
-    # Weights of 30 beside operators that take 1 s, and of 1 beside ones that take 3 s.
+    # Weights of 30 with operators that take 1 s, and of 1 with ones that take 3 s.
     sketch = Sketch()
     value = sketch.input(0)
     for weight, flops in [(30, 1)] * 4 + [(1, 3)] * 4:

@@ -1,4 +1,4 @@
-"""`pipeline`: a refusal for each mistake, and its message for a model that does not fit."""
+"""`pipeline`: refusals, and the message for a model that does not fit."""
 
 import pytest
 
@@ -30,19 +30,19 @@ from tests.sketch import chain, devices, problem
         ({"interleave": 2, "stages": 8}, "8 stages on 4 devices of 2 stages each, but there are 3"),
     ],
 )
-def test_what_means_nothing_is_refused(options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_mode("pipeline", options)(problem(encoder_decoder(), devices(99, 99, 99)))
 
 
-def test_a_stage_that_is_named_and_does_not_fit() -> None:
+def test_a_stage_that_does_not_fit_is_named() -> None:
     this = problem(chain(6), devices(22, 40))
     with pytest.raises(InfeasibleError, match=r"stage 1 of mode.cut_after=layer1 needs 42 B") as e:
         make_mode("pipeline", {"cut_after": ["layer1"]})(this)
     assert (e.value.needed_bytes, e.value.available_bytes) == (42, 40)
 
 
-def test_a_model_that_no_cut_fits_says_how_many_devices_would_do() -> None:
+def test_the_error_states_how_many_devices_would_be_enough() -> None:
     this = problem(chain(6), devices(22, 22))
     with pytest.raises(InfeasibleError, match="3 stages on devices of 22 B hold it") as caught:
         make_mode("pipeline")(this)
@@ -52,6 +52,6 @@ def test_a_model_that_no_cut_fits_says_how_many_devices_would_do() -> None:
         make_mode("pipeline")(problem(chain(6), devices(9, 9)))
 
 
-def test_an_interleaved_model_that_does_not_fit() -> None:
+def test_an_interleaved_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="into 4 stages, 2 on each device, was found"):
         make_mode("pipeline", {"interleave": 2})(problem(chain(6), devices(22, 22)))

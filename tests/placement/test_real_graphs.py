@@ -1,4 +1,4 @@
-"""Modes on captured models, small versions of real architectures, recomputed independently."""
+"""Modes on captured models, small versions of real architectures, with independent costs."""
 
 import numpy as np
 import pytest

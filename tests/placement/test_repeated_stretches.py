@@ -1,4 +1,4 @@
-"""Stretches of repeated blocks: what is known of one holds for all, against a walk over each."""
+"""Stretches of repeated blocks: values known for one hold for all, against a walk over each."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     """An operator of every block."""
 
     back: tuple[int, ...]
-    """How many operators ago what it reads was made."""
+    """Distance in operators to the producer of its input."""
     size: int
     weight: int
     is_view: bool
@@ -45,28 +45,28 @@ def _steps(seed: int) -> list[Step]:
 
 
 def _model(steps: list[Step], blocks: int, odd: int = -1, *, trains: bool = True) -> OpGraph:
-    """Return blocks of `steps` between an embedding and a head; block `odd` makes a byte more."""
+    """Return blocks of `steps` between an embedding and a head; block `odd` has one more byte."""
     sketch = Sketch()
     first = sketch.input(3)
-    made, used = [sketch.op([first], 4, [sketch.weight(30)])], [0]
+    values, used = [sketch.op([first], 4, [sketch.weight(30)])], [0]
     mask = sketch.op([first], 2)
-    made, used = [*made, mask], [*used, -1]
+    values, used = [*values, mask], [*used, -1]
     saved = [True, False]
     for block in range(blocks):
         for step in steps:
-            reads = [made[-min(ago, len(made))] for ago in step.back]
+            reads = [values[-min(ago, len(values))] for ago in step.back]
             uses = [sketch.weight(step.weight)] if step.weight else []
             view = reads[0] if step.is_view else -1
             size, read = step.size + (block == odd), [*reads, *([mask] if step.reads_mask else [])]
-            made.append(sketch.op(read, size, uses, 1, view, f"layers.{block}.m"))
+            values.append(sketch.op(read, size, uses, 1, view, f"layers.{block}.m"))
             used.append(uses[0] if uses else -1)
             saved.append(step.is_saved)
-    made.append(sketch.op([made[-1]], 7, [0]))
+    values.append(sketch.op([values[-1]], 7, [0]))
     if not trains:
-        return sketch.graph(made[-1])
-    outputs, gradient, trained = [made[-1]], made[-1], list[int]()
+        return sketch.graph(values[-1])
+    outputs, gradient, trained = [values[-1]], values[-1], list[int]()
     for op in reversed(range(len(used))):
-        reads = [gradient, *([made[op]] if saved[op] else [])]
+        reads = [gradient, *([values[op]] if saved[op] else [])]
         gradient = sketch.op(reads, 3, [used[op]] if used[op] >= 0 else [], 1, backward_of=op)
         if used[op] > 0:
             outputs.append(sketch.op([gradient], 5, [], 1, backward_of=op))
@@ -79,18 +79,18 @@ def _model(steps: list[Step], blocks: int, odd: int = -1, *, trains: bool = True
 
 
 def _repeated(graph: OpGraph) -> int:
-    """Return how many units repeat, when all stretches hold what a walk says."""
+    """Return how many units repeat, after checking all stretches against a walk."""
     stretches = stage_line(problem(graph, devices(9999, 9999))).stretches
     of, count = stretches, len(stretches.units.first_op)
     for low, high in combinations(range(count + 1), 2):
-        walked = stretch_bytes(of.memory, of.units, of.room, low, high)
+        walked = stretch_bytes(of.memory, of.units, of.scratch, low, high)
         assert tuple(of.bytes_of(low, high)) == tuple(map(int, walked))
     return of.known.end - of.known.first
 
 
 @settings(max_examples=15)
 @given(SEEDS, st.integers(0, 5), st.booleans())
-def test_all_stretches_hold_what_a_walk_says(seed: int, odd: int, trains: bool) -> None:
+def test_all_stretches_agree_with_a_walk(seed: int, odd: int, trains: bool) -> None:
     steps = _steps(seed)
     alike, other = (_model(steps, 6, block, trains=trains) for block in (-1, odd))
     assert _repeated(other) <= _repeated(alike)
@@ -99,7 +99,7 @@ def test_all_stretches_hold_what_a_walk_says(seed: int, odd: int, trains: bool) 
 
 
 def test_blocks_between_embedding_and_head_repeat_by_hand() -> None:
-    # Three units a block. The first reads what the embedding makes, the last the head's gradient.
+    # Three units per block. The first reads the embedding's result, the last the head's gradient.
     steps = [Step((1,), size, 2, False, size == 3, True) for size in (1, 2, 3)]
     assert _repeated(_model(steps, 8)) == 6 * 3
     assert _repeated(_model(steps, 8, 4)) == 3 * 3

@@ -1,4 +1,4 @@
-"""A placement copied onto idle devices: by hand, and against trying all ways of copying."""
+"""A placement copied onto idle devices: by hand, and against trying all copies."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 
 def _pair(*memory_bytes: int, speeds: list[float] | None = None) -> Problem:
-    """Return a (weight 100) -> b (weight 10); a makes 1 byte, which b reads, and b makes 1."""
+    """Return a (weight 100) -> b (weight 10); b reads the result of a; both have 1 byte."""
     sketch = Sketch()
     a = sketch.op([], 1, [sketch.weight(100)], 4)
     b = sketch.op([a], 1, [sketch.weight(10)], 2)
@@ -27,11 +27,11 @@ def _split(*homes: tuple[int, ...]) -> Assignment:
     return Assignment(np.arange(len(homes)), homes)
 
 
-def test_each_copy_takes_the_smallest_devices_that_hold_it() -> None:
+def test_each_copy_uses_the_smallest_devices_that_fit() -> None:
     # a needs 101 bytes and b 12; idle are 2 to 7.
     this = _pair(500, 500, 12, 101, 200, 13, 101, 11)
     full = saturate(this, _split((0,), (1,)))
-    # First a to 3 and b to 2; then a to 6 and b to 5; then a to 4, and b finds only 11 bytes.
+    # First a to 3 and b to 2; then a to 6 and b to 5; then a to 4, and b has only 11 bytes.
     assert full.devices_of_partition == ((0, 3, 6), (1, 2, 5))
     assert full.partition_of.tolist() == [0, 1]
     result = evaluate(this, full)
@@ -39,29 +39,29 @@ def test_each_copy_takes_the_smallest_devices_that_hold_it() -> None:
     assert all(use.peak_bytes <= use.memory_bytes for use in result.devices)
 
 
-def test_a_round_in_which_one_device_finds_none_does_not_count() -> None:
+def test_an_incomplete_round_is_dropped() -> None:
     this = _pair(500, 500, 12, 12, 12)
     placed = _split((0,), (1,))
     assert saturate(this, placed).devices_of_partition == ((0,), (1,))
 
 
-def test_no_idle_device_changes_nothing() -> None:
+def test_without_idle_devices_nothing_changes() -> None:
     assert saturate(_pair(500, 500), _split((0,), (1,))).devices_of_partition == ((0,), (1,))
 
 
-def test_copies_of_equal_devices_multiply_the_throughput_and_not_the_latency() -> None:
+def test_copies_on_equal_devices_multiply_the_throughput_but_not_the_latency() -> None:
     this = _pair(*[200] * 7)
     before = _split((0,), (1,))
     full = saturate(this, before)
     assert full.devices_of_partition == ((0, 2, 4), (1, 3, 5))
-    alone, copied = evaluate(this, before), evaluate(this, full)
-    assert copied.throughput_per_s == pytest.approx(3 * alone.throughput_per_s)
-    assert copied.latency_s == alone.latency_s
+    single, copied = evaluate(this, before), evaluate(this, full)
+    assert copied.throughput_per_s == pytest.approx(3 * single.throughput_per_s)
+    assert copied.latency_s == single.latency_s
     assert (copied.replicas, copied.rounds) == (3, 3)
     assert [use.load_s for use in copied.devices] == pytest.approx([4 / 3, 2 / 3] * 3 + [0])
 
 
-def test_a_slower_device_of_enough_memory_is_taken_too() -> None:
+def test_a_slower_device_with_enough_memory_is_used() -> None:
     this = _pair(200, 200, speeds=[4.0, 1.0])
     full = saturate(this, _split((0,), (0,)))
     assert full.devices_of_partition == ((0, 1), (0, 1))
@@ -69,8 +69,8 @@ def test_a_slower_device_of_enough_memory_is_taken_too() -> None:
     assert evaluate(this, full).throughput_per_s == 2 / 6
 
 
-def test_replicas_that_were_there_stay_in_step_with_the_copies() -> None:
-    # a is on 0 and 1 in turn, b on 2 alone; the copies of 0, 1, 2 are 3, 4, 5.
+def test_existing_replicas_stay_in_step_with_the_copies() -> None:
+    # a alternates between 0 and 1, b is on 2 only; the copies of 0, 1, 2 are 3, 4, 5.
     full = saturate(_pair(*[200] * 6), _split((0, 1), (2,)))
     assert full.devices_of_partition == ((0, 3, 1, 4), (2, 5))
     original = {0, 1, 2}
@@ -79,7 +79,7 @@ def test_replicas_that_were_there_stay_in_step_with_the_copies() -> None:
         assert used <= original or not used & original
 
 
-def test_as_many_copies_as_turns_may_have() -> None:
+def test_copies_are_limited_by_the_number_of_turns() -> None:
     homes = (tuple(range(7)), tuple(range(11)), tuple(range(13)))
     this = problem(chain(3), devices(*[200] * 40))
     full = saturate(this, _split(*homes))
@@ -89,13 +89,13 @@ def test_as_many_copies_as_turns_may_have() -> None:
 
 
 def _most_copies(needed: list[int], idle: list[int]) -> int:
-    """Return how often the needs can be met, each by an idle device of its own, trying all."""
+    """Return how often the needs can be met, each by a separate idle device, by trying all."""
     best = 0
     for count in range(1, len(idle) // len(needed) + 1):
-        wanted = needed * count
+        all_needed = needed * count
         fits = any(
-            all(size >= need for size, need in zip(chosen, wanted, strict=True))
-            for chosen in itertools.permutations(idle, len(wanted))
+            all(size >= need for size, need in zip(chosen, all_needed, strict=True))
+            for chosen in itertools.permutations(idle, len(all_needed))
         )
         best = count if fits else best
     return best
@@ -105,7 +105,7 @@ def _most_copies(needed: list[int], idle: list[int]) -> int:
     needed=st.lists(st.integers(1, 6), min_size=1, max_size=3),
     idle=st.lists(st.integers(1, 8), max_size=6),
 )
-def test_as_many_copies_as_there_can_be(needed: list[int], idle: list[int]) -> None:
+def test_the_number_of_copies_is_maximal(needed: list[int], idle: list[int]) -> None:
     sketch = Sketch()
     for size in needed:
         sketch.op([], 0, [sketch.weight(size)], 1)
@@ -115,7 +115,7 @@ def test_as_many_copies_as_there_can_be(needed: list[int], idle: list[int]) -> N
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 20), spare=st.integers(0, 9))
-def test_every_copy_fits_and_nothing_but_the_devices_grows(seed: int, n: int, spare: int) -> None:
+def test_every_copy_fits_and_only_the_devices_grow(seed: int, n: int, spare: int) -> None:
     rng = np.random.default_rng(seed)
     graph = random_graph(seed, n)
     large = 10**6

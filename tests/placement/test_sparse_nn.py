@@ -1,4 +1,4 @@
-"""Tables packed onto devices, the dense rest on each: by hand, and on random models."""
+"""Tables packed onto devices, dense layers on each: by hand, and on random models."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.sketch import Sketch, devices, problem
 def model_of_tables(*tables: int, dense: int = 10, rest: int = 1) -> OpGraph:
     """Return bottom, a lookup of 1 byte in each table, and top, which reads all of them.
 
-    Bottom and top have `dense` bytes of weights each and make `rest` bytes.
+    Bottom and top have `dense` bytes of weights and a result of `rest` bytes each.
     """
     sketch = Sketch()
     x, indices = sketch.input(2), [sketch.input(3) for _ in tables]
@@ -45,13 +45,13 @@ def _sparse(graph: OpGraph, count: int, size: int) -> Problem:
     return problem(graph, devices(*[size] * count))
 
 
-def test_tables_are_packed_and_the_dense_rest_is_everywhere() -> None:
+def test_tables_are_packed_and_dense_layers_are_on_every_device() -> None:
     # Dense: weights 20, input 2, and at top bottom's byte, four lookups and its own: 28.
     graph = model_of_tables(60, 50, 40, 30)
     this = _sparse(graph, 4, 28 + 3 + 3 + 90)
     placed = make_mode("sparse_nn")(this)
     # Largest first: 60 opens a device, 50 another; 40 goes to the fuller one it fits: 50 + 40;
-    # 30 to 60. Bottom is a partition, as top is, which has to wait for the lookups elsewhere.
+    # 30 to 60. Bottom is a partition, and so is top, which has to wait for the lookups elsewhere.
     by_operator = [placed.devices_of_partition[p] for p in placed.partition_of]
     assert by_operator == [(0, 1), (0,), (1,), (1,), (0,), (0, 1)]
     result = evaluate(this, placed)
@@ -60,14 +60,14 @@ def test_tables_are_packed_and_the_dense_rest_is_everywhere() -> None:
     assert (result.rounds, result.replicas) == (2, 2)
 
 
-def test_one_byte_less_takes_another_device() -> None:
+def test_one_byte_less_needs_another_device() -> None:
     graph = model_of_tables(60, 50, 40, 30)
     this = _sparse(graph, 4, 28 + 3 + 3 + 90 - 1)
     placed = make_mode("sparse_nn")(this)
     assert placed.replicas == 3
 
 
-def test_tables_are_spread_by_time_over_as_many_devices() -> None:
+def test_tables_are_spread_by_time_over_the_same_number_of_devices() -> None:
     # With 100 bytes for tables: 90 and 10 would fill one device, 60 and 4 the other. Three lookups
     # of equal time beside one: the smallest tables go where less is computed.
     this = _sparse(model_of_tables(90, 60, 5, 4), 3, 28 + 3 * 3 + 100)
@@ -76,14 +76,14 @@ def test_tables_are_spread_by_time_over_as_many_devices() -> None:
     assert by_operator[1:5] == [(0,), (1,), (1,), (0,)]
 
 
-def test_tables_that_can_only_be_packed_tightly_are() -> None:
-    # Spread, 60 + 30 and 50 + 40 leave no room of 20; packed, 60 + 40 and 50 + 30 + 20 are full.
+def test_tables_that_only_fit_packed_tightly_are_packed() -> None:
+    # Spread, 60 + 30 and 50 + 40 have no space for 20; packed, 60 + 40 and 50 + 30 + 20 are full.
     this = _sparse(model_of_tables(60, 50, 40, 30, 20), 2, 20 + 2 + 7 + 3 * 3 + 100)
     placed = make_mode("sparse_nn")(this)
     assert sorted(use.weight_bytes for use in evaluate(this, placed).devices) == [120, 120]
 
 
-def test_a_model_that_one_device_holds_stays_on_it() -> None:
+def test_a_model_that_fits_on_one_device_stays_on_it() -> None:
     placed = make_mode("sparse_nn")(problem(model_of_tables(60, 50), devices(10**6, 50)))
     assert placed.devices_of_partition == ((0,),)
 
@@ -102,13 +102,13 @@ def test_a_model_without_embeddings_is_refused() -> None:
         make_mode("sparse_nn")(_sparse(graph, 4, 100))
 
 
-def test_dense_and_one_table_must_fit_a_device() -> None:
+def test_dense_layers_and_one_table_must_fit_on_a_device() -> None:
     # 20 + 2 of dense, bottom, lookup of table 0, top, the other lookup received; 60 + 3.
-    graph, needed = model_of_tables(60, 50), 20 + 2 + 4 + 60 + 3
+    graph, needed_bytes = model_of_tables(60, 50), 20 + 2 + 4 + 60 + 3
     with pytest.raises(InfeasibleError, match=r"tables of tables.0 alone need 89 B .* 88 B") as no:
-        make_mode("sparse_nn")(_sparse(graph, 4, needed - 1))
-    assert (no.value.needed_bytes, no.value.available_bytes) == (needed, needed - 1)
-    assert make_mode("sparse_nn")(_sparse(graph, 4, needed)).replicas == 2
+        make_mode("sparse_nn")(_sparse(graph, 4, needed_bytes - 1))
+    assert (no.value.needed_bytes, no.value.available_bytes) == (needed_bytes, needed_bytes - 1)
+    assert make_mode("sparse_nn")(_sparse(graph, 4, needed_bytes)).replicas == 2
 
 
 def test_more_partitions_than_devices_are_refused() -> None:
@@ -145,11 +145,11 @@ def test_a_model_of_tables_alone_has_no_replicas() -> None:
         ("embedding_layer", False),
     ],
 )
-def test_what_looks_up(target: str, is_lookup: bool) -> None:
+def test_lookups_are_recognized(target: str, is_lookup: bool) -> None:
     assert looks_up(target) is is_lookup
 
 
-def test_indices_are_prepared_where_they_are_used() -> None:
+def test_indices_are_prepared_on_the_device_that_uses_them() -> None:
     sketch = Sketch()
     indices = sketch.input(4)
     offsets = sketch.op([], 1)
@@ -160,11 +160,11 @@ def test_indices_are_prepared_where_they_are_used() -> None:
     learned = sketch.op([row], 1, [sketch.weight(5)])
     again = sketch.op([learned], 1, [], module="tables.2")
     graph = _with_lookups(sketch.graph(sketch.op([other, shared, again], 1)))
-    # `shared` is read by a dense operator too, and `learned` has weights.
+    # `shared` is also read by a dense operator, and `learned` has weights.
     assert [unit.tolist() for unit in embedding_units(graph)] == [[0, 1, 2], [4], [6]]
 
 
-def test_lookups_in_one_table_and_what_must_stay_with_them_are_one_unit() -> None:
+def test_lookups_in_one_table_and_their_group_are_one_unit() -> None:
     sketch = Sketch()
     tied = sketch.weight(60)
     a = sketch.op([], 1, [tied], module="tables.0")
@@ -176,11 +176,11 @@ def test_lookups_in_one_table_and_what_must_stay_with_them_are_one_unit() -> Non
 
 
 def _needed_alone(graph: OpGraph, lookups: list[int]) -> int:
-    """Return the most that a device needs for the dense rest and one lookup."""
+    """Return the maximum that a device needs for the dense layers and one lookup."""
     needs = []
     for lookup in lookups:
-        place = np.array([int(op in lookups and op != lookup) for op in range(graph.n_ops)])
-        needs.append(independent.peak_bytes(graph, place, 0))
+        side = np.array([int(op in lookups and op != lookup) for op in range(graph.n_ops)])
+        needs.append(independent.peak_bytes(graph, side, 0))
     return max(needs)
 
 
@@ -190,7 +190,7 @@ def _needed_alone(graph: OpGraph, lookups: list[int]) -> int:
     size=st.integers(20, 150),
     rest=st.integers(0, 5),
 )
-def test_it_keeps_its_promises(tables: list[int], count: int, size: int, rest: int) -> None:
+def test_sparse_nn_keeps_the_contract(tables: list[int], count: int, size: int, rest: int) -> None:
     graph = model_of_tables(*tables, dense=3, rest=rest)
     this = _sparse(graph, count, size)
     n = graph.n_ops
@@ -199,7 +199,7 @@ def test_it_keeps_its_promises(tables: list[int], count: int, size: int, rest: i
     try:
         placed = make_mode("sparse_nn")(this)
     except InfeasibleError:
-        # Each table would need a device that holds it and the dense rest.
+        # Each table would need a device that holds it and the dense layers.
         assert whole > size
         assert len(tables) > count or _needed_alone(graph, lookups) > size
         return

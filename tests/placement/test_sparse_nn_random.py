@@ -21,13 +21,13 @@ from tests.sketch import devices, problem, random_graph
 
 
 def random_model(seed: int, n: int) -> OpGraph:
-    """Return a random graph in which some operators with weights look up rows of them."""
+    """Return a random graph in which some operators with weights are lookups."""
     graph, rng = random_graph(seed, n), np.random.default_rng(seed)
     targets = tuple(
         "aten.embedding.default" if len(graph.uses_of(op)) and rng.random() < 0.5 else "op"
         for op in range(n)
     )
-    # Tables are large; those that dense operators use as well are too.
+    # Tables are large, also those that dense operators use.
     tables = {int(w) for op in range(n) if looks_up(targets[op]) for w in graph.uses_of(op)}
     sizes = [size * (9 if w in tables else 1) for w, size in enumerate(graph.weight_bytes.tolist())]
     return replace(graph, targets=targets, weight_bytes=np.array(sizes, dtype=np.int64))
@@ -52,8 +52,8 @@ def test_memory_latency_groups_and_order_on_random_models() -> None:
             continue
         result = evaluate(this, placed)
         for device, spec in enumerate(this.topology.devices):
-            needed = peak_bytes(this, placed, device)
-            assert result.devices[device].peak_bytes == needed <= spec.memory_bytes
+            needed_bytes = peak_bytes(this, placed, device)
+            assert result.devices[device].peak_bytes == needed_bytes <= spec.memory_bytes
         assert result.latency_s == pytest.approx(independent.latency_s(this, placed.device_of))
         _check_order(graph, [homes(placed, op) for op in range(graph.n_ops)], placed.partition_of)
         units = [unit.tolist() for unit in embedding_units(graph)]
@@ -72,7 +72,7 @@ def test_memory_latency_groups_and_order_on_random_models() -> None:
 
 
 def _check_homes(graph: OpGraph, homes_of: list[tuple[int, ...]], units: list[list[int]]) -> None:
-    """Check that no group and no table is torn, and that dense operators are wherever tables are.
+    """Check that no group or table is torn, and that dense operators are wherever tables are.
 
     Every operator is in one partition, since `homes_of` has an entry for each.
     """
@@ -87,7 +87,7 @@ def _check_homes(graph: OpGraph, homes_of: list[tuple[int, ...]], units: list[li
 
 
 def _check_order(graph: OpGraph, homes_of: list[tuple[int, ...]], partition_of: np.ndarray) -> None:
-    """Check that partitions by number follow the data, and the graph's order on each device."""
+    """Check that partition numbers follow the data, and the graph order on each device."""
     for op in range(graph.n_ops):
         for value in graph.reads_of(op).tolist():
             maker = int(graph.value_producer[value])
@@ -99,7 +99,7 @@ def _check_order(graph: OpGraph, homes_of: list[tuple[int, ...]], partition_of: 
 
 
 def _packings(count: int, most: int) -> list[list[tuple[int, ...]]]:
-    """Return all ways to put `count` tables on at most `most` devices that are alike."""
+    """Return all ways to put `count` tables on at most `most` equal devices."""
     packings = set()
     for places in itertools.product(range(most), repeat=count):
         bins = [tuple(t for t in range(count) if places[t] == d) for d in range(most)]
@@ -108,21 +108,21 @@ def _packings(count: int, most: int) -> list[list[tuple[int, ...]]]:
 
 
 def _slow_needed(graph: OpGraph, units: list[np.ndarray], tables: tuple[int, ...]) -> int:
-    """Return a device's bytes for some tables: with the dense rest, or while others have it."""
+    """Return a device's bytes for some tables, with the dense layers or while others run them."""
     lookups = {int(op) for table in tables for op in units[table]}
     at_tables = {int(op) for unit in units for op in unit}
     here = [op in lookups or op not in at_tables for op in range(graph.n_ops)]
     turn = independent.peak_bytes(graph, np.where(here, 0, 1), 0)
-    kept = {int(w) for op in range(graph.n_ops) if here[op] for w in graph.uses_of(op)}
+    weights = {int(w) for op in range(graph.n_ops) if here[op] for w in graph.uses_of(op)}
     at_rest = np.array([0 if op in lookups else 1 for op in range(graph.n_ops)])
     used = {int(w) for op in lookups for w in graph.uses_of(op)}
     others = independent.peak_bytes(graph, at_rest, 0) + sum(
-        int(graph.weight_bytes[w]) for w in kept - used
+        int(graph.weight_bytes[w]) for w in weights - used
     )
     return max(turn, others)
 
 
-def test_it_refuses_only_what_no_packing_fits() -> None:
+def test_only_problems_without_a_packing_are_refused() -> None:
     refused = placed = 0
     for seed in range(250):
         this = random_sparse_problem(seed)
@@ -130,37 +130,37 @@ def test_it_refuses_only_what_no_packing_fits() -> None:
         capacity, count = int(this.topology.memory_bytes[0]), min(this.topology.n_devices, 3)
         if not 2 <= len(units) <= 6:
             continue
-        few = problem(this.graph, devices(*[capacity] * count))
-        sizes = table_sizes(few, units)
-        needed = {
+        smaller = problem(this.graph, devices(*[capacity] * count))
+        sizes = table_sizes(smaller, units)
+        needed_bytes = {
             tables: _slow_needed(this.graph, units, tables)
             for size in range(1, len(units) + 1)
             for tables in itertools.combinations(range(len(units)), size)
         }
-        for tables, size in needed.items():
+        for tables, size in needed_bytes.items():
             assert sizes.at_least(tables) <= sizes.needed_bytes(tables) == size
         fits = any(
-            all(needed[tables] <= capacity for tables in bins)
+            all(needed_bytes[tables] <= capacity for tables in bins)
             for bins in _packings(len(units), count)
         )
-        alone = all(needed[(table,)] <= capacity for table in range(len(units)))
+        each_fits = all(needed_bytes[(table,)] <= capacity for table in range(len(units)))
         try:
-            make_mode("sparse_nn")(few)
+            make_mode("sparse_nn")(smaller)
         except InfeasibleError:
-            # A table that fits with another only, sharing what both receive, is refused too.
-            assert not fits or not alone
+            # A table that fits only with another, sharing what both receive, is refused too.
+            assert not fits or not each_fits
             refused += 1
         else:
             assert fits
             placed += 1
-            order = sorted(range(len(units)), key=lambda t: -needed[(t,)])
+            order = sorted(range(len(units)), key=lambda t: -needed_bytes[(t,)])
             bins = packed_by_search(sizes, order, capacity, count)
             assert bins is not None
-            assert all(needed[tuple(sorted(tables))] <= capacity for tables in bins)
+            assert all(needed_bytes[tuple(sorted(tables))] <= capacity for tables in bins)
     assert min(refused, placed) > 15
 
 
-def test_a_search_packs_what_best_fit_does_not() -> None:
+def test_a_search_packs_what_best_fit_cannot() -> None:
     # Of 8: 4 + 2 + 2 and 3 + 3 + 2 fill two devices; best fit puts 4 and 3 together.
     graph = model_of_tables(40, 30, 30, 20, 20, 20)
     rest = 20 + 2 + 1 + 6 + 1

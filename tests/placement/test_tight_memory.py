@@ -1,4 +1,4 @@
-"""Random problems of few operators, where few placements fit: none that has one is refused."""
+"""Random small problems with few feasible placements: none that has one is refused."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tests import independent
 from tests.sketch import devices, problem, random_graph
 
 PROBLEMS = range(60, 126)
-"""Two of them are refused by filling in order and by best fit, and have a placement."""
+"""Two of them have a placement, but filling in order and best fit refuse them."""
 
 
 def _tight(seed: int) -> Problem:
@@ -42,7 +42,7 @@ def _fits(this: Problem) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["size_based", "kl_based", "cost_aware"])
-def test_nothing_that_has_a_placement_is_refused(mode: str) -> None:
+def test_no_problem_with_a_placement_is_refused(mode: str) -> None:
     refused = 0
     for seed in PROBLEMS:
         this = _tight(seed)

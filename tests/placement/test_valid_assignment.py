@@ -1,4 +1,4 @@
-"""Assignments made elsewhere: in which order they run, and which cannot be carried out."""
+"""Assignments from elsewhere: their order of execution, and those that cannot be executed."""
 
 import itertools
 
@@ -18,18 +18,18 @@ def _made(partition_of: list[int], *homes: tuple[int, ...]) -> Assignment:
     return Assignment(np.array(partition_of, dtype=np.int64), homes)
 
 
-def test_what_is_in_order_stays_the_same_object() -> None:
+def test_an_ordered_assignment_is_returned_unchanged() -> None:
     placed = _made([0, 0, 1], (2,), (0, 1))
     assert in_valid_order(chain(3), placed) is placed
 
 
-def test_what_is_not_is_renumbered() -> None:
+def test_an_unordered_assignment_is_renumbered() -> None:
     after = in_valid_order(chain(4), _made([2, 2, 0, 1], (5,), (6,), (7, 8)))
     assert after.partition_of.tolist() == [0, 0, 1, 2]
     assert after.devices_of_partition == ((7, 8), (5,), (6,))
 
 
-def test_a_circle_is_named_without_those_that_only_wait_for_it() -> None:
+def test_a_cycle_is_named_without_the_partitions_that_only_wait_for_it() -> None:
     # 0 runs first; 1 and 3 read from each other; 2 waits for them.
     placed = _made([0, 1, 3, 1, 2], (0,), (1,), (2,), (3,))
     with pytest.raises(CycleError, match=r"each other's results: 1 reads from 3 reads from 1; mo"):
@@ -37,7 +37,7 @@ def test_a_circle_is_named_without_those_that_only_wait_for_it() -> None:
 
 
 def _runs_in_graph_order(placed: Assignment) -> bool:
-    """Return whether partitions by number run every device's operators in graph order."""
+    """Return whether partitions by number run the operators of every device in graph order."""
     parts = placed.partition_of
     for index in range(placed.rounds):
         where = placed.device_of_round(index)
@@ -50,19 +50,19 @@ def _runs_in_graph_order(placed: Assignment) -> bool:
 
 
 def _forked() -> OpGraph:
-    """Return four operators of 1 s; the second reads from the first, the others from nothing."""
+    """Return four operators of 1 s; the second reads from the first, the others have no inputs."""
     sketch = Sketch()
     a = sketch.op([], 1, flops=1)
     b = sketch.op([a], 1, flops=1)
     return sketch.graph(b, sketch.op([], 1, flops=1), sketch.op([b], 1, flops=1))
 
 
-def test_partitions_that_interleave_on_a_device_are_cut_anew() -> None:
+def test_partitions_that_interleave_on_a_device_are_cut_again() -> None:
     graph = _forked()
-    # The first and last around the third: by number, the last would be before the third, or the
+    # The first and last surround the third: by number, the last would be before the third, or the
     # third before the first.
-    alone = in_valid_order(graph, _made([0, 0, 1, 0], (5,), (5,)))
-    assert alone.partition_of.tolist() == [0, 0, 0, 0]
+    ordered = in_valid_order(graph, _made([0, 0, 1, 0], (5,), (5,)))
+    assert ordered.partition_of.tolist() == [0, 0, 0, 0]
     sketch = Sketch()
     a = sketch.op([], 1, flops=1)
     apart = sketch.graph(*(sketch.op([a], 1, flops=1) for _ in range(3)))
@@ -80,7 +80,7 @@ def test_replicas_that_never_meet_may_interleave() -> None:
     assert in_valid_order(_forked(), placed) is placed
 
 
-def test_partitions_that_take_turns_on_a_device_are_renumbered() -> None:
+def test_partitions_that_alternate_on_a_device_are_renumbered() -> None:
     # 1 runs before 0 on device 4, although neither reads from the other.
     after = in_valid_order(_forked(), _made([1, 1, 0, 2], (4,), (4,), (3,)))
     assert after.partition_of.tolist() == [0, 0, 1, 2]
@@ -93,7 +93,7 @@ def _any_homes(rng: np.random.Generator, count: int) -> tuple[tuple[int, ...], .
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 14), parts=st.integers(1, 5))
-def test_what_is_accepted_runs_in_graph_order_on_the_same_devices(
+def test_accepted_assignments_run_in_graph_order_on_the_same_devices(
     seed: int, n: int, parts: int
 ) -> None:
     graph, rng = random_graph(seed, n), np.random.default_rng(seed)
@@ -115,7 +115,7 @@ def test_what_is_accepted_runs_in_graph_order_on_the_same_devices(
 
 
 def test_all_three_outcomes_occur_at_random() -> None:
-    kept = renumbered = anew = 0
+    unchanged = renumbered = anew = 0
     for seed in range(200):
         graph, rng = random_graph(seed, 6), np.random.default_rng(seed)
         _, partition_of = np.unique(rng.integers(0, 3, 6), return_inverse=True)
@@ -126,14 +126,14 @@ def test_all_three_outcomes_occur_at_random() -> None:
         except CycleError:
             continue
         pairs = set(zip(placed.partition_of.tolist(), after.partition_of.tolist(), strict=True))
-        kept += after is placed
+        unchanged += after is placed
         renumbered += after is not placed and len(pairs) == count
         anew += len(pairs) > count
-    assert min(kept, renumbered, anew) > 5
+    assert min(unchanged, renumbered, anew) > 5
 
 
 def _depends(graph: OpGraph, placed: Assignment) -> list[set[int]]:
-    """Return for each partition all those it needs, directly or not: by repeated union."""
+    """Return for each partition all those it needs, directly or not, by repeated union."""
     needs: list[set[int]] = [set() for _ in range(placed.n_partitions)]
     for op in range(graph.n_ops):
         for value in graph.reads_of(op).tolist():
@@ -147,7 +147,7 @@ def _depends(graph: OpGraph, placed: Assignment) -> list[set[int]]:
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 12), parts=st.integers(1, 5))
-def test_an_order_is_found_where_there_is_one(seed: int, n: int, parts: int) -> None:
+def test_an_order_is_found_if_there_is_one(seed: int, n: int, parts: int) -> None:
     graph, rng = random_graph(seed, n), np.random.default_rng(seed)
     _, partition_of = np.unique(rng.integers(0, parts, n), return_inverse=True)
     count = int(partition_of.max()) + 1
@@ -176,7 +176,7 @@ def _in_place() -> OpGraph:
     return sketch.graph(sketch.op([b], 1))
 
 
-def test_operators_that_must_share_a_device_may_be_in_several_partitions_of_it() -> None:
+def test_operators_of_a_group_may_be_in_several_partitions_of_a_device() -> None:
     refuse_torn_groups(_in_place(), _made([0, 1, 2], (1,), (1,), (0,)))
     refuse_torn_groups(_in_place(), _made([0, 1, 2], (1, 2), (1, 2), (0,)))
 

@@ -48,7 +48,7 @@ def _on_three(
 
 
 def _cost(this: Problem, device_of: IntArray) -> float:
-    """Return the bytes of the fullest device, or the energy, as the docs define it."""
+    """Return the bytes of the fullest device, or the energy, as defined in the docs."""
     if this.objective == "memory":
         return max(independent.peak_bytes(this.graph, device_of, d) for d in range(3))
     latency_s, total = independent.latency_s(this, device_of), 0.0
@@ -66,7 +66,7 @@ def _fits(this: Problem, device_of: IntArray) -> bool:
 
 
 @pytest.mark.parametrize("objective", ["memory", "energy"])
-def test_searches_find_what_brute_force_does(objective: str) -> None:
+def test_searches_equal_brute_force(objective: str) -> None:
     tried = 0
     for seed in range(4):
         this = _problem(seed, objective)
@@ -85,8 +85,8 @@ def test_searches_find_what_brute_force_does(objective: str) -> None:
     assert tried >= 3
 
 
-def test_the_bound_of_memory_knows_what_must_meet() -> None:
-    """Two of three equal weights share a device; one operator reads 50 bytes and makes 40."""
+def test_the_memory_bound_counts_what_must_be_together() -> None:
+    """Two of three equal weights share a device; one operator reads 50 bytes and produces 40."""
     for makes, known in (((1, 1), (20.0, "weights")), ((50, 40), (100.0, "one operator"))):
         sketch = Sketch()
         value = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], 1)
@@ -109,7 +109,7 @@ def test_larger_models_are_searched_too(objective: str) -> None:
 
 
 def _in_modules(seed: int) -> OpGraph:
-    """Return 24 operators in modules of eight, and those in four of two."""
+    """Return 24 operators in modules of eight, each with four modules of two."""
     random, sketch = np.random.default_rng(seed), Sketch()
     values = [sketch.input(4)]
     for op in range(24):
@@ -122,7 +122,7 @@ def _in_modules(seed: int) -> OpGraph:
     return sketch.graph(values[-1])
 
 
-def test_modules_that_start_on_several_devices_move_as_they_fit() -> None:
+def test_modules_split_over_several_devices_move_if_they_fit() -> None:
     for seed in (2, 5):
         speeds, shares = (4.0, 2.0, 1.0), (0.45, 0.5, 0.45)
         this = _on_three(_in_modules(seed), "energy", shares, speeds, Link(40.0, 0.01))
@@ -133,22 +133,22 @@ def test_modules_that_start_on_several_devices_move_as_they_fit() -> None:
             assert _cost(this, device_of) <= _cost(this, fastest) * (1 + 1e-9)
 
 
-def test_no_plan_for_latency_is_taken_for_the_best_of_another_objective() -> None:
+def test_the_best_plan_for_latency_is_not_used_for_another_objective() -> None:
     for objective in OBJECTIVES:
-        few, asked = _problem(0, objective), list[Problem]()
+        small, asked = _problem(0, objective), list[Problem]()
 
         def start(some: Problem, asked: list[Problem] = asked) -> Assignment:
             asked.append(some)
             return make_mode("size_based")(some)
 
-        ModelSearch(few, [start]).round()
+        ModelSearch(small, [start]).round()
         assert bool(asked) == (objective in BY_WHOLE)
         asked.clear()
         steadily(_problem(5, objective, 60), start)
-        # Fewer devices are tried where the fastest plan is what is asked.
+        # Fewer devices are tried if the fastest plan is the objective.
         assert (len(asked) > 1) == (objective == "latency")
 
 
-def test_energy_of_devices_whose_power_nobody_has_said_is_refused() -> None:
+def test_energy_of_devices_without_a_power_is_refused() -> None:
     with pytest.raises(SpecError, match="needs the power of each device, d0, d1 has none"):
         make_problem(chain(2), devices(100, 100), LatencyModel(), "energy")

@@ -1,4 +1,4 @@
-"""Chains of moves in windows, and kicks: never slower, never too much, nothing divided."""
+"""Chains of moves in windows, and kicks: never slower, never overfull, groups intact."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def _holds(this: Problem, device_of: IntArray) -> bool:
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 5_000), n=st.integers(1, 200), slack=st.sampled_from([1.0, 1.2, 9.0]))
-def test_windows_only_ever_gain(seed: int, n: int, slack: float) -> None:
+def test_windows_only_improve(seed: int, n: int, slack: float) -> None:
     this, device_of = _start(seed, n, slack)
     before, tables = latency_of(this, device_of), search_tables(this, SearchOptions())
     units = working_units(this.graph, this.costs.op_time_s.max(axis=1) > 0)
@@ -44,7 +44,7 @@ def test_windows_only_ever_gain(seed: int, n: int, slack: float) -> None:
 
 
 @given(seed=st.integers(0, 5_000), n=st.integers(1, 60), slack=st.sampled_from([1.0, 1.2, 9.0]))
-def test_kicks_only_ever_gain_and_give_the_same_again(seed: int, n: int, slack: float) -> None:
+def test_kicks_only_improve_and_are_reproducible(seed: int, n: int, slack: float) -> None:
     this, device_of = _start(seed, n, slack)
     before, units = latency_of(this, device_of), atomic_units(this.graph)
     trials = []
@@ -60,7 +60,7 @@ def test_kicks_only_ever_gain_and_give_the_same_again(seed: int, n: int, slack: 
 def test_a_chain_finds_what_no_single_move_does() -> None:
     """Two operators with 40 bytes between them, at 1 byte/s: one alone on another device loses."""
     sketch = Sketch()
-    # What uses the weight is too large for the second device: the pair goes, or nothing.
+    # The user of the weight is too large for the second device: the pair moves, or nothing.
     large = sketch.weight(900)
     top = sketch.op([], 1, [large], flops=1)
     first = sketch.op([top], 40, flops=10)
@@ -71,12 +71,12 @@ def test_a_chain_finds_what_no_single_move_does() -> None:
     units, tables = atomic_units(this.graph), search_tables(this, SearchOptions())
     alone, chained = np.zeros(5, dtype=np.int64), np.zeros(5, dtype=np.int64)
     assert improve(tables, alone, units, 8) == 42.0
-    # 1, then one byte there, 20 beside the 20 at home, one byte back, 1.
+    # 1, then one byte there, 20 in parallel with the 20 at home, one byte back, 1.
     assert improve_windows(tables, chained, units, 8) == 24.0
     assert chained.tolist() == [0, 1, 1, 0, 0]
 
 
-def test_twenty_equal_devices_the_first_ones_serve() -> None:
+def test_of_twenty_equal_devices_the_first_are_used() -> None:
     """Ties go to the first of equals, however many there are."""
     sketch = Sketch()
     top = sketch.op([], 1, flops=1)

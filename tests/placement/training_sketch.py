@@ -1,4 +1,4 @@
-"""Random training steps: a random forward, then a gradient operator for each of it, backwards."""
+"""Random training steps: a random forward, then a gradient operator for each, backwards."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tests.sketch import Sketch
 
 
 def random_training_graph(seed: int, n: int) -> OpGraph:
-    """Return up to `n` forward operators and as many of the backward, which read what those made.
+    """Return up to `n` forward operators and as many backward ones, which read saved values.
 
     With views in both, saved values, weights used twice, each use with a gradient, and groups.
     """
@@ -18,7 +18,7 @@ def random_training_graph(seed: int, n: int) -> OpGraph:
     values = [sketch.input(int(rng.integers(1, 9)))]
     weights = [sketch.weight(int(rng.integers(1, 20))) for _ in range(1 + n // 2)]
     used: list[list[int]] = []
-    made: list[int] = []
+    results: list[int] = []
     for _ in range(n):
         count = int(rng.integers(1, 3))
         reads = [int(v) for v in rng.choice(values[-4:], size=min(count, len(values[-4:])))]
@@ -26,12 +26,12 @@ def random_training_graph(seed: int, n: int) -> OpGraph:
         view = reads[0] if rng.random() < 0.2 else -1
         group = sketch.ops[-1][5] if sketch.ops and rng.random() < 0.1 else -1
         size, flops = int(rng.integers(0, 9)), int(rng.integers(0, 6))
-        values.append(sketch.op(reads, size, uses, flops, view, f"m{len(made) // 3}", group))
-        made.append(values[-1])
+        values.append(sketch.op(reads, size, uses, flops, view, f"m{len(results) // 3}", group))
+        results.append(values[-1])
         used.append(uses)
     gradient, outputs, trained = -1, [values[-1]], list[int]()
     for op in reversed(range(n)):
-        reads = [made[op]] if rng.random() < 0.7 else []
+        reads = [results[op]] if rng.random() < 0.7 else []
         reads += [gradient] if gradient >= 0 else []
         view = reads[-1] if reads and rng.random() < 0.2 else -1
         flops = int(rng.integers(0, 9))

@@ -1,4 +1,4 @@
-"""Published problems small enough for brute force, and their cost model written out with sets."""
+"""Published problems small enough for brute force, and their cost model written with sets."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from fxpart.cost.problem import Problem, make_problem
 
 
 def document(seed: int, nodes: int = 7, accelerators: int = 2) -> dict[str, Any]:
-    """Return a random problem as its JSON says it; a colour of two, and one for the CPU only."""
+    """Return a random problem as JSON, with two nodes of one colour, and one for the CPU only."""
     random = np.random.default_rng(seed)
     listed: list[dict[str, Any]] = [
         {
@@ -47,33 +47,33 @@ def document(seed: int, nodes: int = 7, accelerators: int = 2) -> dict[str, Any]
 
 
 def workload_at(folder: Path, content: dict[str, Any], most_pieces: int | None) -> Workload:
-    """Return what the reader makes of `content`, written to a file."""
+    """Return `content` as read back from a file."""
     path = folder / "problem.json"
     path.write_text(json.dumps(content))
     return read_workload(path, most_pieces)
 
 
 def problem_of(workload: Workload, objective: str) -> Problem:
-    """Return the workload as what a mode places."""
+    """Return the workload as a problem for modes."""
     graph, topology = workload_graph(workload), workload_topology(workload)
     return make_problem(graph, topology, workload, objective)
 
 
 def placements(workload: Workload) -> "itertools.product[tuple[int, ...]]":
-    """Return the devices of all operators in every way."""
+    """Yield the devices of all operators in every combination."""
     return itertools.product(range(workload.n_devices), repeat=workload.n_ops)
 
 
 def fits(w: Workload, device_of: tuple[int, ...]) -> bool:
     """Return whether colours, memory and support allow a placement."""
-    held = [0] * w.n_devices
+    used_bytes = [0] * w.n_devices
     for op, device in enumerate(device_of):
-        held[device] += int(w.size_bytes[op])
+        used_bytes[device] += int(w.size_bytes[op])
         if device_of[w.colour[op]] != device:
             return False
         if device < w.accelerators and math.isinf(w.accelerator_s[op]):
             return False
-    return all(size <= w.memory_bytes for size in held[: w.accelerators])
+    return all(size <= w.memory_bytes for size in used_bytes[: w.accelerators])
 
 
 def largest_load_s(w: Workload, device_of: tuple[int, ...]) -> float:
@@ -92,7 +92,7 @@ def largest_load_s(w: Workload, device_of: tuple[int, ...]) -> float:
 
 
 def sample_s(w: Workload, device_of: tuple[int, ...]) -> float:
-    """Return the time of a sample by relaxation to a fixed point; infinite where there is none."""
+    """Return the time of a sample by relaxation to a fixed point; infinite if there is none."""
     edges = list(zip(w.sources.tolist(), w.targets.tolist(), strict=True))
     finish = [0.0] * w.n_ops
     for _ in range(w.n_ops + 2):
@@ -105,11 +105,11 @@ def sample_s(w: Workload, device_of: tuple[int, ...]) -> float:
             outputs = {u for u, v in edges if u in piece and v not in piece}
             start = max((finish[u] for u in inputs), default=0.0)
             if device_of[op] < w.accelerators:
-                takes = sum(float(w.accelerator_s[o]) for o in piece)
-                takes += sum(float(w.move_s[u]) for u in inputs | outputs)
+                seconds = sum(float(w.accelerator_s[o]) for o in piece)
+                seconds += sum(float(w.move_s[u]) for u in inputs | outputs)
             else:
-                takes = float(w.core_s[op])
-            finish[op] = start + takes
+                seconds = float(w.core_s[op])
+            finish[op] = start + seconds
         if finish == before:
             return max(finish)
     return math.inf

@@ -1,8 +1,8 @@
-"""Accelerate's own dispatch on several devices that need not exist; says what happened, as JSON.
+"""Accelerate's own dispatch on several pretended devices; prints the result as JSON.
 
-`FakeTensorMode` runs a model without data, keeps track of devices, and refuses what a device would
-refuse. The devices are of a kind made up here, which is for the whole process: hence a process of
-its own. ``python -m tests.plan_export.dispatched 8`` takes 8 random plans of each model.
+`FakeTensorMode` runs a model without data, tracks devices, and refuses what a device would refuse.
+The devices have a kind registered here for the whole process: hence a separate process.
+``python -m tests.plan_export.dispatched 8`` runs 8 random plans of each model.
 """
 
 import json
@@ -31,7 +31,7 @@ def _on_cpu(tensor: object) -> object:
 
 
 def _fill(module: nn.Module) -> None:
-    """Give every weight a fake tensor; as buffers, for a parameter cannot be moved as a fake."""
+    """Give every weight a fake tensor, as a buffer, since a parameter cannot be moved as a fake."""
     for part in module.modules():
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             if tensor is not None:
@@ -39,19 +39,21 @@ def _fill(module: nn.Module) -> None:
                 part._buffers[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def _note(path: str, seen: dict[str, list[int]]) -> Callable[[nn.Module, object, object], None]:
+def _note(
+    path: str, devices_of: dict[str, list[int]]
+) -> Callable[[nn.Module, object, object], None]:
     def hook(module: nn.Module, args: object, result: object) -> None:
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if tensors:
-            seen.setdefault(path, []).append(tensors[0].device.index)
+            devices_of.setdefault(path, []).append(tensors[0].device.index)
 
     return hook
 
 
 def dispatched(name: str, mapped: DeviceMap) -> dict[str, object]:
-    """Return whether the model ran, and on which device each call of a module gave its result."""
+    """Return whether the model ran, and the device of the result of each module call."""
     built = build_model(SPECS[name])
-    seen: dict[str, list[int]] = {}
+    devices_of: dict[str, list[int]] = {}
     with torch.no_grad(), FakeTensorMode():
         _fill(built.module)
         entries = {path: f"{KIND}:{device}" for path, device in mapped.entries.items()}
@@ -59,14 +61,14 @@ def dispatched(name: str, mapped: DeviceMap) -> dict[str, object]:
         model = dispatch_model(built.module, entries, main_device=main, force_hooks=True)
         for path, module in model.named_modules():
             if path:
-                module.register_forward_hook(_note(path, seen))
+                module.register_forward_hook(_note(path, devices_of))
         try:
             model(*tree_map(_on_cpu, built.args), **tree_map(_on_cpu, built.kwargs))
         except RuntimeError as error:
             if "same device" not in str(error):
                 raise
-            return {"ran": False, "seen": seen}
-    return {"ran": True, "seen": seen}
+            return {"ran": False, "seen": devices_of}
+    return {"ran": True, "seen": devices_of}
 
 
 def main(plans: int) -> None:

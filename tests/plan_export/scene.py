@@ -1,4 +1,4 @@
-"""Small models, and plans for them, that tests of `fxpart.plan_export` share."""
+"""Small models, and plans for them, shared by the tests of `fxpart.plan_export`."""
 
 from dataclasses import replace
 from functools import cache
@@ -30,7 +30,7 @@ def scene(name: str) -> tuple[BuiltModel, OpGraph]:
 
 
 def random_plan(graph: OpGraph, seed: int, devices: int = 3) -> Assignment:
-    """Return a plan that gives each module of some depth, and often runs of them, one device."""
+    """Return a plan that places modules of some depth, often several in a row, on one device."""
     rng = np.random.default_rng(seed)
     depth, stay = int(rng.integers(1, 6)), float(rng.choice([0.0, 0.5, 0.9]))
     device_of = np.zeros(graph.n_ops, dtype=np.int64)
@@ -46,10 +46,10 @@ def random_plan(graph: OpGraph, seed: int, devices: int = 3) -> Assignment:
 
 
 def named(graph: OpGraph, *weights: str) -> OpGraph:
-    """Return a drawn graph with names for its weights."""
+    """Return a random graph with names for its weights."""
     return replace(graph, weight_names=weights)
 
 
 def on_devices(graph: OpGraph, *device_of: int) -> Assignment:
-    """Return the plan that has each operator on that device."""
+    """Return the plan that places each operator on the given device."""
     return partition_by_device(graph, np.array(device_of, dtype=np.int64))

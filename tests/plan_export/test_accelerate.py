@@ -1,4 +1,4 @@
-"""Accelerate itself accepts the maps and carries them out."""
+"""Accelerate accepts the device maps and executes them."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def random_map(name: str, seed: int) -> DeviceMap:
 
 
 def check(name: str, mapped: DeviceMap) -> None:
-    """Accelerate finds every entry and misses no tensor; tied parameters are on one device."""
+    """Check that accelerate finds all entries and tensors, and tied parameters share a device."""
     built, graph = scene(name)
     # Warnings are errors here, and an entry that is no module is a warning.
     check_device_map(built.module, dict(mapped.entries))
@@ -66,18 +66,18 @@ def test_maps_of_random_plans_are_accepted(name: str) -> None:
         check(name, mapped)
         assert list(random_map(name, seed).entries.items()) == list(mapped.entries.items())
         if not mapped.torn:
-            # What accelerate makes of a plan is a plan that it carries out whole.
-            again = device_map(
+            # Accelerate's version of a plan is again a plan that it executes.
+            second = device_map(
                 graph,
                 partition_by_device(graph, mapped.device_of),
                 list(scene(name)[0].module.state_dict()),
             )
-            assert again.entries == mapped.entries
-            assert again.moved == ()
+            assert second.entries == mapped.entries
+            assert second.moved == ()
 
 
-def test_names_are_needed_only_for_what_no_operator_uses() -> None:
-    # Of dlrm, no state dict has the buffers of its top: without it, each is an entry of its own.
+def test_names_are_needed_only_for_tensors_that_no_operator_uses() -> None:
+    # For dlrm, no state dict has the buffers of its top: without it, each is a separate entry.
     for name in ("gpt2", "llama", "resnet", "bert"):
         built, graph = scene(name)
         for seed in range(5):
@@ -85,17 +85,17 @@ def test_names_are_needed_only_for_what_no_operator_uses() -> None:
             check_device_map(built.module, dict(mapped.entries))
 
 
-def test_accelerate_runs_every_module_where_the_map_says() -> None:
-    """Dispatch for real, on pretended devices: the same modules on the same devices.
+def test_accelerate_runs_every_module_on_the_device_of_the_map() -> None:
+    """Dispatch on pretended devices: the same modules on the same devices.
 
-    And a plan whose map says that a module is torn is one that torch refuses to run.
+    A plan whose map reports a torn module is one that torch refuses to run.
     """
     command = [sys.executable, "-W", "ignore", "-m", "tests.plan_export.dispatched", str(PLANS)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert process.returncode == 0, process.stderr
+    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == PLANS * len(SPECS)
     assert {line["ran"] for line in lines} == {True, False}
     compared = 0
@@ -106,24 +106,26 @@ def test_accelerate_runs_every_module_where_the_map_says() -> None:
     assert compared > 50
 
 
-def compare(name: str, mapped: DeviceMap, seen: dict[str, list[int]]) -> int:
-    """Compare where each module that is called once gives its result; return how many are."""
+def compare(name: str, mapped: DeviceMap, devices_of: dict[str, list[int]]) -> int:
+    """Compare the device of the result of each module called once; return their number."""
     _, graph = scene(name)
-    # What a module gives is made by its last operator or by that of a module in it.
+    # The result of a module comes from its last operator or that of a submodule.
     last = {
         parent: op
         for op in np.flatnonzero(~graph.is_check).tolist()
         for parent in parents(graph.modules[op])
     }
-    once = {path: calls[0] for path, calls in seen.items() if len(calls) == 1 and path in last}
+    once = {
+        path: calls[0] for path, calls in devices_of.items() if len(calls) == 1 and path in last
+    }
     assert once == {path: int(mapped.device_of[last[path]]) for path in once}
     return len(once)
 
 
-def test_the_script_of_the_docs_loads_real_weights_where_they_are_planned(
+def test_the_script_of_the_docs_loads_real_weights_on_the_planned_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In tiers alone: a device that has a number would be a GPU."""
+    """Only in tiers: a device with a number would be a GPU."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

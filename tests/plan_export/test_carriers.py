@@ -10,7 +10,7 @@ from tests.sketch import Sketch
 
 
 def _blocks(count: int) -> OpGraph:
-    """Return blocks in a row: a linear, another, and a residual sum of the block's own."""
+    """Return a chain of blocks: a linear, another, and a residual sum in the block itself."""
     sketch = Sketch()
     value = sketch.input(1)
     for block in range(count):
@@ -28,32 +28,32 @@ def _plan(*partition_of: int, homes: list[int] | None = None) -> Assignment:
     return Assignment(np.array(partition_of), tuple((device,) for device in devices))
 
 
-def test_whole_blocks_in_stages_are_carried_out_by_both() -> None:
-    found = carriers(_blocks(2), _plan(0, 0, 0, 1, 1, 1))
-    assert found.accelerate
-    assert found.pipelining
-    assert (found.torn, found.elsewhere, found.inside) == ((), 0, None)
+def test_whole_blocks_in_stages_are_executed_by_both() -> None:
+    engines = carriers(_blocks(2), _plan(0, 0, 0, 1, 1, 1))
+    assert engines.accelerate
+    assert engines.pipelining
+    assert (engines.torn, engines.elsewhere, engines.inside) == ((), 0, None)
 
 
-def test_a_block_whose_halves_are_parted_is_cut_by_pipelines_alone() -> None:
-    # The sum of the second block meets its input on device 0 and its inner value on device 1.
-    found = carriers(_blocks(2), _plan(0, 0, 0, 0, 1, 1))
-    assert found.torn == ("block.1",)
-    assert not found.accelerate
-    assert found.pipelining
+def test_a_block_split_in_half_is_only_executed_by_pipelines() -> None:
+    # The sum of the second block has its input on device 0 and its inner value on device 1.
+    engines = carriers(_blocks(2), _plan(0, 0, 0, 0, 1, 1))
+    assert engines.torn == ("block.1",)
+    assert not engines.accelerate
+    assert engines.pipelining
 
 
-def test_a_stage_that_begins_inside_of_a_module_is_named() -> None:
+def test_a_stage_that_begins_inside_a_module_is_named() -> None:
     sketch = Sketch()
     value = sketch.input(1)
     for _ in range(4):
         value = sketch.op([value], 1, [], 1, module="net.body")
-    found = carriers(sketch.graph(value), _plan(0, 0, 1, 1))
-    assert not found.pipelining
-    assert found.inside == "net.body"
+    engines = carriers(sketch.graph(value), _plan(0, 0, 1, 1))
+    assert not engines.pipelining
+    assert engines.inside == "net.body"
 
 
-def test_partitions_that_are_no_stages_on_devices_in_turn_are_no_pipeline() -> None:
+def test_partitions_that_are_not_consecutive_stages_are_no_pipeline() -> None:
     assert carriers(_blocks(3), _plan(0, 0, 0, 1, 1, 1, 2, 2, 2, homes=[0, 1, 0])).pipelining
     back = carriers(_blocks(3), _plan(0, 0, 0, 1, 1, 1, 2, 2, 2, homes=[0, 1, 1]))
     assert not back.pipelining

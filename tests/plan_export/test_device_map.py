@@ -1,4 +1,4 @@
-"""Device maps of graphs small enough to read."""
+"""Device maps of small graphs."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.sketch import Sketch, chain
 
 
 def row(*modules: str) -> OpGraph:
-    """Return operators in a row, one for each module, each with a weight of 10 bytes there."""
+    """Return a chain of operators, one per module, each with a weight of 10 bytes."""
     sketch = Sketch()
     value = sketch.input(1)
     for module in modules:
@@ -24,7 +24,7 @@ def row(*modules: str) -> OpGraph:
 
 
 def residual() -> OpGraph:
-    """Return a stem, a block that adds what it is given to what its inner module makes, a head."""
+    """Return a stem, a block that adds its input to the result of its inner module, and a head."""
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="stem")
     inner = sketch.op([x], 1, [sketch.weight(10)], module="block.inner")
@@ -33,7 +33,7 @@ def residual() -> OpGraph:
     return named(sketch.graph(out), "stem.weight", "block.inner.weight", "head.weight")
 
 
-def test_what_is_on_one_device_is_one_entry() -> None:
+def test_a_model_on_one_device_is_one_entry() -> None:
     graph = row("body.0", "body.1.up", "body.1.down", "head")
     mapped = device_map(graph, on_devices(graph, 0, 0, 0, 1))
     assert mapped.entries == {"body": 0, "head": 1}
@@ -42,12 +42,12 @@ def test_what_is_on_one_device_is_one_entry() -> None:
     assert device_map(graph, on_devices(graph, 2, 2, 2, 2)).entries == {"": 2}
 
 
-def test_entries_stand_in_the_order_of_the_model() -> None:
+def test_entries_follow_the_order_of_the_model() -> None:
     graph = row("c", "a", "b")
     assert list(device_map(graph, on_devices(graph, 0, 1, 0)).entries) == ["c", "a", "b"]
 
 
-def test_tied_weights_lie_where_they_are_first_used() -> None:
+def test_tied_weights_are_where_they_are_first_used() -> None:
     sketch = Sketch()
     table, body = sketch.weight(100), sketch.weight(10)
     x = sketch.op([sketch.input(1)], 1, [table], module="embed")
@@ -61,7 +61,7 @@ def test_tied_weights_lie_where_they_are_first_used() -> None:
         assert mapped.weight_bytes == {0: 100, 1: 10}
 
 
-def test_a_weight_used_on_two_devices_lies_with_its_first_user() -> None:
+def test_a_weight_used_on_two_devices_is_with_its_first_user() -> None:
     sketch = Sketch()
     weight = sketch.weight(10)
     x = sketch.op([sketch.input(1)], 1, [weight], module="shared")
@@ -72,7 +72,7 @@ def test_a_weight_used_on_two_devices_lies_with_its_first_user() -> None:
     assert mapped.moved == ("op2",)
 
 
-def test_a_module_lies_where_most_of_its_bytes_are_planned() -> None:
+def test_a_module_is_where_most_of_its_bytes_are_planned() -> None:
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="m")
     y = sketch.op([x], 1, [sketch.weight(11)], module="m")
@@ -83,7 +83,7 @@ def test_a_module_lies_where_most_of_its_bytes_are_planned() -> None:
     assert mapped.moved == ("op0",)
 
 
-def test_of_equal_bytes_the_first_in_use_count() -> None:
+def test_equal_bytes_go_to_the_device_used_first() -> None:
     sketch = Sketch()
     late, early = sketch.weight(10), sketch.weight(10)
     x = sketch.op([sketch.input(1)], 1, [early], module="m")
@@ -93,14 +93,14 @@ def test_of_equal_bytes_the_first_in_use_count() -> None:
     assert device_map(graph, on_devices(graph, 1, 0, 2)).entries == {"m": 1, "n": 2}
 
 
-def test_unused_tensors_go_with_their_neighbours() -> None:
+def test_unused_tensors_follow_their_neighbours() -> None:
     graph = row("stem", "body.a", "head")
     names = ["stem.weight", "body.a.weight", "body.idle.weight", "head.weight", "far.weight"]
     mapped = device_map(graph, on_devices(graph, 0, 1, 0), names)
     assert mapped.entries == {"stem": 0, "body": 1, "head": 0, "far": 0}
 
 
-def test_unused_tensors_go_with_the_operators_of_their_module() -> None:
+def test_unused_tensors_follow_the_operators_of_their_module() -> None:
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="a")
     graph = named(sketch.graph(sketch.op([x], 1, module="norm")), "a.weight")
@@ -108,10 +108,10 @@ def test_unused_tensors_go_with_the_operators_of_their_module() -> None:
     assert mapped.entries == {"a": 0, "norm": 1}
 
 
-def test_a_module_around_others_has_an_entry_for_its_own_tensors() -> None:
+def test_a_module_with_submodules_has_an_entry_for_its_own_tensors() -> None:
     graph = row("block", "block.deep.a", "block.deep.b", "head")
     mapped = device_map(graph, on_devices(graph, 0, 1, 1, 0))
-    # Not block.deep: accelerate's hooks of block would stay on what is in it.
+    # Not block.deep: accelerate's hooks of block would also apply to its submodules.
     assert mapped.entries == {"block": 0, "block.deep.a": 1, "block.deep.b": 1, "head": 0}
     assert mapped.moved == ()
 
@@ -121,11 +121,11 @@ def test_a_parameter_of_the_model_itself_is_on_the_main_device() -> None:
     mapped = device_map(graph, on_devices(graph, 1, 0))
     assert mapped.entries == {"weight": 1, "body": 0}
     assert mapped.main_device == 1
-    # A buffer that is not saved: no entry.
+    # A buffer that is not saved has no entry.
     assert device_map(graph, on_devices(graph, 1, 0), ["body.weight"]).entries == {"body": 0}
 
 
-def test_a_constant_of_the_trace_is_no_entry() -> None:
+def test_a_constant_of_the_trace_has_no_entry() -> None:
     graph = replace(row("", "body"), weight_names=("lifted_tensor_0", "body.weight"))
     assert device_map(graph, on_devices(graph, 1, 0)).entries == {"body": 0}
 
@@ -152,7 +152,7 @@ def test_an_operator_without_weights_runs_where_its_inputs_are() -> None:
 def test_a_divided_residual_block_is_torn() -> None:
     graph = residual()
     mapped = device_map(graph, on_devices(graph, 0, 1, 1, 1))
-    # The block has no tensors but the inner module's: one entry, which moves what it is given.
+    # Only the inner module of the block has tensors: one entry, which moves the block's input.
     assert mapped.entries == {"stem": 0, "block": 1, "head": 1}
     assert mapped.torn == ()
     sketch = Sketch()
@@ -163,13 +163,13 @@ def test_a_divided_residual_block_is_torn() -> None:
     graph = named(graph, "block.a.w", "block.b.w", "head.w")
     plan = on_devices(graph, 0, 1, 1, 2)
     assert device_map(graph, plan).torn == ("block",)
-    kept = device_map(graph, plan, whole=["block"])
-    assert kept.torn == ()
-    assert kept.entries == {"block": 1, "head": 2}
-    assert kept.moved == ("op0",)
+    mapped_whole = device_map(graph, plan, whole=["block"])
+    assert mapped_whole.torn == ()
+    assert mapped_whole.entries == {"block": 1, "head": 2}
+    assert mapped_whole.moved == ("op0",)
 
 
-def test_an_operator_that_changes_nothing_gives_back_what_the_caller_holds() -> None:
+def test_an_identity_operator_returns_the_value_on_the_caller_device() -> None:
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="block.a")
     same = sketch.op([x], 1, view_of=x, module="block.norm")
@@ -182,7 +182,7 @@ def test_an_operator_that_changes_nothing_gives_back_what_the_caller_holds() -> 
     assert device_map(as_traced, plan).torn == ("block",)
 
 
-def test_a_tensor_that_the_model_moves_is_where_it_is_read() -> None:
+def test_a_tensor_moved_by_the_model_is_where_it_is_read() -> None:
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="block.a")
     y = sketch.op([x], 1, [sketch.weight(10)], module="block.b")

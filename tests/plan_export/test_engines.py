@@ -1,4 +1,4 @@
-"""Files of engines: read by the engine's own reader where one installs here, else by hand."""
+"""Files of engines: read by the engine's own parser where one is installed here, else by hand."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
     assert read["parallelism"]["pipeline_parallel_microbatch_size"] == 1
 
 
-def test_degrees_of_experts_and_sequences_are_in_the_words_of_each_engine() -> None:
+def test_each_engine_names_degrees_of_experts_and_sequences_its_own_way() -> None:
     longer = replace(SHARDED, data_parallel=2, context_parallel=4)
     titan = tomllib.loads(_text(longer, "torchtitan"))["parallelism"]
     assert titan["context_parallel_degree"] == 4
@@ -201,7 +201,7 @@ def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
     assert "--recompute-granularity" not in arguments
 
 
-def test_megatron_computes_the_model_and_the_numbers_that_are_planned() -> None:
+def test_megatron_gets_the_planned_model_and_numbers() -> None:
     base = {key: size for key, size in LLAMA.items() if key != "rope_theta"}
     fields = {"head_dim": 64, "rope_parameters": {**ROPE, "rope_theta": 250000.0}}
     plan = replace(
@@ -223,7 +223,7 @@ def test_megatron_computes_the_model_and_the_numbers_that_are_planned() -> None:
 
 
 def _run(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Run a script with a program that says its arguments, and return these and its variables."""
+    """Run a script with a program that prints its arguments; return these and its variables."""
     script, recorder = folder / "script.sh", folder / program
     script.write_text(text)
     recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo ---; env\n')
@@ -243,13 +243,13 @@ def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
     plan = replace(SERVING, stages=Stages((11, 11, 10), (2, 0, 1)), cache="fp8", weights="nf4")
     arguments, variables = _run(_text(plan, "vLLM"), "vllm", tmp_path)
     assert arguments[:2] == ["serve", "a model"]
-    given = dict(zip(arguments[2::2], arguments[3::2], strict=True))
-    assert given["--pipeline-parallel-size"] == "3"
-    assert given["--tensor-parallel-size"] == "1"
-    assert given["--max-model-len"] == "2048"
-    assert given["--max-num-seqs"] == "4"
-    assert given["--quantization"] == "bitsandbytes"
-    assert given["--kv-cache-dtype"] == "fp8"
+    options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+    assert options["--pipeline-parallel-size"] == "3"
+    assert options["--tensor-parallel-size"] == "1"
+    assert options["--max-model-len"] == "2048"
+    assert options["--max-num-seqs"] == "4"
+    assert options["--quantization"] == "bitsandbytes"
+    assert options["--kv-cache-dtype"] == "fp8"
     assert variables["VLLM_PP_LAYER_PARTITION"] == "11,11,10"
     assert variables["CUDA_VISIBLE_DEVICES"] == "2,0,1"
     tensor = replace(SERVING, tensor_parallel=4)
@@ -259,19 +259,19 @@ def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", [(32,), (1, 31), (11, 10, 11), (7, 9, 8, 8), (3, 5, 4, 6, 14)])
-def test_llama_cpp_puts_every_layer_where_it_is_planned(
+def test_llama_cpp_puts_every_layer_on_its_planned_device(
     layers: tuple[int, ...], tmp_path: Path
 ) -> None:
     plan = replace(SERVING, stages=Stages(layers, tuple(range(len(layers)))))
     arguments, _ = _run(_text(plan, "llama.cpp"), "llama-server", tmp_path)
-    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    assert given["--model"] == "a model"
-    assert given["--ctx-size"] == "8192"
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert options["--model"] == "a model"
+    assert options["--ctx-size"] == "8192"
     if len(layers) == 1:
-        assert "--tensor-split" not in given
+        assert "--tensor-split" not in options
         return
-    # As llama_model::load_tensors: the first point above the share of the layers so far.
-    split = np.array(given["--tensor-split"].split(","), dtype=np.float32)
+    # As in llama_model::load_tensors: the first point above the share of the layers so far.
+    split = np.array(options["--tensor-split"].split(","), dtype=np.float32)
     points = (np.cumsum(split) / split.sum()).tolist()
     of_layer = [
         bisect_right(points, float(np.float32(layer) / np.float32(33))) for layer in range(33)
@@ -281,12 +281,12 @@ def test_llama_cpp_puts_every_layer_where_it_is_planned(
 
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_every_way_of_checkpointing_leaves_as_it_is_planned(checkpointing: str) -> None:
+def test_every_checkpointing_is_exported_as_planned(checkpointing: str) -> None:
     sharded = engine_files(replace(SHARDED, checkpointing=checkpointing))
     megatron = engine_files(replace(MEGATRON, tensor_parallel=2, checkpointing=checkpointing))
     texts = {engine.name: text for engine, text in {**sharded.texts, **megatron.texts}.items()}
     refusals = {
-        engine.name: why for engine, why in {**sharded.refusals, **megatron.refusals}.items()
+        engine.name: reason for engine, reason in {**sharded.refusals, **megatron.refusals}.items()
     }
     modes = {
         "block": {"mode": "full"},
@@ -313,7 +313,7 @@ def test_every_way_of_checkpointing_leaves_as_it_is_planned(checkpointing: str) 
     assert "".join(stated) == granularity
 
 
-def test_a_step_of_microbatches_without_stages_adds_gradients_up() -> None:
+def test_microbatches_without_stages_accumulate_gradients() -> None:
     plan = replace(SHARDED, schedule="1f1b", microbatches=4)
     files = engine_files(plan)
     texts = {engine.name: text for engine, text in files.texts.items()}
@@ -331,7 +331,7 @@ def test_a_step_of_microbatches_without_stages_adds_gradients_up() -> None:
 DEALT = replace(SHARDED, data_parallel=2, stages=Stages((32,), (1,)), replicas=((0, 2), (1, 3)))
 
 
-def test_ranks_are_on_the_devices_of_every_replica(tmp_path: Path) -> None:
+def test_ranks_cover_the_devices_of_every_replica(tmp_path: Path) -> None:
     stages = Stages((20, 12), (1, 0))
     serving = replace(SERVING, stages=stages, data_parallel=2, replicas=((0, 2), (1, 3)))
     _, variables = _run(_text(serving, "vLLM"), "vllm", tmp_path)
@@ -339,7 +339,7 @@ def test_ranks_are_on_the_devices_of_every_replica(tmp_path: Path) -> None:
     pairs = replace(serving, tensor_parallel=2, data_parallel=1, replicas=())
     _, variables = _run(_text(pairs, "vLLM"), "vllm", tmp_path)
     assert variables["CUDA_VISIBLE_DEVICES"] == "2,3,0,1"
-    # Ranks of torchtitan go through replicas before stages.
+    # Ranks of torchtitan iterate over replicas before stages.
     dealt = replace(PIPELINE, stages=stages, data_parallel=2, zero=3, replicas=((0, 2), (1, 3)))
     assert "# CUDA_VISIBLE_DEVICES=2,3,0,1 torchrun" in _text(dealt, "torchtitan")
     in_turn = replace(dealt, stages=Stages((20, 12), (0, 1)))
@@ -359,7 +359,7 @@ def test_accelerate_launches_on_the_devices_of_the_plan(tmp_path: Path) -> None:
     assert prepare_multi_gpu_env(arguments)["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
-def test_megatron_is_told_which_ranks_are_a_replica() -> None:
+def test_megatron_gets_the_ranks_of_each_replica() -> None:
     plan = replace(
         MEGATRON, stages=Stages((16, 16), (0, 1)), data_parallel=2, replicas=((0, 1), (2, 3))
     )
@@ -382,7 +382,7 @@ def test_megatron_is_told_which_ranks_are_a_replica() -> None:
 )
 def test_a_model_of_other_sizes_has_no_flavor(changed: dict[str, object]) -> None:
     files = engine_files(replace(SHARDED, model={**LLAMA, **changed}))
-    refusals = {engine.name: why for engine, why in files.refusals.items()}
+    refusals = {engine.name: reason for engine, reason in files.refusals.items()}
     assert refusals["torchtitan"] == "it has no flavor with these sizes"
 
 
@@ -443,7 +443,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("plan", "name", "reason"), REFUSED)
-def test_what_an_engine_cannot_carry_out_has_no_file(
+def test_a_plan_that_an_engine_cannot_execute_has_no_file(
     plan: EnginePlan, name: str, reason: str
 ) -> None:
     files = engine_files(plan)
@@ -452,16 +452,16 @@ def test_what_an_engine_cannot_carry_out_has_no_file(
     assert reason in refusal
 
 
-def test_engines_are_asked_for_what_they_are_for() -> None:
+def test_engines_are_offered_only_for_their_purpose() -> None:
     assert engine_files(TRAINING).texts == {}  # one device
     for plan in (SHARDED, PIPELINE, SERVING):
         files = engine_files(plan)
-        asked = {*files.texts, *files.refusals}
-        assert {engine.trains for engine in asked} == {plan.training}
-        assert plan.stages.count == 1 or all(engine.pipelines for engine in asked)
-    alone = engine_files(replace(PIPELINE, megatron=True))
-    assert [engine.name for engine in alone.texts] == ["Megatron-LM"]
-    assert not alone.refusals
+        offered = {*files.texts, *files.refusals}
+        assert {engine.trains for engine in offered} == {plan.training}
+        assert plan.stages.count == 1 or all(engine.pipelines for engine in offered)
+    only_megatron = engine_files(replace(PIPELINE, megatron=True))
+    assert [engine.name for engine in only_megatron.texts] == ["Megatron-LM"]
+    assert not only_megatron.refusals
     gpt2 = replace(SERVING, architecture="GPT2LMHeadModel", data_parallel=2)
     assert [engine.name for engine in engine_files(gpt2).texts] == ["vLLM"]
     images = replace(SHARDED, architecture="ViTForImageClassification")

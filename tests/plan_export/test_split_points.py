@@ -1,4 +1,4 @@
-"""Split points: known ones, those that there are none of, and torch's own pipeline made by them."""
+"""Split points: known ones, refusals, and torch's own pipeline built from them."""
 
 import warnings
 
@@ -31,7 +31,7 @@ def row(*modules: str) -> OpGraph:
     return sketch.graph(value)
 
 
-def test_a_cut_is_before_the_outermost_module_that_begins_there() -> None:
+def test_a_cut_is_placed_before_the_outermost_module_that_begins_there() -> None:
     graph = row("layers.0.up", "layers.0", "layers.1.up", "layers.1", "head")
     assert split_points(graph, stages(0, 0, 1, 1, 2)) == {
         "layers.1": "BEGINNING",
@@ -40,17 +40,17 @@ def test_a_cut_is_before_the_outermost_module_that_begins_there() -> None:
     assert split_points(graph, stages(0, 0, 0, 0, 0)) == {}
 
 
-def test_a_list_of_modules_is_not_taken_for_one() -> None:
+def test_a_module_list_is_not_a_split_point() -> None:
     graph = row("stem", "layers.0", "layers.1")
     assert split_points(graph, stages(0, 1, 1)) == {"layers.0": "BEGINNING"}
 
 
-def test_a_cut_before_an_operator_of_the_model_itself_is_after_a_module() -> None:
+def test_a_cut_before_an_operator_of_the_model_itself_follows_a_module() -> None:
     graph = row("body.a", "body", "", "head")
     assert split_points(graph, stages(0, 0, 1, 1)) == {"body": "END"}
 
 
-def test_a_module_that_is_called_twice_is_no_split_point() -> None:
+def test_a_module_called_twice_is_not_a_split_point() -> None:
     graph = row("act", "act", "other", "act")
     with pytest.raises(SpecError, match="operator op3 of act begins partition 1"):
         split_points(row("act", "", "", "act"), stages(0, 0, 0, 1))
@@ -70,7 +70,7 @@ def test_a_cut_inside_a_module_is_refused() -> None:
         split_points(graph, stages(0, 0, 1, 1))
 
 
-def test_partitions_that_are_no_runs_are_refused() -> None:
+def test_partitions_that_are_not_consecutive_are_refused() -> None:
     graph = row("a", "b", "c")
     with pytest.raises(SpecError, match="op2 of c is in partition 0 and directly follows"):
         split_points(graph, stages(0, 1, 0))
@@ -78,13 +78,13 @@ def test_partitions_that_are_no_runs_are_refused() -> None:
         split_points(graph, stages(0, 2, 1))
 
 
-def test_replicas_are_the_callers_matter() -> None:
+def test_replicas_are_left_to_the_caller() -> None:
     plan = Assignment(np.array([0, 1]), ((0,), (1, 2)))
     assert split_points(row("a", "b"), plan) == {"b": "BEGINNING"}
 
 
 def from_modules(graph: OpGraph, starts: list[str]) -> Assignment:
-    """Return the plan that begins a stage with the first operator of each module."""
+    """Return the plan whose stages begin with the first operator of each module."""
     stage = np.zeros(graph.n_ops, dtype=np.int64)
     for start in starts:
         first = next(
@@ -125,25 +125,25 @@ STARTS = {
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_torch_makes_as_many_stages_as_the_plan_has(name: str) -> None:
+def test_torch_builds_as_many_stages_as_the_plan_has(name: str) -> None:
     pipe, _ = piped(name)
     assert pipe.num_stages == len(STARTS[name]) + 1
 
 
 def piped(name: str) -> tuple[Pipe, BuiltModel]:
-    """Return a small model as torch cuts it at our split points, and whole."""
+    """Return a small model as torch splits it at our split points, and the whole model."""
     plan, built = from_modules(scene(name)[1], STARTS[name]), filled(name)
     assert plan.n_partitions == len(STARTS[name]) + 1
     spec = {path: SplitPoint[at] for path, at in split_points(scene(name)[1], plan).items()}
     with torch.no_grad(), warnings.catch_warnings():
-        # Of torch's, about its own tracing.
+        # A warning of torch about its own tracing.
         warnings.simplefilter("ignore")
         return pipeline(built.module, built.args, built.kwargs, split_spec=spec), built
 
 
-# This torch cannot run the modules that it outlines of llama, uncut ones either.
+# This torch cannot run the modules that it outlines from llama, even without a split.
 @pytest.mark.parametrize("name", [name for name in STARTS if name != "llama"])
-def test_the_stages_that_torch_makes_compute_what_the_model_does(name: str) -> None:
+def test_the_stages_built_by_torch_compute_the_same_as_the_model(name: str) -> None:
     pipe, built = piped(name)
     with torch.no_grad():
         whole = tree_leaves(built.module(*built.args, **built.kwargs))
@@ -155,7 +155,7 @@ def test_the_stages_that_torch_makes_compute_what_the_model_does(name: str) -> N
 
 
 class Plain(nn.Module):
-    """Layers in a row, with arithmetic of its own between two of them."""
+    """A chain of layers, with arithmetic of the model itself between two of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_torch_puts_each_operator_in_its_stage(
     expected = model(x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spec = {path: SplitPoint[place] for path, place in computed.items()}
+        spec = {path: SplitPoint[side] for path, side in computed.items()}
         pipe = pipeline(model, (x,), split_spec=spec)
     for index, child in enumerate(pipe.split_gm.children()):
         planned = {graph.targets[op] for op in range(graph.n_ops) if stage[op] == index}
@@ -198,7 +198,7 @@ def test_torch_puts_each_operator_in_its_stage(
 
 
 def operators(module: nn.Module) -> set[str]:
-    """Return the ATen operators that the graphs in a module call."""
+    """Return the ATen operators called by the graphs in a module."""
     graphs = [getattr(part, "graph", None) for part in module.modules()]
     nodes = [node for graph in graphs if isinstance(graph, fx.Graph) for node in graph.nodes]
     return {str(node.target) for node in nodes if isinstance(node.target, torch._ops.OpOverload)}

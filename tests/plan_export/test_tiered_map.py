@@ -1,4 +1,4 @@
-"""Accelerate's own loader carries out a map with tiers, here with the CPU as the device."""
+"""Accelerate's own loader executes a map with tiers, here with the CPU as the device."""
 
 import json
 from pathlib import Path
@@ -40,12 +40,12 @@ def planned(real: RealModel) -> Offloaded:
 
 def test_accelerate_runs_a_model_whose_streamed_blocks_are_on_disk(tmp_path: Path) -> None:
     real = real_model(LLAMA)
-    found = planned(real)
-    streamed = [u for u, way in zip(found.units, found.ways, strict=True) if way != RESIDENT]
-    assert 0 < len(streamed) < len(found.units)
+    plan = planned(real)
+    streamed = [u for u, choice in zip(plan.units, plan.ways, strict=True) if choice != RESIDENT]
+    assert 0 < len(streamed) < len(plan.units)
     words = {op: "disk" for unit in streamed for op in unit.ops.tolist()}
     entries = tiered_device_map(
-        real.graph, found.assignment.device_of, words, list(real.module.state_dict())
+        real.graph, plan.assignment.device_of, words, list(real.module.state_dict())
     )
     names = real.graph.weight_names
     away = {names[weight] for unit in streamed for weight in unit.weights.tolist()}
@@ -54,7 +54,7 @@ def test_accelerate_runs_a_model_whose_streamed_blocks_are_on_disk(tmp_path: Pat
     check_device_map(real.module, dict(entries))
     with torch.no_grad():
         expected = real.module(*real.args, **real.kwargs).logits
-    # There is no device here but the CPU, which stands for the accelerator.
+    # The CPU stands for the accelerator, as there is no other device here.
     here = {path: "cpu" if place == 0 else place for path, place in entries.items()}
     model = dispatch_model(real.module, here, main_device="cpu", offload_dir=str(tmp_path))
     kept = json.loads((tmp_path / "index.json").read_text())

@@ -1,4 +1,4 @@
-"""The command as a user runs it: real processes, a real MLflow store, a model of one's own."""
+"""The command as a user runs it: real processes, a real MLflow store, a user's own model."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def spoils_the_store(batch_size, dtype):
 """
 # Tiny devices have no room for a CUDA context.
 OWN = ["model=custom", "model.factory=tiny:build", "model.name=tiny", "reserve=none"]
-# A layer holds 64 x 64 + 64 floats = 16,640 bytes, six of them 99,840; so 0.06 MB holds three.
+# A layer holds 64 x 64 + 64 floats = 16,640 bytes, six layers 99,840; so 0.06 MB holds three.
 SMALL = "devices=2x0.06mb"
 COMMAND = ("-m", "runner")
 
@@ -72,7 +72,7 @@ class Done:
 
     @property
     def error(self) -> str:
-        """The one line that a mistake is."""
+        """The only line printed for a mistake."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, self.err
         assert "Traceback" not in self.err
@@ -83,9 +83,9 @@ class Done:
 def run(
     folder: Path, *arguments: str, program: tuple[str, str] = COMMAND, bare: bool = False
 ) -> Done:
-    """Run the command in `folder`, or the Python that `program` says, in a process of its own.
+    """Run the command, or the Python code `program`, in a process of its own in `folder`.
 
-    The process has its imports from `benchmarks.fork_server`; not so where it is to be `bare`.
+    Its imports come from `benchmarks.fork_server`, unless the process is to be `bare`.
     """
     if not bare:
         return Done(*fork_command(folder, program, arguments, 300))

@@ -1,4 +1,4 @@
-"""Configurations composed by Hydra as the command does it."""
+"""Configurations composed by Hydra as the command composes them."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -28,7 +28,7 @@ TINY_LLAMA = (
     "model.seq_len=16",
     "reserve=none",
 )
-"""Overrides of a model of a layer whose heads split over up to 4 devices."""
+"""Overrides of a model with one layer whose heads split over up to 4 devices."""
 GROUPS = (
     "devices",
     "execute",
@@ -46,16 +46,18 @@ GROUPS = (
     "transfer_rate",
     "weights",
 )
-"""What can be chosen on the command line: the folders of the configuration, but for accelerators,
-which are parts of devices."""
+"""What can be chosen on the command line: the folders of the configuration except accelerators,
+which are parts of devices.
+"""
 
 
 def composed(*overrides: str) -> DictConfig:
     """Return the shipped configuration as Hydra composes it with `overrides`.
 
-    As jobs of a sweep are, which takes a tenth of Hydra's time; that the two agree is tested in
-    `tests/runner/sweep/test_exact_composition.py`. By Hydra itself where it refuses the overrides
-    or they are of its own section, and where the working directory has a ``conf`` of its own.
+    Composed like the jobs of a sweep, which takes a tenth of Hydra's time; that the two agree is
+    tested in `tests/runner/sweep/test_exact_composition.py`. Composed by Hydra itself where it
+    refuses the overrides or they belong to its own section, and where the working directory has a
+    ``conf`` of its own.
     """
     own = Path("conf").is_dir() and not conf_dir().samefile("conf")
     if own or any(override.lstrip("+~").startswith("hydra") for override in overrides):
@@ -64,7 +66,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def composed_by_hydra(*overrides: str) -> DictConfig:
-    """Return the same by the way of a single run, whose mistakes have their own words."""
+    """Return the configuration composed as for a single run, which words mistakes differently."""
     return _compose(overrides, with_hydra=False)
 
 
@@ -83,7 +85,7 @@ def _quick() -> _Quick:
 
 
 def composed_with_hydra(*overrides: str) -> DictConfig:
-    """Return Hydra's own section of the same, with the folders that it would write to."""
+    """Return Hydra's own section of the configuration, with the folders that it would write to."""
     whole = _compose(overrides, with_hydra=True)
     return cast("DictConfig", whole.hydra)
 
@@ -97,5 +99,5 @@ def _compose(overrides: tuple[str, ...], *, with_hydra: bool) -> DictConfig:
 
 
 def read(*overrides: str) -> Config:
-    """Return the typed values of the same."""
+    """Return the typed values of the configuration."""
     return read_config(composed(*overrides))

@@ -1,4 +1,4 @@
-"""Where the command is run."""
+"""The folder in which the command is run, and its store."""
 
 import os
 import shutil
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Captured graphs, which any test of any worker may take from another: that saves seconds."""
+    """Captured graphs, shared by all tests of all workers: that saves seconds."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return tmp_path_factory.mktemp("cache")
-    return base.parent / "cache"  # the workers' folders lie side by side
+    return base.parent / "cache"  # the workers' folders are siblings
 
 
 @pytest.fixture
 def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder with a model in it; the next test has modules of the same names."""
+    """A user's folder with a model in it; the next test has modules with the same names."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store to copy: making one takes seconds."""
+    """A store to copy: creating one takes seconds."""
     root = tmp_path_factory.mktemp("store")
     with patch.dict(os.environ):
         os.environ.pop("MLFLOW_TRACKING_URI", None)
@@ -61,13 +61,13 @@ def store(folder: Path, empty_store: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log to no store that the environment names."""
+    """Ignore any store that the environment names."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 @pytest.fixture
 def tracker(empty_store: Path, tmp_path: Path) -> "MlflowTracker":
-    """A tracker whose store is empty and of this test alone."""
+    """A tracker whose store is empty and used by this test alone."""
     from runner.tracking.mlflow_tracker import MlflowTracker
 
     (tmp_path / "outputs").mkdir()

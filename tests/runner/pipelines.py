@@ -1,4 +1,4 @@
-"""Two pipelines of two stages with every number known by hand; 1 FLOP and 1 byte take 1 s."""
+"""Two pipelines of two stages with all numbers known by hand; 1 FLOP and 1 byte take 1 s."""
 
 import numpy as np
 

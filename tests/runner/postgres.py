@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, or the reason why there is none."""
+"""A real PostgreSQL for tests, or the reason for its absence."""
 
 from collections.abc import Iterator
 

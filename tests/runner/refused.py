@@ -11,7 +11,7 @@ __all__ = ["refused_line"]
 
 
 def refused_line(compose: Callable[[], object]) -> str:
-    """Return the one line for what `compose` raises."""
+    """Return the error line for what `compose` raises."""
     with pytest.raises(Exception) as caught, composing():  # noqa: PT011 - Hydra's, whichever
         compose()
     line = explain(caught.value)

@@ -1,4 +1,4 @@
-"""One small placement with every number known by hand, and a larger one."""
+"""A small placement with all numbers known by hand, and a larger one."""
 
 from typing import NamedTuple
 

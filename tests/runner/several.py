@@ -1,4 +1,4 @@
-"""Several commands in one process: what each has to import is paid once."""
+"""Several commands in one process, so that imports are paid once."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def run_several(folder: Path, *commands: list[str]) -> list[Done]:
     whole = run(folder, json.dumps(commands), program=("-c", _PROGRAM))
     outs, errs = (text.split(_MARK) for text in (whole.out, whole.err))
     assert len(outs) == len(errs) == len(commands) + 1, whole.err
-    # What follows a mark begins with the code of the command before.
+    # The text after a mark begins with the exit code of the command before.
     codes = [int(part.partition("\n")[0]) for part in outs[1:]]
     streams = [
         [parts[0], *(part.partition("\n")[2] for part in parts[1:])] for parts in (outs, errs)

@@ -1,4 +1,4 @@
-"""Tables as a log has them."""
+"""Tables as printed to a log."""
 
 from typing import TYPE_CHECKING
 

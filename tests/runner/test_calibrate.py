@@ -20,7 +20,7 @@ def test_a_calibration_is_written_and_can_be_used(folder: Path) -> None:
     assert done.code == 0, done.err
     written = read_calibration(folder / "made" / "here.json")
     assert list((folder / "made").iterdir()) == [folder / "made" / "here.json"]
-    # A scale makes the sums of whole graphs come out right: there is one.
+    # A scale makes the sums of whole graphs correct: there is one.
     assert written.total_errors == pytest.approx([0.0])
     assert set(written.flops_per_s) == {"gemm float32"}
     assert written.device_name in done.out
@@ -65,7 +65,7 @@ def test_models_are_fitted_together_and_measurements_shared(
     assert len(written.total_errors) == len(written.held_out_errors) == 2
     worst = max(map(abs, written.held_out_errors))
     assert f"in the median, {worst:.0%} at worst" in first
-    # Nothing measures any more: what the main command would read is read.
+    # Nothing is measured now: the cached measurements of the main command are read.
     monkeypatch.setattr("fxpart.execution.profiling.api.profile_operators", None)
     assert _main(["b.json", *arguments], monkeypatch) == 0
     assert capsys.readouterr().out == first.replace("a.json", "b.json")
@@ -94,7 +94,7 @@ def test_models_are_fitted_together_and_measurements_shared(
         (["/proc/here.json", "gpt2"], "cannot write /proc/here.json: No such file"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_a_mistake_is_one_line(
     arguments: list[str],
     message: str,
     tmp_path: Path,

@@ -43,8 +43,8 @@ def test_the_page_is_carried_out(folder: Path) -> None:
         if words[:2] == ["-m", "runner"]:
             done = run(folder, *words[2:])
             assert done.code == 0, (words, done.err)
-            for given, shown in _SHOWS.items():
-                assert given not in words or shown in done.out, (words, done.out)
+            for arguments, shown in _SHOWS.items():
+                assert arguments not in words or shown in done.out, (words, done.out)
         else:
             script = (folder / words[0]).read_text()
             done = run(folder, program=("-c", script))
@@ -81,17 +81,15 @@ def full(problem):
         ("os:getpid", "mode.function=os:getpid cannot be called with the problem alone"),
     ],
 )
-def test_a_mode_of_ones_own_that_fails_is_one_line(
-    folder: Path, function: str, message: str
-) -> None:
+def test_a_failing_mode_of_a_user_is_one_line(folder: Path, function: str, message: str) -> None:
     (folder / "broken.py").write_text(_BROKEN)
-    given = ["model=custom", "model.factory=tiny:build", "reserve=none", "tracking=none"]
-    done = run(folder, *given, "mode=custom", f"mode.function={function}", "devices=2x1mb")
+    arguments = ["model=custom", "model.factory=tiny:build", "reserve=none", "tracking=none"]
+    done = run(folder, *arguments, "mode=custom", f"mode.function={function}", "devices=2x1mb")
     assert done.code == 2
     assert done.error.startswith(message)
 
 
-def test_a_function_is_needed(folder: Path) -> None:
+def test_a_mode_without_a_function_is_refused(folder: Path) -> None:
     done = run(folder, "model=gpt2", "mode=custom", "tracking=none")
     assert done.code == 2
     assert done.error.startswith("mode.function is needed; give mode.function=")

@@ -1,4 +1,4 @@
-"""What the command says while it sends many runs; `test_unsent` holds that each is sent once."""
+"""Messages of the command while it sends many runs; `test_unsent` checks that each is sent once."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def kept(tracker: MlflowTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert send.main() == 2
     captured = capsys.readouterr()
     assert captured.out == "sent 3 runs\n"
@@ -48,7 +48,7 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_terminal_sees_a_bar(
+def test_a_terminal_shows_a_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

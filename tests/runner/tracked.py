@@ -1,4 +1,4 @@
-"""Readers of what a tracker wrote, and a store that is not waited for."""
+"""Readers of a tracker's log, and a store with short timeouts."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def experiment_of(client: MlflowClient) -> Experiment:
 
 @pytest.fixture
 def impatient() -> Iterator[None]:
-    """Have MLflow wait 50 ms for a file that another has locked, not 20 s."""
+    """Let MLflow wait 50 ms for a file that another process has locked, not 20 s."""
 
     def shorten(*arguments: object) -> tuple[str, object]:
         _, _, statement, parameters, *_ = arguments

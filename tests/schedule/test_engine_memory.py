@@ -1,4 +1,4 @@
-"""What torch's engine is predicted to hold: by hand. Against real runs: tests/execution."""
+"""Predicted memory of torch's engine, by hand. Against real runs: tests/execution."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ SECOND = EngineStage(
     weight_bytes=300,
     gradient_bytes=300,
     input_bytes=0,
-    # 7 that depend on a weight, and 5 that do not: for these no gradient comes back.
+    # 7 that depend on a weight, and 5 that do not: for these no gradient is returned.
     received_bytes=12,
     received_gradient_bytes=0,
     # The backward reads 11, 13 and the loss.
@@ -45,15 +45,15 @@ SECOND = EngineStage(
     sent_bytes=0,
     sent_gradient_bytes=7,
     forward_peak_bytes=26,
-    # The gradient of 11 bytes, and the one of 200 made of it.
+    # The gradient of 11 bytes, and the one of 200 computed from it.
     backward_peak_bytes=211,
-    # At the end: both gradients of weights, 11, and the 7 made of them.
+    # At the end: both gradients of weights, 11, and the 7 computed from them.
     first_backward_peak_bytes=318,
 )
 
 
 def _step() -> OpGraph:
-    """Return a step of two stages, which both use a weight of 100 bytes."""
+    """Return a step of two stages that share a weight of 100 bytes."""
     sketch = Sketch()
     x = sketch.input(3)
     tied, untied = sketch.weight(100), sketch.weight(200)
@@ -84,7 +84,7 @@ def test_the_stages_of_a_step_by_hand() -> None:
 @pytest.mark.parametrize(
     ("name", "result", "peaks"),
     [
-        # First: 24 handed on, a gradient, and one more. Second: 26 of the last micro-batch are part
+        # First: 24 passed on, a gradient, and one more. Second: 26 of the last micro-batch are part
         # of its backward; 300 of gradients, and 7 that were sent.
         ("gpipe", 0, (120 + 24 + 200, 324 + 300 + 7 + 211)),
         ("1f1b", 0, (120 + 12 + 200, 324 + 300 + 7 + 211)),
@@ -102,13 +102,13 @@ def test_a_training_step_by_hand(name: str, result: int, peaks: tuple[int, int])
     assert computed == peaks
 
 
-def test_a_forward_keeps_what_it_hands_on_and_returns_to_the_end() -> None:
+def test_a_forward_keeps_passed_and_returned_values_to_the_end() -> None:
     sketch = Sketch()
     x = sketch.input(3)
     a = sketch.op([x], 8)
     same = sketch.op([a], 8, view_of=a)
     small = sketch.op([a], 1)
-    # Of another size than the storage it lies in: a dense copy of it travels.
+    # Its size differs from its storage: a dense copy is sent.
     spread = sketch.op([small], 24, view_of=small)
     b = sketch.op([same, spread], 2, [sketch.weight(50)])
     early = sketch.op([b], 5)
@@ -126,7 +126,7 @@ def test_a_forward_keeps_what_it_hands_on_and_returns_to_the_end() -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(2, 15), st.integers(1, 3))
-def test_more_microbatches_never_hold_less(seed: int, n: int, count: int) -> None:
+def test_more_microbatches_never_need_less_memory(seed: int, n: int, count: int) -> None:
     this = problem(random_training_graph(seed, n), devices(*[9999] * count))
     count = min(count, stage_line(this).n_units)
     placed = make_mode("pipeline", {"stages": count})(this)
@@ -142,23 +142,23 @@ def test_more_microbatches_never_hold_less(seed: int, n: int, count: int) -> Non
 
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(2, 15), st.integers(1, 3))
-def test_updates_are_left_out(seed: int, n: int, count: int) -> None:
+def test_updates_are_not_part_of_the_engine(seed: int, n: int, count: int) -> None:
     step = random_training_graph(seed, n)
     if not len(step.gradient_values):
         return
     optimizer = Optimizer("adam", master_weights=True, implementation="foreach")
-    # Of 2 bytes a number, so that there are casts too.
+    # With 2 bytes per number, so that there are casts too.
     step = replace(step, dtypes=("bfloat16",) * step.n_ops)
     whole = with_optimizer(step, optimizer)
     this = problem(whole, devices(*[9999] * count))
     count = min(count, stage_line(this).n_units)
     placed = make_mode("pipeline", {"stages": count})(this)
     plain = partition_by_device(step, placed.device_of[: step.n_ops])
-    alone = engine_stages(problem(step, this.topology), plain)
-    assert engine_stages(this, placed) == alone
+    without_updates = engine_stages(problem(step, this.topology), plain)
+    assert engine_stages(this, placed) == without_updates
 
 
-def test_a_schedule_that_the_engine_is_not_asked_for_is_refused() -> None:
+def test_a_schedule_not_used_with_the_engine_is_refused() -> None:
     with pytest.raises(SpecError, match="gpipe and 1f1b, got schedule=interleaved; take one"):
         engine_peak_bytes("interleaved", (FIRST, SECOND), 2, training=True)
     with pytest.raises(SpecError, match="microbatches must be at least 1, got 0"):

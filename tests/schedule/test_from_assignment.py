@@ -1,4 +1,4 @@
-"""What a placement costs as a pipeline: by hand, and against the evaluation of one input."""
+"""The pipeline costs of a placement: by hand, and against the evaluation of one input."""
 
 from dataclasses import replace
 
@@ -24,8 +24,9 @@ from tests.sketch import Sketch, devices, problem, random_graph
 def _step() -> OpGraph:
     """Return two layers and their backward.
 
-    Layer 0 makes 7 bytes of a 3-byte input, layer 1 makes 11 of those, the loss is 2. Weights are
-    100 and 200 bytes, and so are their gradients. Backward reads what each layer was given.
+    Layer 0 computes 7 bytes from an input of 3, layer 1 computes 11 from those, the loss has 2.
+    Weights have 100 and 200 bytes, like their gradients. The backward reads the input of each
+    layer.
     """
     sketch = Sketch()
     x = sketch.input(3)
@@ -53,30 +54,33 @@ def test_a_training_step_by_hand() -> None:
     assert (first.gradient_bytes, second.gradient_bytes) == (100, 200)
     assert (first.input_bytes, second.input_bytes) == (3, 0)
     assert (first.output_bytes, second.output_bytes) == (0, 2)
-    # The first saves only its input; the second 7 received and 11 made.
+    # The first saves only its input; the second 7 received and 11 computed.
     assert (first.saved_bytes, second.saved_bytes) == (0, 18)
     assert (first.forward_peak_bytes, second.forward_peak_bytes) == (7, 7 + 11 + 2)
-    # The first: 7 received and 100 made. The second: 11 of the result's gradient, 7, and 200.
+    # The first: 7 received and 100 computed. The second: 11 of the result's gradient, 7, and 200.
     assert (first.backward_peak_bytes, second.backward_peak_bytes) == (107, 11 + 7 + 200)
-    # Where gradients stay, the 200 are still there when 7 more are made, the received 7 are not.
+    # If gradients stay, the 200 are still live when 7 more are computed, the received 7 are not.
     assert second.first_backward_peak_bytes == 11 + 200 + 7
-    # 7 bytes at 10 a second after half a second, each way.
+    # 7 bytes at 10 per second after half a second, each way.
     assert costs.links == (StageLink("B", 1, 0, 7, 0.5 + 0.7), StageLink("F", 0, 1, 7, 0.5 + 0.7))
     result = simulate_schedule("gpipe", costs, 1)
     assert result.step_s == pytest.approx(4 + 1.2 + 7 + 12 + 1.2 + 8)
 
 
-def test_updates_come_once_a_step_by_hand() -> None:
+def test_updates_once_per_step_by_hand() -> None:
     step = replace(_step(), gradient_values=np.array([7, 5]), gradient_weights=np.array([0, 1]))
-    for implementation, moved, peak, kept in (("fused", 7, 0, 0), ("foreach", 18, 1, 1)):
+    for implementation, moved, peak, n_temporaries in (("fused", 7, 0, 0), ("foreach", 18, 1, 1)):
         graph = with_optimizer(step, Optimizer("adam", implementation=implementation))
         this = problem(graph, devices(9999, 9999, link=Link(10.0, 0.5)))
         placed = make_mode("pipeline", {"cut_after": ["layer0"]})(this)
         first, second = stage_costs(this, placed).stages
-        # A byte takes a second; each weight is updated by a pass over so many tensors of its size.
+        # A byte takes a second; an update of a weight passes over several tensors of its size.
         assert (first.update_s, second.update_s) == (moved * 100, moved * 200)
         assert (first.update_peak_bytes, second.update_peak_bytes) == (peak * 100, peak * 200)
-        assert (first.update_kept_bytes, second.update_kept_bytes) == (kept * 100, kept * 200)
+        assert (first.update_kept_bytes, second.update_kept_bytes) == (
+            n_temporaries * 100,
+            n_temporaries * 200,
+        )
         # Two states, and the number of steps in 4 bytes.
         assert (first.weight_bytes, second.weight_bytes) == (3 * 100 + 4, 3 * 200 + 4)
         # The rest is as without an optimizer.
@@ -93,7 +97,7 @@ def _without_updates(cost: StageCost, weight_bytes: int) -> StageCost:
     )
 
 
-def test_a_value_goes_to_each_device_once() -> None:
+def test_a_value_is_sent_to_each_device_once() -> None:
     sketch = Sketch()
     a = sketch.op([], 5, [], 1)
     b = sketch.op([a], 3, [], 1)
@@ -115,7 +119,7 @@ def test_a_value_goes_to_each_device_once() -> None:
     ]
 
 
-def test_a_weight_of_two_stages_of_a_device_counts_once() -> None:
+def test_a_weight_of_two_stages_on_a_device_counts_once() -> None:
     sketch = Sketch()
     tied = sketch.weight(64)
     a = sketch.op([], 1, [tied], 1)
@@ -129,18 +133,18 @@ def test_a_weight_of_two_stages_of_a_device_counts_once() -> None:
 
 @settings(max_examples=80)
 @given(st.integers(0, 10_000), st.integers(1, 20), st.integers(1, 4))
-def test_one_microbatch_of_inference_is_what_evaluate_says(seed: int, n: int, count: int) -> None:
+def test_one_microbatch_of_inference_equals_the_evaluation(seed: int, n: int, count: int) -> None:
     this = problem(random_graph(seed, n), devices(*[9999] * count, link=Link(4.0, 0.125)))
     count = min(count, stage_line(this).n_units)
     placed = make_mode("pipeline", {"stages": count})(this)
     evaluation, costs = evaluate(this, placed), stage_costs(this, placed)
     result = simulate_schedule("gpipe", costs, 1)
     assert not result.training
-    for place, device in enumerate(result.devices):
-        assert result.peak_bytes[place] == evaluation.devices[device].peak_bytes
-        assert result.busy_s[place] == pytest.approx(evaluation.devices[device].load_s)
+    for position, device in enumerate(result.devices):
+        assert result.peak_bytes[position] == evaluation.devices[device].peak_bytes
+        assert result.busy_s[position] == pytest.approx(evaluation.devices[device].load_s)
     assert sum(t.sent_bytes for t in result.transfers) == evaluation.transfer_bytes
-    # Stages begin when all is there, operators when theirs is.
+    # Stages begin when all inputs have arrived, operators when their own have.
     assert result.step_s >= evaluation.latency_s * (1 - 1e-12)
 
 
@@ -152,7 +156,7 @@ def test_one_microbatch_of_inference_is_what_evaluate_says(seed: int, n: int, co
     st.integers(1, 2),
     st.sampled_from([None, *IMPLEMENTATIONS]),
 )
-def test_one_microbatch_of_training_is_what_evaluate_says(
+def test_one_microbatch_of_training_equals_the_evaluation(
     seed: int, n: int, count: int, chunks: int, implementation: str | None
 ) -> None:
     graph = random_training_graph(seed, n)
@@ -166,7 +170,7 @@ def test_one_microbatch_of_training_is_what_evaluate_says(
     evaluation, costs = evaluate(this, placed), stage_costs(this, placed)
     assert costs.training == bool(this.graph.is_backward.any())
     result = simulate_schedule("interleaved", costs, count)
-    # Updates are made once, the rest for each micro-batch.
+    # Updates run once, the rest once per micro-batch.
     once = (count - 1) * sum(stage.update_s for stage in costs.stages)
     assert sum(result.busy_s) + once == pytest.approx(
         count * sum(d.load_s for d in evaluation.devices)
@@ -174,11 +178,11 @@ def test_one_microbatch_of_training_is_what_evaluate_says(
     if chunks > 1:
         return
     single = simulate_schedule("1f1b", costs, 1)
-    for place, device in enumerate(single.devices):
-        assert single.peak_bytes[place] == evaluation.devices[device].peak_bytes
+    for position, device in enumerate(single.devices):
+        assert single.peak_bytes[position] == evaluation.devices[device].peak_bytes
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_an_assignment_that_is_no_chain_is_refused() -> None:
     sketch = Sketch()
     a = sketch.op([], 1)
     b = sketch.op([a], 1)
@@ -190,7 +194,7 @@ def test_what_is_no_chain_is_refused() -> None:
         stage_costs(this, Assignment(np.zeros(4, dtype=np.int64), ((0, 1),)))
 
 
-def test_a_backward_elsewhere_is_refused() -> None:
+def test_a_backward_on_another_device_is_refused() -> None:
     this = problem(_step(), devices(999, 999))
     placed = partition_by_device(this.graph, np.array([0, 0, 0, 1, 1, 1, 1]))
     with pytest.raises(SpecError, match="op3 is on device 1, op2 is not; place the model with"):

@@ -1,4 +1,4 @@
-"""The order of a step on each device: drawn by hand, and as torch's own schedules have it."""
+"""The order of a step on each device: by hand, and against torch's own schedules."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ def test_gpipe_runs_all_forwards_first() -> None:
     assert [row[0].stage for row in rows] == [0, 1]
 
 
-def test_1f1b_takes_turns_after_as_many_forwards_as_stages_follow() -> None:
+def test_1f1b_alternates_after_as_many_forwards_as_stages_follow() -> None:
     assert _shown(ordered_actions("1f1b", 3, 1, 4, training=True)) == [
         "F0 F1 F2 B0 F3 B1 B2 B3",
         "F0 F1 B0 F2 B1 F3 B2 B3",
@@ -50,7 +50,7 @@ def test_inference_has_the_forwards_only() -> None:
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
-def test_everything_once_and_backward_after_forward(
+def test_every_action_runs_once_and_backwards_follow_forwards(
     name: str, devices: int, chunks: int, times: int
 ) -> None:
     chunks = chunks if name == "interleaved" else 1
@@ -60,8 +60,8 @@ def test_everything_once_and_backward_after_forward(
         assert set(Counter(row).values()) == {1}
         assert len(row) == 2 * chunks * count
         assert all(a.stage % devices == device for a in row)
-        place = {a: i for i, a in enumerate(row)}
-        assert all(place[a] > place[a._replace(kind="F")] for a in row if a.kind == "B")
+        position_of = {a: i for i, a in enumerate(row)}
+        assert all(position_of[a] > position_of[a._replace(kind="F")] for a in row if a.kind == "B")
         for stage in range(device, chunks * devices, devices):
             for kind in "FB":
                 order = [a.microbatch for a in row if a.kind == kind and a.stage == stage]
@@ -69,13 +69,13 @@ def test_everything_once_and_backward_after_forward(
 
 
 def _of_torch(actions: Sequence[object]) -> list[Action]:
-    """Return the actions that torch prints, such as ``2F1``, as stage, kind and micro-batch."""
+    """Return the actions printed by torch, such as ``2F1``, as stage, kind and micro-batch."""
     matches = (re.fullmatch(r"(\d+)([FB])(\d+)", str(a)) for a in actions if a is not None)
     return [Action(m[2], int(m[3]), int(m[1])) for m in matches if m]
 
 
 @pytest.mark.parametrize(("devices", "count"), [(1, 1), (2, 2), (2, 5), (4, 4), (4, 9), (6, 12)])
-def test_gpipe_and_1f1b_are_those_of_torch(devices: int, count: int) -> None:
+def test_gpipe_and_1f1b_equal_those_of_torch(devices: int, count: int) -> None:
     for name, kind in (("gpipe", ScheduleGPipe), ("1f1b", Schedule1F1B)):
         torch_schedule = kind.__new__(kind)
         torch_schedule._num_stages, torch_schedule._n_microbatches = devices, count
@@ -97,7 +97,7 @@ def test_gpipe_and_1f1b_are_those_of_torch(devices: int, count: int) -> None:
     ("devices", "chunks", "count"),
     [(1, 1, 1), (1, 3, 2), (2, 1, 4), (2, 2, 4), (2, 3, 2), (4, 2, 8), (4, 2, 10), (4, 4, 3)],
 )
-def test_interleaved_is_that_of_torch(devices: int, chunks: int, count: int) -> None:
+def test_interleaved_equals_that_of_torch(devices: int, chunks: int, count: int) -> None:
     torch_schedule = ScheduleInterleaved1F1B.__new__(ScheduleInterleaved1F1B)
     torch_schedule.pp_group_size, torch_schedule.n_local_stages = devices, chunks
     torch_schedule._n_microbatches = count
@@ -119,7 +119,7 @@ def test_interleaved_is_that_of_torch(devices: int, chunks: int, count: int) -> 
         ("interleaved", 2, 2, 5, "in 2 equal rounds, got microbatches=5; use 4 or 6"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_invalid_combinations_are_refused(
     name: str, devices: int, chunks: int, count: int, message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):

@@ -21,7 +21,7 @@ def _equal(devices: int, *links: StageLink, training: bool = False) -> PipelineC
     return PipelineCosts(stages, links, training)
 
 
-def test_one_core_does_everything_one_after_another() -> None:
+def test_one_core_runs_all_actions_in_sequence() -> None:
     assert step_on_cores("gpipe", _equal(3), 4, 1) == pytest.approx(12)
     assert step_on_cores("1f1b", _equal(3, training=True), 4, 1) == pytest.approx(24)
 
@@ -39,7 +39,7 @@ def test_a_transfer_needs_no_core() -> None:
     assert step_on_cores("gpipe", costs, 2, 1) == pytest.approx(22)
 
 
-def test_updates_are_left_out() -> None:
+def test_updates_are_ignored() -> None:
     stages = tuple(StageCost(s, 1.0, 1.0, update_s=7.0) for s in range(2))
     costs = PipelineCosts(stages, (), training=True)
     assert step_on_cores("gpipe", costs, 3, 1) == pytest.approx(12)
@@ -52,7 +52,7 @@ def test_updates_are_left_out() -> None:
     microbatches=st.integers(1, 6),
     training=st.booleans(),
 )
-def test_few_cores_are_no_faster_than_devices_and_enough_are_as_fast(
+def test_few_cores_are_no_faster_than_devices_and_enough_are_equal(
     name: str, times: list[int], sends: list[int], microbatches: int, training: bool
 ) -> None:
     count = len(times) // 2
@@ -68,20 +68,20 @@ def test_few_cores_are_no_faster_than_devices_and_enough_are_as_fast(
         assert step_s >= max(work_s / cores, whole.step_s) - 1e-9
 
 
-def test_no_core_is_refused() -> None:
+def test_zero_cores_are_refused() -> None:
     with pytest.raises(SpecError, match="needs a core to run on, got cores=0"):
         step_on_cores("gpipe", _equal(2), 2, 0)
 
 
 @pytest.mark.parametrize(("homes", "links", "message"), NO_PIPELINES)
-def test_what_is_no_pipeline_is_refused(
+def test_an_invalid_pipeline_is_refused(
     homes: list[int], links: list[StageLink], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         step_on_cores("interleaved", no_pipeline(homes, links), 2, 4)
 
 
-def test_an_order_that_is_stuck_is_not_taken_for_a_short_step(
+def test_a_deadlocked_order_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SCHEDULES, "stuck", stuck_order)

@@ -1,4 +1,4 @@
-"""A simulated step: tables drawn by hand, known shares of waiting, and what must always hold."""
+"""A simulated step: tables drawn by hand, known bubbles, and invariants."""
 
 import itertools
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ def _equal(devices: int, chunks: int = 1, *, training: bool = True, **more: Any)
 
 
 def _drawn(result: ScheduleResult) -> list[str]:
-    """Return a line for each device with one letter and number a second; ``--`` while it waits."""
+    """Return a line for each device with a letter and number per second; ``--`` while it waits."""
     lines = [["--"] * round(result.step_s) for _ in result.devices]
     for event in result.events:
-        place = result.devices.index(event.device)
+        row_index = result.devices.index(event.device)
         for second in range(round(event.start_s), round(event.finish_s)):
-            lines[place][second] = f"{event.kind}{event.microbatch}"
+            lines[row_index][second] = f"{event.kind}{event.microbatch}"
     return [" ".join(line) for line in lines]
 
 
@@ -75,7 +75,7 @@ def test_interleaved_drawn_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (3, 3), (4, 8), (5, 17), (8, 64)])
-def test_the_bubble_is_that_of_the_papers(p: int, m: int) -> None:
+def test_the_bubble_equals_that_of_the_papers(p: int, m: int) -> None:
     for name in ("gpipe", "1f1b"):
         result = simulate_schedule(name, _equal(p), m)
         assert result.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
@@ -85,13 +85,13 @@ def test_the_bubble_is_that_of_the_papers(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(1, 2, 3), (2, 2, 2), (4, 2, 8), (4, 3, 4), (3, 4, 12)])
-def test_the_bubble_of_interleaved_is_that_of_the_paper(p: int, v: int, m: int) -> None:
+def test_the_bubble_of_interleaved_equals_that_of_the_paper(p: int, v: int, m: int) -> None:
     result = simulate_schedule("interleaved", _equal(p, v), m)
     assert result.bubble_fraction == pytest.approx((p - 1) / (v * m + p - 1))
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (4, 2), (5, 17)])
-def test_what_waits_for_its_backward(p: int, m: int) -> None:
+def test_activations_waiting_for_their_backward_are_counted(p: int, m: int) -> None:
     costs = _equal(
         p,
         saved_bytes=10,
@@ -126,14 +126,14 @@ def test_memory_by_hand() -> None:
     later = resident + 3 * 7 + 1 * 11 + 503 + 17
     assert first > later > max(forwards)
     assert simulate_schedule("gpipe", _step([cost]), 3).peak_bytes == (first,)
-    less = simulate_schedule("gpipe", _step([cost], training=False), 3)
-    assert less.peak_bytes == (forwards[-1],)
-    # One after the other: the third forward has gradients and two results beside it.
+    inference = simulate_schedule("gpipe", _step([cost], training=False), 3)
+    assert inference.peak_bytes == (forwards[-1],)
+    # In sequence: the third forward has gradients and two results besides it.
     assert simulate_schedule("1f1b", _step([cost]), 3).peak_bytes == (resident + 503 + 2 * 7 + 29,)
 
 
-def test_transfers_overlap_computation_and_take_turns_on_a_link() -> None:
-    # Forwards of 1 s; the link takes 3 s for each micro-batch, so the second waits 2 s for it.
+def test_transfers_overlap_computation_and_queue_on_a_link() -> None:
+    # Forwards of 1 s; the link takes 3 s per micro-batch, so the second waits 2 s for it.
     stages = [StageCost(4, 1.0), StageCost(7, 1.0)]
     costs = _step(stages, [StageLink("F", 0, 1, 99, 3.0)], training=False)
     result = simulate_schedule("gpipe", costs, 2)
@@ -144,7 +144,7 @@ def test_transfers_overlap_computation_and_take_turns_on_a_link() -> None:
     assert result.transfers[0][:5] == (0, 1, "F", 0, 99)
 
 
-def test_what_a_later_stage_reads_goes_there_straight() -> None:
+def test_a_value_read_by_a_later_stage_is_sent_there_directly() -> None:
     stages = [StageCost(d, 1.0) for d in range(3)]
     links = [StageLink("F", 0, 2, 1, 5.0), StageLink("F", 1, 2, 1, 1.0)]
     assert (
@@ -154,7 +154,7 @@ def test_what_a_later_stage_reads_goes_there_straight() -> None:
 
 @st.composite
 def _pipelines(draw: st.DrawFn) -> tuple[int, int, int, PipelineCosts]:
-    """Return devices, stages on each, micro-batches, and what random stages cost."""
+    """Return devices, stages per device, micro-batches, and the costs of random stages."""
     devices, chunks = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     count = devices * draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
@@ -182,28 +182,28 @@ def _pipelines(draw: st.DrawFn) -> tuple[int, int, int, PipelineCosts]:
 
 
 @given(_pipelines())
-def test_what_holds_for_any_pipeline(
+def test_invariants_of_any_pipeline(
     case: tuple[int, int, int, PipelineCosts],
 ) -> None:
     devices, chunks, count, costs = case
     names = ["interleaved", "gpipe", "1f1b"] if chunks == 1 else ["interleaved"]
     results = {name: simulate_schedule(name, costs, count) for name in names}
     for result in results.values():
-        done = {(e.kind, e.stage, e.microbatch): e for e in result.events}
-        assert len(done) == len(result.events) == 2 * len(costs.stages) * count
+        events = {(e.kind, e.stage, e.microbatch): e for e in result.events}
+        assert len(events) == len(result.events) == 2 * len(costs.stages) * count
         for event in result.events:
             cost = costs.stages[event.stage]
             spent = cost.forward_s if event.kind == "F" else cost.backward_s
             assert event.finish_s == event.start_s + spent
             step = -1 if event.kind == "F" else 1
-            before = done.get((event.kind, event.stage + step, event.microbatch))
+            before = events.get((event.kind, event.stage + step, event.microbatch))
             assert before is None or before.finish_s <= event.start_s
             if event.kind == "B":
-                assert done["F", event.stage, event.microbatch].finish_s <= event.start_s
+                assert events["F", event.stage, event.microbatch].finish_s <= event.start_s
         assert len(result.transfers) == len(costs.links) * count
         for sent in result.transfers:
-            assert done[sent.kind, sent.source, sent.microbatch].finish_s <= sent.start_s
-            assert sent.finish_s <= done[sent.kind, sent.target, sent.microbatch].start_s
+            assert events[sent.kind, sent.source, sent.microbatch].finish_s <= sent.start_s
+            assert sent.finish_s <= events[sent.kind, sent.target, sent.microbatch].start_s
         _one_at_a_time([(e.device, e.start_s, e.finish_s) for e in result.events])
         _one_at_a_time(
             [
@@ -218,9 +218,9 @@ def test_what_holds_for_any_pipeline(
         work_s = sum(c.forward_s + c.backward_s for c in costs.stages)
         for result in results.values():
             assert result.step_s >= least_step_s(work_s, devices, count) * (1 - 1e-12)
-        # So it is without gradients: a forward that comes after a backward has them beside it.
+        # The same without gradients: a forward after a backward coexists with them.
         pairs = zip(results["1f1b"].peak_bytes, results["gpipe"].peak_bytes, strict=True)
-        assert all(peak <= most for peak, most in pairs)
+        assert all(peak <= limit for peak, limit in pairs)
 
 
 def _one_at_a_time(spans: list[tuple[int, float, float]]) -> None:
@@ -228,34 +228,34 @@ def _one_at_a_time(spans: list[tuple[int, float, float]]) -> None:
         assert key != other or finish <= start
 
 
-def test_the_same_again() -> None:
+def test_a_simulation_is_deterministic() -> None:
     links = [StageLink("F", 0, 1, 1, 0.5), StageLink("B", 1, 0, 1, 0.25)]
     first, second = (simulate_schedule("1f1b", _step(_equal(2).stages, links), 5) for _ in range(2))
     assert first == second
 
 
-def test_a_step_of_no_time() -> None:
+def test_a_step_without_work_takes_no_time() -> None:
     result = simulate_schedule("gpipe", _step([StageCost(0, 0.0)], training=False), 2)
     assert (result.step_s, result.bubble_fraction) == (0, 0)
     assert result.throughput_per_s == float("inf")
 
 
 @pytest.mark.parametrize(("homes", "links", "message"), NO_PIPELINES)
-def test_what_is_no_pipeline_is_refused(
+def test_an_invalid_pipeline_is_refused(
     homes: list[int], links: list[StageLink], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         simulate_schedule("interleaved", no_pipeline(homes, links), 2)
 
 
-def test_an_order_that_is_stuck_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlocked_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES, "stuck", stuck_order)
     with pytest.raises(RuntimeError, match="the order of a schedule is wrong: 3 actions never"):
         simulate_schedule("stuck", _equal(2), 1)
 
 
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
-def test_times_that_are_none_are_refused(time_s: float) -> None:
+def test_invalid_times_are_refused(time_s: float) -> None:
     for times in ((time_s, 0.0, 0.0), (1.0, time_s, 0.0), (1.0, 1.0, time_s)):
         forward_s, backward_s, update_s = times
         with pytest.raises(SpecError, match="of a stage on device 2 must be finite"):

@@ -1,4 +1,4 @@
-"""Weights that the stages of a pipeline gather: by hand. Against real runs: tests/sharding."""
+"""Weights gathered by the stages of a pipeline: by hand. Against real runs: tests/sharding."""
 
 import numpy as np
 import pytest
@@ -30,17 +30,19 @@ def test_two_blocks_on_one_device(reshards: bool) -> None:
     assert stage.weight_bytes == plain.weight_bytes - 2 * WEIGHT_BYTES
     from_shards, _, whole = stage.shards.needs
     assert [needs.gathered_bytes for needs in stage.shards.needs] == [0, 0, 2 * WEIGHT_BYTES]
-    # There is no root: with it gathered, nothing is.
+    # There is no root: if only it is gathered, nothing is.
     assert stage.shards.needs[1] == from_shards
     # At the end of a forward that frees nothing: both weights, and the buffer of the second.
-    kept = (1 if reshards else 2) * WEIGHT_BYTES + WEIGHT_BYTES
-    assert from_shards.forward_peak_bytes == pytest.approx(kept, abs=plain.forward_peak_bytes)
+    gathered_bytes = (1 if reshards else 2) * WEIGHT_BYTES + WEIGHT_BYTES
+    assert from_shards.forward_peak_bytes == pytest.approx(
+        gathered_bytes, abs=plain.forward_peak_bytes
+    )
     assert whole.backward_peak_bytes == plain.backward_peak_bytes + 2 * WEIGHT_BYTES
-    # Nothing is computed for long, so that both gathers are waited for.
+    # Nothing is computed for long, so both gathers are waited for.
     copied_s = from_shards.forward_copy_s
     assert from_shards.forward_wait_s == pytest.approx(2.0 + copied_s, rel=1e-3)
     assert whole.forward_wait_s == whole.backward_wait_s == 0.0
-    # Scattered in the end: two weights freed, a buffer and two shards made.
+    # Scattered at the end: two weights freed, a buffer and two shards allocated.
     assert stage.shards.reduce_peak_bytes == 4 * WEIGHT_BYTES
     assert stage.shards.gradient_bytes == 2 * WEIGHT_BYTES
     assert stage.reduce_s == pytest.approx(2.0, rel=0.01)

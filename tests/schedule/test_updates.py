@@ -1,4 +1,4 @@
-"""Sums over replicas and updates of weights at the end of a simulated step, by hand."""
+"""All-reduces over replicas and updates of weights at the end of a simulated step, by hand."""
 
 from dataclasses import replace
 
@@ -38,8 +38,8 @@ def test_updates_follow_the_last_backward_of_their_device() -> None:
 
 
 def test_memory_of_updates_by_hand() -> None:
-    # Two stages of one device, each with 100 of weights, 10 of gradients and 1 of results a
-    # micro-batch, of which there are 2; updates make 30, of which 20 stay.
+    # Two stages on one device, each with 100 of weights, 10 of gradients and 1 of results per
+    # micro-batch, of which there are 2; updates allocate 30, of which 20 stay.
     cost = StageCost(
         0,
         1.0,
@@ -53,14 +53,14 @@ def test_memory_of_updates_by_hand() -> None:
     )
     result = simulate_schedule("interleaved", PipelineCosts((cost, cost), (), training=True), 2)
     assert result.peak_bytes == (2 * 100 + 2 * 2 * 1 + 2 * 10 + 20 + 30,)
-    # A backward that needs more than what updates make is the peak.
+    # A backward that needs more than the updates is the peak.
     busy = replace(cost, backward_peak_bytes=500)
     assert simulate_schedule("gpipe", PipelineCosts((busy,), (), training=True), 2).peak_bytes == (
         100 + 2 + 10 + 500,
     )
 
 
-def test_sums_come_once_before_the_updates_and_are_no_computing() -> None:
+def test_all_reduces_run_once_before_the_updates_and_do_not_compute() -> None:
     stages = (
         StageCost(3, 1.0, 2.0, update_s=0.5, reduce_s=4.0),
         StageCost(4, 1.0, 2.0, update_s=0.5),
@@ -78,13 +78,13 @@ def test_sums_come_once_before_the_updates_and_are_no_computing() -> None:
     assert result.bubble_fraction == pytest.approx(1 - 13 / (2 * result.step_s))
 
 
-def test_sums_are_the_end_of_a_step_without_updates() -> None:
+def test_all_reduces_end_a_step_without_updates() -> None:
     stages = (StageCost(0, 1.0, reduce_s=4.0),)
     result = simulate_schedule("gpipe", PipelineCosts(stages, (), training=False), 3)
     assert (result.step_s, result.busy_s, result.updates) == (7.0, (3.0,), ())
 
 
-def test_sums_inside_the_model_come_with_each_microbatch() -> None:
+def test_all_reduces_inside_the_model_run_with_each_microbatch() -> None:
     stages = (StageCost(0, 1.0, 2.0, within_s=0.5),)
     result = simulate_schedule("gpipe", PipelineCosts(stages, (), training=True), 3)
     assert result.step_s == 3 * 3.5
@@ -93,6 +93,6 @@ def test_sums_inside_the_model_come_with_each_microbatch() -> None:
 
 
 @pytest.mark.parametrize("name", ["within_s", "reduce_s", "update_s"])
-def test_times_that_are_none_are_refused(name: str) -> None:
+def test_invalid_times_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match=f"{name} of a stage on device 0 must be finite and at"):
         StageCost(0, 1.0, **{name: -1.0})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What no way of simulating a step takes: stages and links that are no pipeline, a stuck order."""
+"""Inputs that every simulation refuses: stages that are no pipeline, and a deadlocked order."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ NO_PIPELINES: list[tuple[list[int], list[StageLink], str]] = [
     ([0, 1], [StageLink("F", 1, 2, 1, 1.0)], "kind F from stage 1 to 2 of 2"),
     ([0, 1], [StageLink("W", 0, 1, 1, 1.0)], "kind W"),
 ]
-"""Devices of the stages, links, and what the refusal says."""
+"""Devices of the stages, links, and the error message."""
 
 
 def no_pipeline(homes: Sequence[int], links: Sequence[StageLink]) -> PipelineCosts:
-    """Return the costs of one of `NO_PIPELINES`, a second for each stage."""
+    """Return the costs of one of `NO_PIPELINES`, with a second for each stage."""
     stages = tuple(StageCost(device, 1.0) for device in homes)
     return PipelineCosts(stages, tuple(links), training=False)
 

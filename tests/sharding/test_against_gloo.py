@@ -1,4 +1,4 @@
-"""Predictions for sharded models against two processes of gloo that run torch's own on them."""
+"""Predictions for sharded models against gloo processes that run them with torch's own APIs."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ LONGER = replace(llama(1), seq_len=16)
 
 
 def parts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
-    """Run this process's part as it is captured, and return its result, loss and gradients."""
+    """Run the captured part of this process; return its result, loss and gradients."""
     with seeded(0, CPU):
         built = build_model(replace(spec, sequence_parallel=False), CPU)
     module = shard_module(built.module, size, rank, sequence=spec.sequence_parallel)
@@ -50,7 +50,7 @@ def parts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
 
 
 def assert_parts_of(whole: dict[str, Any], parts: list[dict[str, Any]]) -> None:
-    """Compare what each process has with the whole: replicated, or its part of one dimension."""
+    """Compare the tensors of each process with the whole: replicated, or split in one dimension."""
     for rank, part in enumerate(parts):
         assert part.keys() == whole.keys()
         for name, value in part.items():
@@ -64,7 +64,7 @@ def assert_parts_of(whole: dict[str, Any], parts: list[dict[str, Any]]) -> None:
 def experts_run(
     rank: int, size: int, spec: ModelSpec, tensor: int = 1, *, sequence: bool = False
 ) -> dict[str, Any]:
-    """Run this process's part of a mixture of experts on its examples; return what it computes.
+    """Run this process's part of a mixture of experts on its examples; return the results.
 
     `tensor` neighbours have the same examples, and pieces of their sequences with `sequence`.
     """
@@ -83,7 +83,7 @@ def experts_run(
 
 
 def masked_run(rank: int, size: int, spec: ModelSpec) -> Any:  # noqa: ANN401
-    """Return what a group computes forward whose devices run their experts on all its tokens."""
+    """Return the forward results of a group whose devices run their experts on all tokens."""
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     module = shard_module(built.module, size, rank, whole=expert_paths(built.module))
@@ -93,7 +93,7 @@ def masked_run(rank: int, size: int, spec: ModelSpec) -> Any:  # noqa: ANN401
 
 
 def context_parts(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
-    """Run this process's pieces of sequences as they are captured; return what it computes."""
+    """Run this process's pieces of sequences as captured; return the results."""
     with seeded(0, CPU):
         built = build_model(replace(spec, context_parallel=1), CPU)
     ids = built.kwargs["input_ids"]
@@ -101,17 +101,17 @@ def context_parts(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
     module = split_context(built.module, size, rank)
     ids, local = (piece(t, rank, size) if size > 1 else t for t in (ids, targets))
     count = int((targets >= 0).sum())
-    made = module(input_ids=ids, labels=ids, shift_labels=local, num_items_in_batch=count)
-    made[0].backward()
+    output = module(input_ids=ids, labels=ids, shift_labels=local, num_items_in_batch=count)
+    output[0].backward()
     gradients = {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
-    return {"result": made[1].detach().numpy(), **gradients}
+    return {"result": output[1].detach().numpy(), **gradients}
 
 
 def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
-    """Run the model on `parallelize_module`, and on `fully_shard` as stages 2 and 3.
+    """Run the model on `parallelize_module`, and on `fully_shard` with stages 2 and 3.
 
-    And a mixture of experts on transformers' own way to spread them, and on ours; and a model on
-    pieces of sequences with `torch.distributed` alone, and on ours.
+    Also a mixture of experts with the expert parallelism of transformers and with ours; and a model
+    on pieces of sequences with plain `torch.distributed` and with ours.
     """
     in_pieces = tensor_run(rank, size, replace(spec, sequence_parallel=True))
     in_products = replace(spec, config={**spec.config, "attn_implementation": "eager"})
@@ -152,12 +152,12 @@ def test_llama_on_two_devices() -> None:
     _check_contexts([run[-2] for run in runs])
     _check_experts_of_one_group([run[-1] for run in runs])
     for _, in_pieces, split, *sharded, _, _, _ in runs:
-        for counted, said in ((in_pieces, pieces), (split, forecast)):
-            assert counted.weight_bytes == said.parameter_bytes
-            assert counted.forward_bytes == pytest.approx(said.forward_bytes, rel=0.02)
-            assert counted.step_bytes == pytest.approx(said.step_bytes, rel=0.02)
-            assert Counter(counted.forward_collectives) == said.forward_collectives
-            assert Counter(counted.step_collectives) == said.step_collectives
+        for counted, predicted_counts in ((in_pieces, pieces), (split, forecast)):
+            assert counted.weight_bytes == predicted_counts.parameter_bytes
+            assert counted.forward_bytes == pytest.approx(predicted_counts.forward_bytes, rel=0.02)
+            assert counted.step_bytes == pytest.approx(predicted_counts.step_bytes, rel=0.02)
+            assert Counter(counted.forward_collectives) == predicted_counts.forward_collectives
+            assert Counter(counted.step_collectives) == predicted_counts.step_collectives
             np.testing.assert_allclose(counted.result, whole.result, atol=1e-5)
             assert counted.loss == pytest.approx(whole.loss, rel=1e-5)
         for run, expected in zip(sharded, stages, strict=True):
@@ -169,7 +169,7 @@ def test_llama_on_two_devices() -> None:
 
 
 def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
-    # Forwards that find nothing gathered, the root, or all; backwards likewise.
+    # Forwards that start with nothing gathered, the root, or all; backwards likewise.
     forecast = predicted_pipeline(3, "1f1b")
     both_runs = run_group(4, stages_and_experts)
     _check_experts_of_groups([run[1:] for run in both_runs])
@@ -177,24 +177,26 @@ def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
     for expected, counted in zip((forecast[0], *forecast, forecast[1]), runs, strict=True):
         assert counted.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
         assert counted.collectives == expected.collectives
-    # What runs plan, with the buffers that torch's engine has beside it.
+    # The plan of a run, plus the buffers of torch's engine.
     plan = planned_pipeline(3, "1f1b")
     of_engine = (PASSED_BYTES, PASSED_BYTES + LOGITS_BYTES)
     for peak_bytes, more_bytes, counted in zip(plan.peak_bytes, of_engine, runs[::2], strict=True):
         assert counted.peak_bytes == pytest.approx(peak_bytes + more_bytes, rel=0.02)
     assert plan.shards is not None
     sums = [
-        sum(n * size * (2 if kind == "all_gather" else 1) for (kind, size), n in each.items())
-        for each in (run.collectives for run in runs)
+        sum(
+            n * size * (2 if kind == "all_gather" else 1) for (kind, size), n in collectives.items()
+        )
+        for collectives in (run.collectives for run in runs)
     ]
     assert plan.shards.collective_bytes == max(sums)
     assert plan.shards.collectives == max(run.collectives.total() for run in runs)
-    # Each replica's microbatches are its own.
+    # Each replica has its own microbatches.
     assert len({run.losses for run in runs[2:]}) == 2
 
 
 def _check_contexts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
-    """Check what gathered keys and values held and sent, and what ours compute, by one process."""
+    """Check the predictions for gathered keys and values, and our results, against one process."""
     forecast = predicted(replace(LONGER, context_parallel=2))
     whole, expected = context_run(0, 1, LONGER), context_parts(0, 1, LONGER)
     logits = torch.from_numpy(whole.result)
@@ -212,7 +214,7 @@ def _check_contexts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
 
 
 def _check_counted(counted: Counted, spec: ModelSpec, tensor: int = 1) -> None:
-    """Check what experts of transformers held and sent by what is predicted of `spec`."""
+    """Check the predictions for `spec` against the counts of transformers' experts."""
     forecast = predicted(spec, tensor)
     assert counted.weight_bytes == forecast.parameter_bytes
     assert counted.forward_bytes == pytest.approx(forecast.forward_bytes, rel=0.02)
@@ -233,7 +235,7 @@ def _check_experts_of_one_group(runs: list[tuple[Any, ...]]) -> None:
 
 
 def _check_experts_of_groups(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
-    """Check two tensor-parallel groups, each with examples of its own, that share all experts."""
+    """Check two tensor-parallel groups, each with its own examples, that share all experts."""
     whole, expected = expert_run(0, 1, MIXTRAL), experts_run(0, 1, MIXTRAL)
     _check_counted(runs[0][0], replace(MIXTRAL, batch_size=2, expert_parallel=4), 2)
     for rank, (counted, _) in enumerate(runs):
@@ -257,13 +259,13 @@ def _check_experts_of_groups(runs: list[tuple[Counted, dict[str, Any]]]) -> None
 
 
 def _check_experts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
-    """Check what transformers' experts held and sent, and what ours compute, by one process's."""
+    """Check the predictions for transformers' experts, and our results, against one process."""
     whole, parts = expert_run(0, 1, MIXTRAL), [part for _, part in runs]
     _check_counted(runs[0][0], replace(MIXTRAL, batch_size=2, expert_parallel=2))
     for rank, (counted, _) in enumerate(runs):
         expected = np.split(whole.result, 2)[rank]
         np.testing.assert_allclose(counted.result, expected, atol=1e-5)
-    # Routers send as many tokens as they like here; each loss is the mean of its own tokens.
+    # Routers distribute tokens freely here; each loss is the mean over its own tokens.
     for name, expected in experts_run(0, 1, MIXTRAL).items():
         values = [part[name] for part in parts]
         if name == "result" or ".experts." in name:

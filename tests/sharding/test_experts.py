@@ -1,4 +1,4 @@
-"""Experts that devices share, with the tokens that they exchange."""
+"""Experts shared by devices, and the tokens that they exchange."""
 
 import re
 from collections import Counter
@@ -48,7 +48,7 @@ MIXTRAL = ModelSpec(
     batch_size=4,
     seq_len=8,
 )
-"""Of two experts for each token."""
+"""With two experts per token."""
 TINY = (
     "model=transformers",
     "model.architecture=MixtralForCausalLM",
@@ -59,8 +59,8 @@ TINY = (
 )
 
 
-def test_tokens_go_to_their_experts_and_back() -> None:
-    """Of 2 x 8 tokens, each to two experts, 32 float32 numbers a row, and counts of 4 experts."""
+def test_tokens_are_sent_to_their_experts_and_back() -> None:
+    """2 x 8 tokens, each to two experts, 32 float32 numbers per row, and counts of 4 experts."""
     forecast = predicted(replace(MIXTRAL, batch_size=2, expert_parallel=2), 1)
     rows_bytes = 2 * 8 * 2 * 32 * 4
     there_and_back = Counter({("all_to_all", rows_bytes): 2, ("all_to_all", 4 * 8): 1})
@@ -68,7 +68,7 @@ def test_tokens_go_to_their_experts_and_back() -> None:
     assert forecast.step_collectives - there_and_back == Counter({("all_to_all", rows_bytes): 2})
 
 
-def test_a_busy_device_gets_more_rows_which_take_longer() -> None:
+def test_a_busy_device_gets_more_rows_and_takes_longer() -> None:
     built = build_model(replace(MIXTRAL, batch_size=2, expert_parallel=2, expert_imbalance=1.25))
     graph = capture_graph(built.module, built.args, built.kwargs)
     size_bytes = 1.25 * 2 * 8 * 2 * 32 * 4
@@ -90,7 +90,7 @@ def test_a_busy_device_gets_more_rows_which_take_longer() -> None:
         (replace(llama(1), expert_parallel=2), "LlamaForCausalLM has no plan"),
     ],
 )
-def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> None:
+def test_a_model_without_suitable_experts_is_refused(spec: ModelSpec, message: str) -> None:
     with pytest.raises(NotApplicableError, match=re.escape(message)):
         build_model(spec)
 
@@ -122,20 +122,18 @@ def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> N
         (("expert_imbalance=2",), "use 1 without expert_parallel"),
     ],
 )
-def test_degrees_that_do_not_go_together_are_refused(
-    overrides: tuple[str, ...], message: str
-) -> None:
+def test_incompatible_degrees_are_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises((NotApplicableError, ValueError), match=re.escape(message)):
         check_mesh(read(*TINY, *overrides))
 
 
-def test_a_degree_is_refused_before_the_batch_that_it_would_split() -> None:
+def test_a_degree_is_refused_before_it_splits_the_batch() -> None:
     overrides = ("expert_parallel=3", "data_parallel=3", "devices=3x16gb", "model.batch_size=4")
     with pytest.raises(NotApplicableError, match="must divide the 4 experts"):
         check_all(read(*TINY, *overrides))
 
 
-def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
+def test_replicas_sum_gradients_of_the_experts_they_share(
     tmp_path: Path,
 ) -> None:
     """Of four replicas two have each expert; ZeRO leaves each replica as much of their updates."""
@@ -150,7 +148,11 @@ def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
     experts_bytes = 4 * 48 * 32 * 3 * 4
     sizes = dict(zip(graph.weight_names, graph.weight_bytes.tolist(), strict=True))
     dense_bytes = sum(sizes.values()) - experts_bytes // 4 - sizes["model.rotary_emb.inv_freq"]
-    costs = {key: found.replicas.cost for key, found in results.items() if found.replicas}
+    costs = {
+        key: plan_result.replicas.cost
+        for key, plan_result in results.items()
+        if plan_result.replicas
+    }
     summed = {key: cost.reduced_bytes.max() for key, cost in costs.items()}
     loss_bytes = summed[4, 0] - dense_bytes
     assert 0 <= loss_bytes <= 4
@@ -159,7 +161,7 @@ def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
     whole, half = (dense_bytes + loss_bytes) * 2 * 3 // 4, experts_bytes // 2
     assert sent == whole + half
     state = {key: results[key].captured.graph.weight_state_bytes.sum() for key in ((2, 1), (4, 3))}
-    # Adam's two numbers of each weight, of dense ones a quarter, of experts a half of the half.
+    # Adam's two numbers per weight: a quarter for dense ones, half of a half for experts.
     assert state[2, 1] == pytest.approx(2 * (dense_bytes / 4 + experts_bytes / 4), rel=0.05)
     assert state[4, 3] == pytest.approx(state[2, 1], rel=0.05)
     gathered = results[2, 1].shards
@@ -171,8 +173,8 @@ def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
     assert values["exposed_collective_ms"] == values["collective_ms"] > 0
 
 
-def test_experts_go_over_the_links_of_all_groups_that_share_them() -> None:
-    """Of two nodes of 8: pairs for layers, four pairs of a node for experts, or all eight."""
+def test_experts_use_the_links_of_all_groups_that_share_them() -> None:
+    """With two nodes of 8: pairs for layers, four pairs of a node for experts, or all eight."""
     rates = {}
     for degree in (8, 16):
         degrees = ("tensor_parallel=2", "data_parallel=8", f"expert_parallel={degree}")
@@ -185,7 +187,7 @@ def test_experts_go_over_the_links_of_all_groups_that_share_them() -> None:
 
 
 def test_experts_skip_the_rows_of_other_devices() -> None:
-    """Of 4 x 8 tokens to two experts each, half are for the two experts here."""
+    """Of 4 x 8 tokens with two experts each, half belong to the two experts here."""
     built = build_model(replace(MIXTRAL, tensor_parallel=2, expert_parallel=2))
     graph = capture_graph(built.module, built.args, built.kwargs)
     assert [collective_kinds(graph)[op] for op in collective_kinds(graph)].count("all_to_all") == 0
@@ -194,23 +196,23 @@ def test_experts_skip_the_rows_of_other_devices() -> None:
     sizes = {"up": (32, 2 * 48), "down": (48, 32)}
     for share, multiplied, experts in ((1.0, 64, 2), (0.5, 32, 2), (1 / 64, 1, 1)):
         shared = with_routed_share(graph, share)
-        for op, (columns, made) in zip(products, sizes.values(), strict=True):
-            assert shared.flops[op] == 2 * multiplied * columns * made
-            row_bytes = 4 * (columns + made) * multiplied + offsets_bytes * multiplied // rows
-            assert shared.moved_bytes[op] == row_bytes + 4 * columns * made * experts
+        for op, (columns, n_results) in zip(products, sizes.values(), strict=True):
+            assert shared.flops[op] == 2 * multiplied * columns * n_results
+            row_bytes = 4 * (columns + n_results) * multiplied + offsets_bytes * multiplied // rows
+            assert shared.moved_bytes[op] == row_bytes + 4 * columns * n_results * experts
 
 
 def test_a_token_is_decoded_by_the_experts_of_a_group(tmp_path: Path) -> None:
-    """Each device has half of the heads, of the cache and of the experts; an all-reduce joins."""
+    """Each device has half of the heads, of the cache and of the experts; an all-reduce sums up."""
     serving = (*TINY, "phase=decode", "context_len=16", f"capture.cache_dir={tmp_path}")
     split = ("devices=2xh100", "tensor_parallel=2", "expert_parallel=2")
     results = [plan(c, model_spec(c)) for c in (read(*serving, *split), read(*serving))]
-    both, alone = map(headline, results)
-    assert both["kv_cache_gib"] == alone["kv_cache_gib"] == 2 * 2 * 8 * 16 * 4 / 2**30
-    # Embedding, attention and experts are summed, the scores gathered.
+    grouped, single = map(headline, results)
+    assert grouped["kv_cache_gib"] == single["kv_cache_gib"] == 2 * 2 * 8 * 16 * 4 / 2**30
+    # Embedding, attention and experts are all-reduced, the scores gathered.
     kinds = collective_kinds(results[0].captured.graph)
     assert Counter(kinds.values()) == Counter(all_reduce=3, all_gather=1)
-    assert both["tpot_ms"] == both["latency_ms"]
+    assert grouped["tpot_ms"] == grouped["latency_ms"]
     sizes = [result.evaluation.devices[0].weight_bytes for result in results]
     assert sizes[0] < 0.6 * sizes[1]
     products = [name for name in results[0].captured.graph.targets if "grouped_mm" in name]

@@ -1,4 +1,4 @@
-"""A model as the part of it that one device of a group runs."""
+"""The part of a model that one device of a group runs."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ HIDDEN, INNER, VOCABULARY, TOKENS = 64, 176, 256, 2 * 8
 
 
 def llama(tensor_parallel: int, **config: int | str) -> ModelSpec:
-    """Return a Llama of one layer."""
+    """Return a Llama with one layer."""
     sizes = {
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
@@ -60,8 +60,8 @@ def test_the_parts_of_a_llama_by_hand() -> None:
         assert list(split[name]) == expected, name
 
 
-def test_experts_whose_halves_lie_side_by_side_are_split_each() -> None:
-    """Of Llama 4 columns are the last dimension: those of gates, then those of what they let by."""
+def test_fused_halves_of_experts_are_split_separately() -> None:
+    """In Llama 4 columns are the last dimension: those of gates, then those that they scale."""
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
     inner = {"intermediate_size": 4, "intermediate_size_mlp": 8, "num_local_experts": 3}
     config = {**sizes, **inner, "num_hidden_layers": 1, "vocab_size": 32, "pad_token_id": 0}
@@ -91,12 +91,12 @@ def test_collectives_of_a_forward_and_of_a_step_by_hand() -> None:
     step = joint_graph(built.module, (), labelled)
     kinds = collective_kinds(step)
     backward = Counter(collective_bytes(step)[op] for op in kinds if step.is_backward[op])
-    # A gradient for each of q, k, v, gate, up and the head, which all read what is replicated.
+    # A gradient for each of q, k, v, gate, up and the head, which all read replicated values.
     assert backward == {hidden_bytes: 6}
     assert len(kinds) == len(sums + logits) + 6
 
 
-def test_a_collective_takes_the_time_of_the_groups_ring() -> None:
+def test_a_collective_takes_the_time_of_the_group_ring() -> None:
     built = build_model(llama(2))
     graph = capture_graph(built.module, built.args, built.kwargs)
     topology = devices(10**9, 10**9)
@@ -121,7 +121,7 @@ def test_a_collective_takes_the_time_of_the_groups_ring() -> None:
         (llama(4, intermediate_size=178), "gate_proj.weight, which has 178; use a divisor of 178"),
     ],
 )
-def test_degrees_that_do_not_divide_name_those_that_do(spec: ModelSpec, message: str) -> None:
+def test_degrees_that_do_not_divide_list_those_that_do(spec: ModelSpec, message: str) -> None:
     with pytest.raises(NotApplicableError, match=re.escape(message)) as caught:
         build_model(spec)
     assert "\n" not in str(caught.value)
@@ -134,7 +134,7 @@ def test_a_model_without_a_plan_is_refused() -> None:
         llama(0)
 
 
-def test_a_style_that_is_not_known_is_refused() -> None:
+def test_an_unknown_style_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="0 has the unknown style diagonal in the plan"):
         shard_module(nn.Sequential(nn.Linear(2, 2)), 2, plan={"0": "diagonal"})
 
@@ -164,7 +164,7 @@ def test_a_plan_with_experts_is_not_split_along_the_sequence() -> None:
         shard_module(block, 2, plan={"layer.gate": "colwise"}, sequence=True)
 
 
-def test_a_mask_for_both_directions_is_not_taken_for_a_causal_one() -> None:
+def test_a_bidirectional_mask_is_not_treated_as_causal() -> None:
     spec = llama(2, attn_implementation="eager", pad_token_id=0)
     with pytest.raises(NotApplicableError, match="as products is not causal"):
         build_model(replace(spec, architecture="EuroBertForMaskedLM", sequence_parallel=True))

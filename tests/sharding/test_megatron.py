@@ -1,4 +1,4 @@
-"""The step of Megatron-LM: its kernels, its pieces of a sequence, its gradients in float32."""
+"""A training step of Megatron-LM: its kernels, sequence parallelism and float32 gradients."""
 
 import math
 from collections import Counter
@@ -81,10 +81,10 @@ LATENTS = ModelSpec(
     batch_size=2,
     seq_len=8,
 )
-"""Attention of latents, and experts in the second of two layers."""
+"""Latent attention, and experts in the second of two layers."""
 
 
-def test_of_experts_one_gradient_of_each_shape_is_kept() -> None:
+def test_for_experts_one_gradient_of_each_shape_is_kept() -> None:
     built = build_model(replace(LATENTS, engine="megatron"))
     graph = joint_graph(built.module, (), {**built.kwargs, "labels": built.kwargs["input_ids"]})
     trained = {graph.weight_names[w] for w in graph.gradient_weights.tolist()}
@@ -108,7 +108,7 @@ GEMMA = replace(llama(1, head_dim=8, pad_token_id=0), name="gemma", architecture
 @pytest.mark.parametrize(
     "spec", [llama(1), PRODUCTS, LATENTS, MIXTRAL, GEMMA], ids=lambda spec: spec.name
 )
-def test_fused_kernels_have_the_results_and_gradients_of_the_models_own(spec: ModelSpec) -> None:
+def test_fused_kernels_reproduce_results_and_gradients_of_the_model(spec: ModelSpec) -> None:
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     module, inputs = built.module, {**built.kwargs, "labels": built.kwargs["input_ids"]}
@@ -131,7 +131,7 @@ def _loss_and_gradients(
 
 
 @pytest.mark.parametrize("attend", [megatron._attend, context._attend])
-def test_an_attention_with_what_no_kernel_computes_is_refused(attend: Callable[..., Any]) -> None:
+def test_an_attention_that_no_kernel_computes_is_refused(attend: Callable[..., Any]) -> None:
     heads = torch.zeros(1, 1, 2, 4)
     with pytest.raises(NotApplicableError, match="attention with softcap, s_aux has no kernel in"):
         attend(nn.Module(), heads, heads, heads, None, scaling=1.0, softcap=50.0, s_aux=heads)
@@ -142,30 +142,30 @@ def test_pieces_of_a_sequence_are_gathered_again_in_the_backward(split_step: OpG
     hidden_bytes = TOKENS * HIDDEN * 4
     counted = Counter((kind, sizes[op]) for op, kind in kinds.items())
     # Embedding, attention and MLP end in a scatter, whose gradient is gathered; attention, MLP and
-    # the head begin with a gather, which is done again, and whose gradient is scattered.
+    # the head begin with a gather, which is repeated, and whose gradient is scattered.
     assert counted == {
         ("reduce_scatter", hidden_bytes): 6,
         ("all_gather", hidden_bytes): 9,
         ("all_reduce", HIDDEN * 4): 3,
     }
-    # Outputs of the head stay in parts, and so does the gradient of the table.
+    # Outputs of the head stay split, and so does the gradient of the table.
     assert split_step.value_bytes.max() == VOCABULARY // 2 * HIDDEN * 4
-    # What torch's engine keeps: whole inputs of products, and logits.
+    # Kept as in torch's engine: whole inputs of products, and logits.
     assert peak_bytes(split_step) < peak_bytes(_step("torch", 2))
 
 
-def test_a_recomputed_block_gathers_its_pieces_again_too() -> None:
+def test_a_recomputed_block_gathers_its_pieces_again() -> None:
     kinds = Counter(collective_kinds(_step("megatron", 2, layers=2)).values())
     assert kinds == {"reduce_scatter": 10, "all_gather": 15, "all_reduce": 5}
-    again = Counter(collective_kinds(_step("megatron", 2, "float32", "block", 2)).values())
-    # Of each block: two gathers, and the scatter between them. The last scatter is not needed.
-    assert again == {"reduce_scatter": 10 + 2, "all_gather": 15 + 4, "all_reduce": 5}
+    recomputed = Counter(collective_kinds(_step("megatron", 2, "float32", "block", 2)).values())
+    # Per block: two gathers, and the scatter between them. The last scatter is not needed.
+    assert recomputed == {"reduce_scatter": 10 + 2, "all_gather": 15 + 4, "all_reduce": 5}
 
 
 def test_a_selective_checkpoint_keeps_scattered_sums() -> None:
     whole, selective = (
-        Counter(collective_kinds(_step("torch", 2, "float32", how, 2)).values())
-        for how in ("none", "selective")
+        Counter(collective_kinds(_step("torch", 2, "float32", checkpointing, 2)).values())
+        for checkpointing in ("none", "selective")
     )
     assert selective["reduce_scatter"] == whole["reduce_scatter"]
     assert selective["all_gather"] == whole["all_gather"] + 4
@@ -185,17 +185,20 @@ def _long_step(checkpointing: str, layers: int) -> OpGraph:
 
 
 def test_selective_recomputation_keeps_no_scores_of_attention() -> None:
-    """What a layer adds to the peak: Korthikanti et al., section 4, without dropout."""
-    kept, recomputed = ([_long_step(how, n) for n in (2, 3)] for how in ("none", "core_attention"))
+    """The contribution of a layer to the peak: Korthikanti et al., section 4, without dropout."""
+    kept, recomputed = (
+        [_long_step(checkpointing, n) for n in (2, 3)]
+        for checkpointing in ("none", "core_attention")
+    )
     of_layer = [peak_bytes(more) - peak_bytes(few) for few, more in (kept, recomputed)]
-    # Probabilities of two texts, 4 of 8 heads a device.
+    # Probabilities of two texts, 4 of 8 heads per device.
     assert of_layer[0] - of_layer[1] == 2 * 4 * 128 * 128 * 2
-    # Nothing is sent again, and no mask is made.
+    # Nothing is sent again, and no mask is created.
     assert len(collective_kinds(recomputed[0])) == len(collective_kinds(kept[0]))
     assert not any("triu" in target for target in kept[0].targets)
 
 
-def test_gradients_are_added_up_in_float32_and_shared_by_zero() -> None:
+def test_gradients_are_accumulated_in_float32_and_sharded_by_zero() -> None:
     graph = _step("megatron", 1, "bfloat16")
     numbers = int(graph.weight_bytes[graph.gradient_weights].sum()) // 2
     main, value_of = with_main_gradients(graph)
@@ -204,7 +207,7 @@ def test_gradients_are_added_up_in_float32_and_shared_by_zero() -> None:
     assert peak_bytes(main) - 4 * numbers < peak_bytes(graph)
     optimizer = Optimizer("adamw", master_weights=True, main_gradients=True, implementation="fused")
     sharded = with_optimizer(with_zero(main, 1, 2).graph, optimizer)
-    # The copy and two states, a half each, and a count of steps.
+    # The copy and two states, half of each, and a step count.
     steps_bytes = 4 * len(graph.gradient_weights)
     assert sharded.weight_state_bytes.sum() == numbers * (4 + 12 // 2) + steps_bytes
     assert not any(target.startswith("optimizer.cast") for target in sharded.targets)

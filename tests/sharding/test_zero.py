@@ -37,7 +37,7 @@ class Layer(nn.Module):
 
 
 class Positions(nn.Module):
-    """A weight that is looked up by whole numbers, which the first operator makes."""
+    """A weight that is indexed by integers, which the first operator creates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def layer() -> OpGraph:
 
 @pytest.fixture(scope="module")
 def step() -> OpGraph:
-    """Return the step of a Llama of three blocks."""
+    """Return the step of a Llama with three blocks."""
     built = build_model(llama(1, num_hidden_layers=3))
     return joint_graph(built.module, (), {**built.kwargs, "labels": built.kwargs["input_ids"]})
 
@@ -89,12 +89,12 @@ def test_shards_have_the_dtype_of_their_gradients(stage: int) -> None:
     assert state.tolist() == [2 * 256 + STEP_COUNTER_BYTES]
 
 
-def test_updates_alone_are_sharded_by_stage_1(layer: OpGraph) -> None:
+def test_stage_1_shards_only_updates(layer: OpGraph) -> None:
     sharded = with_zero(layer, 1, 4)
     graph = sharded.graph
     assert graph.weight_bytes.tolist() == [1024]
     assert graph.value_bytes[graph.gradient_values].tolist() == [256]
-    # A part is a view of the gradient, which is there in whole, and is what replicas sum.
+    # A part is a view of the gradient, which exists as a whole, and is what replicas reduce.
     whole = sharded.value_of[layer.gradient_values]
     assert graph.value_bytes[whole].tolist() == [1024]
     assert graph.value_alloc_bytes[graph.gradient_values].tolist() == [0]
@@ -103,7 +103,7 @@ def test_updates_alone_are_sharded_by_stage_1(layer: OpGraph) -> None:
     assert state.tolist() == [2 * 256 + STEP_COUNTER_BYTES]
 
 
-def test_a_root_alone_waits_for_its_gather_and_its_scatter(layer: OpGraph) -> None:
+def test_a_root_alone_waits_for_its_gather_and_scatter(layer: OpGraph) -> None:
     graph = with_zero(layer, 3, 4).graph
     seconds = np.where([t.startswith("fsdp.") for t in graph.targets], 0.0, 1.0)
     cost = sharded_step(
@@ -117,22 +117,22 @@ def test_a_root_alone_waits_for_its_gather_and_its_scatter(layer: OpGraph) -> No
     assert cost.latency_s == pytest.approx(seconds.sum() + 1.5)
 
 
-def test_what_waits_for_the_host_hides_collectives(layer: OpGraph) -> None:
+def test_waiting_for_the_host_hides_collectives(layer: OpGraph) -> None:
     graph = with_zero(layer, 3, 4).graph
     seconds = np.zeros(graph.n_ops)
-    # The host starts the operators of the model late; collectives wait for nothing of it.
+    # The host launches the operators of the model late; collectives do not wait for it.
     late = np.where([t.startswith("fsdp.") for t in graph.targets], 0.0, 10.0)
     cost, bare = (
         sharded_step(graph, seconds, issue_s, replicas=4, link=Link(1024.0), targets=TARGETS)
         for issue_s in (late, np.zeros(graph.n_ops))
     )
     assert bare.exposed_s == pytest.approx(1.5)
-    # The gather is done long before the host starts the first; the scatter comes after the last.
+    # The gather ends long before the host launches the first; the scatter comes after the last.
     assert cost.exposed_s == pytest.approx(0.75)
     assert cost.latency_s == pytest.approx(10.75)
 
 
-def test_a_block_is_gathered_while_the_root_is_run(step: OpGraph) -> None:
+def test_a_block_is_gathered_while_the_root_runs(step: OpGraph) -> None:
     graph = with_zero(step, 3, 2).graph
     gathers = [op for op, target in enumerate(graph.targets) if target == GATHER]
     order = [graph.names[op].rpartition(".")[-1] for op in gathers]
@@ -151,18 +151,18 @@ def test_a_block_is_gathered_while_the_root_is_run(step: OpGraph) -> None:
     assert slow.latency_s == pytest.approx(float(seconds.sum()) + slow.exposed_s)
 
 
-def test_more_stages_hold_less(step: OpGraph) -> None:
+def test_higher_stages_need_less_memory(step: OpGraph) -> None:
     peaks = []
     for stage in (0, 1, 2, 3):
         graph = with_optimizer(with_zero(step, stage, 4).graph, Optimizer("adamw"))
         task = problem(graph, devices(10**9))
         peaks.append(evaluate(task, single(task)).peak_bytes)
     assert peaks[1] < peaks[0]
-    # Three blocks are so few that buffers weigh as much as what stage 2 saves.
+    # With only three blocks, buffers are as large as the savings of stage 2.
     assert peaks[3] < peaks[2] < peaks[0]
 
 
-def test_what_is_no_stage_or_no_training_step_is_refused(layer: OpGraph) -> None:
+def test_unknown_stages_and_steps_without_gradients_are_refused(layer: OpGraph) -> None:
     with pytest.raises(SpecError, match="zero=4 does not exist"):
         with_zero(layer, 4, 2)
     built = build_model(llama(1))

@@ -1,4 +1,4 @@
-"""Compiled loops are made anew when what they call has changed, in whatever file it stands."""
+"""Compiled loops are rebuilt when a function they call has changed in any file."""
 
 import shutil
 import subprocess
@@ -36,27 +36,27 @@ def _run(folder: Path, package: str) -> str:
 
 
 def _package(home: Path) -> Path:
-    """Make a package with a copy of the compiler in it, and nothing else."""
+    """Create a package with only a copy of the compiler in it."""
     (home / "support").mkdir(parents=True)
-    for room in (home, home / "support"):
-        (room / "__init__.py").write_text("")
+    for folder in (home, home / "support"):
+        (folder / "__init__.py").write_text("")
     shutil.copy(fxpart.support.compiled.__file__, home / "support" / "compiled.py")
     return home
 
 
-def test_a_change_in_another_file_counts(tmp_path: Path) -> None:
+def test_a_change_in_another_file_triggers_a_rebuild(tmp_path: Path) -> None:
     package = "loops"
     home = _package(tmp_path / package)
     (home / "outer.py").write_text(_OUTER.format(package=package))
     (home / "inner.py").write_text(_INNER.format(package=package, n=1))
     assert _run(tmp_path, package) == "False 20 0"
-    # Nothing has changed: the code on disk serves.
+    # Nothing has changed: the cached code is used.
     assert _run(tmp_path, package) == "True 20 1"
     (home / "inner.py").write_text(_INNER.format(package=package, n=2))
     assert _run(tmp_path, package) == "True 30 0"
 
 
-def test_numba_still_has_what_this_relies_on() -> None:
+def test_numba_still_has_the_internals_relied_on() -> None:
     @compiled
     def nothing(x: int) -> int:
         return x
@@ -81,7 +81,7 @@ def reader(table: Table):
 """
 
 
-def test_a_table_that_has_moved_to_another_file_is_no_error(tmp_path: Path) -> None:
+def test_a_table_moved_to_another_file_is_no_error(tmp_path: Path) -> None:
     package = "loops"
     home = _package(tmp_path / package)
     for name in ("first", "second"):
@@ -89,6 +89,6 @@ def test_a_table_that_has_moved_to_another_file_is_no_error(tmp_path: Path) -> N
         (home / "reader.py").write_text(_READER.format(package=package, name=name))
         code = f"from {package}.reader import Table, reader; print(reader(Table(20)))"
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.stdout == "20\n", done.stderr
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert process.stdout == "20\n", process.stderr
         (home / f"{name}.py").unlink()

@@ -1,4 +1,4 @@
-"""Digests of files by content, large ones by size and time, and source code by what it does."""
+"""Digests of files by content, of large ones by size and time, and of source by its behaviour."""
 
 import os
 from hashlib import sha256
@@ -16,7 +16,7 @@ from fxpart.support.digest import (
 )
 
 
-def test_it_is_of_what_the_file_says(tmp_path: Path) -> None:
+def test_a_file_digest_depends_on_the_content(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("one")
     assert file_digest(path) == sha256(b"one").hexdigest()
@@ -27,7 +27,7 @@ def test_it_is_of_what_the_file_says(tmp_path: Path) -> None:
         file_digest(path)
 
 
-def test_an_edit_of_the_same_size_at_the_same_time_is_seen(tmp_path: Path) -> None:
+def test_an_edit_of_the_same_size_and_time_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("one")
     before, stamp = file_digest(path), path.stat().st_mtime_ns
@@ -36,10 +36,10 @@ def test_an_edit_of_the_same_size_at_the_same_time_is_seen(tmp_path: Path) -> No
     assert file_digest(path) != before
 
 
-def test_a_large_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
+def test_a_large_file_is_identified_by_size_and_time(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     with path.open("wb") as file:
-        file.truncate(LARGE_BYTES)  # a hole: no byte of it is written
+        file.truncate(LARGE_BYTES)  # a sparse file: no byte of it is written
     at_first = file_digest(path)
     assert at_first != sha256(bytes(LARGE_BYTES)).hexdigest()
     moved = path.rename(tmp_path / "moved")
@@ -51,7 +51,7 @@ def test_a_large_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
     assert file_digest(moved) == sha256(bytes(LARGE_BYTES - 1)).hexdigest()
 
 
-def test_a_stamp_is_another_after_every_write(tmp_path: Path) -> None:
+def test_a_stamp_changes_with_every_write(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("one")
     stamp = file_stamp(path)
@@ -93,7 +93,7 @@ def of_source(text: str) -> str:
         ("import dataclass\n", "import (\n    dataclass,\n)\n"),
     ],
 )
-def test_comments_docstrings_and_formatting_of_source_do_not_count(old: str, new: str) -> None:
+def test_comments_docstrings_and_formatting_of_source_are_ignored(old: str, new: str) -> None:
     assert old in CODE
     assert of_source(CODE.replace(old, new)) == of_source(CODE)
 
@@ -114,19 +114,19 @@ def test_comments_docstrings_and_formatting_of_source_do_not_count(old: str, new
         ("\n    width: int = 3\n", "\n    width: int = 3\n    name = 'box'\n"),
     ],
 )
-def test_what_source_does_counts(old: str, new: str) -> None:
+def test_changes_of_behaviour_in_source_count(old: str, new: str) -> None:
     assert old in CODE
     assert of_source(CODE.replace(old, new)) != of_source(CODE)
 
 
 @pytest.mark.parametrize("text", ["def f(:", "x = '\0'", "(" * 500 + ")" * 500])
-def test_what_does_not_parse_is_known_by_its_bytes(text: str) -> None:
+def test_invalid_source_is_identified_by_its_bytes(text: str) -> None:
     assert of_source(text) == sha256(text.encode()).hexdigest()
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of two modules; what is kept of its digest lies beside it."""
+    """A package of two modules; the cache of its digest is beside it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     package = tmp_path / "package"
     (package / "modes").mkdir(parents=True)
@@ -139,7 +139,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 of_folder = code_digest.__wrapped__
 
 
-def test_code_is_known_by_its_modules_and_their_names(package: Path) -> None:
+def test_code_is_identified_by_its_modules_and_their_names(package: Path) -> None:
     first = of_folder(package)
     (package / "notes.txt").unlink()
     (package / "graph.py").write_text('"""A graph."""\nONE = 1  # and only\n')
@@ -153,22 +153,20 @@ def test_code_is_known_by_its_modules_and_their_names(package: Path) -> None:
     assert of_folder(package / "graph.py") not in (first, edited, renamed)
 
 
-def test_a_digest_of_code_is_worked_out_once(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_digest_of_code_is_computed_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = of_folder(package)
-    (kept,) = (package.parent / "cache" / "fxpart").iterdir()
+    (cache_file,) = (package.parent / "cache" / "fxpart").iterdir()
     parsed: list[bytes] = []
     monkeypatch.setattr("fxpart.support.digest.parsed_source", parsed.append)
     assert of_folder(package) == first
     assert not parsed
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(package.parent / "cache"))
-    kept.write_text("")  # as after a power cut
-    assert of_folder(package) == first == kept.read_text()
+    cache_file.write_text("")  # as after a power failure
+    assert of_folder(package) == first == cache_file.read_text()
 
 
-def test_without_a_folder_to_keep_it_in_it_is_the_same(
+def test_the_digest_is_the_same_without_a_cache_folder(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = of_folder(package)

@@ -1,4 +1,4 @@
-"""Random numbers from a seed: known ones, their range, and that they are spread evenly."""
+"""Random numbers from a seed: known values, their range, and a uniform distribution."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
 
 
 def _states(seed: int, count: int) -> list[int]:
-    """Return the states after `seed` by integers that do not overflow."""
+    """Return the states after `seed` with integers that do not overflow."""
     states = [seed]
     for _ in range(count):
         states.append((states[-1] * MULTIPLIER + INCREMENT) % 2**64)
@@ -25,7 +25,7 @@ def test_numbers_are_the_middle_bits_of_the_states(seed: int) -> None:
     assert [share(state) for _ in range(50)] == [number / 2**31 for number in numbers]
 
 
-def test_shares_are_spread_evenly() -> None:
+def test_shares_are_uniformly_distributed() -> None:
     state = chance(7)
     shares = np.array([share(state) for _ in range(20_000)])
     assert shares.min() >= 0.0
@@ -36,18 +36,18 @@ def test_shares_are_spread_evenly() -> None:
     assert abs(float(np.corrcoef(shares[:-1], shares[1:])[0, 1])) < 0.03
 
 
-def test_every_number_comes_up_and_none_beyond() -> None:
+def test_every_number_in_range_occurs_and_no_other() -> None:
     state = chance(0)
     assert {below(state, 7) for _ in range(500)} == set(range(7))
     assert {below(state, 1) for _ in range(10)} == {0}
 
 
-def test_one_stream_leaves_another_alone() -> None:
+def test_streams_are_independent() -> None:
     first, second = chance(3), chance(3)
-    alone = [below(first, 100) for _ in range(5)]
+    undisturbed = [below(first, 100) for _ in range(5)]
     other = chance(4)
     mixed = list[int]()
     for _ in range(5):
         mixed.append(below(second, 100))
         below(other, 100)
-    assert mixed == alone
+    assert mixed == undisturbed

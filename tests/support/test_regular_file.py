@@ -17,7 +17,7 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "a") == b"content"
 
 
-def test_what_has_no_end_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_endless_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (Path("/dev/zero"), tmp_path / "fifo"):
         with pytest.raises(OSError, match="a device, a pipe or a socket"):
@@ -30,7 +30,7 @@ def test_what_has_no_end_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "."])
-def test_a_name_that_no_file_has_is_an_error_of_the_system(name: str) -> None:
+def test_an_impossible_name_is_a_system_error(name: str) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - the system's words
         read_regular(Path(name))
     with pytest.raises(SpecError):

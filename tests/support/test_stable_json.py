@@ -1,11 +1,11 @@
-"""The digest of what decides a result: equal things alike, others apart."""
+"""The digest of configuration values: equal for equal values, different otherwise."""
 
 from pathlib import Path
 
 from fxpart.support.digest import stable_digest
 
 
-def test_order_and_kinds_of_sequence_do_not_count() -> None:
+def test_order_and_type_of_sequences_do_not_count() -> None:
     digest = stable_digest({"a": 1, "b": {"x": [1, 2], "y": None}})
     assert digest == stable_digest({"b": {"y": None, "x": (1, 2)}, "a": 1})
     assert len(digest) == 64
@@ -16,7 +16,7 @@ def test_keys_count_as_text_at_any_depth() -> None:
     assert stable_digest({"a": [{1: 2, "b": 3}]}) == stable_digest({"a": [{"1": 2, "b": 3}]})
 
 
-def test_what_json_has_no_word_for_counts_as_what_it_says() -> None:
+def test_values_without_json_form_count_as_their_text() -> None:
     assert stable_digest({"a": Path("b/c")}) == stable_digest({"a": "b/c"})
 
 

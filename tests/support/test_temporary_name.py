@@ -1,4 +1,4 @@
-"""Files of processes that were killed while they wrote."""
+"""Files of processes that were killed while writing."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ with whole_file(Path("below/result.json"), "it", "stop") as temporary:
 """
 
 
-def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+def test_the_partial_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     root = str(Path(__file__).resolve().parent.parent.parent)
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED],
@@ -40,12 +40,12 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
     assert not half.exists()
 
 
-def test_what_may_be_under_way_stays(tmp_path: Path) -> None:
+def test_files_that_may_still_be_written_stay(tmp_path: Path) -> None:
     number = str(os.getpid())
     current = temporary_name()
     assert number in current.split("_")
     elsewhere = f".{'0' * 8}_{current.partition('_')[2]}".replace(number, "999999999")
-    # Of process 1 this process may not even ask.
+    # This process may not even query process 1.
     others = [current.replace(f"_{number}_", "_1_"), elsewhere, ".a.tmp", "b.tmp", f"{current}x"]
     for name in [current, *others]:
         (tmp_path / name).touch()
@@ -56,7 +56,7 @@ def test_what_may_be_under_way_stays(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {current, *others, "file"}
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_ignored(tmp_path: Path) -> None:
     remove_abandoned(tmp_path / "none", below=True)
     (tmp_path / "file").touch()
     remove_abandoned(tmp_path / "file")

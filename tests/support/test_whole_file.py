@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Files that are complete or absent."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from fxpart.support.whole_file import whole_file, write_whole
 
 
 @pytest.mark.parametrize("content", ["ü\r\n", b"\x00\xff"])
-def test_what_is_written_replaces_the_old_file(tmp_path: Path, content: str | bytes) -> None:
+def test_written_content_replaces_the_old_file(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "made" / "a.bin"
     write_whole(path, "old", "a", "b")
     write_whole(path, content, "a", "b")
@@ -17,7 +17,7 @@ def test_what_is_written_replaces_the_old_file(tmp_path: Path, content: str | by
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_block_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
+def test_a_failing_block_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
 
@@ -38,7 +38,7 @@ def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
     assert path.read_text() == "text"
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match=r"^cannot write the cat: .*; buy a dog$"):
         write_whole(tmp_path / "file" / "a", "", "the cat", "buy a dog")

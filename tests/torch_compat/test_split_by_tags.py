@@ -17,7 +17,7 @@ _Both = tuple[GraphModule, dict[str, str]]
 
 
 class Model(nn.Module):
-    """A nested layer and a parameter that two layers use."""
+    """A nested layer and a parameter used by two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_children_in_the_order_of_tags_with_their_own_attributes() -> None:
     x = torch.randn(2, 4)
     assert torch.equal(split(x), traced(x))
     assert torch.equal(split(x, bias=3.0), traced(x, bias=3.0))
-    # torch's loses the default.
+    # torch's version drops the default.
     with pytest.raises(TypeError, match="bias"):
         torch_tags(traced, ["a", "b"])(x)  # type: ignore[operator]
 
@@ -93,7 +93,7 @@ def test_nested_inputs_and_outputs_survive() -> None:
 
 
 def _by_kind(module: GraphModule) -> tuple[list[object], list[object]]:
-    """Return inputs and operators; torch adds inputs in between, where they are first used."""
+    """Return inputs and operators; torch adds inputs in between, at their first use."""
     rows = [(n.op, n.name, n.target, str(n.args)) for n in module.graph.nodes]
     return (
         [row for row in rows if row[0] == "placeholder"],
@@ -102,7 +102,7 @@ def _by_kind(module: GraphModule) -> tuple[list[object], list[object]]:
 
 
 @pytest.mark.parametrize("as_tuple", [False, True])
-def test_the_same_as_torch_on_random_graphs(as_tuple: bool) -> None:
+def test_random_graphs_are_split_as_by_torch(as_tuple: bool) -> None:
     several = 0
     for seed in range(60):
         module = random_graph(seed)

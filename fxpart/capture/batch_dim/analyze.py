@@ -248,9 +248,9 @@ def _answer(node: fx.Node, batch: Batch, state: State) -> NodeBatchDim:
     _settle_extremes(call, state)
     layouts = rule_of(node)(call)
     reasons = [state[operand] for operand in call.operands if operand not in call.apart]
-    why = next((x.differs for of_operand in reasons for x in of_operand[:1] if x.differs), "")
+    reason = next((x.differs for of_operand in reasons for x in of_operand[:1] if x.differs), "")
     if node.target is not None and call.name != "getitem":
-        layouts = [replace(x, differs=x.differs or why) for x in layouts]
+        layouts = [replace(x, differs=x.differs or reason) for x in layouts]
     for operand in call.reduced:
         state[operand] = [Layout(differs=state[operand][0].differs)]
     state[node] = layouts

@@ -67,14 +67,14 @@ def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
         upcoming = min(upcoming, call_of[op] or upcoming)
         calls.append(upcoming)
     calls.reverse()
-    held = np.full(graph.n_values, -1, dtype=np.int64)
+    last_held = np.full(graph.n_values, -1, dtype=np.int64)
     for value, name in enumerate(graph.value_names):
         releases = nodes[name].meta.get(HELD) if name in nodes else None
         if releases:
             count = bisect_right(calls, max(releases))
             last = forward[count - 1] if count else -1
-            held[value] = last if last > graph.value_producer[value] else -1
-    return held
+            last_held[value] = last if last > graph.value_producer[value] else -1
+    return last_held
 
 
 class _Watch(TorchFunctionMode):

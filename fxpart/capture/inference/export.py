@@ -56,19 +56,19 @@ def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iter
     if not args and _POSITIONS not in kwargs:
         # Positions counted by the model itself imply one sequence per row.
         answers[_MASKS, _PACKED] = _none
-    modules = {place: sys.modules.get(place) for place in (_MASKS, _ATTENTION)}
+    modules = {module_name: sys.modules.get(module_name) for module_name in (_MASKS, _ATTENTION)}
     originals = {
-        (place, name): getattr(modules[place], name)
-        for place, name in answers
-        if hasattr(modules[place], name)
+        (module_name, name): getattr(modules[module_name], name)
+        for module_name, name in answers
+        if hasattr(modules[module_name], name)
     }
-    for place, name in originals:
-        setattr(modules[place], name, answers[place, name])
+    for module_name, name in originals:
+        setattr(modules[module_name], name, answers[module_name, name])
     try:
         yield
     finally:
-        for (place, name), original in originals.items():
-            setattr(modules[place], name, original)
+        for (module_name, name), original in originals.items():
+            setattr(modules[module_name], name, original)
 
 
 def _no() -> bool:

@@ -148,10 +148,10 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     if _passed_on(node) is not node:
         # A view of the result is a view of the operand.
         builder.alias(values[node], reading.sizes.of(node))
-    kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
-    made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
-    _keep_together(builder, op, is_item, bool(mutated or kept))
-    flops, moved = _costs(reading, node, inputs, made, mutated)
+    produced = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
+    results = [out for out, v in produced if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
+    _keep_together(builder, op, is_item, bool(mutated or produced))
+    flops, moved = _costs(reading, node, inputs, results, mutated)
     builder.flops.append(flops)
     builder.moved.append(moved)
     if flops and "attention" in builder.targets[op] and inputs:
@@ -197,14 +197,14 @@ def _costs(
     reading: _Reading,
     node: fx.Node,
     inputs: list[torch.Tensor],
-    made: list[torch.Tensor],
+    outputs: list[torch.Tensor],
     mutated: list[torch.Tensor],
 ) -> tuple[int, int]:
     """Return the FLOPs of a call, and the bytes it moves."""
     if node.target not in REGIONS:
         bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
         every_expert = reading.sizes.are_symbolic
-        moved = moved_bytes(bare, inputs, made, mutated, every_expert=every_expert)
+        moved = moved_bytes(bare, inputs, outputs, mutated, every_expert=every_expert)
         return _flops(reading, node), moved
     flops = moved = 0
     for call in _region_calls(node):

@@ -149,11 +149,11 @@ class KnownValues(TorchFunctionMode):
         return any(isinstance(t, Tensor) and t.numel() > _MOST for t in tree_leaves(result))
 
     def _keep(self, result: object, real: object) -> None:
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         values = [leaf for leaf in tree_leaves(real) if isinstance(leaf, Tensor)]
-        if len(made) != len(values):
+        if len(tensors) != len(values):
             return
-        for tensor, value in zip(made, values, strict=True):
+        for tensor, value in zip(tensors, values, strict=True):
             if tensor.shape == value.shape and value.numel() <= _MOST:
                 self._values[tensor] = value
 
@@ -218,9 +218,9 @@ class KnownValues(TorchFunctionMode):
         """Return a constant tensor of the export with these values."""
         with _outside():
             numbers = values.tolist()
-        made = torch.tensor(numbers, dtype=values.dtype, device=device)
-        self._values[made] = values
-        return made
+        tensors = torch.tensor(numbers, dtype=values.dtype, device=device)
+        self._values[tensors] = values
+        return tensors
 
 
 @contextmanager

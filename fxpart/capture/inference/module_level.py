@@ -99,8 +99,8 @@ class _Recorder(fx.Interpreter):
                 self._builder.add_weight(str(n.target), t, t) for t in _tensors(result)
             ]
         elif n.op == "output":
-            for made in n.all_input_nodes:
-                self._builder.outputs.update(self._values.get(made, ()))
+            for operand in n.all_input_nodes:
+                self._builder.outputs.update(self._values.get(operand, ()))
         else:
             mutated = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
             self._add_call(n, inputs, result, mutated, int(counter.get_total_flops()))
@@ -135,14 +135,16 @@ class _Recorder(fx.Interpreter):
         if self._is_item(node):
             makers = [builder.producers[v] for v in builder.reads[op]]
             builder.together.extend((maker, op) for maker in makers if maker >= 0)
-        made = [
+        results = [
             out
             for out, value in zip(outputs, self._values[node], strict=True)
             if torch.is_tensor(out) and builder.alloc_bytes[value] > 0
         ]
         parameters = [t for _, t in weights if torch.is_tensor(t)]
         builder.flops.append(flops)
-        builder.moved.append(moved_bytes(self._kind(node), [*parameters, *inputs], made, mutated))
+        builder.moved.append(
+            moved_bytes(self._kind(node), [*parameters, *inputs], results, mutated)
+        )
 
     def _reads(self, node: fx.Node, outputs: list[object]) -> list[int]:
         """Return the values read by a node; taking an item of a tuple reads only that item."""

@@ -79,9 +79,9 @@ def _start(low: int, high: int | None, at: int) -> int:
 
 def _checks(program: SymbolicProgram) -> list[Point]:
     """Return points to check polynomials at: all symbols at their minimum, and all far from it."""
-    least = tuple(low for low, _ in program.ranges.values())
-    far = tuple(_FAR if top is None else min(top, _FAR) for _, top in program.ranges.values())
-    return [least, far]
+    smallest = tuple(low for low, _ in program.ranges.values())
+    largest = tuple(_FAR if top is None else min(top, _FAR) for _, top in program.ranges.values())
+    return [smallest, largest]
 
 
 def symbolic_graph(

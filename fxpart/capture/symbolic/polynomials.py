@@ -50,7 +50,7 @@ def fitted(
     inside = [points.index(point) for point in grid(start)]
     rows: list[list[int]] = []
     for kind, row in zip(kinds.tolist(), first.tolist(), strict=True):
-        coefficients = _coefficients([kind[place] for place in inside], bases, exponents)
+        coefficients = _coefficients([kind[position] for position in inside], bases, exponents)
         if coefficients is None or not _agrees(coefficients, exponents, points, kind):
             raise CaptureError(
                 f"{what} of {names[row]} is not a polynomial of the symbolic sizes; set "
@@ -89,8 +89,8 @@ def _coefficients(
         total = Fraction(0)
         for corner, number in zip(corners, numbers, strict=True):
             weight = Fraction(number)
-            for base, place, power in zip(bases, corner, powers, strict=True):
-                weight *= base[place][power]
+            for base, position, power in zip(bases, corner, powers, strict=True):
+                weight *= base[position][power]
             total += weight
         if total.denominator != 1 or abs(total) >= 2**63:
             return None

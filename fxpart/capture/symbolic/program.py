@@ -65,12 +65,12 @@ def exact_from(
         if node.op == "call_function" and _may_be_needless(node)
     ]
     usual = Sizes({symbols[name]: number for name, number in example.items()})
-    least: list[int] = []
+    lowest: list[int] = []
     for name in example:
         at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
         saved = any(_is_needed(node, usual) and not _is_needed(node, at_one) for node in nodes)
-        least.append(2 if saved else 1)
-    return tuple(least)
+        lowest.append(2 if saved else 1)
+    return tuple(lowest)
 
 
 def _may_be_needless(node: fx.Node) -> bool:

@@ -111,8 +111,8 @@ def ranges_of(
         tops = [int(r.upper) for r in torch_ranges if r is not None and r.upper.is_Integer]
         lows = [int(r.lower) for r in torch_ranges if r is not None and r.lower.is_Integer]
         # Torch assumes sizes of 2 or more while tracing, yet accepts 1 for the result.
-        least = max([low, *(bound for bound in lows if bound > 2)])
-        ranges[name] = (least, min([*tops, *([high] if high is not None else [])], default=None))
+        lowest = max([low, *(bound for bound in lows if bound > 2)])
+        ranges[name] = (lowest, min([*tops, *([high] if high is not None else [])], default=None))
     return _with_statistics(ranges, program, symbols)
 
 
@@ -139,8 +139,8 @@ def _with_statistics(
 
     ranges = dict(ranges)
     for name in reversed(list(ranges)):
-        least = {name: low for name, (low, _) in ranges.items()}
-        if least[name] == 1 and is_refused(least) and not is_refused(least | {name: 2}):
+        lowest = {name: low for name, (low, _) in ranges.items()}
+        if lowest[name] == 1 and is_refused(lowest) and not is_refused(lowest | {name: 2}):
             ranges[name] = (2, ranges[name][1])
     return ranges
 

@@ -103,10 +103,10 @@ class StepNodes:
         """Return whether the backward of `run` reads the value of `node`."""
         return any(self._backward_of.get(user) is run for user in node.users)
 
-    def keep_inputs(self, again: Sequence[fx.Node], run: BlockRun) -> None:
-        """Record that recomputing `again` for `run` reads its operands."""
-        chosen = set(again)
-        for node in again:
+    def keep_inputs(self, recomputed: Sequence[fx.Node], run: BlockRun) -> None:
+        """Record that recomputing `recomputed` for `run` reads its operands."""
+        chosen = set(recomputed)
+        for node in recomputed:
             for operand in node.all_input_nodes:
                 if operand not in chosen:
                     for key in self.storages(operand):
@@ -205,7 +205,7 @@ def _attention_cores(calls: Sequence[fx.Node]) -> list[list[fx.Node]]:
     The view that shapes the sum belongs to the same formula in the backward. A softmax that does
     not read one product and feed another, such as a router's, is not an attention.
     """
-    place_of = {node: place for place, node in enumerate(calls)}
+    place_of = {node: position for position, node in enumerate(calls)}
     cores = []
     for node in calls:
         if not _SOFTMAX.search(str(node.target)):
@@ -269,12 +269,12 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "blo
     plans: list[tuple[BlockRun, list[fx.Node]]] = []
     # Later blocks first, since they determine which results of earlier ones are kept.
     for run in reversed(nodes.runs):
-        again = _Plan(nodes, run).again()
-        if again:
-            plans.append((run, again))
-            nodes.keep_inputs(again, run)
-    for run, again in plans:
-        _insert(graph, nodes, run, again)
+        recomputed = _Plan(nodes, run).again()
+        if recomputed:
+            plans.append((run, recomputed))
+            nodes.keep_inputs(recomputed, run)
+    for run, recomputed in plans:
+        _insert(graph, nodes, run, recomputed)
     graph.lint()
 
 
@@ -357,30 +357,30 @@ def _saved_by_policy(run: BlockRun) -> list[fx.Node]:
     return [*products[::2], *attentions, *sums]
 
 
-def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Node]) -> None:
-    """Recompute `again` before the backward of `run`, which then reads the new values."""
+def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, recomputed: list[fx.Node]) -> None:
+    """Recompute `recomputed` before the backward of `run`, which then reads the new values."""
     for node in nodes.saving(run):
         node.meta[BLOCK] = run.number
     first, readers = nodes.first_formula(run), nodes.backward[run.number]
-    compute_again(graph, nodes.mode, again, before=first, readers=readers, block=run.number)
+    compute_again(graph, nodes.mode, recomputed, before=first, readers=readers, block=run.number)
 
 
 def compute_again(
     graph: fx.Graph,
     mode: FakeTensorMode,
-    again: Sequence[fx.Node],
+    recomputed: Sequence[fx.Node],
     *,
     before: fx.Node,
     readers: Iterable[fx.Node],
     block: int | None,
 ) -> list[fx.Node]:
-    """Insert copies of the calls `again` before a node, redirect `readers`, and return the copies.
+    """Insert copies of `recomputed` before a node, redirect `readers`, and return the copies.
 
     The copies belong to the backward of their calls and, if given, to a block's run.
     """
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(before):
-        for node in again:
+        for node in recomputed:
             args = fx.node.map_arg(node.args, lambda i: copies.get(i, i))
             kwargs = fx.node.map_arg(node.kwargs, lambda i: copies.get(i, i))
             name = f"{node.name}_again"

@@ -53,17 +53,17 @@ def _is_later(reader: fx.Node, gather: fx.Node) -> bool:
 
 
 def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
-    made = set(nodes.storages(gather))
+    gathered = set(nodes.storages(gather))
     for reader in gather.users:
         if _name(reader) == IN_ORDER:
-            made.update(nodes.storages(reader))
+            gathered.update(nodes.storages(reader))
     # The gather, its copy in the order of the sequence, and the views of what they make.
     parts = [
         node
         for node in nodes.position
         if node.op == "call_function"
         and (_is_forward(node) or _is_recomputed(node))
-        and not made.isdisjoint(nodes.storages(node))
+        and not gathered.isdisjoint(nodes.storages(node))
     ]
     readers = {
         user

@@ -30,7 +30,7 @@ __all__ = ["gradients_of", "joint_program"]
 
 def joint_program(
     program: ExportedProgram,
-    wanted: list[bool],
+    needs_gradient: list[bool],
     options: StepOptions,
     blocks: Sequence[str] = (),
 ) -> ExportedProgram:
@@ -38,7 +38,7 @@ def joint_program(
 
     Args:
         program: the model, exported with gradients.
-        wanted: for each flat input, whether its gradient is computed.
+        needs_gradient: for each flat input, whether its gradient is computed.
         options: options of the training step.
         blocks: paths of modules whose values are recomputed instead of kept.
 
@@ -52,7 +52,7 @@ def joint_program(
     if mode is None:
         raise CaptureError("it has neither weights nor inputs that are tensors; give it some")
     with mode:
-        inputs = _inputs(program, fakes, wanted)
+        inputs = _inputs(program, fakes, needs_gradient)
     step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
     if blocks:
         checkpoint_blocks(step.graph_module.graph, blocks, how=options.checkpointing)
@@ -85,10 +85,10 @@ class _Inputs:
     """The tensor of each placeholder, by index; None for a constant."""
 
 
-def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _Inputs:
+def _inputs(program: ExportedProgram, fakes: list[Any], needs_gradient: list[bool]) -> _Inputs:
     """Return the tensors of the placeholders, created in the ambient fake mode."""
     inputs, index_of = _Inputs([], [], []), dict[Hashable, int]()
-    by_user = iter(wanted)
+    by_user = iter(needs_gradient)
     for index, (spec, fake) in enumerate(
         zip(program.graph_signature.input_specs, fakes, strict=True)
     ):
@@ -142,7 +142,7 @@ def _signed(program: ExportedProgram, step: StepTrace, inputs: _Inputs) -> Expor
     )
 
 
-def _gradient_spec(of: InputSpec, name: str) -> OutputSpec:
-    if of.kind == InputKind.USER_INPUT:
-        return OutputSpec(OutputKind.GRADIENT_TO_USER_INPUT, TensorArgument(name), of.arg.name)
-    return OutputSpec(OutputKind.GRADIENT_TO_PARAMETER, TensorArgument(name), of.target)
+def _gradient_spec(spec: InputSpec, name: str) -> OutputSpec:
+    if spec.kind == InputKind.USER_INPUT:
+        return OutputSpec(OutputKind.GRADIENT_TO_USER_INPUT, TensorArgument(name), spec.arg.name)
+    return OutputSpec(OutputKind.GRADIENT_TO_PARAMETER, TensorArgument(name), spec.target)

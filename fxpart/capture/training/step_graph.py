@@ -109,8 +109,14 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     extended = with_formula_lifetimes(_with_partners(graph, calls), formula)
     block = [node.meta.get(BLOCK) for node in calls]
     # Recomputed operators belong to no formula.
-    again = [None if of is not None else run for run, of in zip(block, formula, strict=True)]
-    saving = [None if of is None else run for run, of in zip(block, formula, strict=True)]
+    again = [
+        None if formula_run is not None else run
+        for run, formula_run in zip(block, formula, strict=True)
+    ]
+    saving = [
+        None if formula_run is None else run
+        for run, formula_run in zip(block, formula, strict=True)
+    ]
     saved = [node.meta.get(SAVED) for node in calls]
     extended = with_block_lifetimes(extended, again, saving, saved)
     return _with_gradients(extended, gradients)

@@ -66,80 +66,80 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
             given without the rate of their links.
 
     """
-    place = f"latency.curves.{name}"
-    _refuse_others(place, settings, (*_KINDS, *_OTHERS))
+    path = f"latency.curves.{name}"
+    _refuse_others(path, settings, (*_KINDS, *_OTHERS))
     curves = {
-        kind: _curve(f"{place}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
+        kind: _curve(f"{path}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
     }
     stated = settings.get("collectives") or {}
     for kind in stated:
         check_collective(kind)
     collectives = {
-        kind: _curve(f"{place}.collectives.{kind}", CollectiveCurve, numbers)
+        kind: _curve(f"{path}.collectives.{kind}", CollectiveCurve, numbers)
         for kind, numbers in stated.items()
     }
     link_bytes_per_s = settings.get("link_bytes_per_s")
     if collectives and link_bytes_per_s is None:
         raise SpecError(
-            f"{place}.collectives are of one kind of link; state its rate one way, such as"
-            f" {place}.link_bytes_per_s=300e9"
+            f"{path}.collectives are of one kind of link; state its rate one way, such as"
+            f" {path}.link_bytes_per_s=300e9"
         )
     if link_bytes_per_s is not None:
-        link_bytes_per_s = _number(f"{place}.link_bytes_per_s", link_bytes_per_s)
+        link_bytes_per_s = _number(f"{path}.link_bytes_per_s", link_bytes_per_s)
     rates = settings.get("measured_on")
-    measured_on = None if rates is None else _curve(f"{place}.measured_on", Rates, rates)
+    measured_on = None if rates is None else _curve(f"{path}.measured_on", Rates, rates)
     carried, overhead_s = settings.get("torch_attention"), settings.get("op_overhead_s")
     return CurveFamily(
         **curves,
         collectives=collectives,
         link_bytes_per_s=link_bytes_per_s,
         measured_on=measured_on,
-        torch_attention=None if carried is None else _carried(f"{place}.torch_attention", carried),
-        sustained_share=_share(f"{place}.sustained_share", settings.get("sustained_share", 1.0)),
+        torch_attention=None if carried is None else _carried(f"{path}.torch_attention", carried),
+        sustained_share=_share(f"{path}.sustained_share", settings.get("sustained_share", 1.0)),
         op_overhead_s=None
         if overhead_s is None
-        else _number(f"{place}.op_overhead_s", overhead_s, may_be_0=True),
+        else _number(f"{path}.op_overhead_s", overhead_s, may_be_0=True),
     )
 
 
-def _carried(place: str, settings: object) -> Carried:
+def _carried(path: str, settings: object) -> Carried:
     if not isinstance(settings, Mapping) or set(settings) != set(Carried._fields):
-        raise SpecError(f"{place} states {', '.join(Carried._fields)}, is {settings}")
-    share = _share(f"{place}.compute_share", settings["compute_share"])
+        raise SpecError(f"{path} states {', '.join(Carried._fields)}, is {settings}")
+    share = _share(f"{path}.compute_share", settings["compute_share"])
     return Carried(str(settings["family"]), share)
 
 
-def _share(place: str, number: object) -> float:
-    share = _number(place, number)
+def _share(path: str, number: object) -> float:
+    share = _number(path, number)
     if share > 1:
-        raise SpecError(f"{place} must be at most 1, is {share}")
+        raise SpecError(f"{path} must be at most 1, is {share}")
     return share
 
 
-def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
+def _curve(path: str, make: Callable[..., _Curve], settings: object) -> _Curve:
     names = list(inspect.signature(make).parameters)
     if not isinstance(settings, Mapping):
-        raise SpecError(f"{place} is missing; it states {', '.join(names)}")
-    _refuse_others(place, settings, names)
+        raise SpecError(f"{path} is missing; it states {', '.join(names)}")
+    _refuse_others(path, settings, names)
     numbers: dict[str, float] = {}
     for name in names:
         is_time = name.endswith("_s") and not name.endswith("per_s")
         may_be_0 = is_time or name == "packs_groups"
-        numbers[name] = _number(f"{place}.{name}", settings.get(name), may_be_0=may_be_0)
+        numbers[name] = _number(f"{path}.{name}", settings.get(name), may_be_0=may_be_0)
     return make(**numbers)
 
 
-def _number(place: str, number: object, *, may_be_0: bool = False) -> float:
+def _number(path: str, number: object, *, may_be_0: bool = False) -> float:
     plain = isinstance(number, int | float) and not isinstance(number, bool)
     value = float(number) if plain else -1.0  # type: ignore[arg-type]
     if not 0 <= value < float("inf"):
-        raise SpecError(f"{place} must be a number, 0 or more, got {number}")
+        raise SpecError(f"{path} must be a number, 0 or more, got {number}")
     if value == 0 and not may_be_0:
-        raise SpecError(f"{place} must be more than 0")
+        raise SpecError(f"{path} must be more than 0")
     return value
 
 
-def _refuse_others(place: str, settings: Mapping[str, Any], known: Any) -> None:  # noqa: ANN401
+def _refuse_others(path: str, settings: Mapping[str, Any], known: Any) -> None:  # noqa: ANN401
     for name in settings:
         if name not in known:
-            raise SpecError(f"{place}.{name} is not a setting; {nearest_names(str(name), known)}")
+            raise SpecError(f"{path}.{name} is not a setting; {nearest_names(str(name), known)}")

@@ -83,7 +83,7 @@ class GemmCurve:
         """Return the time of each product."""
         columns = np.stack(products, axis=1)
         flops_per_s = np.broadcast_to(rates.flops_per_s, len(columns))
-        rows, place = np.unique(
+        rows, row_of_product = np.unique(
             np.column_stack([columns, flops_per_s]), axis=0, return_inverse=True
         )
         if not len(rows):
@@ -91,18 +91,23 @@ class GemmCurve:
         shapes = Products(*(rows[:, [column]] for column in range(len(products))))
         best = np.full(len(rows), np.inf)
         for tile in _TILES:
-            cut = self._cut(shapes, tile, rates._replace(flops_per_s=rows[:, [-1]]))
-            best = np.minimum(best, cut.min(axis=1))
-        seconds: FloatArray = self.launch_s + best[place.reshape(-1)]
+            tile_s = self._tile_seconds(shapes, tile, rates._replace(flops_per_s=rows[:, [-1]]))
+            best = np.minimum(best, tile_s.min(axis=1))
+        seconds: FloatArray = self.launch_s + best[row_of_product.reshape(-1)]
         return seconds
 
-    def _cut(self, of: Products, tile: tuple[int, int], rates: Rates) -> FloatArray:
+    def _tile_seconds(self, products: Products, tile: tuple[int, int], rates: Rates) -> FloatArray:
         """Return the time with this tile for each split, shape (rows, splits)."""
         tile_rows, tile_columns = tile
         bandwidth, processors = rates.bytes_per_s, rates.multiprocessors
         splits = np.array(_SPLITS, dtype=np.float64)[None, :]
-        depth = np.ceil(of.k / splits / _STEP_OF_K) * _STEP_OF_K
-        pieces = of.batch * np.ceil(of.m / tile_rows) * np.ceil(of.n / tile_columns) * splits
+        depth = np.ceil(products.k / splits / _STEP_OF_K) * _STEP_OF_K
+        pieces = (
+            products.batch
+            * np.ceil(products.m / tile_rows)
+            * np.ceil(products.n / tile_columns)
+            * splits
+        )
         waves = pieces / processors
         waves = np.where(waves <= 1, 1, waves + self.tail * (np.ceil(waves) - waves))
         share = (
@@ -114,22 +119,22 @@ class GemmCurve:
         compute_s = 2 * tile_rows * tile_columns / (rates.flops_per_s / processors * share)
         read_s = (
             (tile_rows + tile_columns)
-            * of.operand_bytes
+            * products.operand_bytes
             / (bandwidth / processors * self.reader_share)
         )
         computing_s = waves * (self.tile_s + depth * np.maximum(compute_s, read_s))
-        operands = of.batch * (of.m + of.n) * of.k * of.operand_bytes
-        results = of.batch * of.m * of.n
-        memory_s = (operands + results * of.result_bytes) / (self.memory_share * bandwidth)
+        operands = products.batch * (products.m + products.n) * products.k * products.operand_bytes
+        results = products.batch * products.m * products.n
+        memory_s = (operands + results * products.result_bytes) / (self.memory_share * bandwidth)
         cache_rate = self.cache_share * bandwidth
-        cache_s = pieces * (tile_rows + tile_columns) * depth * of.operand_bytes / cache_rate
+        cache_s = pieces * (tile_rows + tile_columns) * depth * products.operand_bytes / cache_rate
         roofline_s = smooth_maximum(
             self.sharpness, computing_s, *np.broadcast_arrays(memory_s, cache_s)
         )
         # Partial results are float32, written once and read once.
         reduction_s = np.where(splits > 1, self.split_s + splits * results * 8 / cache_rate, 0.0)
         # Exclude splits whose last part is empty.
-        return np.where(depth * (splits - 1) >= of.k, np.inf, roofline_s + reduction_s)
+        return np.where(depth * (splits - 1) >= products.k, np.inf, roofline_s + reduction_s)
 
 
 def smooth_maximum(sharpness: float, *parts: FloatArray) -> FloatArray:

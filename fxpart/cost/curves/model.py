@@ -75,14 +75,18 @@ class KernelModel:
             shapes = shapes or shapes_of(graph, self.layout)
             residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
             if self.runs_torch and family.torch_attention:
-                other, compute_share = family.torch_attention
-                family = replace(family, attention=self._family(other, device.name).attention)
-                residuals = {kind: of for kind, of in residuals.items() if kind != "attention"}
+                attention_family, compute_share = family.torch_attention
+                family = replace(
+                    family, attention=self._family(attention_family, device.name).attention
+                )
+                residuals = {
+                    kind: residual for kind, residual in residuals.items() if kind != "attention"
+                }
             if family.op_overhead_s is not None:
                 roofline = replace(self.roofline, op_overhead_s=family.op_overhead_s)
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
             on_device = _OnDevice(device, family, residuals, compute_share)
-            _place(times[:, column], graph, shapes, on_device)
+            _write_times(times[:, column], graph, shapes, on_device)
             column_of_kind[kind] = column
         return times
 
@@ -109,9 +113,9 @@ class _OnDevice(NamedTuple):
     """Share of the device's peak available to its attention kernels."""
 
 
-def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> None:
+def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _OnDevice) -> None:
     """Write the times of products and attention on a device into `times` (length n)."""
-    device, family, residuals, attention_share = on
+    device, family, residuals, attention_share = on_device
     share, kernel_share = family.sustained_share, family.gemm.compute_share
     rates = {
         dtype: device.reached_rate_for(dtype, share, kernel_share)

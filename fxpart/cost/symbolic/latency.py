@@ -213,11 +213,11 @@ def latency_formulas(
     for sizes in at:
         sizes_by_regime.setdefault(times.regime(symbolic.at(**sizes)), []).append(sizes)
     return tuple(
-        _collected(placed, sizes, max(tolerance, EXACT)) for sizes in sizes_by_regime.values()
+        _regime_formula(placed, sizes, max(tolerance, EXACT)) for sizes in sizes_by_regime.values()
     )
 
 
-def _collected(
+def _regime_formula(
     placed: _Placed, at: Sequence[Mapping[str, int]], tolerance: float
 ) -> LatencyFormula:
     """Return the formula for sizes of one regime.
@@ -252,13 +252,13 @@ def _path_row(
     placed: _Placed,
     graph: OpGraph,
     powers: FloatArray,
-    taken: npt.NDArray[np.bool_],
+    chosen: npt.NDArray[np.bool_],
     log: ScheduleLog,
 ) -> FloatArray:
     """Return the time of a path as a polynomial, valid in the regime of `graph`; shape (M,)."""
     exponents, topology = placed.symbolic.exponents, placed.topology
     constant = int(np.flatnonzero(~exponents.any(axis=1))[0])
-    on_path, sent_on_path = np.split(taken, [graph.n_ops])
+    on_path, sent_on_path = np.split(chosen, [graph.n_ops])
     row = placed.times.rows(graph, powers, constant)[on_path].sum(axis=0)
     value, source, target = log.sent[np.flatnonzero(sent_on_path)].T
     per_byte = 1.0 / topology.bytes_per_s[source, target]

@@ -88,14 +88,17 @@ def _check(formulas: Sequence[MaxFormula], memory_bytes: int | Sequence[int] = 0
     return [int(limit) for limit in limits]
 
 
-def _largest(rows: list[tuple[_Polynomial, int]], least: int, most: int) -> int:
-    """Return the largest size at which no row exceeds its limit; less than `least` if none.
+def _largest(rows: list[tuple[_Polynomial, int]], smallest_size: int, largest_size: int) -> int:
+    """Return the largest size at which no row exceeds its limit; less than `smallest_size` if none.
 
     Python integers are used, which cannot overflow.
     """
     if not all(_never_falls(row) for row, _ in rows):
-        return next((size for size in range(most, least - 1, -1) if _fits(rows, size)), least - 1)
-    low, high = least - 1, most + 1
+        return next(
+            (size for size in range(largest_size, smallest_size - 1, -1) if _fits(rows, size)),
+            smallest_size - 1,
+        )
+    low, high = smallest_size - 1, largest_size + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _fits(rows, middle) else (low, middle)

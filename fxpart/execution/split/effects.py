@@ -186,22 +186,22 @@ def _of_function(node: Node) -> Effects:
     """Return the effects of a function without a schema."""
     name, function = _name(node), node.target
     assert callable(function)
-    everything = _nodes([node.args, node.kwargs])
+    arguments = _nodes([node.args, node.kwargs])
     if getattr(function, "__module__", "") == "_operator":
         if name in WRITING_OPERATORS:
             first = _first_operand(node)
             return Effects(first, () if name in {"setitem", "delitem"} else first)
-        return Effects(shared=everything if name in VIEWS else ())
+        return Effects(shared=arguments if name in VIEWS else ())
     if name == "getattr":
         attribute = str(node.args[1]) if len(node.args) > 1 else ""
-        return Effects(shared=everything if attribute in VIEWS | {"grad"} else ())
+        return Effects(shared=arguments if attribute in VIEWS | {"grad"} else ())
     values = _arguments(function, node)
     writes = _ends_like_a_write(name) or values.get("inplace") is True
     written = _first_operand(node) if writes else ()
     written += _nodes(values.get("out"))
     if name in {"embedding", "embedding_bag"} and values.get("max_norm") is not None:
         return Effects(_nodes(values.get("weight")))
-    shared = everything if name in VIEWS or not _is_torch(function) else written
+    shared = arguments if name in VIEWS or not _is_torch(function) else written
     return Effects(written, shared)
 
 
@@ -234,21 +234,21 @@ def _graphs_write(modules: Iterable[nn.Module]) -> bool:
 
 def _of_region(root: GraphModule, node: Node) -> Effects:
     """Return the effects of a call that runs graphs, such as those under ``torch.no_grad``."""
-    everything = _nodes([node.args, node.kwargs])
-    tensors = tuple(operand for operand in everything if operand.op != "get_attr")
-    attributes = [fetched(root, str(x.target)) for x in everything if x.op == "get_attr"]
+    arguments = _nodes([node.args, node.kwargs])
+    tensors = tuple(operand for operand in arguments if operand.op != "get_attr")
+    attributes = [fetched(root, str(x.target)) for x in arguments if x.op == "get_attr"]
     parts = [part for a in attributes if isinstance(a, nn.Module) for part in a.modules()]
-    return Effects(everything if _graphs_write(parts) else (), tensors)
+    return Effects(arguments if _graphs_write(parts) else (), tensors)
 
 
 def _of_module(root: GraphModule, node: Node) -> Effects:
     """Return the effects of calling a module."""
-    module, everything = root.get_submodule(str(node.target)), _nodes([node.args, node.kwargs])
+    module, arguments = root.get_submodule(str(node.target)), _nodes([node.args, node.kwargs])
     parts = list(module.modules())
     writes = any(getattr(p, "inplace", False) is True for p in parts) or _graphs_write(parts)
-    written = everything if writes else ()
+    written = arguments if writes else ()
     foreign = any(not type(p).__module__.startswith("torch.nn.modules") for p in parts)
-    shared = everything if foreign or any(isinstance(p, _VIEW_MODULES) for p in parts) else written
+    shared = arguments if foreign or any(isinstance(p, _VIEW_MODULES) for p in parts) else written
     return Effects(written, shared, any(getattr(p, "max_norm", None) is not None for p in parts))
 
 

@@ -98,10 +98,10 @@ class LoadedStage:
 
         """
         shapes = [tuple(value.shape) for value in values]
-        if shapes != [wanted.shape for wanted in self.inputs]:
-            wanted = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in self.inputs)
+        if shapes != [expected.shape for expected in self.inputs]:
+            expected = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in self.inputs)
             raise SpecError(
-                f"stage {self.index} takes {wanted}, got shapes {', '.join(map(str, shapes))};"
+                f"stage {self.index} takes {expected}, got shapes {', '.join(map(str, shapes))};"
                 " give what the stage before returns, or save stages for these shapes"
             )
         outputs: tuple[Tensor, ...] = self.module(*values)
@@ -158,11 +158,11 @@ def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Ten
             f"the first stage takes {len(input_names)} tensors ({', '.join(input_names)}), got"
             f" {len(example_inputs)}; give those of Chain.flat_inputs"
         )
-    with new_folder(Path(folder), STAGES_FILE) as place:
+    with new_folder(Path(folder), STAGES_FILE) as new:
         values, saved = tuple(value.detach() for value in example_inputs), []
         for stage in chain.stages:
             program = stage_program(stage.module, values, f"stage {stage.index}")
-            file = place / f"stage_{stage.index}.pt2"
+            file = new / f"stage_{stage.index}.pt2"
             write_archive(program.exported, file)
             saved.append(
                 SavedStage(
@@ -179,7 +179,7 @@ def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Ten
             "version": _VERSION,
             **asdict(SavedStages(tuple(saved), tied_parameters(chain))),
         }
-        (place / STAGES_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (new / STAGES_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _shapes(names: Sequence[str], values: Sequence[Tensor]) -> tuple[TensorShape, ...]:

@@ -38,7 +38,7 @@ def _apply(  # noqa: PLR0917 - compiled: one loop, all by position
     t: LoadTables,
     pins: IntArray,
     loads: FloatArray,
-    held: IntArray,
+    used_bytes: IntArray,
     unit: int,
     old: int,
     new: int,
@@ -46,8 +46,8 @@ def _apply(  # noqa: PLR0917 - compiled: one loop, all by position
 ) -> None:
     loads[old] += changed[0]
     loads[new] += changed[1]
-    held[old] -= t.size_bytes[unit]
-    held[new] += t.size_bytes[unit]
+    used_bytes[old] -= t.size_bytes[unit]
+    used_bytes[new] += t.size_bytes[unit]
     for i in range(t.unit_start[unit], t.unit_start[unit + 1]):
         pins[t.unit_outputs[i], old] -= 1
         pins[t.unit_outputs[i], new] += 1

@@ -52,11 +52,11 @@ def _moved(units: Units, device_of: IntArray, trial: IntArray, state: IntArray) 
 
 
 @inlined
-def _excess(peaks: IntArray, room: IntArray) -> float:
-    """Return by which shares of their memory devices hold too much, added up."""
+def _excess(peaks: IntArray, memory_bytes: IntArray) -> float:
+    """Return the sum over devices of the excess as a share of memory."""
     total = 0.0
-    for device in range(room.shape[0]):
-        total += max(0, peaks[device] - room[device]) / room[device]
+    for device in range(memory_bytes.shape[0]):
+        total += max(0, peaks[device] - memory_bytes[device]) / memory_bytes[device]
     return total
 
 
@@ -65,7 +65,7 @@ def anneal_latency(  # noqa: PLR0917 - compiled: all by position
     t: CostTables,
     m: MemoryTables,
     log: ScheduleLog,
-    room: IntArray,
+    memory_bytes: IntArray,
     units: Units,
     device_of: IntArray,
     seed: int,
@@ -76,30 +76,30 @@ def anneal_latency(  # noqa: PLR0917 - compiled: all by position
 
     `hot` is the temperature at first, as a share of the latency.
     """
-    n, devices = device_of.shape[0], room.shape[0]
+    n, devices = device_of.shape[0], memory_bytes.shape[0]
     state, change = chance(seed), np.empty(n + 1, dtype=np.int64)
     peaks = np.empty(devices, dtype=np.int64)
     first_s, _ = schedule(t, device_of, log)
-    now, best = first_s, first_s
-    here, trial, best_of = device_of.copy(), device_of.copy(), device_of.copy()
+    current_value, best = first_s, first_s
+    current, trial, best_of = device_of.copy(), device_of.copy(), device_of.copy()
     temperature, cooled = hot, (_COLD / hot) ** (1.0 / steps)
     for _ in range(steps):
         temperature *= cooled
-        if not _moved(units, here, trial, state):
+        if not _moved(units, current, trial, state):
             continue
-        limit = now - temperature * first_s * np.log(share(state) + 1e-12)
+        limit = current_value - temperature * first_s * np.log(share(state) + 1e-12)
         latency_s, _ = schedule(t, trial, log)
-        kept = latency_s <= limit
-        if kept:
+        accepted = latency_s <= limit
+        if accepted:
             for device in range(devices):
                 peaks[device] = peak_on_device(m, trial, device, change)
-            excess = _excess(peaks, room)
-            kept = latency_s + _EXCESS_WEIGHT * first_s * excess <= limit
-        if not kept:
-            trial[:] = here
+            excess = _excess(peaks, memory_bytes)
+            accepted = latency_s + _EXCESS_WEIGHT * first_s * excess <= limit
+        if not accepted:
+            trial[:] = current
             continue
-        here[:], now = trial, latency_s + _EXCESS_WEIGHT * first_s * excess
+        current[:], current_value = trial, latency_s + _EXCESS_WEIGHT * first_s * excess
         if excess == 0.0 and latency_s < best:
             best = latency_s
-            best_of[:] = here
+            best_of[:] = current
     device_of[:] = best_of

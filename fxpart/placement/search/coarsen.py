@@ -25,7 +25,7 @@ def levels(tables: LoadTables, labels: IntArray, target: int, seed: int) -> list
     Only units with equal `labels` (U,) are joined, so a placement with one device per label is also
     a placement of the coarse tables.
     """
-    made: list[Level] = []
+    coarse_levels: list[Level] = []
     fastest = tables.time_s.min(axis=1)
     devices = tables.time_s.shape[1]
     most_s = max(_SHARE * float(fastest.sum()) / devices, float(fastest.max()))
@@ -40,7 +40,7 @@ def levels(tables: LoadTables, labels: IntArray, target: int, seed: int) -> list
             most_s,
             most_bytes,
             target_clusters,
-            seed + len(made),
+            seed + len(coarse_levels),
         )
         count = int(cluster_of.max()) + 1
         if count > 0.95 * units:
@@ -49,8 +49,8 @@ def levels(tables: LoadTables, labels: IntArray, target: int, seed: int) -> list
         coarse_labels = np.empty(count, dtype=np.int64)
         coarse_labels[cluster_of] = labels
         labels = coarse_labels
-        made.append((tables, cluster_of))
-    return made
+        coarse_levels.append((tables, cluster_of))
+    return coarse_levels
 
 
 @compiled
@@ -60,7 +60,7 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
     weight_s: FloatArray,
     most_s: float,
     most_bytes: int,
-    wanted: int,
+    target: int,
     seed: int,
 ) -> IntArray:
     """Return the cluster of each unit, numbered without gaps.
@@ -81,7 +81,7 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
     typical = weight_s.sum() / units + 1e-30
     clusters = units
     for unit in order:
-        if clusters <= wanted:
+        if clusters <= target:
             break
         if members[cluster_of[unit]] != 1 or cluster_of[unit] != unit:
             continue
@@ -99,14 +99,14 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
                         touched[count] = other
                         count += 1
                     rating[other] += tie
-        best, best_worth = -1, 0.0
+        best, best_strength = -1, 0.0
         for i in range(count):
             other = touched[i]
             fits = time_s[other] + time_s[unit] <= most_s and size[other] + size[unit] <= most_bytes
-            worth = rating[other] / np.sqrt((time_s[other] + typical) * (time_s[unit] + typical))
+            strength = rating[other] / np.sqrt((time_s[other] + typical) * (time_s[unit] + typical))
             rating[other] = 0.0
-            if fits and worth > best_worth:
-                best, best_worth = int(other), float(worth)
+            if fits and strength > best_strength:
+                best, best_strength = int(other), float(strength)
         if best >= 0:
             cluster_of[unit] = best
             members[best] += 1

@@ -35,21 +35,23 @@ def fill_in_order(
     count = len(start) - 1
     device_of = np.full(len(ops), UNPLACED, dtype=np.int64)
     change = np.empty(len(ops) + 1, dtype=np.int64)
-    done, opened = 0, 0
+    first_left, opened = 0, 0
     for device, capacity in enumerate(capacity_bytes):
-        if done == count:
+        if first_left == count:
             break
 
-        def holds(end: int, first: int = done, device: int = device, most: int = capacity) -> bool:
+        def holds(
+            end: int, first: int = first_left, device: int = device, most: int = capacity
+        ) -> bool:
             unit_ops, rest = ops[start[first] : start[end]], ops[start[end] :]
             device_of[unit_ops], device_of[rest] = device, UNPLACED
             return int(peak_on_device(memory, device_of, device, change)) <= most
 
-        end = _longest(holds, done, count)
+        end = _longest(holds, first_left, count)
         holds(end)
-        opened = device + 1 if end > done else opened
-        done = end
-    return device_of, opened, count - done
+        opened = device + 1 if end > first_left else opened
+        first_left = end
+    return device_of, opened, count - first_left
 
 
 def _longest(holds: Callable[[int], bool], first: int, count: int) -> int:

@@ -29,7 +29,7 @@ class _State(NamedTuple):
     finish_s: FloatArray
     arrival_s: FloatArray
     """Arrival of each value at each device, -1 if it was not sent. Shape (V, D)."""
-    room: IntArray
+    free_bytes: IntArray
 
 
 @inlined
@@ -93,7 +93,9 @@ def _weights_of_groups(m: MemoryTables, group: IntArray) -> IntArray:
 
 
 @compiled
-def _place(t: CostTables, m: MemoryTables, group: IntArray, room: IntArray) -> IntArray:
+def _place_greedily(
+    t: CostTables, m: MemoryTables, group: IntArray, free_bytes: IntArray
+) -> IntArray:
     """Return the device of each operator, -1 from the first one on that does not fit."""
     n, devices = t.op_time_s.shape
     after, weights = _optimistic_s(t), _weights_of_groups(m, group)
@@ -102,7 +104,7 @@ def _place(t: CostTables, m: MemoryTables, group: IntArray, room: IntArray) -> I
         np.zeros((devices, devices)),
         np.zeros(n),
         np.full((t.producer.shape[0], devices), -1.0),
-        room.copy(),
+        free_bytes.copy(),
     )
     device_of = np.full(n, -1, dtype=np.int64)
     for op in range(n):
@@ -110,14 +112,14 @@ def _place(t: CostTables, m: MemoryTables, group: IntArray, room: IntArray) -> I
         if home < 0:
             earliest_s = np.inf
             for device in range(devices):
-                if s.room[device] < weights[op]:
+                if s.free_bytes[device] < weights[op]:
                     continue
                 end_s = _fetch(t, s, device_of, op, device, False) + t.op_time_s[op, device]
                 if end_s + after[op, device] < earliest_s:
                     earliest_s, home = end_s + after[op, device], device
             if home < 0:
                 return device_of
-            s.room[home] -= weights[op]
+            s.free_bytes[home] -= weights[op]
         start = _fetch(t, s, device_of, op, home, True)
         device_of[op] = home
         s.finish_s[op] = s.device_free[home] = start + t.op_time_s[op, home]
@@ -131,13 +133,13 @@ def list_placement(problem: Problem) -> IntArray | None:
     reduced by the excess for the next trial.
     """
     sizes = problem.topology.memory_bytes
-    room = sizes.copy()
+    free_bytes = sizes.copy()
     for _ in range(_TRIALS):
-        device_of = _place(problem.costs, problem.memory, problem.graph.group, room)
+        device_of = _place_greedily(problem.costs, problem.memory, problem.graph.group, free_bytes)
         if device_of.min() < 0:
             return None
         over = peak_bytes(problem.memory, device_of, len(sizes)) - sizes
         if (over <= 0).all():
             return device_of
-        room -= np.maximum(over, 0)
+        free_bytes -= np.maximum(over, 0)
     return None

@@ -67,10 +67,10 @@ def _put(units: Units, unit: int, device_of: IntArray, device: int) -> None:
 
 
 @inlined
-def _put_back(device_of: IntArray, unit_ops: IntArray, was: IntArray) -> None:
+def _restore(device_of: IntArray, unit_ops: IntArray, old_devices: IntArray) -> None:
     # Element by element, since numba takes seconds to compile fancy assignment.
     for i in range(unit_ops.shape[0]):
-        device_of[unit_ops[i]] = was[i]
+        device_of[unit_ops[i]] = old_devices[i]
 
 
 @compiled
@@ -85,7 +85,7 @@ def home_of(units: Units, unit: int, device_of: IntArray) -> int:
 
 
 @inlined
-def _fits_after(s: SearchTables, device_of: IntArray, was: IntArray, device: int) -> bool:
+def _fits_after(s: SearchTables, device_of: IntArray, old_devices: IntArray, device: int) -> bool:
     """Return whether all devices affected by a move to `device` still fit.
 
     Other devices send and receive the same values as before, at the same points. Source devices may
@@ -93,12 +93,12 @@ def _fits_after(s: SearchTables, device_of: IntArray, was: IntArray, device: int
     """
     if not _fits(s, device_of, device):
         return False
-    for i in range(was.shape[0]):
+    for i in range(old_devices.shape[0]):
         # Operators of a unit usually share a device, so skip repeats.
         if (
-            was[i] != device
-            and (i == 0 or was[i] != was[i - 1])
-            and not _fits(s, device_of, was[i])
+            old_devices[i] != device
+            and (i == 0 or old_devices[i] != old_devices[i - 1])
+            and not _fits(s, device_of, old_devices[i])
         ):
             return False
     return True
@@ -110,17 +110,17 @@ def _swap_partner(
     device_of: IntArray,
     units: Units,
     move: tuple[int, int, int],
-    most: float,
+    limit_s: float,
 ) -> tuple[int, float]:
     """Return the unit to swap back after `move` (unit, source, target) or -1, and the latency.
 
     The move has been made and overfills the target. The nearest units on the target are tried
-    outwards in graph order; a swap must fit and have a latency below `most`.
+    outwards in graph order; a swap must fit and have a latency below `limit_s`.
     """
     unit, source, target = move
     start, ops = units
     count = start.shape[0] - 1
-    best, latency, tried = -1, most, 0
+    best, latency, tried = -1, limit_s, 0
     for step in range(2, 2 * min(count, FARTHEST)):
         other = unit + (step // 2 if step % 2 == 0 else -(step // 2))
         if other < 0 or other >= count or home_of(units, other, device_of) != target:
@@ -161,7 +161,7 @@ def _estimates(
         estimates[device], _, _ = estimate(
             s.costs, device_of, s.progress, unit_ops[0], unit_ops[-1]
         )
-    _put_back(device_of, unit_ops, previous)
+    _restore(device_of, unit_ops, previous)
     return estimates
 
 
@@ -196,7 +196,7 @@ def _try_unit(
                 partner, swapped = _swap_partner(s, device_of, units, move, best)
                 if partner >= 0:
                     best, best_device, best_partner = swapped, device, partner
-        _put_back(device_of, unit_ops, previous)
+        _restore(device_of, unit_ops, previous)
     if best_device < 0:
         return latency
     _put(units, unit, device_of, best_device)

@@ -78,12 +78,12 @@ def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int
     If placements are few, it is the optimum. A placement that fits still fits.
     """
     graph, costs = problem.graph, problem.costs
-    log, room = schedule_log(costs), problem.topology.memory_bytes
+    log, memory_bytes = schedule_log(costs), problem.topology.memory_bytes
     atomic = atomic_units(graph)
     power_w = powers_w(problem.topology)
     energy = problem.objective == "energy"
     best = device_of.copy()
-    tables = (costs, problem.memory, log, room, power_w, energy)
+    tables = (costs, problem.memory, log, memory_bytes, power_w, energy)
     if are_few(problem, len(atomic[0]) - 1):
         _best_of_few(*tables, atomic, best)
         return best
@@ -130,7 +130,7 @@ def _best_of_few(  # noqa: PLR0917 - compiled: all by position
     t: CostTables,
     m: MemoryTables,
     log: ScheduleLog,
-    room: IntArray,
+    memory_bytes: IntArray,
     power_w: FloatArray,
     energy: bool,
     units: Units,
@@ -138,7 +138,7 @@ def _best_of_few(  # noqa: PLR0917 - compiled: all by position
 ) -> None:
     """Set `best_of` (n,), which must fit, to the best of all placements of the units."""
     start, ops = units
-    count, devices = start.shape[0] - 1, room.shape[0]
+    count, devices = start.shape[0] - 1, memory_bytes.shape[0]
     device_of, change = best_of.copy(), np.empty(best_of.shape[0] + 1, dtype=np.int64)
     best = np.inf
     for number in range(devices**count):
@@ -149,7 +149,7 @@ def _best_of_few(  # noqa: PLR0917 - compiled: all by position
         fullest, fits = 0, True
         for device in range(devices):
             peak = peak_on_device(m, device_of, device, change)
-            fits = fits and peak <= room[device]
+            fits = fits and peak <= memory_bytes[device]
             fullest = max(fullest, peak)
         if fits:
             value = _energy(t, log, power_w, device_of) if energy else float(fullest)
@@ -163,7 +163,7 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
     t: CostTables,
     m: MemoryTables,
     log: ScheduleLog,
-    room: IntArray,
+    memory_bytes: IntArray,
     power_w: FloatArray,
     energy: bool,
     units: Units,
@@ -179,14 +179,14 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
     devices than the fullest count a little.
     """
     start, ops = units
-    count, devices = start.shape[0] - 1, room.shape[0]
+    count, devices = start.shape[0] - 1, memory_bytes.shape[0]
     state, change = chance(seed), np.empty(device_of.shape[0] + 1, dtype=np.int64)
     peaks = np.empty(devices, dtype=np.int64)
     for device in range(devices):
         peaks[device] = peak_on_device(m, device_of, device, change)
     scale = max(1.0, float(peaks.max()))
-    now = _energy(t, log, power_w, device_of) if energy else _norm(peaks, scale)
-    best = now if energy else float(peaks.max())
+    current_value = _energy(t, log, power_w, device_of) if energy else _norm(peaks, scale)
+    best = current_value if energy else float(peaks.max())
     best_of, trial, trial_peaks = device_of.copy(), device_of.copy(), peaks.copy()
     touched = np.empty(devices, dtype=np.bool_)
     temperature, cooled = hot, (_COLD / hot) ** (1.0 / steps)
@@ -211,16 +211,18 @@ def _anneal(  # noqa: PLR0917 - compiled: all by position
         for device in range(devices):
             if touched[device]:
                 trial_peaks[device] = peak_on_device(m, trial, device, change)
-                is_accepted = is_accepted and trial_peaks[device] <= room[device]
-        trial_value = now
+                is_accepted = is_accepted and trial_peaks[device] <= memory_bytes[device]
+        trial_value = current_value
         if is_accepted:
             trial_value = _energy(t, log, power_w, trial) if energy else _norm(trial_peaks, scale)
-            is_accepted = np.log(trial_value / now) <= -temperature * np.log(share(state) + 1e-12)
+            is_accepted = np.log(trial_value / current_value) <= -temperature * np.log(
+                share(state) + 1e-12
+            )
         if not is_accepted:
             trial[:], trial_peaks[:] = device_of, peaks
             continue
-        device_of[:], peaks[:], now = trial, trial_peaks, trial_value
-        value = now if energy else float(peaks.max())
+        device_of[:], peaks[:], current_value = trial, trial_peaks, trial_value
+        value = current_value if energy else float(peaks.max())
         if value < best:
             best = value
             best_of[:] = device_of

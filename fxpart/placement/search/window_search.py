@@ -100,44 +100,44 @@ def _best_step(  # noqa: PLR0917 - compiled: all by position
     window: _Window,
     device_of: IntArray,
     free: IntArray,
-    least: float,
+    limit: float,
 ) -> tuple[float, int, int]:
     """Return (cost, position in the window, device) of the best move of a free unit.
 
     While a device is overfull, only its units move. A move that overfills a device is considered
-    only if its cost is below `least`, since another move may then make room.
+    only if its cost is below `limit`, since another move may then make room.
     """
     start, ops = units
     full = int(np.argmin(window.room))
     full = full if window.room[full] < 0 else -1
-    best, best_at, best_device = np.inf, -1, -1
+    best, best_index, best_device = np.inf, -1, -1
     devices = _candidates(s, device_of, window)
-    for at in range(window.unit.shape[0]):
-        unit = window.unit[at]
+    for index in range(window.unit.shape[0]):
+        unit = window.unit[index]
         home = device_of[ops[start[unit]]]
-        if not free[at] or (full >= 0 and home != full):
+        if not free[index] or (full >= 0 and home != full):
             continue
         for device in devices:
             if device == home:
                 continue
             device_of[ops[start[unit] : start[unit + 1]]] = device
             cost = _cost(s, device_of, window)
-            if cost < best and (cost < least or window.room[device] >= window.bytes_of_unit[unit]):
-                best, best_at, best_device = cost, at, device
+            if cost < best and (cost < limit or window.room[device] >= window.bytes_of_unit[unit]):
+                best, best_index, best_device = cost, index, device
         device_of[ops[start[unit] : start[unit + 1]]] = home
-    return best, best_at, best_device
+    return best, best_index, best_device
 
 
 @inlined
-def _worth_moving(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray:
+def _movable(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray:
     """Return 1 for the units that a chain may move: in large models, those on a critical path."""
     start, ops = units
     free = np.ones(window.unit.shape[0], dtype=np.int64)
     if n <= SMALL:
         return free
-    for at in range(free.shape[0]):
-        unit = window.unit[at]
-        free[at] = s.progress.critical[ops[start[unit] : start[unit + 1]]].any()
+    for index in range(free.shape[0]):
+        unit = window.unit[index]
+        free[index] = s.progress.critical[ops[start[unit] : start[unit + 1]]].any()
     return free
 
 
@@ -146,25 +146,25 @@ def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) 
     """Make a chain of moves and keep its best prefix; return whether it is an improvement."""
     initial = _cost(s, device_of, window)
     best, best_length = initial * (1.0 - 1e-9), 0
-    free = _worth_moving(s, units, window, device_of.shape[0])
+    free = _movable(s, units, window, device_of.shape[0])
     moved = np.zeros((DEPTH, 2), dtype=np.int64)
-    made = 0
-    while made < min(DEPTH, best_length + PATIENCE):
-        cost, at, device = _best_step(s, units, window, device_of, free, best)
-        if at < 0 and made > best_length and window.room.min() < 0:
+    count = 0
+    while count < min(DEPTH, best_length + PATIENCE):
+        cost, index, device = _best_step(s, units, window, device_of, free, best)
+        if index < 0 and count > best_length and window.room.min() < 0:
             # Nothing makes room for the last move, so undo it.
-            made -= 1
-            _move(units, window, device_of, moved[made, 0], moved[made, 1])
+            count -= 1
+            _move(units, window, device_of, moved[count, 0], moved[count, 1])
             continue
-        if at < 0:
+        if index < 0:
             break
-        free[at] = 0
-        moved[made, 0] = window.unit[at]
-        moved[made, 1] = _move(units, window, device_of, window.unit[at], device)
-        made += 1
+        free[index] = 0
+        moved[count, 0] = window.unit[index]
+        moved[count, 1] = _move(units, window, device_of, window.unit[index], device)
+        count += 1
         if cost < best and window.room.min() >= 0:
-            best, best_length = cost, made
-    for back in range(made - 1, best_length - 1, -1):
+            best, best_length = cost, count
+    for back in range(count - 1, best_length - 1, -1):
         _move(units, window, device_of, moved[back, 0], moved[back, 1])
     return best_length > 0
 
@@ -258,18 +258,18 @@ def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_pass
     _measure_room(s, device_of, np.arange(room.shape[0]), room)
     stale = np.ones(n // (WINDOW // 2) + 3, dtype=np.bool_)
     for _ in range(max_passes):
-        for at in range((n + WINDOW // 2 - 1) // (WINDOW // 2)):
-            if not stale[at + 1]:
+        for index in range((n + WINDOW // 2 - 1) // (WINDOW // 2)):
+            if not stale[index + 1]:
                 continue
-            stale[at + 1] = False
-            first = at * (WINDOW // 2)
+            stale[index + 1] = False
+            first = index * (WINDOW // 2)
             last = min(first + WINDOW, n) - 1
             inside = _units_inside(units, device_of, first, last)
             window = _Window(inside, first, last, room, bytes_of_unit)
             improved = _improve_window(s, units, device_of, window, latency)
             if improved < latency:
                 latency = improved
-                stale[at : at + 3] = True
+                stale[index : index + 3] = True
         if not stale[1:-1].any():
             break
     return latency

@@ -28,7 +28,7 @@ from fxpart.placement.stages.stretch_bytes import (
     Flight,
     KnownBytes,
     StretchBytes,
-    StretchRoom,
+    StretchScratch,
     UnitTables,
     known_needs,
     needed_bytes,
@@ -97,14 +97,14 @@ def _weights_fail(
 def settle(  # noqa: PLR0917 - compiled code takes no keywords
     m: MemoryTables,
     units: UnitTables,
-    room: StretchRoom,
+    scratch: StretchScratch,
     known: KnownBytes,
     cuts: IntArray,
     starts: IntArray,
-    wanted: IntArray,
+    targets: IntArray,
     reach: Reach,
 ) -> None:
-    """Determine for each cut of `starts` whether a stage may extend to `wanted`, or else how far.
+    """Determine for each cut of `starts` whether a stage may extend to `targets`, or else how far.
 
     Cut k of the row is cut ``cuts[k]`` of `units`.
 
@@ -113,24 +113,24 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
     beginning with that of the previous start. It is not monotone in the start, as a view may be
     larger than its base.
     """
-    near = 0
+    last_fit = 0
     for start in starts:
         low, high = reach.fits[start], reach.fails[start]
-        probe, step = min(wanted[start], high - 1), 0
-        if wanted[start] <= low or high - low <= 1:
-            near = low
+        probe, step = min(targets[start], high - 1), 0
+        if targets[start] <= low or high - low <= 1:
+            last_fit = low
             continue
-        while high - low > 1 and low < wanted[start]:
+        while high - low > 1 and low < targets[start]:
             if not low < probe < high:
                 probe = (low + high) // 2
-            needs = known_needs(m, units, room, known, cuts[start], cuts[probe], reach.flight)
+            needs = known_needs(m, units, scratch, known, cuts[start], cuts[probe], reach.flight)
             if needs <= reach.memory_bytes:
                 low, probe = probe, probe + step
             else:
-                high, probe = probe, (probe - step if step else near)
+                high, probe = probe, (probe - step if step else last_fit)
             step = max(1, 2 * step)
         reach.fits[start], reach.fails[start] = low, high
-        near = low
+        last_fit = low
 
 
 EQUAL_LOADS = 1e-9
@@ -365,7 +365,7 @@ class StageSolver:
         of, cuts = self._line.stretches, self._line.cuts
         with of.lock:
             of.make_room()
-            settle(of.memory, of.units, of.room, of.known, cuts, starts, wanted, reach)
+            settle(of.memory, of.units, of.scratch, of.known, cuts, starts, wanted, reach)
 
     def _first_bound(self, least_s: float, most_s: float) -> float | None:
         """Return the smallest bound with a cut that fits; `least_s` is that without memory."""

@@ -65,13 +65,13 @@ def lowest_parabolas(  # noqa: PLR0917 - compiled code takes no keywords
                 _sink(tree, right, right * width - size, width, i, x, rank, base, apex)
             left, right, width = left // 2, right // 2, 2 * width
     lowest = np.empty(count, dtype=np.int64)
-    for place in range(count):
-        best, node = -1, place + size
+    for position in range(count):
+        best, node = -1, position + size
         while node:
-            if tree[node] >= 0 and _lower(tree[node], best, x[place], rank, base, apex):
+            if tree[node] >= 0 and _lower(tree[node], best, x[position], rank, base, apex):
                 best = tree[node]
             node //= 2
-        lowest[place] = best
+        lowest[position] = best
     return lowest
 
 
@@ -85,8 +85,8 @@ def _lower(  # noqa: PLR0917 - compiled code takes no keywords
     if rank[first] != rank[other]:
         return bool(rank[first] > rank[other])
     first_value = base[first] + (x - apex[first]) ** 2
-    its = base[other] + (x - apex[other]) ** 2
-    return bool(first_value < its or (first_value == its and first < other))
+    other_value = base[other] + (x - apex[other]) ** 2
+    return bool(first_value < other_value or (first_value == other_value and first < other))
 
 
 @compiled
@@ -99,16 +99,16 @@ def lowest_allowed(  # noqa: PLR0917 - compiled code takes no keywords
     apex: FloatArray,
     allowed: BoolArray,
 ) -> IntArray:
-    """Return `lowest_parabolas` with parabola i restricted to places that are allowed. O(L P).
+    """Return `lowest_parabolas` with parabola i restricted to allowed positions. O(L P).
 
-    `allowed` is indexed by ``first[i] - 1`` and place.
+    `allowed` is indexed by ``first[i] - 1`` and position.
     """
     chosen = np.full(x.shape[0], -1, dtype=np.int64)
-    for place in range(x.shape[0]):
+    for position in range(x.shape[0]):
         for i in range(first.shape[0]):
-            holds = first[i] <= place <= last[i] and allowed[first[i] - 1, place]
-            if holds and _lower(i, chosen[place], x[place], rank, base, apex):
-                chosen[place] = i
+            holds = first[i] <= position <= last[i] and allowed[first[i] - 1, position]
+            if holds and _lower(i, chosen[position], x[position], rank, base, apex):
+                chosen[position] = i
     return chosen
 
 
@@ -140,7 +140,7 @@ def _sink(  # noqa: PLR0917 - compiled code takes no keywords
             return
 
 
-class _Ways(NamedTuple):
+class _Divisions(NamedTuple):
     """The best division up to each cut with the last stage on one slot. Length U + 1 each."""
 
     stages: IntArray
@@ -194,30 +194,30 @@ def most_even(
             U + 1).
 
     """
-    ways: list[_Ways] = []
+    divisions: list[_Divisions] = []
     for slot, limit in enumerate(limits):
-        begins = _begins_after(line, devices, ways, link_bound_s, may_skip=may_skip)
-        ways.append(_ways(line.load_before_s[devices[slot]], limit, begins, allowed))
-    last = range(len(ways)) if may_skip else [len(ways) - 1]
-    slot = min(last, key=lambda s: (-int(ways[s].stages[-1]), float(ways[s].squares[-1])))
+        begins = _begins_after(line, devices, divisions, link_bound_s, may_skip=may_skip)
+        divisions.append(_extend(line.load_before_s[devices[slot]], limit, begins, allowed))
+    last = range(len(divisions)) if may_skip else [len(divisions) - 1]
+    slot = min(last, key=lambda s: (-int(divisions[s].stages[-1]), float(divisions[s].squares[-1])))
     stretches, end = [], line.n_units
     while slot >= 0:
-        begin = int(ways[slot].begin[end])
+        begin = int(divisions[slot].begin[end])
         stretches.append((begin, end, slot))
-        slot, end = int(ways[slot].before[end]), begin
+        slot, end = int(divisions[slot].before[end]), begin
     return stretches[::-1]
 
 
 def _begins_after(
     line: StageLine,
     devices: Sequence[int],
-    ways: list[_Ways],
+    divisions: list[_Divisions],
     link_bound_s: float,
     *,
     may_skip: bool,
 ) -> _Begins:
-    """Return the possible begins of a stage on the slot after those of `ways`, by cut."""
-    slot, none = len(ways), np.zeros(1, dtype=np.int64)
+    """Return the possible begins of a stage on the slot after those of `divisions`, by cut."""
+    slot, none = len(divisions), np.zeros(1, dtype=np.int64)
     parts: list[_Begins] = []
     if may_skip or not slot:
         parts.append(_Begins(none, none, np.zeros(1), np.zeros(1), none - 1))
@@ -225,7 +225,7 @@ def _begins_after(
     for slots in alike_links(line, devices, slot, may_skip=may_skip):
         source = devices[slots[0]]
         may_begin = line.link_s(source, devices[slot]) <= link_bound_s
-        parts.append(_best_of(ways, slots, line.receive_s(source, devices[slot]), may_begin))
+        parts.append(_best_of(divisions, slots, line.receive_s(source, devices[slot]), may_begin))
     joined = _Begins(*map(np.concatenate, zip(*parts, strict=True)))
     return joined.at(np.argsort(joined.cut, kind="stable"))
 
@@ -248,25 +248,25 @@ def alike_links(
 
 
 def _best_of(
-    ways: list[_Ways], slots: list[int], receive_s: FloatArray, may_begin: BoolArray
+    divisions: list[_Divisions], slots: list[int], receive_s: FloatArray, may_begin: BoolArray
 ) -> _Begins:
     """Return the best division up to each cut ending on one of `slots`; ties go to the first."""
-    stages, squares = ways[slots[0]].stages, ways[slots[0]].squares
+    stages, squares = divisions[slots[0]].stages, divisions[slots[0]].squares
     before = np.full(len(stages), slots[0], dtype=np.int64)
     for slot in slots[1:]:
-        other = ways[slot]
-        fewer = (other.stages == stages) & (other.squares < squares)
-        better = (other.stages > stages) | fewer
-        stages = np.where(better, other.stages, stages)
-        squares = np.where(better, other.squares, squares)
+        division = divisions[slot]
+        fewer = (division.stages == stages) & (division.squares < squares)
+        better = (division.stages > stages) | fewer
+        stages = np.where(better, division.stages, stages)
+        squares = np.where(better, division.squares, squares)
         before = np.where(better, slot, before)
     cut = np.flatnonzero((stages >= 0) & may_begin)
     return _Begins(cut, stages[cut], squares[cut], receive_s[cut], before[cut])
 
 
-def _ways(
+def _extend(
     load_before_s: FloatArray, limit: IntArray, begins: _Begins, allowed: BoolArray | None
-) -> _Ways:
+) -> _Divisions:
     """Return the best division up to each cut with one more stage, which ends within `limit`."""
     begins = begins.at(np.flatnonzero(limit[begins.cut] > begins.cut))
     parabolas = (
@@ -282,11 +282,11 @@ def _ways(
     else:
         chosen = lowest_allowed(*parabolas, allowed)
     open_cuts, count = np.flatnonzero(chosen >= 0), len(limit)
-    of = chosen[open_cuts]
+    origin = chosen[open_cuts]
     stages, squares = np.full(count, -1, dtype=np.int64), np.full(count, np.inf)
     begin, before = np.full((2, count), -1, dtype=np.int64)
-    begin[open_cuts], before[open_cuts] = begins.cut[of], begins.before[of]
-    stages[open_cuts] = begins.stages[of] + 1
-    time_s = load_before_s[open_cuts] - load_before_s[begin[open_cuts]] + begins.receive_s[of]
-    squares[open_cuts] = begins.squares[of] + time_s**2
-    return _Ways(stages, squares, begin, before)
+    begin[open_cuts], before[open_cuts] = begins.cut[origin], begins.before[origin]
+    stages[open_cuts] = begins.stages[origin] + 1
+    time_s = load_before_s[open_cuts] - load_before_s[begin[open_cuts]] + begins.receive_s[origin]
+    squares[open_cuts] = begins.squares[origin] + time_s**2
+    return _Divisions(stages, squares, begin, before)

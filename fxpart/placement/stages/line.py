@@ -12,7 +12,7 @@ from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
-from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_room
+from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_scratch
 
 __all__ = ["StageLine", "stage_line"]
 
@@ -205,9 +205,9 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
 def _stretches(graph: OpGraph) -> Stretches:
     """Return the cache of a graph's stretches, shared by all cuts of it into stages."""
     memory, units = memory_tables(graph), _unit_tables(graph)
-    room = stretch_room(graph.n_values, len(graph.weight_names), graph.n_ops)
+    scratch = stretch_scratch(graph.n_values, len(graph.weight_names), graph.n_ops)
     known = no_bytes(repeated=repeated_units(graph, memory, units))
-    return Stretches(memory, units, room, known)
+    return Stretches(memory, units, scratch, known)
 
 
 def _first_update(graph: OpGraph) -> int:
@@ -224,14 +224,14 @@ def _first_update(graph: OpGraph) -> int:
 
 def _spans(graph: OpGraph, unit_of: IntArray) -> IntArray:
     """Return `StageLine.spans`."""
-    made = graph.value_producer >= 0
+    computed = graph.value_producer >= 0
     home = np.zeros(graph.n_values, dtype=np.int64)
-    home[made] = unit_of[graph.value_producer[made]]
+    home[computed] = unit_of[graph.value_producer[computed]]
     low, high = home.copy(), home.copy()
     readers = unit_of[graph.readers]
     np.minimum.at(low, graph.reads, readers)
     np.maximum.at(high, graph.reads, readers)
-    return np.stack([table[made] for table in (home, low, high, graph.value_bytes)])
+    return np.stack([table[computed] for table in (home, low, high, graph.value_bytes)])
 
 
 def _passing(spans: IntArray, count: int) -> tuple[IntArray, IntArray]:

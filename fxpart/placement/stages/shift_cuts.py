@@ -69,16 +69,22 @@ def _spread(row: _Row, cuts: IntArray) -> tuple[float, float, float]:
 
 @compiled
 def _next_shift(  # noqa: PLR0917 - compiled code takes no keywords
-    row: _Row, cuts: IntArray, runs: IntArray, steps: IntArray, at: int, left: int, most_s: float
+    row: _Row,
+    cuts: IntArray,
+    runs: IntArray,
+    steps: IntArray,
+    begin: int,
+    count: int,
+    most_s: float,
 ) -> int:
-    """Return the first of `left` shifts from `at` on (cyclically) that helps, or -1.
+    """Return the first of `count` shifts from `begin` on (cyclically) that helps, or -1.
 
     Shift r K + a, with K steps, moves the cuts from `runs[r, 0]` to `runs[r, 1]` by `steps[a]`. No
     device may have a load above `most_s`.
     """
     total, trial = runs.shape[0] * steps.shape[0], cuts.copy()
     _, now_s, squares = _spread(row, cuts)
-    for number in range(at, at + left):
+    for number in range(begin, begin + count):
         shift = number % total
         first, last = runs[shift // steps.shape[0]]
         step = steps[shift % steps.shape[0]]
@@ -117,10 +123,10 @@ class CutShifter:
         """Return cuts whose stages all fit, by shifting one cut at a time; None if stuck."""
         excess, cuts = self._excess_bytes(cuts), cuts.copy()
         moves = [(cut, step) for cut in range(1, len(self.homes)) for step in self._steps()]
-        tried, at = 0, 0
-        while any(excess) and tried < len(moves) and at < _MOST_REPAIRS:
-            cut, step = moves[at % len(moves)]
-            at, tried, trial = at + 1, tried + 1, cuts.copy()
+        tried, attempts = 0, 0
+        while any(excess) and tried < len(moves) and attempts < _MOST_REPAIRS:
+            cut, step = moves[attempts % len(moves)]
+            attempts, tried, trial = attempts + 1, tried + 1, cuts.copy()
             trial[cut] += step
             if not trial[cut - 1] < trial[cut] < trial[cut + 1]:
                 continue
@@ -138,9 +144,9 @@ class CutShifter:
         """
         row, runs, steps = self._row(), self._runs(), np.array(self._steps(), dtype=np.int64)
         most_s, total = _spread(row, cuts)[0], len(runs) * len(steps)
-        at, remaining_shifts, tries = 0, total, 0
+        begin, remaining_shifts, tries = 0, total, 0
         while remaining_shifts > 0 and tries < _MOST_TRIES:
-            shift = _next_shift(row, cuts, runs, steps, at, remaining_shifts, most_s)
+            shift = _next_shift(row, cuts, runs, steps, begin, remaining_shifts, most_s)
             if shift < 0:
                 break
             trial, tries = cuts.copy(), tries + 1
@@ -148,10 +154,10 @@ class CutShifter:
             trial[first : last + 1] += steps[shift % len(steps)]
             if self.fits(trial):
                 # Repeating the same shift may help again.
-                cuts, at, remaining_shifts = trial, shift, total
+                cuts, begin, remaining_shifts = trial, shift, total
             else:
-                remaining_shifts -= (shift - at) % total + 1
-                at = (shift + 1) % total
+                remaining_shifts -= (shift - begin) % total + 1
+                begin = (shift + 1) % total
         return cuts
 
     def busy_s(self, cuts: IntArray) -> float:

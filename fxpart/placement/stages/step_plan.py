@@ -163,43 +163,52 @@ def _device_weights(
 
 @compiled
 def _peak_bytes(
-    actions: IntArray, starts: IntArray, held: _StageBytes, weights: IntArray, microbatches: int
+    actions: IntArray,
+    starts: IntArray,
+    stage_bytes: _StageBytes,
+    weights: IntArray,
+    microbatches: int,
 ) -> IntArray:
     """Return the peak of each device as of `simulate_schedule`, without sharding. Shape (D,).
 
     Args:
         actions: whether each is a forward, and its stage, device by device.
         starts: where the actions of each device begin. Length D + 1.
-        held: bytes of each of S stages.
+        stage_bytes: bytes of each of S stages.
         weights: bytes of each device's weights.
         microbatches: number of microbatches per step.
 
     """
-    devices, stages = starts.shape[0] - 1, held.inputs.shape[0]
+    devices, stages = starts.shape[0] - 1, stage_bytes.inputs.shape[0]
     peaks = np.zeros(devices, dtype=np.int64)
     has_gradient = np.zeros(stages, dtype=np.bool_)
     for device in range(devices):
-        now = weights[device]
+        live_bytes = weights[device]
         for stage in range(device, stages, devices):
-            now += microbatches * held.inputs[stage]
-        peak = now
+            live_bytes += microbatches * stage_bytes.inputs[stage]
+        peak = live_bytes
         for i in range(starts[device], starts[device + 1]):
             stage = actions[i, 1]
-            outputs, gradients = held.outputs[stage], held.gradients[stage]
+            outputs, gradients = stage_bytes.outputs[stage], stage_bytes.gradients[stage]
             if actions[i, 0] == 1:
-                peak = max(peak, now + held.forward_live[stage])
-                now += held.saved[stage] + outputs
+                peak = max(peak, live_bytes + stage_bytes.forward_live[stage])
+                live_bytes += stage_bytes.saved[stage] + outputs
                 continue
-            now -= held.saved[stage]
+            live_bytes -= stage_bytes.saved[stage]
             if has_gradient[stage]:
-                peak = max(peak, now + max(0, held.backward_live[stage] - outputs - gradients))
+                peak = max(
+                    peak,
+                    live_bytes + max(0, stage_bytes.backward_live[stage] - outputs - gradients),
+                )
             else:
-                peak = max(peak, now + max(0, held.first_backward_live[stage] - outputs))
-                now += gradients
+                peak = max(
+                    peak, live_bytes + max(0, stage_bytes.first_backward_live[stage] - outputs)
+                )
+                live_bytes += gradients
                 has_gradient[stage] = True
         for stage in range(device, stages, devices):
-            result_bytes = held.outputs[stage] + held.gradients[stage]
-            peak = max(peak, now + max(0, held.update_live[stage] - result_bytes))
-            now += held.update_kept[stage]
+            result_bytes = stage_bytes.outputs[stage] + stage_bytes.gradients[stage]
+            peak = max(peak, live_bytes + max(0, stage_bytes.update_live[stage] - result_bytes))
+            live_bytes += stage_bytes.update_kept[stage]
         peaks[device] = peak
     return peaks

@@ -20,7 +20,7 @@ __all__ = [
     "Flight",
     "KnownBytes",
     "StretchBytes",
-    "StretchRoom",
+    "StretchScratch",
     "Stretches",
     "UnitTables",
     "known_needs",
@@ -28,7 +28,7 @@ __all__ = [
     "no_bytes",
     "stretch_bytes",
     "stretch_needs",
-    "stretch_room",
+    "stretch_scratch",
 ]
 
 
@@ -78,7 +78,7 @@ class StretchBytes(NamedTuple):
     """Temporaries of updates that live until all updates of the device are done."""
 
 
-class StretchRoom(NamedTuple):
+class StretchScratch(NamedTuple):
     """Scratch arrays of `stretch_bytes`; entries with an old stamp count as empty."""
 
     root: IntArray
@@ -104,135 +104,141 @@ class StretchRoom(NamedTuple):
     """Number of values in `kept`. Length 1."""
 
 
-def stretch_room(values: int, weights: int, operators: int) -> StretchRoom:
+def stretch_scratch(values: int, weights: int, operators: int) -> StretchScratch:
     """Return scratch arrays for a graph of the given size."""
     sizes = (*[values] * 5, weights, values, operators + 1, operators + 1, 1, 1)
-    return StretchRoom(*(np.zeros(size, dtype=np.int64) for size in sizes))
+    return StretchScratch(*(np.zeros(size, dtype=np.int64) for size in sizes))
 
 
 @inlined
 def _read(
-    m: MemoryTables, room: StretchRoom, op: int, begin: int, is_update: bool
+    m: MemoryTables, scratch: StretchScratch, op: int, begin: int, is_update: bool
 ) -> tuple[int, int]:
     """Process the weights and reads of `op`; return the bytes of new weights, and of new inputs."""
-    stamp, root, weights, inputs = room.stamp[0], room.root, 0, 0
+    stamp, root, weights, inputs = scratch.stamp[0], scratch.root, 0, 0
     for i in range(m.use_start[op], m.use_start[op + 1]):
-        if room.weight_stamp[m.uses[i]] != stamp:
-            room.weight_stamp[m.uses[i]] = stamp
+        if scratch.weight_stamp[m.uses[i]] != stamp:
+            scratch.weight_stamp[m.uses[i]] = stamp
             weights += m.weight_bytes[m.uses[i]]
     for i in range(m.read_start[op], m.read_start[op + 1]):
         value = m.reads[i]
-        if room.root_stamp[value] != stamp:
-            room.root_stamp[value] = stamp
+        if scratch.root_stamp[value] != stamp:
+            scratch.root_stamp[value] = stamp
             if m.producer[value] < 0:
                 root[value] = RESIDENT
                 inputs += m.alloc_bytes[value]
             else:
-                _own(room, value, op)
-                room.change[max(m.producer[value], begin)] += m.value_bytes[value]
+                _own(scratch, value, op)
+                scratch.change[max(m.producer[value], begin)] += m.value_bytes[value]
         if root[value] >= 0:
-            room.last[root[value]] = max(room.last[root[value]], op)
+            scratch.last[root[value]] = max(scratch.last[root[value]], op)
             if not is_update:
-                room.used[root[value]] = max(room.used[root[value]], op)
+                scratch.used[root[value]] = max(scratch.used[root[value]], op)
     return weights, inputs
 
 
 @compiled
-def _own(room: StretchRoom, value: int, op: int) -> None:
+def _own(scratch: StretchScratch, value: int, op: int) -> None:
     """Start a storage of `value` at `op`."""
-    room.root[value], room.last[value] = value, op
-    room.used[value], room.is_result[value] = op, 0
-    room.kept[room.owners[0]] = value
-    room.owners[0] += 1
+    scratch.root[value], scratch.last[value] = value, op
+    scratch.used[value], scratch.is_result[value] = op, 0
+    scratch.kept[scratch.owners[0]] = value
+    scratch.owners[0] += 1
 
 
 @inlined
 def _make(  # noqa: PLR0917 - compiled code takes no keywords
-    m: MemoryTables, units: UnitTables, room: StretchRoom, op: int, low: int, high: int, end: int
+    m: MemoryTables,
+    units: UnitTables,
+    scratch: StretchScratch,
+    op: int,
+    low: int,
+    high: int,
+    end: int,
 ) -> None:
     """Process the results of `op`; results of the model live to `end`."""
-    stamp, root = room.stamp[0], room.root
+    stamp, root = scratch.stamp[0], scratch.root
     for value in range(m.made_start[op], m.made_start[op + 1]):
         base = m.base[value]
         if base < 0:
-            _own(room, value, op)
-            room.change[op] += m.alloc_bytes[value]
-        elif room.root_stamp[base] == stamp:
+            _own(scratch, value, op)
+            scratch.change[op] += m.alloc_bytes[value]
+        elif scratch.root_stamp[base] == stamp:
             root[value] = root[base]
         else:
             continue
-        room.root_stamp[value] = stamp
+        scratch.root_stamp[value] = stamp
         if root[value] >= 0:
             # Variables reference the original, not a received copy.
             maker = m.producer[root[value]]
             is_own = low <= units.unit_of[maker] < high
             held_until = max(op, min(m.held[value], end)) if is_own else op
             until = end if m.is_output[value] else held_until
-            room.last[root[value]] = max(room.last[root[value]], until)
-            room.used[root[value]] = max(room.used[root[value]], held_until)
-            room.is_result[root[value]] |= m.is_output[value]
+            scratch.last[root[value]] = max(scratch.last[root[value]], until)
+            scratch.used[root[value]] = max(scratch.used[root[value]], held_until)
+            scratch.is_result[root[value]] |= m.is_output[value]
 
 
 @inlined
 def _end(
-    m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
+    m: MemoryTables, units: UnitTables, scratch: StretchScratch, low: int, high: int
 ) -> tuple[int, int, int, int]:
     """Free all storages; return the bytes of results, gradients, saved and kept by updates."""
     outputs, gradients, saved, update_bytes = 0, 0, 0, 0
-    for k in range(room.owners[0]):
-        value = room.kept[k]
+    for k in range(scratch.owners[0]):
+        value = scratch.kept[k]
         birth = m.producer[value]
         local = low <= units.unit_of[birth] < high
         size = m.alloc_bytes[value] if local else m.value_bytes[value]
-        room.change[room.last[value] + 1] -= size
+        scratch.change[scratch.last[value] + 1] -= size
         if birth < units.first_backward:
-            if room.is_result[value]:
+            if scratch.is_result[value]:
                 outputs += size
-            elif room.used[value] >= units.first_backward:
+            elif scratch.used[value] >= units.first_backward:
                 saved += size
-        elif birth < units.first_update and room.is_result[value]:
+        elif birth < units.first_update and scratch.is_result[value]:
             gradients += size
-            room.shed[room.used[value] + 1] -= size
-        elif room.is_result[value]:
+            scratch.shed[scratch.used[value] + 1] -= size
+        elif scratch.is_result[value]:
             update_bytes += size
     return outputs, gradients, saved, update_bytes
 
 
 @compiled
 def stretch_bytes(
-    m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
+    m: MemoryTables, units: UnitTables, scratch: StretchScratch, low: int, high: int
 ) -> StretchBytes:
     """Return the bytes of units `low` to `high` - 1 (not empty) as one stage.
 
     Received values count from the first operator of the stretch on. O(operators between its first
     and last, and their reads).
     """
-    room.stamp[0] += 1
-    room.owners[0] = 0
+    scratch.stamp[0] += 1
+    scratch.owners[0] = 0
     begin, end = units.first_op[low], units.last_op[high]
-    room.change[begin : end + 2] = 0
-    room.shed[begin : end + 2] = 0
+    scratch.change[begin : end + 2] = 0
+    scratch.shed[begin : end + 2] = 0
     weights, inputs = 0, 0
     for op in range(begin, end + 1):
         if low <= units.unit_of[op] < high:
-            more = _read(m, room, op, begin, op >= units.first_update)
-            weights, inputs = weights + more[0], inputs + more[1]
-            _make(m, units, room, op, low, high, end)
-    outputs, gradients, saved, update_kept = _end(m, units, room, low, high)
+            added = _read(m, scratch, op, begin, op >= units.first_update)
+            weights, inputs = weights + added[0], inputs + added[1]
+            _make(m, units, scratch, op, low, high, end)
+    outputs, gradients, saved, update_kept = _end(m, units, scratch, low, high)
     live, shed = 0, 0
-    forward, first, again, update = 0, 0, 0, 0
+    forward, first, later, update = 0, 0, 0, 0
     for op in range(begin, end + 1):
-        live += room.change[op]
-        shed += room.shed[op]
+        live += scratch.change[op]
+        shed += scratch.shed[op]
         if op < units.first_backward:
             forward = max(forward, live)
         elif op < units.first_update:
             first = max(first, live)
-            again = max(again, live + shed + gradients)
+            later = max(later, live + shed + gradients)
         else:
             update = max(update, live)
     return StretchBytes(
-        weights, inputs, outputs, gradients, saved, forward, first, again, update, update_kept
+        weights, inputs, outputs, gradients, saved, forward, first, later, update, update_kept
     )
 
 
@@ -254,12 +260,12 @@ def needed_bytes(b: StretchBytes, flight: Flight) -> int:
 
 @compiled
 def stretch_needs(  # noqa: PLR0917 - compiled code takes no keywords
-    m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int, flight: Flight
+    m: MemoryTables, units: UnitTables, scratch: StretchScratch, low: int, high: int, flight: Flight
 ) -> int:
     """Return the memory needed for units `low` to `high` - 1; 0 for none."""
     if low == high:
         return 0
-    return needed_bytes(stretch_bytes(m, units, room, low, high), flight)
+    return needed_bytes(stretch_bytes(m, units, scratch, low, high), flight)
 
 
 # Cache of stretches, shared by searches over schedules, devices and cuts.
@@ -271,7 +277,7 @@ class KnownBytes(NamedTuple):
     keys: IntArray
     """Key of the stretch in each slot, -1 if empty. The length is a power of two."""
     rows: IntArray
-    """Its `StretchBytes`, field by field. Shape (places, 10)."""
+    """Its `StretchBytes`, field by field. Shape (slots, 10)."""
     entries: IntArray
     """Number of entries. Length 1."""
     first: int
@@ -282,49 +288,54 @@ class KnownBytes(NamedTuple):
     """End of the repeated units."""
 
 
-_FIRST_PLACES, _MOST_PLACES = 1 << 12, 1 << 16
+_FIRST_SLOTS, _MAX_SLOTS = 1 << 12, 1 << 16
 """At most 6 MB; further stretches are recomputed each time."""
 
 
-def no_bytes(places: int = _FIRST_PLACES, repeated: tuple[int, int, int] = (0, 0, 0)) -> KnownBytes:
+def no_bytes(slots: int = _FIRST_SLOTS, repeated: tuple[int, int, int] = (0, 0, 0)) -> KnownBytes:
     """Return an empty table; `repeated` are the last three fields of `KnownBytes`."""
     fields = len(StretchBytes._fields)
     return KnownBytes(
-        np.full(places, -1, dtype=np.int64),
-        np.empty((places, fields), dtype=np.int64),
+        np.full(slots, -1, dtype=np.int64),
+        np.empty((slots, fields), dtype=np.int64),
         np.zeros(1, dtype=np.int64),
         *repeated,
     )
 
 
 @compiled
-def _place_of(keys: IntArray, key: int) -> int:
+def _slot_of(keys: IntArray, key: int) -> int:
     """Return the slot of `key`, or the free slot for it."""
     mask: int = keys.shape[0] - 1
-    place: int = ((key ^ (key >> 17)) * 2654435761 >> 9) & mask
-    while keys[place] not in (-1, key):
-        place = (place + 1) & mask
-    return place
+    slot: int = ((key ^ (key >> 17)) * 2654435761 >> 9) & mask
+    while keys[slot] not in (-1, key):
+        slot = (slot + 1) & mask
+    return slot
 
 
 @compiled
 def _known_stretch(  # noqa: PLR0917 - compiled code takes no keywords
-    m: MemoryTables, units: UnitTables, room: StretchRoom, known: KnownBytes, low: int, high: int
+    m: MemoryTables,
+    units: UnitTables,
+    scratch: StretchScratch,
+    known: KnownBytes,
+    low: int,
+    high: int,
 ) -> StretchBytes:
     """Return `stretch_bytes` through the cache."""
     if known.period > 0 and low >= known.first and high <= known.end:
         shift = (low - known.first) // known.period * known.period
         low, high = low - shift, high - shift
     key = low * (units.first_op.shape[0] + 1) + high
-    place = _place_of(known.keys, key)
-    if known.keys[place] == key:
-        r = known.rows[place]
+    slot = _slot_of(known.keys, key)
+    if known.keys[slot] == key:
+        r = known.rows[slot]
         return StretchBytes(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9])
-    b = stretch_bytes(m, units, room, low, high)
+    b = stretch_bytes(m, units, scratch, low, high)
     if 4 * known.entries[0] < 3 * known.keys.shape[0]:
-        known.keys[place] = key
+        known.keys[slot] = key
         known.entries[0] += 1
-        r = known.rows[place]
+        r = known.rows[slot]
         r[0], r[1], r[2], r[3], r[4] = b.weights, b.inputs, b.outputs, b.gradients, b.saved
         r[5], r[6] = b.forward_live, b.first_backward_live
         r[7], r[8], r[9] = b.backward_live, b.update_live, b.update_kept
@@ -335,24 +346,24 @@ def _known_stretch(  # noqa: PLR0917 - compiled code takes no keywords
 def known_needs(  # noqa: PLR0917 - compiled code takes no keywords
     m: MemoryTables,
     units: UnitTables,
-    room: StretchRoom,
+    scratch: StretchScratch,
     known: KnownBytes,
     low: int,
     high: int,
     flight: Flight,
 ) -> int:
     """Return `stretch_needs` through the cache, for a stretch that is not empty."""
-    return needed_bytes(_known_stretch(m, units, room, known, low, high), flight)
+    return needed_bytes(_known_stretch(m, units, scratch, known, low, high), flight)
 
 
 @compiled
-def _moved(old: KnownBytes, new: KnownBytes) -> None:
+def _copy_entries(old: KnownBytes, new: KnownBytes) -> None:
     """Copy all entries of `old` to `new`, which is empty and large enough."""
-    for place in range(old.keys.shape[0]):
-        if old.keys[place] >= 0:
-            there = _place_of(new.keys, old.keys[place])
-            new.keys[there] = old.keys[place]
-            new.rows[there] = old.rows[place]
+    for slot in range(old.keys.shape[0]):
+        if old.keys[slot] >= 0:
+            new_slot = _slot_of(new.keys, old.keys[slot])
+            new.keys[new_slot] = old.keys[slot]
+            new.rows[new_slot] = old.rows[slot]
     new.entries[0] = old.entries[0]
 
 
@@ -365,7 +376,7 @@ class Stretches:
 
     memory: MemoryTables
     units: UnitTables
-    room: StretchRoom
+    scratch: StretchScratch
     known: KnownBytes
     lock: Lock = field(default_factory=Lock)
 
@@ -373,13 +384,13 @@ class Stretches:
         """Return the bytes of units `low` to `high` - 1 (not empty) for one microbatch."""
         with self.lock:
             self.make_room()
-            known = _known_stretch(self.memory, self.units, self.room, self.known, low, high)
+            known = _known_stretch(self.memory, self.units, self.scratch, self.known, low, high)
         return StretchBytes(*map(int, known))
 
     def make_room(self) -> None:
         """Enlarge the table if it is half full; call with the lock held."""
         places = len(self.known.keys)
-        if 2 * int(self.known.entries[0]) > places and places < _MOST_PLACES:
+        if 2 * int(self.known.entries[0]) > places and places < _MAX_SLOTS:
             larger = no_bytes(4 * places, self.known[3:])
-            _moved(self.known, larger)
+            _copy_entries(self.known, larger)
             self.known = larger

@@ -45,8 +45,8 @@ def steps_over(memory: IntArray) -> Steps:
     rows: list[tuple[int, int, int]] = []
     if np.prod([count + 1 for count in counts], dtype=float) > _MOST_STATES:
         order = np.argsort(-memory, kind="stable")
-        for place, device in enumerate(order):
-            rows += [(before, place + 1, int(device)) for before in range(place + 1)]
+        for position, device in enumerate(order):
+            rows += [(before, position + 1, int(device)) for before in range(position + 1)]
         return _steps(rows, len(memory) + 1)
     states = {
         use_counts: i for i, use_counts in enumerate(product(*(range(c + 1) for c in counts)))
@@ -72,44 +72,46 @@ def delays(tables: Tables, order: IntArray, alone_s: FloatArray) -> FloatArray:
     `alone_s` is the increase of the longest path by each read alone. O(n log n + reads).
     """
     n = order.shape[0]
-    place = np.empty(n, dtype=np.int64)
-    place[order] = np.arange(n)
+    position_of = np.empty(n, dtype=np.int64)
+    position_of[order] = np.arange(n)
     levels = 1
     while 1 << levels < n:
         levels += 1
     # A read spans an interval, covered by two overlapping ones of 2^level positions.
-    most = np.zeros((levels + 1, n))
+    worst_s = np.zeros((levels + 1, n))
     for op in range(n):
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
-            first = min(place[op], place[tables.reads[i]]) + 1
-            last, level = max(place[op], place[tables.reads[i]]), 0
+            first = min(position_of[op], position_of[tables.reads[i]]) + 1
+            last, level = max(position_of[op], position_of[tables.reads[i]]), 0
             while 2 << level <= last - first + 1:
                 level += 1
             second = last - (1 << level) + 1
-            most[level, first] = max(most[level, first], alone_s[i])
-            most[level, second] = max(most[level, second], alone_s[i])
+            worst_s[level, first] = max(worst_s[level, first], alone_s[i])
+            worst_s[level, second] = max(worst_s[level, second], alone_s[i])
     for level in range(levels, 0, -1):
         half = 1 << (level - 1)
         for position in range(n):
-            value = most[level, position]
+            value = worst_s[level, position]
             if value > 0:
-                most[level - 1, position] = max(most[level - 1, position], value)
-                most[level - 1, position + half] = max(most[level - 1, position + half], value)
-    boundary: FloatArray = most[0].copy()
+                worst_s[level - 1, position] = max(worst_s[level - 1, position], value)
+                worst_s[level - 1, position + half] = max(
+                    worst_s[level - 1, position + half], value
+                )
+    boundary: FloatArray = worst_s[0].copy()
     return boundary
 
 
 @compiled
-def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, place: IntArray, source_readers: IntArray, op: int, low: int, high: int
+def _added_bytes(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, position_of: IntArray, source_readers: IntArray, op: int, low: int, high: int
 ) -> int:
     """Return the bytes that `op` adds to the operators at positions low to high - 1."""
     added = tables.total[op]
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
-        if not low <= place[tables.reads[i]] < high:
+        if not low <= position_of[tables.reads[i]] < high:
             added += tables.output[tables.reads[i]]
     for i in range(tables.reader_start[op], tables.reader_start[op + 1]):
-        if low <= place[tables.readers[i]] < high:
+        if low <= position_of[tables.readers[i]] < high:
             added -= tables.output[op]
     for i in range(tables.source_start[op], tables.source_start[op + 1]):
         if source_readers[tables.sources[i]] == 0:
@@ -121,13 +123,13 @@ def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
 def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
     """Return the start of the longest run that fits and ends at each position. Shape (n + 1,)."""
     n = order.shape[0]
-    place, earliest = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
-    place[order] = np.arange(n)
+    position_of, earliest = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
+    position_of[order] = np.arange(n)
     source_readers = np.zeros(tables.source_bytes.shape[0], dtype=np.int64)
     low, used_bytes = 0, 0
     for high in range(n):
         op = order[high]
-        used_bytes += _joins(tables, place, source_readers, op, low, high)
+        used_bytes += _added_bytes(tables, position_of, source_readers, op, low, high)
         for i in range(tables.source_start[op], tables.source_start[op + 1]):
             source_readers[tables.sources[i]] += 1
         while used_bytes > available:
@@ -135,16 +137,20 @@ def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
             for i in range(tables.source_start[op], tables.source_start[op + 1]):
                 source_readers[tables.sources[i]] -= 1
             low += 1
-            used_bytes -= _joins(tables, place, source_readers, op, low, high + 1)
+            used_bytes -= _added_bytes(tables, position_of, source_readers, op, low, high + 1)
         earliest[high + 1] = low
     return earliest
 
 
 @inlined
 def _step(
-    least: FloatArray, boundary: FloatArray, earliest: IntArray, to: FloatArray, begin: IntArray
+    least_cost: FloatArray,
+    boundary: FloatArray,
+    earliest: IntArray,
+    new_cost: FloatArray,
+    begin: IntArray,
 ) -> None:
-    """Extend `least`, the least cost up to each position, by one run into `to` and `begin`.
+    """Extend `least_cost` up to each position by one run into `new_cost` and `begin`.
 
     A queue of rising costs maintains the minimum over the window of possible starts.
     """
@@ -152,8 +158,8 @@ def _step(
     queue, first, last = np.empty(n + 1, dtype=np.int64), 0, 0
     for end in range(1, n + 1):
         new = end - 1
-        cost = least[new] + boundary[new]
-        while last > first and least[queue[last - 1]] + boundary[queue[last - 1]] > cost:
+        cost = least_cost[new] + boundary[new]
+        while last > first and least_cost[queue[last - 1]] + boundary[queue[last - 1]] > cost:
             last -= 1
         queue[last] = new
         last += 1
@@ -161,9 +167,9 @@ def _step(
             first += 1
         if first < last:
             start = queue[first]
-            cost = least[start] + boundary[start]
-            if cost < to[end]:
-                to[end], begin[end] = cost, start
+            cost = least_cost[start] + boundary[start]
+            if cost < new_cost[end]:
+                new_cost[end], begin[end] = cost, start
 
 
 @compiled
@@ -177,19 +183,19 @@ def contiguous(
         earliest[device] = earliest[device - 1]
         if device == 0 or memory[device] != memory[device - 1]:
             earliest[device] = _earliest(tables, order, memory[device])
-    least = np.full((steps.states, n + 1), np.inf)
-    least[0, 0] = 0.0
+    least_cost = np.full((steps.states, n + 1), np.inf)
+    least_cost[0, 0] = 0.0
     begin = np.zeros((steps.states, n + 1), dtype=np.int64)
     opened = np.full((steps.states, n + 1), -1, dtype=np.int64)
     for step in range(steps.before.shape[0]):
         before, after, device = steps.before[step], steps.after[step], steps.device[step]
-        previous_cost = least[after].copy()
-        _step(least[before], boundary, earliest[device], least[after], begin[after])
+        previous_cost = least_cost[after].copy()
+        _step(least_cost[before], boundary, earliest[device], least_cost[after], begin[after])
         for end in range(n + 1):
-            if least[after, end] < previous_cost[end]:
+            if least_cost[after, end] < previous_cost[end]:
                 opened[after, end] = step
     device_of, end = np.full(n, -1, dtype=np.int64), n
-    state = int(np.argmin(least[:, n]))
+    state = int(np.argmin(least_cost[:, n]))
     while end > 0 and opened[state, end] >= 0:
         step = opened[state, end]
         start = begin[state, end]

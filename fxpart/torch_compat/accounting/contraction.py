@@ -64,14 +64,14 @@ def _longest_s(ops: Sequence[int], before: list[list[int]], latency_s: Sequence[
 
 def _name(names: Sequence[str]) -> str:
     """Return one name for several operators."""
-    others = ", ".join(names[1:4]) + (", ..." if len(names) > 4 else "")
-    return f"{names[0]} (together with {others})" if others else names[0]
+    other_names = ", ".join(names[1:4]) + (", ..." if len(names) > 4 else "")
+    return f"{names[0]} (together with {other_names})" if other_names else names[0]
 
 
 def _rows(start: IntArray, items: IntArray) -> list[list[int]]:
     """Return the rows of a CSR array as lists."""
-    flat, at = items.tolist(), start.tolist()
-    return [flat[a:b] for a, b in pairwise(at)]
+    flat, bounds = items.tolist(), start.tolist()
+    return [flat[a:b] for a, b in pairwise(bounds)]
 
 
 def _sent_bytes(graph: StaticGraph, before: list[list[int]], whole_of: list[int]) -> list[int]:
@@ -87,7 +87,7 @@ def _sent_bytes(graph: StaticGraph, before: list[list[int]], whole_of: list[int]
     return sent
 
 
-def _received_again(
+def _received_bytes(
     ops: Sequence[int], before: list[list[int]], whole_of: list[int], output: Sequence[int]
 ) -> dict[int, int]:
     """Return the bytes that `ops` read from each other whole, counted once per reader."""
@@ -105,8 +105,8 @@ def _joint(
     """Return the graph of the wholes, given their members."""
     output, total = graph.output_bytes.tolist(), graph.total_bytes.tolist()
     sent = _sent_bytes(graph, before, whole_of)
-    received = [_received_again(ops, before, whole_of, output) for ops in wholes]
-    again = [sum(max(0, b - sent[w]) for w, b in row.items()) for row in received]
+    received = [_received_bytes(ops, before, whole_of, output) for ops in wholes]
+    repeated_bytes = [sum(max(0, b - sent[w]) for w, b in row.items()) for row in received]
     sources = _rows(graph.source_start, graph.sources)
     read_start, reads = csr([list(row) for row in received])
     source_start, used = csr(
@@ -116,7 +116,7 @@ def _joint(
     return StaticGraph(
         names=tuple(_name([graph.names[op] for op in ops]) for ops in wholes),
         total_bytes=np.array(
-            [sum(total[op] for op in o) + a for o, a in zip(wholes, again, strict=True)],
+            [sum(total[op] for op in o) + a for o, a in zip(wholes, repeated_bytes, strict=True)],
             dtype=np.int64,
         ),
         output_bytes=np.array(sent, dtype=np.int64),

@@ -92,8 +92,8 @@ def _common_bytes(a: IntArray, b: IntArray, size: IntArray) -> int:
     if long.shape[0] == 0:
         return common
     for i in range(short.shape[0]):
-        at = np.searchsorted(long, short[i])
-        if at < long.shape[0] and long[at] == short[i]:
+        index = np.searchsorted(long, short[i])
+        if index < long.shape[0] and long[index] == short[i]:
             common += size[short[i]]
     return common
 
@@ -233,8 +233,8 @@ def _used_bytes(graph: GraphArrays, part: IntArray, count: int) -> IntArray:
     counted = np.full(graph.source_bytes.shape[0], -1, dtype=np.int64)
     # Set by set, so that one mark per source shows whether the current set has counted it.
     _, in_sets = grouped(part, count)
-    for at in range(in_sets.shape[0]):
-        op = in_sets[at]
+    for index in range(in_sets.shape[0]):
+        op = in_sets[index]
         part_id = part[op]
         used[part_id] += graph.total[op]
         for i in range(graph.read_start[op], graph.read_start[op + 1]):

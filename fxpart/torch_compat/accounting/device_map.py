@@ -98,31 +98,31 @@ def _deduct_shared(
 
 
 @inlined
-def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
+def _sort_by_free(ranking: IntArray, free_bytes: IntArray) -> None:
     """Sort devices by free memory, by a stable insertion sort."""
     for i in range(1, ranking.shape[0]):
         device, j = ranking[i], i
-        while j > 0 and left[ranking[j - 1]] > left[device]:
+        while j > 0 and free_bytes[ranking[j - 1]] > free_bytes[device]:
             ranking[j] = ranking[j - 1]
             j -= 1
         ranking[j] = device
 
 
 @compiled
-def tightest(ranking: IntArray, left: IntArray, added: IntArray, spare_bytes: int) -> int:
+def tightest(ranking: IntArray, free_bytes: IntArray, added: IntArray, spare_bytes: int) -> int:
     """Return the device with the least free memory that has room for the added bytes, or -1.
 
     Args:
         ranking: devices in the order of the last call; modified. Shape (D,).
-        left: free bytes of each device. Shape (D,).
+        free_bytes: free bytes of each device. Shape (D,).
         added: bytes to be added to each device. Shape (D,).
         spare_bytes: bytes that must remain free; torch requires 1.
 
     """
-    _sort_by_left(ranking, left)
+    _sort_by_free(ranking, free_bytes)
     for rank in range(ranking.shape[0]):
         device = int(ranking[rank])
-        if added[device] + spare_bytes <= left[device]:
+        if added[device] + spare_bytes <= free_bytes[device]:
             return device
     return -1
 
@@ -160,8 +160,8 @@ def _map_once(
     free_bytes, ranking = memory.copy(), np.arange(memory.shape[0])
     added = np.empty_like(memory)
     for turn in (True, False):
-        for place in range(order.shape[0]):
-            part = place if turn else int(order[place])
+        for position in range(order.shape[0]):
+            part = position if turn else int(order[position])
             if (fixed[part] >= 0) != turn:
                 continue
             _added(shares, home, part, added)

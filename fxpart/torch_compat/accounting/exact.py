@@ -91,22 +91,22 @@ def plan_of(part: IntArray, home: IntArray) -> StaticPlan:
 
 
 @inlined
-def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool_]:
+def _join_candidates(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool_]:
     """Return the pairs of partitions to try: close in level, or one reading from the other."""
     quotient = quotient_of(tables, part, count, np.arange(count))
     level = np.zeros(count, dtype=np.int64)
-    may = np.zeros((count, count), dtype=np.bool_)
-    for at in range(count):
-        reader = quotient.order[at]
+    is_candidate = np.zeros((count, count), dtype=np.bool_)
+    for position in range(count):
+        reader = quotient.order[position]
         for k in range(quotient.parent_start[reader], quotient.parent_start[reader + 1]):
             maker = quotient.parents[k]
             level[reader] = max(level[reader], level[maker] + 1)
-            may[reader, maker] = may[maker, reader] = True
+            is_candidate[reader, maker] = is_candidate[maker, reader] = True
     for a in range(count):
         for b in range(count):
             if abs(level[a] - level[b]) <= 1:
-                may[a, b] = True
-    return may
+                is_candidate[a, b] = True
+    return is_candidate
 
 
 @compiled
@@ -126,10 +126,10 @@ def _combine(tables: Tables, memory: IntArray, n: int) -> tuple[int, IntArray]:
     count, part, trial = n, np.arange(n), np.empty(n, dtype=np.int64)
     cost_s = path_over_partitions_s(tables, part, count, np.arange(n))
     while count > 1:
-        may, best_a, best_b = _may_join(tables, part, count), -1, -1
+        is_candidate, best_a, best_b = _join_candidates(tables, part, count), -1, -1
         for a in range(count - 1):
             for b in range(a + 1, count):
-                if may[a, b]:
+                if is_candidate[a, b]:
                     _join(part, a, b, count, trial)
                     new_s = candidate_s(tables, memory, trial, count - 1)
                     if new_s <= cost_s:

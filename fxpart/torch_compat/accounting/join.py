@@ -81,8 +81,8 @@ def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> F
     """Return the longest path over partitions through each of them."""
     quotient = quotient_of(tables, part, count, homes)
     rest_s = np.zeros(count)
-    for at in range(count - 1, -1, -1):
-        part_id = quotient.order[at]
+    for position in range(count - 1, -1, -1):
+        part_id = quotient.order[position]
         path_s = rest_s[part_id] + quotient.within_s[part_id]
         for k in range(quotient.parent_start[part_id], quotient.parent_start[part_id + 1]):
             parent = quotient.parents[k]
@@ -121,16 +121,16 @@ def _divided(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tup
 
 @inlined
 def _divide_long(
-    tables: Tables, device: IntArray, part: IntArray, bound_s: float, most: int
+    tables: Tables, device: IntArray, part: IntArray, bound_s: float, max_partitions: int
 ) -> tuple[float, IntArray]:
     """Return `part` with partitions on paths longer than `bound_s` divided, and the longest path.
 
-    Stops when there is no such path, or before exceeding `most` partitions.
+    Stops when there is no such path, or before exceeding `max_partitions` partitions.
     """
     last_s, last = np.inf, part
     while True:
         count, part = _numbered(part)
-        if count > most and last_s < np.inf:
+        if count > max_partitions and last_s < np.inf:
             return last_s, last
         through_s = _through_s(tables, part, count, _homes(part, device, count))
         last_s, last = through_s.max(), part
@@ -150,9 +150,9 @@ def _longest_run(
 
     `part` numbers a partition by its first operator, so `device` also gives its device.
     """
-    n, fitting, most = part.shape[0], 1, ops.shape[0]
-    middle, tries = most, 0
-    while fitting < most:
+    n, fitting, longest = part.shape[0], 1, ops.shape[0]
+    middle, tries = longest, 0
+    while fitting < longest:
         for i in range(fitting, middle):
             part[ops[i]] = ops[0]
         longest_s = path_over_partitions_s(tables, part, n, device)
@@ -162,8 +162,8 @@ def _longest_run(
         else:
             for i in range(fitting, middle):
                 part[ops[i]] = ops[i]
-            most = middle - 1
-        middle = (fitting + most + 1) // 2
+            longest = middle - 1
+        middle = (fitting + longest + 1) // 2
     return fitting, tries
 
 
@@ -210,7 +210,12 @@ def _join_pairs(
 
 @compiled
 def join(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, device_of: IntArray, devices: int, bound_s: float, tries: int, most: int
+    tables: Tables,
+    device_of: IntArray,
+    devices: int,
+    bound_s: float,
+    tries: int,
+    max_partitions: int,
 ) -> tuple[int, IntArray]:
     """Return the number of partitions and the partition of each operator, numbered by first use.
 
@@ -219,9 +224,9 @@ def join(  # noqa: PLR0917 - a compiled loop takes arrays
         device_of: device of each operator. Shape (n,).
         devices: number of devices.
         bound_s: at least the longest path over operators. No path over partitions exceeds it,
-            unless that requires more than `most` partitions.
+            unless that requires more than `max_partitions` partitions.
         tries: number of runs, and of pairs, to try. Each takes O(reads).
-        most: maximal number of partitions created to keep paths short.
+        max_partitions: maximal number of partitions created to keep paths short.
 
     """
     part = _by_transfers(tables, device_of, devices)
@@ -229,7 +234,7 @@ def join(  # noqa: PLR0917 - a compiled loop takes arrays
     homes = _homes(whole, device_of, count)
     if path_over_partitions_s(tables, whole, count, homes) > bound_s:
         runs = _runs(tables, device_of, part, bound_s, tries)
-        part = runs if _numbered(runs)[0] <= most else part
-    longest_s, part = _divide_long(tables, device_of, part, bound_s, most)
+        part = runs if _numbered(runs)[0] <= max_partitions else part
+    longest_s, part = _divide_long(tables, device_of, part, bound_s, max_partitions)
     part = _join_pairs(tables, device_of, part, max(bound_s, longest_s), tries)
     return _numbered(part)

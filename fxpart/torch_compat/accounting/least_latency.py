@@ -224,8 +224,8 @@ def _spread(problem: StaticProblem, turn: int) -> IntArray:
     running = np.cumsum(problem.graph.total_bytes).astype(float)
     ends = np.cumsum(problem.memory_bytes[order]).astype(float)
     share = running / max(running[-1], 1.0)
-    place = np.minimum(np.searchsorted(ends / ends[-1], share - _ROUNDING), devices - 1)
-    device_of: IntArray = order[place]
+    part = np.minimum(np.searchsorted(ends / ends[-1], share - _ROUNDING), devices - 1)
+    device_of: IntArray = order[part]
     return device_of
 
 
@@ -264,9 +264,9 @@ def _starts(problem: StaticProblem, tables: Tables, candidates: list[IntArray]) 
 def _joined(tables: Tables, device_of: IntArray, devices: int, bound_s: float) -> StaticPlan:
     """Return the plan with these devices, in few partitions."""
     n = len(device_of)
-    most = n if n <= _EXACT_OPS else _MOST_PARTITIONS
+    max_partitions = n if n <= _EXACT_OPS else _MOST_PARTITIONS
     tries = max(_JOIN_TRIES, _JOIN_WORK // n)
-    count, part = join(tables, device_of, devices, bound_s, tries, most)
+    count, part = join(tables, device_of, devices, bound_s, tries, max_partitions)
     home = np.empty(count, dtype=np.int64)
     home[part] = device_of
     return StaticPlan(part, tuple((int(device),) for device in home))

@@ -58,8 +58,8 @@ class Moved(NamedTuple):
 @compiled
 def nothing_moved(n: int) -> Moved:
     """Return an empty `Moved` with room for n operators."""
-    ops, was = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    return Moved(ops, was, np.zeros(1, dtype=np.int64), np.zeros(n, dtype=np.bool_))
+    ops, old_devices = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+    return Moved(ops, old_devices, np.zeros(1, dtype=np.int64), np.zeros(n, dtype=np.bool_))
 
 
 @compiled
@@ -110,28 +110,28 @@ def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray
 
 
 @inlined
-def _length(most: int, state: IntArray) -> int:
+def _length(limit: int, state: IntArray) -> int:
     """Return a random run length: 1 in half of the cases, else log-uniform."""
-    if most < 2 or share(state) < 0.5:
+    if limit < 2 or share(state) < 0.5:
         return 1
-    return int(np.exp(share(state) * np.log(most + 1.0)))
+    return int(np.exp(share(state) * np.log(limit + 1.0)))
 
 
 @inlined
 def _next(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, device: IntArray, op: int, device_id: int, way: int, state: IntArray
+    tables: Tables, device: IntArray, op: int, device_id: int, direction: int, state: IntArray
 ) -> int:
     """Return the operator after `op` in a run on device `device_id`, or -1 at its end.
 
-    Ways 0 and 1 follow the graph order, backward and forward; 2 follows reads, 3 readers.
+    Directions 0 and 1 follow the graph order, backward and forward; 2 follows reads, 3 readers.
     """
-    if way < 2:
-        candidate = op + 2 * way - 1
+    if direction < 2:
+        candidate = op + 2 * direction - 1
         return (
             candidate if 0 <= candidate < device.shape[0] and device[candidate] == device_id else -1
         )
-    start = tables.read_start if way == 2 else tables.reader_start
-    items = tables.reads if way == 2 else tables.readers
+    start = tables.read_start if direction == 2 else tables.reader_start
+    items = tables.reads if direction == 2 else tables.readers
     count = start[op + 1] - start[op]
     if count == 0:
         return -1
@@ -141,14 +141,20 @@ def _next(  # noqa: PLR0917 - a compiled loop takes arrays
 
 @inlined
 def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, placing: Placing, moved: Moved, op: int, target: int, way: int, state: IntArray
+    tables: Tables,
+    placing: Placing,
+    moved: Moved,
+    op: int,
+    target: int,
+    direction: int,
+    state: IntArray,
 ) -> None:
     """Move a run of random length that begins with `op`."""
     origin = placing.device[op]
     length = _length(moved.ops.shape[0] // _LONGEST_RUN, state)
     while length > 0 and op >= 0:
         move(tables, placing, moved, op, target)
-        op = _next(tables, placing.device, op, origin, way, state)
+        op = _next(tables, placing.device, op, origin, direction, state)
         length -= 1
 
 
@@ -189,16 +195,16 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
     if n_cuts > 0 and share(state) < 0.5:
         which, end = below(state, n_cuts), below(state, 2)
         op, target = cuts[which, end], device[cuts[which, 1 - end]]
-        way = end + 2 * below(state, 2)
+        direction = end + 2 * below(state, 2)
     else:
         op, target = below(state, device.shape[0]), below(state, memory.shape[0])
-        way = below(state, 4)
+        direction = below(state, 4)
         if share(state) < 0.5:
             neighbour = _next_to(tables, op, state)
             target = device[neighbour] if neighbour >= 0 else target
     if device[op] == target:
         return False
-    _move_run(tables, placing, moved, op, target, way, state)
+    _move_run(tables, placing, moved, op, target, direction, state)
     return _make_room(tables, placing, memory, moved, state)
 
 

@@ -112,15 +112,15 @@ def arrays_of(graph: StaticGraph) -> GraphArrays:
 def grouped(keys: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Return the positions of each key from 0 to `count` - 1 as CSR rows, ascending. O(length)."""
     start = np.zeros(count + 1, dtype=np.int64)
-    for place in range(keys.shape[0]):
-        start[keys[place] + 1] += 1
+    for position in range(keys.shape[0]):
+        start[keys[position] + 1] += 1
     for key in range(count):
         start[key + 1] += start[key]
-    places, free = np.empty(keys.shape[0], dtype=np.int64), start[:-1].copy()
-    for place in range(keys.shape[0]):
-        places[free[keys[place]]] = place
-        free[keys[place]] += 1
-    return start, places
+    positions, free = np.empty(keys.shape[0], dtype=np.int64), start[:-1].copy()
+    for position in range(keys.shape[0]):
+        positions[free[keys[position]]] = position
+        free[keys[position]] += 1
+    return start, positions
 
 
 @compiled

@@ -67,9 +67,9 @@ def _tables(graph: StaticGraph, run_of: IntArray, runs: int) -> _Tables:
     crossing = reader != maker
     reader, maker = reader[crossing], maker[crossing]
     ends = np.concatenate([maker * runs + reader, reader * runs + maker])
-    between, place = np.unique(ends, return_inverse=True)
+    between, index = np.unique(ends, return_inverse=True)
     passed = np.zeros(len(between), dtype=np.int64)
-    np.add.at(passed, place, np.tile(graph.output_bytes[graph.reads[crossing]], 2))
+    np.add.at(passed, index, np.tile(graph.output_bytes[graph.reads[crossing]], 2))
     user = run_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.source_start))]
     return _Tables(
         *distinct_rows(maker, reader, runs),
@@ -165,24 +165,24 @@ def _combine(
     for kind in (False, True):
         open_ = kinds == kind
         while True:
-            least = _extreme(open_, used, age, False)
-            if least < 0:
+            smallest = _extreme(open_, used, age, False)
+            if smallest < 0:
                 break
             level = _levels(tables, owner, following)
-            shared = _shared(tables, owner, following, least)
-            fits = open_ & (used + used[least] - shared <= available)
-            fits &= np.abs(level - level[least]) <= 1
-            fits[least] = False
+            shared = _shared(tables, owner, following, smallest)
+            fits = open_ & (used + used[smallest] - shared <= available)
+            fits &= np.abs(level - level[smallest]) <= 1
+            fits[smallest] = False
             best = _extreme(fits, used, age, True)
             if best < 0:
                 break
-            used[best] += used[least] - shared[best]
+            used[best] += used[smallest] - shared[best]
             age[best] = born
             born += 1
-            open_[least] = False
-            following[last[best]] = least
-            last[best] = last[least]
-            member = least
+            open_[smallest] = False
+            following[last[best]] = smallest
+            last[best] = last[smallest]
+            member = smallest
             while member >= 0:
                 owner[member] = best
                 member = following[member]

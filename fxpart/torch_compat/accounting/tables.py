@@ -96,7 +96,7 @@ def tables_of(graph: StaticGraph, bytes_per_s: float) -> Tables:
         graph.read_start, graph.reads, graph.source_bytes, graph.source_start, graph.sources
     )
     read_s = (graph.output_bytes[graph.reads] + shared) / bytes_per_s
-    reader_start, readers, place = transposed(graph.read_start, graph.reads, graph.n_ops)
+    reader_start, readers, edge = transposed(graph.read_start, graph.reads, graph.n_ops)
     user_start, users, _ = transposed(graph.source_start, graph.sources, len(graph.source_bytes))
     return Tables(
         graph.total_bytes,
@@ -107,7 +107,7 @@ def tables_of(graph: StaticGraph, bytes_per_s: float) -> Tables:
         read_s,
         reader_start,
         readers,
-        read_s[place],
+        read_s[edge],
         graph.source_bytes,
         graph.source_start,
         graph.sources,

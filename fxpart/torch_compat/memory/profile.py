@@ -51,12 +51,12 @@ def memory_profile(
     sizes = storages.sizes(size_of)
     releasable = _releasable_storages(storages.makers, is_releasable)
     steps = list(zip(storages.nodes, storages.made, storages.freed_by(), strict=True))
-    current = sum(sizes[s] for node, made, _ in steps if is_input(node) for s in made)
+    current = sum(sizes[s] for node, allocated, _ in steps if is_input(node) for s in allocated)
     profile = [current]
-    for node, made, freed in steps:
+    for node, allocated, freed in steps:
         if is_input(node) or node.op == "output":
             continue
-        current += sum(sizes[s] for s in made)
+        current += sum(sizes[s] for s in allocated)
         profile.append(current)
         current -= sum(sizes[s] for s in freed if releasable[s])
         profile.append(current)

@@ -123,10 +123,10 @@ def _check_mode(mode: object) -> None:
     raise ConfigError(f"there is no mode {shown(mode)}; {near}; give a member of PartitionMode")
 
 
-def _check_mapping(mapping: object, field: str, wanted: str) -> None:
+def _check_mapping(mapping: object, field: str, expected: str) -> None:
     """Refuse anything but a mapping."""
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{field} is {shown(mapping)}; give a dict of {wanted}")
+        raise ConfigError(f"{field} is {shown(mapping)}; give a dict of {expected}")
 
 
 def _check_nodes(mapping: Mapping[Node, object], field: str) -> None:

@@ -89,12 +89,12 @@ def _shared_memory(
 
 def _waits_for(lowered: Lowered, write: int, earlier: Sequence[int]) -> set[int]:
     """Return the operators of `earlier` that `write` depends on, directly or indirectly."""
-    graph, least = lowered.graph, min(earlier)
+    graph, first = lowered.graph, min(earlier)
     visited, stack = {write}, [write]
     while stack:
         op = stack.pop()
         for read in graph.reads[graph.read_start[op] : graph.read_start[op + 1]].tolist():
-            if read >= least and read not in visited:
+            if read >= first and read not in visited:
                 visited.add(read)
                 stack.append(read)
     return visited.intersection(earlier)

@@ -133,8 +133,8 @@ class SpreadLauncher(Launcher):
 
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         tickets = [
-            Ticket(initial_job_idx + at, tuple(overrides))
-            for at, overrides in enumerate(job_overrides)
+            Ticket(initial_job_idx + index, tuple(overrides))
+            for index, overrides in enumerate(job_overrides)
         ]
         work = pack(self.hydra_context, self.config, self.task_function)
         ends = dict(self.spread(work, tickets))

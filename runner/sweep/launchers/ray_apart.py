@@ -98,9 +98,9 @@ def connect_apart(init: Mapping[str, Any]) -> None:
         raise
 
 
-def _no_cluster(init: Mapping[str, Any], why: str) -> SpecError:
+def _no_cluster(init: Mapping[str, Any], reason: str) -> SpecError:
     return SpecError(
-        f"no Ray cluster at {address_of(init)}: {why}; see whether `ray status` finds it"
+        f"no Ray cluster at {address_of(init)}: {reason}; see whether `ray status` finds it"
     )
 
 

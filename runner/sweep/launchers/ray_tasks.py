@@ -52,8 +52,8 @@ def lacking(remote: Mapping[str, Any], machines: Sequence[Mapping[str, Any]]) ->
     return ", ".join(f"{name}={amount:g}" for name, amount in (unmet or requested).items())
 
 
-def _fits(wanted: Mapping[str, float], machine: Mapping[str, float]) -> bool:
-    return all(machine.get(_NAMES.get(name, name), 0) >= n for name, n in wanted.items())
+def _fits(resources: Mapping[str, float], machine: Mapping[str, float]) -> bool:
+    return all(machine.get(_NAMES.get(name, name), 0) >= n for name, n in resources.items())
 
 
 _QUIET = {
@@ -105,9 +105,9 @@ def over_ray(
             while remaining and len(running) < _HANDED_OUT:
                 ticket = remaining.pop()
                 running[task.remote(shared, ticket)] = ticket
-            for done in ray.wait(list(running), num_returns=1)[0]:
-                ticket = running.pop(done)
-                yield ticket.index, _end(done, ticket)
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                ticket = running.pop(reference)
+                yield ticket.index, _end(reference, ticket)
     except BaseException:
         _stop(list(running))
         raise
@@ -190,11 +190,11 @@ def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], No
         )
 
 
-def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
+def _end(reference: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
     import ray
 
     try:
-        return ray.get(done)
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:  # raised in the task itself
         return failed(ticket, LostJobError(one_line(error)))
     except Exception as error:

@@ -56,12 +56,14 @@ class _Started:
     tickets: tuple[Ticket, ...]
 
 
-def deal(tickets: Sequence[Ticket], processes: int, each: int | None) -> list[tuple[Ticket, ...]]:
-    """Return the jobs of each process: at most `each`, or enough to need only `processes`.
+def deal(
+    tickets: Sequence[Ticket], processes: int, per_process: int | None
+) -> list[tuple[Ticket, ...]]:
+    """Return the jobs of each process: at most `per_process`, or enough to need only `processes`.
 
     Jobs are dealt round-robin, since neighbours in a sweep take about as long.
     """
-    size = each or -(-len(tickets) // processes)
+    size = per_process or -(-len(tickets) // processes)
     count = -(-len(tickets) // size)
     return [tuple(tickets[first::count]) for first in range(count)]
 

@@ -76,10 +76,10 @@ class Space:
             dimension.low if isinstance(dimension, Interval) else 0 for dimension in self.dimensions
         ]
         jobs = [self.at(first)]
-        for place, dimension in enumerate(self.dimensions):
+        for position, dimension in enumerate(self.dimensions):
             if not isinstance(dimension, Interval):
                 others = range(1, len(dimension.values))
-                jobs += [self.at([*first[:place], n, *first[place + 1 :]]) for n in others]
+                jobs += [self.at([*first[:position], n, *first[position + 1 :]]) for n in others]
         return jobs
 
     def at(self, values: Sequence[float]) -> tuple[str, ...]:

@@ -227,10 +227,10 @@ def _direction(text: str) -> Direction:
     raise SpecError(f"hydra.sweeper.direction={text} does not exist; {suggestion}")
 
 
-def _listed(given: object) -> list[str]:
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return [str(item) for item in given]
-    return [str(given)]
+def _listed(value: object) -> list[str]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [str(item) for item in value]
+    return [str(value)]
 
 
 class Search:

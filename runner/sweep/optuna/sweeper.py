@@ -168,9 +168,9 @@ def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> 
     Proposals with the same key are one job.
     """
     in_vain = 0
-    while (done := len(session.ends)) < settings.n_trials:
-        most = min(settings.n_jobs, settings.n_trials - done)
-        proposals = search.ask(most, jobs.wants) if in_vain < _PATIENCE else []
+    while (n_done := len(session.ends)) < settings.n_trials:
+        batch_size = min(settings.n_jobs, settings.n_trials - n_done)
+        proposals = search.ask(batch_size, jobs.wants) if in_vain < _PATIENCE else []
         if not proposals:
             return False
         proposed = [
@@ -179,16 +179,16 @@ def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> 
         # Report in the order of proposals, not of ends, to keep further proposals reproducible.
         for proposal, end in zip(proposals, session.run(proposed), strict=True):
             search.tell(proposal, end)
-        in_vain = in_vain + 1 if len(session.ends) == done else 0
+        in_vain = in_vain + 1 if len(session.ends) == n_done else 0
     return True
 
 
 def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs: _Jobs) -> None:
     """Log the best trials to the sweep's parent run: values, command and run ids."""
     metrics = {}
-    for place, goal in enumerate(goals):
+    for position, goal in enumerate(goals):
         best_of = min if goal.direction == "minimize" else max
-        metrics[f"best_{goal.metric}"] = best_of(trial.values[place] for trial in best)
+        metrics[f"best_{goal.metric}"] = best_of(trial.values[position] for trial in best)
     ends = [session.ends[jobs.of(trial.overrides).key] for trial in best]
     tags = {
         "best_run": " ".join(end.run_id for end in ends if end.run_id),

@@ -1,4 +1,4 @@
-"""Several processes of one graph, played node by node in this one, and compared with the whole."""
+"""Several processes of one graph, run node by node in this process, and compared with the whole."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from fxpart.capture.batch_dim.layout import Layout
 
 
 def _joined(parts: list[Tensor], layout: Layout) -> Tensor:
-    """Return the parts joined by their layout."""
+    """Return the parts joined according to their layout."""
     if layout.is_split:
         rounds = [part.movedim(layout.dim, 0).tensor_split(int(layout.outer)) for part in parts]
         rows = [piece for turn in zip(*rounds, strict=True) for piece in turn]
@@ -37,25 +37,25 @@ class _Process(fx.Interpreter):
         self.args_iter = iter(inputs)
 
     def step(self, node: fx.Node) -> Any:  # noqa: ANN401 - what a node makes is anything
-        """Run one node and return a copy of what it makes."""
-        self.env[node] = made = self.run_node(node)
-        return made.clone() if isinstance(made, Tensor) else made
+        """Run one node and return a copy of its result."""
+        self.env[node] = value = self.run_node(node)
+        return value.clone() if isinstance(value, Tensor) else value
 
 
 def disagreements(
     graph: fx.GraphModule, report: BatchDimReport, inputs: list[Tensor], dims: list[int | None]
 ) -> list[str]:
-    """Return a line for each tensor of the graph that two processes' parts do not make up.
+    """Return a line for each tensor of the graph that the parts of two processes do not reproduce.
 
-    The graph must take batches of any size. Results that differ by intention are left out.
+    The graph must accept batches of any size. Results that differ by design are skipped.
     """
     parts = [
         [x if d is None else x.chunk(2, d)[rank].clone() for x, d in zip(inputs, dims, strict=True)]
         for rank in range(2)
     ]
     processes = [_Process(graph) for _ in range(3)]
-    for process, given in zip(processes, [inputs, *parts], strict=True):
-        process.start(given)
+    for process, values in zip(processes, [inputs, *parts], strict=True):
+        process.start(values)
     others = processes[1:]
     different = []
     for node in graph.graph.nodes:
@@ -68,9 +68,9 @@ def disagreements(
                 reduced = _joined([process.env[operand] for process in others], layout)
                 for process in others:
                     process.env[operand] = reduced.clone()
-        expected, *made = (process.step(node) for process in processes)
+        expected, *outputs = (process.step(node) for process in processes)
         if isinstance(expected, Tensor) and not answer.layouts[0].differs:
-            different += _compared(answer, made, expected)
+            different += _compared(answer, outputs, expected)
     return different
 
 
@@ -88,9 +88,9 @@ def in_numbers(report: BatchDimReport, sizes: dict[sympy.Symbol, int]) -> BatchD
     return replace(report, nodes=nodes)
 
 
-def _compared(answer: NodeBatchDim, made: list[Tensor], expected: Tensor) -> list[str]:
+def _compared(answer: NodeBatchDim, outputs: list[Tensor], expected: Tensor) -> list[str]:
     layout = answer.layouts[0]
-    joined = _joined(made, layout)
+    joined = _joined(outputs, layout)
     where = f"{answer.name} = {answer.target}: {layout}"
     if joined.shape != expected.shape:
         return [f"{where}: {tuple(joined.shape)} is not {tuple(expected.shape)}"]

@@ -1,4 +1,4 @@
-"""Rules for whole graphs, each on a graph whose answer is known by hand."""
+"""Rules for whole graphs, each on a graph with a known answer."""
 
 from collections.abc import Callable
 
@@ -22,12 +22,12 @@ def test_a_product_that_sums_over_the_batch_is_partial() -> None:
     assert dims_of(lambda x, w: w @ w.t(), X, W) == [-1]
 
 
-def test_pairs_of_examples_are_not_what_a_process_has() -> None:
+def test_pairs_of_examples_differ_by_process() -> None:
     (pairs,), _ = answered(lambda x: x @ x.t(), X)
     assert pairs.differs.startswith("pairs examples")
 
 
-def test_a_mean_over_the_batch_is_an_average_of_the_parts() -> None:
+def test_a_mean_over_the_batch_is_the_mean_of_the_parts() -> None:
     (mean, total, most), _ = answered(lambda x: (x.mean(), x.sum(0), x.amax(0)), X)
     assert (mean.dim, mean.scale) == (-2, 1)
     assert (total.dim, total.scale) == (-2, 0)
@@ -35,7 +35,7 @@ def test_a_mean_over_the_batch_is_an_average_of_the_parts() -> None:
     assert dims_of(lambda x: x.mean(1), X) == [0]
 
 
-def test_a_shape_alone_of_a_partial_value_is_replicated() -> None:
+def test_the_shape_of_a_partial_value_is_replicated() -> None:
     assert dims_of(lambda x: torch.ones_like(x.mean()), X) == [-1]
 
 
@@ -78,14 +78,14 @@ def test_losses_and_their_gradients(
     assert not any(node.all_reduced for node in report.nodes)
 
 
-def test_only_what_is_not_linear_needs_an_all_reduce() -> None:
+def test_only_nonlinear_operators_need_an_all_reduce() -> None:
     (linear,), report = answered(lambda x, w: (x.sum(0) * 2 - x[:, 0].sum()) @ w, X, W)
     assert linear.dim == -2
     assert not any(node.all_reduced for node in report.nodes)
     (root,), report = answered(lambda x: x.sum(0).exp(), X)
     assert root.dim == -1
     assert report.of("exp").all_reduced == ("sum_1",)
-    # What was reduced once is whole from then on.
+    # A value that was reduced once stays whole.
     _, report = answered(lambda x: (x.sum(0), x.sum(0).exp() + x), X)
     assert report.of("exp").all_reduced == ("sum_2",)
 
@@ -99,14 +99,14 @@ def test_a_number_may_be_added_to_a_mean_but_not_to_a_sum() -> None:
     assert report.of("add").all_reduced == ("sum_1",)
 
 
-def test_the_largest_of_parts_is_no_sum() -> None:
+def test_a_maximum_of_parts_is_no_sum() -> None:
     (negative, row), report = answered(lambda x: (-x.amax(0), x.amin(0).unsqueeze(0)), X)
     assert negative.dim == -1
     assert report.of("neg").all_reduced == ("amax",)
     assert (row.dim, row.reduction) == (-2, "min")
 
 
-def test_partial_and_split_values_meet_after_an_all_reduce() -> None:
+def test_partial_and_split_values_are_combined_after_an_all_reduce() -> None:
     (centred,), report = answered(lambda x: x - x.mean(0), X)
     assert centred.dim == 0
     assert report.of("sub").all_reduced == ("mean",)
@@ -137,7 +137,7 @@ VIEWS: list[tuple[Callable[[Tensor], Tensor], int, int]] = [
 
 
 @pytest.mark.parametrize(("function", "dim", "outer"), VIEWS)
-def test_how_often_the_batch_comes_round(
+def test_how_often_the_batch_repeats(
     function: Callable[[Tensor], Tensor], dim: int, outer: int
 ) -> None:
     (layout,), _ = answered(function, X)
@@ -156,14 +156,14 @@ def test_how_often_the_batch_comes_round(
         (lambda x: x.var(0), "not made of what processes have"),
     ],
 )
-def test_what_a_process_computes_differently_says_why(
+def test_a_result_that_differs_by_process_has_a_reason(
     function: Callable[[Tensor], Tensor], reason: str
 ) -> None:
     (layout,), _ = answered(function, X)
     assert reason in layout.differs
 
 
-def test_own_positions_are_right_for_own_examples() -> None:
+def test_positions_are_right_for_the_examples_of_a_process() -> None:
     (layout,), _ = answered(lambda x: x[torch.arange(6), 2], X)
     assert (layout.dim, layout.differs) == (0, "")
 
@@ -176,7 +176,7 @@ def test_a_mask_of_positions_is_replicated_until_it_meets_the_batch() -> None:
     assert dims_of(masked, X) == [-1, 0, 0]
 
 
-def test_bags_of_embeddings_are_split_as_their_offsets() -> None:
+def test_bags_of_embeddings_are_split_with_their_offsets() -> None:
     def bags(ids: Tensor, table: Tensor) -> Tensor:
         return functional.embedding_bag(ids, table, mode="sum")
 
@@ -186,7 +186,7 @@ def test_bags_of_embeddings_are_split_as_their_offsets() -> None:
     assert "counts the examples" in report.of("arange").layouts[0].differs
 
 
-def test_rows_in_the_order_of_their_experts_keep_their_dimension() -> None:
+def test_rows_sorted_by_expert_keep_their_dimension() -> None:
     def sorted_rows(x: Tensor) -> Tensor:
         tokens = x.reshape(30)
         order = tokens.argsort()
@@ -200,7 +200,7 @@ def test_rows_in_the_order_of_their_experts_keep_their_dimension() -> None:
     assert report.of("arange").dims == (0,)
 
 
-def test_batch_norm_differs_in_training_only() -> None:
+def test_batch_norm_differs_only_in_training() -> None:
     def norm(x: Tensor, training: bool) -> Tensor:
         return torch.native_batch_norm(
             x, None, None, torch.zeros(5), torch.ones(5), training, 0.1, 1e-5
@@ -213,8 +213,8 @@ def test_batch_norm_differs_in_training_only() -> None:
     assert "statistics" in trained.differs
 
 
-def test_a_symbolic_batch_is_found_without_chance() -> None:
-    # 2 is the batch of the example, and a size of the model too.
+def test_a_symbolic_batch_is_not_found_by_chance() -> None:
+    # 2 is the batch of the example, and also a size of the model.
     def model(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.zeros(2, 3), torch.zeros(x.shape[0] * 2), x.view(-1).sum()
 
@@ -236,7 +236,7 @@ def test_inputs_of_another_size_have_no_batch() -> None:
     assert input_batch_dims(program) == {"input1": 0, "input2": 0}
 
 
-def test_answers_by_the_names_of_values() -> None:
+def test_results_are_found_by_value_names() -> None:
     report = analyze_batch_dims(traced(lambda x: x.max(1)[0].sum(), X), {"x0": 0})
     names = ["x0", "max_1.0", "max_1.1", "getitem", "sum_1"]
     assert value_batch_dims(report, names).tolist() == [0, 0, 0, 0, -2]
@@ -244,7 +244,7 @@ def test_answers_by_the_names_of_values() -> None:
         value_batch_dims(report, ["summ"])
 
 
-def test_questions_that_have_no_answer() -> None:
+def test_invalid_questions_are_refused() -> None:
     module = traced(lambda x: x.relu(), X)
     with pytest.raises(BatchDimError, match="no input y"):
         analyze_batch_dims(module, {"y": 0})

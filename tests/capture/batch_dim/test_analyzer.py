@@ -1,4 +1,4 @@
-"""The contract of `BatchDimAnalyzer`, on graphs small enough to answer by hand."""
+"""The contract of `BatchDimAnalyzer`, on small graphs with known answers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_view_moves_the_batch(
     assert analyzer.get_batch_dim(calls[-1]) == expected
 
 
-def test_the_batch_size_follows_a_view_there_and_back() -> None:
+def test_the_batch_size_follows_a_view_and_its_inverse() -> None:
     graph = traced(lambda x: x.view(20, 3).relu().view(4, 5, 3), torch.empty(4, 5, 3)).graph
     analyzer = BatchDimAnalyzer()
     analyzer.init_batch_dim_size(4)
@@ -73,12 +73,12 @@ def test_the_batch_size_follows_a_view_there_and_back() -> None:
     assert (analyzer.compute_batch_dim(back), analyzer.batch_dim_size) == (0, 4)
 
 
-def test_other_operators_are_asked_for_the_first_dimension_of_that_size() -> None:
+def test_other_operators_use_the_first_dimension_of_that_size() -> None:
     analyzer, calls = _asked(lambda x, w: w @ x.t(), torch.empty(4, 5), torch.empty(7, 5))
     assert [analyzer.get_batch_dim(node) for node in calls] == [1, 1]
 
 
-def test_a_full_reduction_stays_split_and_one_of_the_batch_alone_is_partial() -> None:
+def test_a_full_reduction_stays_split_and_a_batch_reduction_is_partial() -> None:
     x = torch.empty(4, 5)
     analyzer, calls = _asked(lambda x: x.sum(), x)
     assert analyzer.get_batch_dim(calls[-1]) == 0
@@ -94,19 +94,19 @@ def test_a_full_reduction_stays_split_and_one_of_the_batch_alone_is_partial() ->
     assert analyzer.compute_batch_dim(total, full_reduction=True) == 0
 
 
-def test_what_has_no_operands_or_replicated_ones_is_replicated() -> None:
+def test_a_node_without_operands_or_with_replicated_ones_is_replicated() -> None:
     analyzer, calls = _asked(
         lambda x, w: (torch.arange(7), w.relu(), x), torch.empty(4, 5), torch.empty(7, 5)
     )
     assert [analyzer.get_batch_dim(node) for node in calls] == [-1, -1]
 
 
-def test_what_is_made_of_a_partial_value_is_partial() -> None:
+def test_a_result_of_a_partial_value_is_partial() -> None:
     analyzer, calls = _asked(lambda x: x.sum(0) * 2, torch.empty(4, 5))
     assert [analyzer.get_batch_dim(node) for node in calls] == [-2, -2]
 
 
-def test_a_branch_is_not_misled_by_a_view_of_another() -> None:
+def test_a_view_in_one_branch_does_not_affect_another() -> None:
     def two(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.view(20).relu(), x.relu()
 
@@ -126,7 +126,7 @@ def test_a_symbolic_batch_is_not_found_by_chance() -> None:
     assert (dims["view"], dims["sum_1"], dims["zeros"]) == (0, -2, -1)
 
 
-def test_an_answer_is_kept() -> None:
+def test_an_answer_is_cached() -> None:
     analyzer, calls = _asked(lambda x: x.relu(), torch.empty(4, 5))
     analyzer.set_batch_dim(calls[0], 1)
     assert analyzer.compute_batch_dim(calls[0]) == 1
@@ -142,7 +142,7 @@ def test_another_batch_size_is_refused() -> None:
     assert isinstance(caught.value, FxpartError)
 
 
-def test_a_node_that_nothing_is_known_of_is_refused() -> None:
+def test_an_unknown_node_is_refused() -> None:
     graph = traced(lambda x: x.view(20), torch.empty(4, 5)).graph
     placeholder, view = list(graph.nodes)[:2]
     analyzer = BatchDimAnalyzer()
@@ -178,7 +178,7 @@ def test_answers_become_placements_on_a_mesh(mesh: DeviceMesh) -> None:
     assert split.shape == (5, 4)
     wide = analyzer.compute_act_spec(calls[0], mesh)
     assert wide.placements == (Shard(1), Replicate())
-    # The public functions take what a spec holds.
+    # The public functions accept the contents of a spec.
     given = torch.distributed.tensor.distribute_tensor(
         torch.ones(5, 4), split.mesh, split.placements
     )

@@ -1,6 +1,6 @@
-"""Operators that join neighbours: played on two halves of a batch, they are right or say why not.
+"""Operators that combine neighbours: on two halves of a batch, they are right or state a reason.
 
-Graphs have numbers for sizes, which is where a batch of another size is easiest to be wrong about.
+The graphs have static sizes, where another batch size is easiest to get wrong.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _ONE_COLUMN = torch.ones(4, 1, dtype=torch.int64)
 
 
 def _played(function: Callable[[Tensor], Tensor], *more: int) -> Layout:
-    """Return the layout of the result for (12, 8) and `more`; halves have made up each value."""
+    """Return the layout of the result for (12, 8) and `more`, checking every value on halves."""
     x = torch.randn(BATCH, 8, *more, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(Calls(function), (x,), strict=False)
     signature = program.graph_signature.input_specs
@@ -56,7 +56,7 @@ MARKED: list[tuple[Callable[[Tensor], Tensor], str]] = [
 
 
 @pytest.mark.parametrize(("function", "reason"), MARKED)
-def test_examples_that_are_neighbours_are_marked(
+def test_operators_that_mix_neighbouring_examples_are_marked(
     function: Callable[[Tensor], Tensor], reason: str
 ) -> None:
     assert reason in _played(function).differs
@@ -81,7 +81,7 @@ RIGHT: list[tuple[Callable[[Tensor], Tensor], int]] = [
 
 
 @pytest.mark.parametrize(("function", "dim"), RIGHT)
-def test_neighbours_of_the_same_example_are_not(
+def test_operators_within_an_example_are_not_marked(
     function: Callable[[Tensor], Tensor], dim: int
 ) -> None:
     played = _played(function, 6)
@@ -104,13 +104,13 @@ def test_graphs_of_one_batch_size_alone(function: Callable[[Tensor], Tensor], re
     assert bool(layout.differs) is bool(reason)
 
 
-def test_groups_of_a_symbolic_batch_are_as_many_on_each_process() -> None:
+def test_groups_of_a_symbolic_batch_are_equal_on_each_process() -> None:
     graph = make_fx(lambda x: x.reshape(2, -1), tracing_mode="symbolic")(torch.empty(4, 8)).graph
     report = analyze_batch_dims(graph, {graph.find_nodes(op="placeholder")[0].name: 0})
     assert "mixes the batch" in report.of(report.outputs[0]).layouts[0].differs
 
 
-def test_the_gradient_of_a_slice_has_the_batch_as_often_as_what_was_sliced() -> None:
+def test_the_gradient_of_a_slice_repeats_the_batch_like_the_sliced_value() -> None:
     def step(x: Tensor) -> tuple[Tensor, ...]:
         twice = torch.cat([x, x])
         return torch.autograd.grad(twice[: x.shape[0]].sin().sum(), [twice])

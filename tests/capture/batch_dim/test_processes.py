@@ -1,4 +1,4 @@
-"""What two processes compute of their halves of a batch, compared with the answers."""
+"""Results of two processes on halves of a batch, compared with the analysis."""
 
 import pytest
 
@@ -13,12 +13,12 @@ def compared() -> tuple[list[Compared], list[Compared]]:
     return true, false
 
 
-def test_every_answer_is_what_two_processes_compute(
+def test_every_answer_agrees_with_two_processes(
     compared: tuple[list[Compared], list[Compared]],
 ) -> None:
     true, _ = compared
     assert [row for row in true if row.verdict == "wrong"] == []
-    # Values of every kind were there.
+    # Values of every kind occurred.
     assert {row.dim for row in true if row.verdict == "right"} == {-2, -1, 0, 1}
     assert {row.outer for row in true} == {"1", "2"}
     assert {row.scale for row in true if row.dim == -2} == {0, 1}
@@ -26,6 +26,6 @@ def test_every_answer_is_what_two_processes_compute(
     assert any(row.verdict == "not comparable" for row in true)
 
 
-def test_false_answers_are_found_out(compared: tuple[list[Compared], list[Compared]]) -> None:
+def test_false_answers_are_detected(compared: tuple[list[Compared], list[Compared]]) -> None:
     _, false = compared
     assert [row for row in false if row.verdict == "right"] == []

@@ -1,4 +1,4 @@
-"""On random graphs every answer is what processes compute that have the batch in parts."""
+"""On random graphs every answer agrees with processes that each have a part of the batch."""
 
 from collections.abc import Callable
 
@@ -64,7 +64,7 @@ def _program(steps: list[tuple[int, int, int]]) -> Callable[..., list[Tensor]]:
             try:
                 new = ONE[choice](x) if choice < len(ONE) else TWO[choice - len(ONE)](x, y)
             except (RuntimeError, IndexError):
-                # These two do not fit.
+                # These two do not fit together.
                 continue
             if new.numel() < 4000:
                 made.append(new)
@@ -75,7 +75,7 @@ def _program(steps: list[tuple[int, int, int]]) -> Callable[..., list[Tensor]]:
 
 @given(STEPS)
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_parts_make_up_the_whole(steps: list[tuple[int, int, int]]) -> None:
+def test_parts_reproduce_the_whole(steps: list[tuple[int, int, int]]) -> None:
     torch.manual_seed(0)
     inputs = [
         torch.randn(BATCH, WIDTH, dtype=torch.float64),
@@ -88,8 +88,10 @@ def test_parts_make_up_the_whole(steps: list[tuple[int, int, int]]) -> None:
     graph.recompile()
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     report = analyze_batch_dims(graph, {names[0]: 0, names[1]: 0})
-    made = graph.graph.find_nodes(op="placeholder")
-    shapes = [(node.meta["val"].shape, x.shape) for node, x in zip(made, inputs, strict=True)]
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    shapes = [
+        (node.meta["val"].shape, x.shape) for node, x in zip(placeholders, inputs, strict=True)
+    ]
     numbers = {
         symbol.node.expr: size
         for symbols, sizes in shapes

@@ -1,4 +1,4 @@
-"""Where views move the batch, against the elements themselves and against torch's own rules."""
+"""Positions of the batch after views, against the elements themselves and against torch's rules."""
 
 from math import prod
 
@@ -19,7 +19,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 @st.composite
 def _reshapes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
-    """Return sizes of an even batch among others, other sizes of as many elements, its place."""
+    """Return sizes with an even batch, other sizes of as many elements, and the batch dimension."""
     before = draw(SIZES)
     dim = draw(st.integers(0, len(before) - 1))
     before[dim] = 2 * draw(st.integers(1, 3))
@@ -34,7 +34,7 @@ def _reshapes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 
 @given(_reshapes())
 @settings(max_examples=300, deadline=None)
-def test_a_reshape_moves_parts_to_parts(case: tuple[list[int], list[int], int]) -> None:
+def test_a_reshape_maps_parts_to_parts(case: tuple[list[int], list[int], int]) -> None:
     before, after, dim = case
     position = reshaped(before, after, Moved(dim))
     # Which of two processes has each element.
@@ -74,7 +74,7 @@ def _inputs_of(spec: DimSpec) -> set[int]:
 
 @given(_reshapes())
 @settings(max_examples=300, deadline=None)
-def test_the_dimension_is_one_that_torch_maps_the_batch_to(
+def test_the_dimension_is_one_to_which_torch_maps_the_batch(
     case: tuple[list[int], list[int], int],
 ) -> None:
     before, after, dim = case
@@ -85,7 +85,7 @@ def test_the_dimension_is_one_that_torch_maps_the_batch_to(
     assert at in mapped
 
 
-def test_symbols_are_divided_without_guesses() -> None:
+def test_symbols_are_divided_exactly() -> None:
     batch, length = sympy.symbols("s0 s1", positive=True, integer=True)
     assert quotient(6 * batch * length, 3 * batch) == 2 * length
     assert quotient(batch, 2) is None
@@ -99,5 +99,5 @@ def test_symbols_are_divided_without_guesses() -> None:
 
 
 @pytest.mark.parametrize(("after", "dim"), [([4, 3], 0), ([12], 0), ([2, 6], 0)])
-def test_a_batch_that_is_cut_across_overlaps_a_dimension(after: list[int], dim: int) -> None:
+def test_a_batch_split_over_dimensions_overlaps_one(after: list[int], dim: int) -> None:
     assert overlapping_dim([3, 4], after, Moved(0)) == dim

@@ -1,4 +1,4 @@
-"""A case small enough to be run by processes in a test, and one whose report lies."""
+"""A case small enough to run in processes in a test, and one with a wrong report."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def _model(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def tiny() -> Case:
-    """Return a graph that has a value of every kind."""
+    """Return a graph with a value of every kind."""
     torch.manual_seed(0)
     x = torch.randn(BATCH, 5)
     program = exported(_model, x)
@@ -37,7 +37,7 @@ def tiny() -> Case:
 
 
 def lying() -> Case:
-    """Return the same, with each answer changed into another."""
+    """Return the same case with every answer changed."""
     case = tiny()
     nodes = tuple(
         replace(node, layouts=tuple(_lie(layout) for layout in node.layouts))

@@ -13,7 +13,7 @@ from fxpart.capture.batch_dim.layout import Layout
 
 
 def traced(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
-    """Return the function as a graph; placeholders are called x0, x1, ..."""
+    """Return the function as a graph; placeholders are named x0, x1, ..."""
     module = make_fx(function, tracing_mode="fake")(*inputs)
     for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
         node.name = node.target = f"x{number}"
@@ -47,7 +47,7 @@ class Calls(torch.nn.Module):
 
 
 def exported(function: Callable[..., Any], *inputs: Tensor) -> ExportedProgram:
-    """Return the function exported with the first dimension of each input the symbol of a batch."""
+    """Return the function exported with a symbolic batch as first dimension of each input."""
     batch = Dim("batch", min=2, max=64)
     shapes = (tuple({0: batch} for _ in inputs),)
     return torch.export.export(Calls(function), inputs, dynamic_shapes=shapes, strict=False)

@@ -1,4 +1,4 @@
-"""The estimate against a real run: the captured graph executed, its live storages counted."""
+"""The estimate against a real run: the captured graph is executed and its live storages counted."""
 
 from operator import attrgetter
 from typing import Any
@@ -21,7 +21,7 @@ from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
 
 
 class _LiveStorages(fx.Interpreter):
-    """Runs a graph and keeps the most bytes of distinct storages alive at any node."""
+    """Runs a graph and records the peak bytes of distinct live storages over all nodes."""
 
     def __init__(self, module: fx.GraphModule, not_counted: set[int]) -> None:
         super().__init__(module)
@@ -30,7 +30,7 @@ class _LiveStorages(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
         result = super().run_node(n)
-        # The interpreter never drops a value that nobody reads; a program does at once.
+        # The interpreter keeps unread values; a program drops them at once.
         needed = [value for node, value in self.env.items() if node.users]
         alive = [leaf for leaf in tree_leaves([*needed, result]) if torch.is_tensor(leaf)]
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in alive}
@@ -50,20 +50,20 @@ def _on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def _constants(module: fx.GraphModule) -> list[torch.Tensor]:
-    """Return every parameter, buffer and constant that the graph reads."""
+    """Return every parameter, buffer and constant read by the graph."""
     names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
     values = (attrgetter(name)(module) for name in names)
     return [tensor for tensor in values if torch.is_tensor(tensor)]
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
-def test_the_peak_is_what_a_run_of_the_graph_holds(spec: ModelSpec) -> None:
+def test_the_peak_equals_that_of_a_run_of_the_graph(spec: ModelSpec) -> None:
     module, inputs = _on_cpu(spec)
     captured = capture(module, (), inputs)
     graph = without_python(captured.graph)
     everything = np.zeros(graph.n_ops, dtype=np.int64)
     estimated = int(peak_bytes(memory_tables(graph), everything, 1)[0])
-    # Weights, constants and inputs are there before and after: only what the run makes counts.
+    # Weights, constants and inputs exist before and after: only new tensors count.
     kept = [*inputs.values(), *_constants(captured.graph_module)]
     with torch.no_grad():
         run = _LiveStorages(captured.graph_module, {t.untyped_storage()._cdata for t in kept})
@@ -74,7 +74,7 @@ def test_the_peak_is_what_a_run_of_the_graph_holds(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
-def test_the_flops_are_what_torch_counts_of_the_whole(spec: ModelSpec) -> None:
+def test_the_flops_equal_those_counted_by_torch(spec: ModelSpec) -> None:
     built = build_model(spec)
     captured = capture(built.module, built.args, built.kwargs)
     with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
@@ -89,7 +89,7 @@ def test_operators_are_nodes_of_the_graph_module() -> None:
     assert set(captured.graph.names) <= set(calls)
 
 
-def test_both_levels_agree_on_what_a_plain_model_holds_and_computes() -> None:
+def test_both_levels_agree_on_memory_and_flops_of_a_plain_model() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("meta")
     args = (torch.zeros(3, 4, device="meta"),)
     fine, coarse = capture(module, args), capture(module, args, level="module")
@@ -98,7 +98,7 @@ def test_both_levels_agree_on_what_a_plain_model_holds_and_computes() -> None:
     assert fine.graph.moved_bytes.tolist() == coarse.graph.moved_bytes.tolist()
 
 
-def test_an_unknown_level_is_told_the_nearest() -> None:
+def test_an_unknown_level_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match="nearest: module"):
         capture(nn.Linear(1, 1), (torch.zeros(1),), level="modul")
 

@@ -1,4 +1,4 @@
-"""Values live as long as Python keeps them: by hand, and as counted in real eager calls."""
+"""Lifetimes of values held by Python: by hand, and as counted in real eager calls."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ class Local(nn.Module):
 
 
 class Rebound(nn.Module):
-    """The same, and each result takes the place of the last."""
+    """The same, with each result replacing the last."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + 1
@@ -41,7 +41,7 @@ class Rebound(nn.Module):
 
 
 class Calls(nn.Module):
-    """What it gives to a module is kept by the call, though it lets go of it itself."""
+    """An argument is kept alive by the call, although the caller drops it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Calls(nn.Module):
 
 
 def _held(module: nn.Module) -> dict[str, str]:
-    """Return value to the operator after which Python lets go of it."""
+    """Return for each value the operator after which Python drops it."""
     graph = capture_graph(module, (torch.ones(4, device="meta"),))
     return {
         name: graph.names[op]
@@ -72,12 +72,12 @@ def test_an_argument_lives_until_the_call_returns() -> None:
 
 
 @pytest.mark.parametrize("module", [Local(), Rebound(), Calls()])
-def test_a_peak_is_that_of_a_real_call(module: nn.Module) -> None:
+def test_the_peak_equals_that_of_a_real_call(module: nn.Module) -> None:
     x = torch.ones(1000)
     assert _peak_bytes(capture_graph(module, (x,))) == forward_peak_bytes(module, (x,))
 
 
-def test_the_graph_alone_would_say_less() -> None:
+def test_the_graph_alone_has_a_lower_peak() -> None:
     x = torch.ones(1000)
     assert _peak_bytes(without_python(capture_graph(Local(), (x,)))) == 3 * 4000
     assert _peak_bytes(capture_graph(Local(), (x,))) == 5 * 4000
@@ -116,7 +116,7 @@ class Wide(nn.Module):
         return result
 
 
-def test_a_training_step_holds_what_python_holds_in_its_forward() -> None:
+def test_a_training_step_holds_the_local_variables_of_its_forward() -> None:
     module, x = Wide(), torch.ones(100, 4)
     graph = joint_capture(module, (x,), options=StepOptions()).graph
     counted = step_peak_bytes(module, (x,))

@@ -1,4 +1,4 @@
-"""Exported models: where they create tensors, transforms in a forward, and forwards that raise."""
+"""Exported models: devices of created tensors, function transforms, and forwards that raise."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from fxpart.errors import CaptureError
 
 
 class Shifted(nn.Module):
-    """Adds a tensor that it creates to its input; it may have a buffer, and no parameters."""
+    """Adds a created tensor to its input; it may have a buffer, and has no parameters."""
 
     offset: Tensor | None
 
@@ -33,20 +33,20 @@ def devices(module: nn.Module, *args: Tensor, **kwargs: Tensor) -> set[str]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_without_parameters_tensors_are_created_where_the_inputs_are(device: str) -> None:
+def test_without_parameters_tensors_are_created_on_the_device_of_the_inputs(device: str) -> None:
     x = torch.zeros(4, device=device)
     assert devices(Shifted(), x) == {device}
     assert devices(Shifted(), x=x, scale=x) == {device}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_without_parameters_a_buffer_says_where(device: str) -> None:
+def test_without_parameters_a_buffer_determines_the_device(device: str) -> None:
     x = torch.zeros(4, device=device)
     assert devices(Shifted(torch.zeros(4, device=device)), x) == {device}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_parameters_come_first(device: str) -> None:
+def test_parameters_determine_the_device_first(device: str) -> None:
     module = nn.Sequential(nn.Linear(4, 4), Shifted(torch.zeros(4))).to(device)
     assert devices(module, torch.zeros(4, device=device)) == {device}
 
@@ -67,12 +67,12 @@ def _doubled_by_row(x: Tensor) -> Tensor:
     return doubled
 
 
-def test_a_transform_is_the_operators_that_it_stands_for() -> None:
+def test_a_transform_is_captured_as_its_operators() -> None:
     module, x = Doing(_doubled_by_row), torch.randn(2, 4)
     program = export_program(module, (x,))
     assert op_graph(program).names == ("linear", "mul")
     assert torch.equal(program.module()(x), module(x))
-    # Nothing of it is left for the next model.
+    # No state of it remains for the next model.
     assert op_graph(export_program(Doing(torch.relu), (x,))).names == ("linear", "relu")
 
 
@@ -82,7 +82,7 @@ def test_a_step_through_a_transform_has_gradients() -> None:
 
 
 class OddError(BaseException):
-    """No `Exception`."""
+    """Not an `Exception`."""
 
 
 def _ends(_: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def _raises(_: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("act", "message"), [(_ends, "SystemExit: 0"), (_raises, "OddError: odd")])
-def test_whatever_a_forward_raises_is_one_line(
+def test_anything_that_a_forward_raises_is_reported_in_one_line(
     act: Callable[[Tensor], Tensor], message: str
 ) -> None:
     x = (torch.zeros(1, 4),)
@@ -104,7 +104,7 @@ def test_whatever_a_forward_raises_is_one_line(
         joint_capture(Doing(act), x)
 
 
-def test_an_interrupt_stays_one() -> None:
+def test_an_interrupt_is_passed_on() -> None:
     def interrupted(_: Tensor) -> Tensor:
         raise KeyboardInterrupt
 

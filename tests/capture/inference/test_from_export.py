@@ -28,7 +28,7 @@ class _Mlp(nn.Module):
         return self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
 
 
-def test_a_perceptron_counts_as_by_hand() -> None:
+def test_a_perceptron_by_hand() -> None:
     graph = _capture(_Mlp(), torch.zeros(2, 4))
     assert graph.targets == ("aten.linear.default", "aten.relu.default", "aten.linear.default")
     assert graph.modules == ("up", "", "down")
@@ -56,7 +56,7 @@ class _Tied(nn.Module):
 
 
 def test_tied_weights_are_one_storage() -> None:
-    with torch.device("meta"):  # moving a module to meta would untie it
+    with torch.device("meta"):  # Moving the module to meta would untie it.
         module = _Tied()
     graph = _capture(module, torch.zeros(2, 3, dtype=torch.long))
     assert graph.weight_bytes.tolist() == [10 * 4 * 4]
@@ -106,10 +106,10 @@ class _InPlace(nn.Module):
         return older.sum() + y.sum()
 
 
-def test_a_stale_view_stays_with_what_writes_into_it() -> None:
+def test_a_stale_view_stays_with_the_operator_that_writes_to_it() -> None:
     graph = _capture(_InPlace(), torch.zeros(2, 2))
     writes = _index(graph, "add_")
-    # The view was made before the write and is read after it: both must be on one device.
+    # The view was created before the write and is read after it: both must be on one device.
     assert graph.group[_index(graph, "view")] == graph.group[writes]
     assert graph.group[_index(graph, "sum_1")] == graph.group[writes]
 
@@ -134,7 +134,7 @@ class _StaleOutput(nn.Module):
         return older
 
 
-def test_a_stale_output_counts_as_read_in_the_end() -> None:
+def test_a_stale_output_counts_as_read_at_the_end() -> None:
     graph = _capture(_StaleOutput(), torch.zeros(2, 2))
     assert graph.group.tolist() == [0] * graph.n_ops
 
@@ -152,7 +152,7 @@ def test_a_bag_reads_a_row_for_each_index() -> None:
     few, many = (_capture(_Bag(), torch.zeros(3, p, dtype=torch.long)) for p in (1, 50))
     bag = [g.targets.index("aten.embedding_bag.padding_idx") for g in (few, many)]
     more = many.moved_bytes[bag[1]] - few.moved_bytes[bag[0]]
-    # 147 more rows of 16 floats, as many more indices of 8 bytes; the rest is bookkeeping.
+    # 147 more rows of 16 floats, as many more indices of 8 bytes; the rest is overhead.
     assert 147 * (64 + 8) <= more <= 147 * (64 + 8 + 2 * 8)
 
 
@@ -177,7 +177,7 @@ class _UnusedWeight(nn.Module):
         return self.used(x)  # type: ignore[no-any-return]
 
 
-def test_weights_that_nothing_reads_are_not_counted() -> None:
+def test_unread_weights_are_not_counted() -> None:
     assert _capture(_UnusedWeight(), torch.zeros(1, 2)).weight_names == ("used.weight",)
 
 
@@ -191,7 +191,7 @@ class _Relu(nn.Module):
         return self.lin(self.relu(self.lin(x)))  # type: ignore[no-any-return]
 
 
-def test_an_in_place_result_that_alone_is_read_may_go_anywhere() -> None:
+def test_the_result_of_an_in_place_write_may_be_placed_anywhere_if_only_it_is_read() -> None:
     graph = _capture(_Relu(), torch.zeros(1, 2))
     assert graph.group.tolist() == list(range(graph.n_ops))
     relu = _index(graph, "relu_")
@@ -218,7 +218,7 @@ class _Branches(nn.Module):
         return x + 1 if x.sum() > 0 else x - 1
 
 
-def test_a_model_that_reads_values_is_refused_in_one_line() -> None:
+def test_a_model_that_branches_on_values_is_refused_in_one_line() -> None:
     with pytest.raises(CaptureError, match="_Branches cannot be captured") as caught:
         _capture(_Branches(), torch.zeros(2))
     assert "\n" not in str(caught.value)
@@ -234,7 +234,7 @@ def test_a_model_without_operators_is_refused() -> None:
         _capture(_Nothing(), torch.zeros(2))
 
 
-def test_half_precision_computes_in_half() -> None:
+def test_half_precision_is_computed_in_half_precision() -> None:
     module = _Mlp().to(torch.bfloat16)
     graph = _capture(module, torch.zeros(2, 4, dtype=torch.bfloat16))
     assert set(graph.dtypes) == {"bfloat16"}

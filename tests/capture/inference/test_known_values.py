@@ -1,4 +1,4 @@
-"""Models whose shapes values decide: exported with the values that are known, and as they run."""
+"""Models whose shapes depend on values: exported with the known values, as they run."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from fxpart.errors import CaptureError
 
 
 class Windows(nn.Module):
-    """Goes over images as models of Qwen-VL do: their sizes are values of a small tensor."""
+    """Iterates over images as models of Qwen-VL do: their sizes are values of a small tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def _sizes(program: torch.export.ExportedProgram) -> list[tuple[object, ...]]:
 
 
 class CopyingMany(nn.Module):
-    """Writes into two known masks at once what its layer makes."""
+    """Writes the result of its layer to two known masks at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,37 +72,37 @@ class CopyingMany(nn.Module):
 
 
 @pytest.mark.parametrize(("side", "times"), [(16, 2), (2**11, 1)])
-def test_a_large_tensor_is_not_made_beside_the_export(side: int, times: int) -> None:
-    made = []
+def test_a_large_tensor_is_not_computed_during_the_export(side: int, times: int) -> None:
+    created = []
 
     def ones(*sizes: int) -> Tensor:
         result = torch.ones(*sizes)
-        made.append(isinstance(result, FakeTensor))
+        created.append(isinstance(result, FakeTensor))
         return result
 
     KnownValues().__torch_function__(ones, (), (side, side))
-    assert made.count(False) == times
+    assert created.count(False) == times
 
 
-def test_all_tensors_that_one_call_writes_are_unknown_from_then_on() -> None:
+def test_tensors_written_by_one_call_become_unknown() -> None:
     with pytest.raises(CaptureError, match="whose size depends on them"):
         capture_graph(CopyingMany(), (torch.zeros(4, 4),))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_sizes_by_known_values_are_numbers_and_results_those_of_a_run(device: str) -> None:
+def test_sizes_from_known_values_are_numbers_and_results_equal_a_run(device: str) -> None:
     with torch.device(device):
         module, x = Windows(), torch.randn(28, 8)
     program = export_program(module, (x,))
     assert _sizes(program) == [(20, 8), (), (), (26, 8), (2,), (38, 8)]
     assert "forward" not in vars(module)
     if device == "cpu":
-        found, real = (tree_leaves(run(x)) for run in (program.module(), module))
-        assert all(map(torch.equal, found, real))
+        exported, real = (tree_leaves(run(x)) for run in (program.module(), module))
+        assert all(map(torch.equal, exported, real))
 
 
-def test_what_a_layer_computes_stays_unknown() -> None:
-    """The mask, and its view, are no longer what they were when the module made them."""
+def test_results_of_a_layer_are_unknown() -> None:
+    """The mask, and its view, no longer have the values of their creation."""
     program = export_program(Selecting(nn.Linear(8, 8)), (torch.randn(4, 8),))
     rows = [sizes[0] for sizes in _sizes(program)]
     assert [isinstance(count, torch.SymInt) for count in rows] == [True, True]
@@ -144,7 +144,7 @@ def test_what_a_layer_computes_stays_unknown() -> None:
 def test_models_of_transformers_export_as_they_run(
     architecture: str, config: dict[str, Any]
 ) -> None:
-    """Ends and separators of texts, and grids of patches, are as the model gets them."""
+    """Ends and separators of texts, and grids of patches, are the inputs of the model."""
     is_text = architecture != "Qwen3VLVisionModel"
     spec = ModelSpec(architecture, architecture, config=config, seq_len=16 if is_text else None)
     meta = build_model(spec)
@@ -154,6 +154,6 @@ def test_models_of_transformers_export_as_they_run(
     assert _sizes(graph) == _sizes(program)
     with torch.no_grad():
         expected = tree_leaves(dict(real.module(**real.kwargs)))
-        found = tree_leaves(dict(program.module()(**real.kwargs)))
-    pairs = zip(found, expected, strict=True)
+        exported = tree_leaves(dict(program.module()(**real.kwargs)))
+    pairs = zip(exported, expected, strict=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs if isinstance(a, Tensor))

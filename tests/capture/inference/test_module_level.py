@@ -34,7 +34,7 @@ def test_a_leaf_module_is_one_operator() -> None:
     )
     assert graph.modules[:2] == ("a", "norm")
     assert graph.flops[0] == 2 * 2 * 4 * 8
-    # Buffers count: BatchNorm holds weight, bias, mean and variance of 8 floats, and a counter.
+    # Buffers count: BatchNorm has weight, bias, mean and variance of 8 floats, and a counter.
     assert graph.weight_bytes[graph.uses_of(1)].sum() == 4 * 8 * 4 + 8
     # A bag reads 6 indices and a row for each, not the table, and writes 2 sums.
     assert graph.moved_bytes[6] == 6 * 8 + 6 * (8 * 4) + 2 * (8 * 4)
@@ -60,7 +60,7 @@ class _Listed(nn.Module):
         return self.lin(tables[1])[:, 0] + tables[0][:, 1]  # type: ignore[no-any-return]
 
 
-def test_items_of_an_input_and_slices_of_tensors_go_anywhere() -> None:
+def test_items_of_an_input_and_slices_of_tensors_may_be_placed_anywhere() -> None:
     net = _Listed().to("meta")
     tables = [torch.zeros(2, 4, device="meta"), torch.zeros(2, 4, device="meta")]
     graph = module_graph(trace_modules(net), (tables,))
@@ -76,7 +76,7 @@ class _Dynamic(nn.Module):
         return x + 1 if x.sum() > 0 else x
 
 
-def test_what_cannot_be_traced_is_told_the_other_way() -> None:
+def test_an_untraceable_model_suggests_operator_level() -> None:
     with pytest.raises(CaptureError, match=r"use capture\.level=operator") as caught:
         trace_modules(_Dynamic())
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Attention is captured as it runs: without a mask where none is given."""
+"""Attention is captured as it runs: without a mask if none is given."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ _SPECS = [GPT2, LLAMA, BERT]
 
 def _masks(program: torch.export.ExportedProgram) -> list[Any]:
     calls = program.graph.find_nodes(op="call_function", target=ATTENTION)
-    given = [{**dict(zip(_ARGUMENTS, c.args, strict=False)), **c.kwargs} for c in calls]
-    return [call.get("attn_mask") for call in given]
+    arguments = [{**dict(zip(_ARGUMENTS, c.args, strict=False)), **c.kwargs} for c in calls]
+    return [call.get("attn_mask") for call in arguments]
 
 
 @pytest.mark.parametrize("spec", _SPECS, ids=lambda spec: spec.name)
-def test_no_mask_is_made_where_none_is_given(spec: ModelSpec) -> None:
+def test_no_mask_is_created_if_none_is_given(spec: ModelSpec) -> None:
     module, inputs = on_cpu(spec)
     program = export_program(module, (), inputs)
     assert _masks(program) == [None, None]
@@ -35,7 +35,7 @@ def test_no_mask_is_made_where_none_is_given(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", _SPECS, ids=lambda spec: spec.name)
-def test_a_mask_that_is_given_masks(spec: ModelSpec) -> None:
+def test_a_given_mask_is_used(spec: ModelSpec) -> None:
     module, inputs = on_cpu(spec)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     inputs["attention_mask"][0, 5:] = 0
@@ -46,12 +46,12 @@ def test_a_mask_that_is_given_masks(spec: ModelSpec) -> None:
     torch.testing.assert_close(logits, expected)
 
 
-def test_a_training_step_makes_none_either() -> None:
+def test_a_training_step_creates_no_mask() -> None:
     module, inputs = on_cpu(LLAMA)
     assert _masks(joint_capture(module, (), inputs).forward) == [None, None]
 
 
-def test_positions_that_are_given_may_pack_sequences() -> None:
+def test_given_positions_may_pack_sequences() -> None:
     module, inputs = on_cpu(LLAMA)
     length = inputs["input_ids"].shape[1]
     inputs["position_ids"] = (torch.arange(length) % (length // 2)).expand(2, -1)
@@ -67,7 +67,7 @@ def _questions() -> list[object]:
     return [getattr(masking_utils, name) for name in names]
 
 
-def test_questions_are_answered_as_before_afterwards_also_after_a_failure() -> None:
+def test_functions_are_restored_even_after_a_failure() -> None:
     before = _questions()
 
     def fail(x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Models of transformers by name: right inputs, and one line for every mistake."""
+"""Models of transformers by name: suitable inputs, and one line for every mistake."""
 
 from typing import Any
 
@@ -42,10 +42,10 @@ def shapes(model: BuiltModel) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
             None,
             {"input_ids": (3, 64)},
         ),
-        # A rotary encoding has no table that ends.
+        # A rotary encoding has no table of limited length.
         ("LlamaForCausalLM", {**SMALL, "max_position_embeddings": 64}, 65, {"input_ids": (3, 65)}),
         ("GPT2Model", {"n_layer": 1, "n_positions": 16}, None, {"input_ids": (3, 16)}),
-        # RoBERTa keeps 2 of its 514 rows for the padding, OPT adds 2 to those it states.
+        # RoBERTa reserves 2 of its 514 rows for the padding, OPT adds 2 to those it states.
         (
             "RobertaModel",
             {"num_hidden_layers": 1, "max_position_embeddings": 514},
@@ -164,7 +164,7 @@ def test_inputs_fit_the_model(
         ),
     ],
 )
-def test_refuses_more_positions_than_the_table_has(
+def test_more_positions_than_the_table_has_are_refused(
     architecture: str, config: dict[str, Any], seq_len: int, most: int, what: str
 ) -> None:
     message = (
@@ -205,19 +205,21 @@ def test_refuses_more_positions_than_the_table_has(
         ),
     ],
 )
-def test_refuses_in_one_line(architecture: str, config: dict[str, Any], message: str) -> None:
+def test_mistakes_are_refused_in_one_line(
+    architecture: str, config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         build(architecture, config=config)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("architecture", ["ViTModel", "ASTModel"])
-def test_refuses_a_length_where_there_is_none(architecture: str) -> None:
+def test_a_length_is_refused_if_there_is_none(architecture: str) -> None:
     with pytest.raises(SpecError, match="no sequence length, got seq_len=128"):
         build(architecture, config={"num_hidden_layers": 1}, seq_len=128)
 
 
-def test_sizes_that_no_tensor_has_are_named() -> None:
+def test_invalid_tensor_sizes_are_named() -> None:
     with pytest.raises(
         SpecError, match=r"no tensors of model\.batch_size=10+ and model\.seq_len=9"
     ):
@@ -237,19 +239,19 @@ def test_patches_fit_their_grid() -> None:
     }
 
 
-def test_what_is_given_is_captured_and_placed() -> None:
+def test_given_inputs_are_captured_and_placed() -> None:
     parts = {name: {"num_hidden_layers": 1, "image_size": 32} for name in ("vision_config",)}
     clip = build("CLIPModel", config={**parts, "text_config": {"num_hidden_layers": 1}})
     assert capture_graph(clip.module, clip.args, clip.kwargs).n_ops > 50
 
 
-def test_every_parameter_is_on_the_device_that_is_asked_for() -> None:
-    # Its weights are made by torch.Tensor(n), which knows of no default device.
+def test_every_parameter_is_on_the_requested_device() -> None:
+    # Its weights are created by torch.Tensor(n), which ignores the default device.
     image_gpt = build("ImageGPTModel", config={"n_layer": 1}).module
     assert {weight.device.type for weight in image_gpt.parameters()} == {"meta"}
 
 
-def test_the_cache_of_a_part_is_off_unless_it_is_asked_for() -> None:
+def test_the_cache_of_a_submodel_is_off_by_default() -> None:
     parts: dict[str, Any] = {
         "vision_config": {"num_hidden_layers": 1, "model_type": "clip_vision_model"},
         "text_config": {**SMALL, "model_type": "llama"},
@@ -260,7 +262,7 @@ def test_the_cache_of_a_part_is_off_unless_it_is_asked_for() -> None:
         parts["text_config"]["use_cache"] = True
 
 
-def test_refuses_a_main_input_of_unknown_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_main_input_of_unknown_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: object, smells: torch.Tensor) -> None: ...
 
     monkeypatch.setattr("transformers.ViTModel.main_input_name", "smells")
@@ -269,14 +271,14 @@ def test_refuses_a_main_input_of_unknown_kind(monkeypatch: pytest.MonkeyPatch) -
         build("ViTModel", config={"num_hidden_layers": 1})
 
 
-def test_a_key_that_only_the_model_knows_is_taken() -> None:
+def test_a_key_known_only_to_the_model_is_accepted() -> None:
     config = {**EXPERTS, "num_experts": 4, "head_dim": 16}
     module: Any = build("Qwen3MoeForCausalLM", config=config).module
     # 4 heads of 16; without the key, of 32 / 4 = 8.
     assert tuple(module.model.layers[0].self_attn.q_proj.weight.shape) == (4 * 16, 32)
 
 
-def test_published_rope_keys_are_taken() -> None:
+def test_published_rope_keys_are_accepted() -> None:
     module: Any = build("LlamaForCausalLM", config={**SMALL, "rope_theta": 5e5}).module
     assert module.config.rope_parameters["rope_theta"] == 5e5
 
@@ -294,7 +296,7 @@ def test_mixtures_of_experts_are_captured(
 ) -> None:
     model = build(architecture, config=config, seq_len=8, batch_size=2, dtype=dtype)
     program = export_program(model.module, model.args, model.kwargs)
-    # Logits only: no expert makes a shape that depends on data, no cache is returned.
+    # Only logits: no expert has data-dependent shapes, and no cache is returned.
     (logits,) = (out.meta["val"] for out in program.graph.output_node().args[0])
     assert tuple(logits.shape) == (2, 8, 50)
 
@@ -303,14 +305,14 @@ def test_mixtures_of_experts_are_captured(
     ("architecture", "config"),
     [("LlamaForCausalLM", SMALL), ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 24})],
 )
-def test_a_cache_that_is_asked_for_is_an_output(architecture: str, config: dict[str, Any]) -> None:
+def test_a_requested_cache_is_an_output(architecture: str, config: dict[str, Any]) -> None:
     model = build(architecture, config={**config, "use_cache": True}, seq_len=8)
     program = export_program(model.module, model.args, model.kwargs)
     # Logits, and keys and values of two layers.
     assert len(program.graph.output_node().args[0]) == 1 + 2 * 2
 
 
-def test_building_twice_gives_the_same_inputs_and_weights() -> None:
+def test_building_is_deterministic() -> None:
     first, second = (build("LlamaForCausalLM", config=SMALL, seq_len=8) for _ in range(2))
     assert shapes(first) == shapes(second)
     names = [[n for n, _ in model.module.named_parameters()] for model in (first, second)]

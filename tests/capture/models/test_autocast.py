@@ -1,4 +1,4 @@
-"""Casts of autocast: the lists of torch's header, `torch.autocast` of the CPU, and real steps."""
+"""Casts of autocast: the lists of torch's header, `torch.autocast` on the CPU, and real steps."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 
 F = nn.functional
 _INSIDE_OTHERS = re.compile("_?upsample|_thnn_fused|_scaled_dot_product_flash")
-"""What `interpolate`, cells and attention call."""
+"""Operators called by `interpolate`, cells and attention."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ _INSIDE_OTHERS = re.compile("_?upsample|_thnn_fused|_scaled_dot_product_flash")
         ("PROMOTE", lists.IN_THE_WIDEST),
     ],
 )
-def test_the_lists_are_those_of_torch(macro: str, names: frozenset[str]) -> None:
+def test_the_lists_equal_those_of_torch(macro: str, names: frozenset[str]) -> None:
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     _, _, rest = header.partition(f"#define AT_FORALL_{macro}(_)")
     entries = rest.partition("\n\n")[0]
@@ -70,7 +70,7 @@ SHORT, LONG = torch.bfloat16, torch.float32
         lambda x, w: torch.cat([F.linear(x, w), w]),
     ],
 )
-def test_casts_as_the_cpu_does_where_its_lists_agree(
+def test_casts_equal_those_of_the_cpu_where_the_lists_agree(
     function: Callable[..., Tensor], given: torch.dtype
 ) -> None:
     model, x = _call(function), torch.rand(2, 4).to(given)
@@ -98,7 +98,7 @@ def test_casts_as_the_cpu_does_where_its_lists_agree(
         (lambda x: x.double() @ x.double().T, torch.float64),
     ],
 )
-def test_what_torch_lists_for_cuda_alone(
+def test_functions_listed_only_for_cuda(
     function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
     model = _call(lambda x, _: function(x))
@@ -107,7 +107,7 @@ def test_what_torch_lists_for_cuda_alone(
 
 
 def _step() -> tuple[nn.Module, Tensor]:
-    """Return a model that uses one weight twice, of functions that both lists have."""
+    """Return a model that uses one weight twice, with functions in both lists."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def _predicted(model: nn.Module, x: Tensor) -> tuple[int, list[str]]:
 
 
 def _under(forward: Callable[..., Tensor], device: str) -> Callable[[Tensor], Tensor]:
-    """Return a forward in a region of its own, with a product in a disabled region in it."""
+    """Return a forward in a region of its own that contains a product in a disabled region."""
 
     def with_regions(x: Tensor) -> Tensor:
         with torch.autocast(device, SHORT):
@@ -153,7 +153,7 @@ def _under(forward: Callable[..., Tensor], device: str) -> Callable[[Tensor], Te
     return with_regions
 
 
-def test_regions_of_a_forward_cast_as_a_region_of_the_cpu_does() -> None:
+def test_regions_of_a_forward_cast_as_on_the_cpu() -> None:
     model, x = _step()
     forward = model.forward
     model.forward = _under(forward, "cpu")
@@ -170,7 +170,7 @@ def test_regions_of_a_forward_cast_as_a_region_of_the_cpu_does() -> None:
         assert peak - expected[1] == peak_without - without[1]
 
 
-def test_regions_are_torchs_own_afterwards() -> None:
+def test_regions_are_restored_afterwards() -> None:
     with regions_of_cuda():
         region = torch.autocast("cuda", SHORT)
         of_cpu = torch.autocast("cpu", SHORT)
@@ -183,7 +183,7 @@ def test_regions_are_torchs_own_afterwards() -> None:
         assert (x @ x).dtype == LONG
 
 
-def test_a_step_holds_what_one_under_autocast_of_the_cpu_does() -> None:
+def test_a_step_has_the_memory_of_one_under_cpu_autocast() -> None:
     model, x = _step()
     forward = model.forward
 
@@ -200,7 +200,7 @@ def test_a_step_holds_what_one_under_autocast_of_the_cpu_does() -> None:
     assert _live(model, x) == expected != without
 
     peak, casts = _predicted(model, x)
-    # Weights and biases of two layers, each once; the input; what the loss reads.
+    # Weights and biases of two layers, each once; the input; the value read by the loss.
     assert len(casts) == 4 + 1 + 1
-    # The CPU's backward of the loss makes another tensor, with and without casts.
+    # The CPU's backward of the loss creates another tensor, with and without casts.
     assert peak - expected[1] == peak_without - without[1]

@@ -1,4 +1,4 @@
-"""Steps with a cache, against transformers' own generation, of one model of each kind of cache."""
+"""Steps with a cache, against generation by transformers, with one model for each kind of cache."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +33,7 @@ _TEXT = {
     "num_key_value_heads": 2,
     "vocab_size": 1024,
 }
-# torch's own kernel takes its products apart here, with copies that no graph has.
+# Torch's own kernel decomposes its products here, with copies that no graph has.
 _BY_PRODUCTS = {"attn_implementation": "eager"}
 _LATENT = {
     **_BY_PRODUCTS,
@@ -107,12 +107,12 @@ def _spec(kind: str, **fields: object) -> ModelSpec:
 
 
 def _generated(model: Any, inputs: dict[str, Tensor]) -> Any:  # noqa: ANN401 - untyped upstream
-    """Return what transformers generates beyond a prompt: two tokens, and its cache."""
+    """Return what transformers generates after a prompt: two tokens, and its cache."""
     model.generation_config.eos_token_id = None
     prompt: dict[str, Any] = {
         name: tensor for name, tensor in inputs.items() if name in ("input_ids", "input_features")
     }
-    # Whisper's own method looks for words of languages before it calls this one.
+    # Whisper's own method looks for language tokens before it calls this one.
     return GenerationMixin.generate(
         model,
         **prompt,
@@ -127,7 +127,7 @@ def _generated(model: Any, inputs: dict[str, Tensor]) -> Any:  # noqa: ANN401 - 
 
 
 def _tensor_bytes(kept: object) -> int:
-    """Return the bytes of all tensors of a cache of transformers but its counts of tokens."""
+    """Return the bytes of all tensors of a transformers cache except its token counts."""
     match kept:
         case Tensor():
             return kept.nbytes if kept.dim() else 0
@@ -140,7 +140,7 @@ def _tensor_bytes(kept: object) -> int:
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_prefill_and_a_decode_give_the_tokens_and_the_cache_of_generate(kind: str) -> None:
+def test_a_prefill_and_a_decode_reproduce_tokens_and_cache_of_generate(kind: str) -> None:
     is_encoded = kind in _WITH_ENCODER
     spec = _spec(kind, cache_len=2 if is_encoded else _PROMPT + 1)
     torch.manual_seed(0)
@@ -170,11 +170,11 @@ def test_a_prefill_and_a_decode_give_the_tokens_and_the_cache_of_generate(kind: 
 
 # The cache of experts is that of groups of queries.
 @pytest.mark.parametrize("kind", [kind for kind in _KINDS if kind != "experts"])
-def test_a_decode_holds_what_is_predicted_and_a_split_one_gives_the_same(kind: str) -> None:
+def test_the_memory_of_a_decode_is_predicted_and_a_split_one_agrees(kind: str) -> None:
     real = real_model(_spec(kind))
     inputs = real.kwargs
     weights = {**dict(real.module.named_parameters()), **dict(real.module.named_buffers())}
-    # An encoder takes no part in a decode, nor does what it returned: the cache has what is read.
+    # The encoder is not run in a decode, nor is its output an input: the cache has what is read.
     used = [weights[name] for name in real.graph.weight_names if name in weights]
     read = {real.graph.value_names[value] for value in real.graph.reads.tolist()}
     used += [tensor for name, tensor in inputs.items() if name in read]
@@ -189,7 +189,7 @@ def test_a_decode_holds_what_is_predicted_and_a_split_one_gives_the_same(kind: s
     assert run.max_difference == 0.0
 
 
-def test_a_cache_stays_with_the_layer_that_writes_it_and_takes_a_row() -> None:
+def test_a_cache_stays_with_the_layer_that_writes_one_row() -> None:
     graph = captured_graph(_spec("groups of queries"), "operator", None).graph
     for value in np.flatnonzero(graph.value_is_cache):
         readers = graph.readers[graph.reads == value]
@@ -198,7 +198,7 @@ def test_a_cache_stays_with_the_layer_that_writes_it_and_takes_a_row() -> None:
         assert {graph.modules[op] for op in readers} == {f"model.layers.{layer}.self_attn"}
 
     writes = [op for op, name in enumerate(graph.targets) if "index_copy_" in name]
-    # The row of 2 texts, 2 heads and 8 numbers is read and written, its place is read.
+    # The row of 2 texts, 2 heads and 8 numbers is read and written, its position is read.
     assert graph.moved_bytes[writes].tolist() == [2 * (2 * 2 * 8 * 4) + 8] * 4
 
 
@@ -217,19 +217,19 @@ def test_a_cache_stays_with_the_layer_that_writes_it_and_takes_a_row() -> None:
         (_spec("all heads", step="prefill", cache_len=4), "a prompt of 9 tokens is longer than"),
     ],
 )
-def test_what_cannot_be_decoded_is_refused(spec: ModelSpec, message: str) -> None:
+def test_a_model_that_cannot_decode_is_refused(spec: ModelSpec, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         captured_graph(spec, "operator", None)
 
 
-def test_a_prompt_of_no_stated_length_fills_the_cache() -> None:
+def test_a_prompt_without_a_length_fills_the_cache() -> None:
     spec = _spec("all heads", step="prefill", seq_len=None, cache_len=100)
     inputs = build_model(spec).kwargs
     assert inputs["input_ids"].shape == (2, 100)
     assert inputs[f"{CACHE}0_keys"].shape[2] == 100
 
 
-def test_of_a_split_decode_each_device_keeps_its_own_heads() -> None:
+def test_in_a_split_decode_each_device_keeps_its_own_heads() -> None:
     spec = _spec("groups of queries")
     whole, part = (build_model(replace(spec, tensor_parallel=n)) for n in (1, 2))
     names = [name for name in whole.kwargs if name.startswith(CACHE)]
@@ -237,11 +237,11 @@ def test_of_a_split_decode_each_device_keeps_its_own_heads() -> None:
     for name in names:
         assert 2 * part.kwargs[name].nbytes == whole.kwargs[name].nbytes
     graph = capture_graph(part.module, part.args, part.kwargs)
-    # The embedding, and of each layer the attention and the MLP; then the scores are gathered.
+    # The embedding, and for each layer the attention and the MLP; then the scores are gathered.
     expected = ["all_reduce"] * 5 + ["all_gather"]
     assert list(collective_kinds(graph).values()) == expected
 
 
-def test_a_factory_has_no_cache_that_is_known() -> None:
+def test_a_factory_has_no_known_cache() -> None:
     with pytest.raises(SpecError, match=r"phase=decode needs the cache of a transformers model"):
         ModelSpec("m", factory="a:b", step="decode")

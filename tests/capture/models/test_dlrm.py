@@ -1,4 +1,4 @@
-"""DLRM: its published size, its arithmetic by hand, and a table an operator of its own."""
+"""DLRM: its published size, its arithmetic by hand, and one operator per table."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_interaction_by_hand() -> None:
     assert 0 < click.item() < 1
 
 
-def test_every_table_is_an_operator_with_an_input_of_its_own() -> None:
+def test_every_table_is_an_operator_with_its_own_input() -> None:
     with torch.device("meta"):
         model, args = dlrm(4, torch.float32)
     program = export_program(model, args)
@@ -64,6 +64,6 @@ def test_every_table_is_an_operator_with_an_input_of_its_own() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"rows": ()}, {"rows": (3, 0)}, {"pooling": 0}, {"max_rows": 0}, {"top": (0,)}]
 )
-def test_refuses_empty_sizes(wrong: dict[str, object]) -> None:
+def test_empty_sizes_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SpecError, match="every size must be 1 or more"):
         dlrm(1, torch.float32, **wrong)  # type: ignore[arg-type]

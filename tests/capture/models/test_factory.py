@@ -1,4 +1,4 @@
-"""Models from a user's own function: what it is called with, and every way it can be wrong."""
+"""Models from a user's function: its arguments, and every possible mistake."""
 
 import subprocess
 import sys
@@ -101,12 +101,12 @@ def spec(function: str, module: str = "user_models", **fields: Any) -> ModelSpec
     return ModelSpec("m", factory=f"{module}:{function}", **fields)
 
 
-def test_everything_ends_on_meta_in_eval_mode() -> None:
+def test_the_model_ends_on_meta_in_eval_mode() -> None:
     model = build_model(spec("plain", batch_size=3, dtype="bfloat16"))
     (x,) = model.args
     assert (tuple(x.shape), x.dtype, x.is_meta) == ((3, 4), torch.bfloat16, True)
     assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
-    # The buffer that was put on the CPU by name is moved, too.
+    # The buffer that was created on the CPU by name is moved too.
     assert all(t.is_meta for t in [*model.module.parameters(), *model.module.buffers()])
     assert not model.module.training
     assert model.kwargs == {}
@@ -119,11 +119,11 @@ def test_arguments_reach_the_function() -> None:
     assert model.kwargs["scale"].is_meta
 
 
-def test_a_length_that_is_not_set_is_left_to_the_function() -> None:
+def test_an_unset_length_is_left_to_the_function() -> None:
     assert tuple(build_model(spec("named")).args[0].shape) == (1, 5, 4)
 
 
-def test_a_function_may_take_anything() -> None:
+def test_a_function_may_accept_any_arguments() -> None:
     model = build_model(spec("open_ended", batch_size=2, factory_args={"depth": 7}))
     assert tuple(model.args[0].shape) == (2, 7)
 
@@ -133,7 +133,7 @@ def test_a_forward_may_return_dataclasses() -> None:
     assert capture_graph(built.module, built.args).n_ops == 1
 
 
-def test_a_mixture_that_branches_on_its_tokens_is_told_how_not_to() -> None:
+def test_a_mixture_that_branches_on_its_tokens_gets_advice() -> None:
     built = build_model(spec("mixture"))
     with pytest.raises(CaptureError, match="let each expert compute all tokens"):
         capture_graph(built.module, built.args)
@@ -159,7 +159,9 @@ def test_a_mixture_that_branches_on_its_tokens_is_told_how_not_to() -> None:
         (spec("fails"), CaptureError, r"failed \(user_models\.py:\d+\): KeyError: .*first line"),
     ],
 )
-def test_refuses_in_one_line(refused: ModelSpec, kind: type[FxpartError], message: str) -> None:
+def test_mistakes_are_refused_in_one_line(
+    refused: ModelSpec, kind: type[FxpartError], message: str
+) -> None:
     with pytest.raises(kind, match=message) as caught:
         build_model(refused)
     assert "\n" not in str(caught.value)
@@ -175,7 +177,7 @@ def test_refuses_in_one_line(refused: ModelSpec, kind: type[FxpartError], messag
         ("is_odd", "raise BaseException('odd')", "BaseException: odd"),
     ],
 )
-def test_says_why_a_module_does_not_import(module: str, source: str, message: str) -> None:
+def test_the_reason_of_a_failed_import_is_reported(module: str, source: str, message: str) -> None:
     Path(f"{module}.py").write_text(source)
     with pytest.raises(
         CaptureError, match=rf"importing it fails( \({module}\.py:1\))?: .*{message}"
@@ -184,7 +186,7 @@ def test_says_why_a_module_does_not_import(module: str, source: str, message: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_factory_needs_no_transformers() -> None:
+def test_a_factory_does_not_import_transformers() -> None:
     """Importing it takes seconds."""
     program = (
         "import sys; from fxpart.capture.models.build import build_model\n"

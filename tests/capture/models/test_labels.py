@@ -1,4 +1,4 @@
-"""A transformers model is trained on its own loss, from labels as `Trainer` gives them."""
+"""A transformers model is trained on its own loss, with labels as given by `Trainer`."""
 
 import warnings
 from collections.abc import Mapping
@@ -96,12 +96,12 @@ _BY_TASK = [
 
 
 @pytest.mark.parametrize(("spec", "expected"), _BY_TASK, ids=lambda of: getattr(of, "name", ""))
-def test_labels_are_what_the_loss_of_the_task_takes(
+def test_labels_fit_the_loss_of_the_task(
     spec: ModelSpec, expected: dict[str, tuple[int, ...]]
 ) -> None:
     planned, real = build_model(spec), build_model(spec, torch.device("cpu"))
-    found = {name: tuple(x.shape) for name, x in planned.kwargs.items() if name in expected}
-    assert found == expected
+    shapes = {name: tuple(x.shape) for name, x in planned.kwargs.items() if name in expected}
+    assert shapes == expected
     assert {n: x.dtype for n, x in real.kwargs.items()} == {
         n: x.dtype for n, x in planned.kwargs.items()
     }
@@ -131,7 +131,7 @@ def _peak(graph: OpGraph) -> int:
     return int(peak_bytes(memory_tables(graph), on_one, 1)[0])
 
 
-def test_a_step_with_labels_holds_more_than_one_on_the_mean_of_logits() -> None:
+def test_a_step_with_labels_needs_more_memory_than_the_mean_of_logits() -> None:
     spec = _spec("BertLMHeadModel", {**_BERT, "vocab_size": 5000})
     own, mean = _step(spec), _step(_spec("BertLMHeadModel", {**spec.config}, loss="mean"))
     assert any(name.startswith("nll_loss") for name in own.names)
@@ -141,16 +141,16 @@ def test_a_step_with_labels_holds_more_than_one_on_the_mean_of_logits() -> None:
     assert _peak(own) >= _peak(mean) + logits_bytes // 2
 
 
-def test_a_model_without_a_loss_is_given_no_labels() -> None:
+def test_a_model_without_a_loss_gets_no_labels() -> None:
     built = build_model(_spec("BertModel", _BERT))
     assert [*built.kwargs] == ["input_ids"]
-    # Its loss is computed from the values of labels, which a capture does not know.
+    # Its loss is computed from the values of labels, which a capture does not have.
     config = {**_TINY, **_SPEECH, "intermediate_size": 32}
     assert [*build_model(_spec("Wav2Vec2ForCTC", config, seq_len=1600)).kwargs] == ["input_values"]
 
 
 def sum_of_squares(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
-    """A loss of one's own, which also reads an input."""
+    """A user's loss, which also reads an input."""
     loss: Tensor = (result["logits"] ** 2).sum() + inputs["input_ids"].sum()
     return loss
 
@@ -161,7 +161,7 @@ def no_number(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
     return logits
 
 
-def test_a_loss_of_ones_own_takes_the_result_and_the_inputs() -> None:
+def test_a_user_loss_gets_the_result_and_the_inputs() -> None:
     function = f"{__name__}:sum_of_squares"
     spec = _spec("BertLMHeadModel", _BERT, loss=function)
     graph = _step(spec)
@@ -175,7 +175,7 @@ def test_a_loss_of_ones_own_takes_the_result_and_the_inputs() -> None:
     assert spec.key() != _spec("BertLMHeadModel", _BERT).key()
 
 
-def test_a_loss_that_is_no_number_or_does_not_exist_is_refused() -> None:
+def test_an_invalid_or_missing_loss_is_refused() -> None:
     with pytest.raises(
         (SpecError, CaptureError), match=r"shape \(3, 8, 50\); return a tensor of one"
     ):
@@ -184,7 +184,7 @@ def test_a_loss_that_is_no_number_or_does_not_exist_is_refused() -> None:
         _spec("BertLMHeadModel", _BERT, loss="crossentropy")
 
 
-def test_advice_for_speech_models_names_what_chance_decides() -> None:
+def test_advice_for_speech_models_names_their_random_settings() -> None:
     config = {**_TINY, **_SPEECH, "intermediate_size": 32}
     spec = _spec("Wav2Vec2ForCTC", config, seq_len=32000)
     built = build_model(spec)
@@ -201,7 +201,7 @@ def test_advice_for_a_model_that_mixes_dtypes_is_another_dtype() -> None:
         _step(_spec("XLNetModel", config, dtype="bfloat16"))
 
 
-def test_the_batch_of_a_training_step_with_labels_can_be_a_symbol() -> None:
+def test_the_batch_of_a_training_step_with_labels_may_be_symbolic() -> None:
     sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50, "n_positions": 16}
     inputs = symbolic_inputs(_spec("GPT2LMHeadModel", sizes))
     built = inputs.built

@@ -1,4 +1,4 @@
-"""Misspelt names are told from transformers' sources, and nothing that exists is refused."""
+"""Misspelt names are detected from transformers' sources, and no existing name is refused."""
 
 import re
 import subprocess
@@ -14,14 +14,14 @@ from fxpart.errors import SpecError
 @pytest.mark.parametrize(
     "name", ["ConditionalDetrModel", "GPT2LMHeadModel", "Qwen3MoeForCausalLM", "CLIPModel"]
 )
-def test_no_key_that_a_class_takes_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_accepted_by_a_class_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cls = model_class(name)
     keys = _config_keys(cls.config_class) | _unlisted_keys(cls)
     monkeypatch.delitem(sys.modules, "transformers")
     refuse_misspelt(name, dict.fromkeys(keys))
 
 
-def test_a_class_and_a_key_are_told_without_an_import() -> None:
+def test_a_class_and_a_key_are_suggested_without_an_import() -> None:
     code = (
         "import sys\n"
         "from fxpart.capture.models.misspelt import refuse_misspelt\n"
@@ -42,7 +42,7 @@ def test_a_class_and_a_key_are_told_without_an_import() -> None:
     )
 
 
-def test_what_transformers_exports_elsewhere_is_left_to_it(
+def test_names_exported_elsewhere_are_left_to_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "transformers")

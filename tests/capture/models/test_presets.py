@@ -30,8 +30,8 @@ PARAMETERS = {
     "whisper_small": 241_734_912,
     "dlrm": 187_767_399 * 128 + 171_392 + 2_197_505,
 }
-# Models that are served, of architectures that tests/capture/models/test_cached_step.py captures or
-# that other presets have. gemma3_27b without its vision tower; deepseek_v3 without the head for a
+# Served models, of architectures that tests/capture/models/test_cached_step.py captures or
+# other presets have. gemma3_27b without its vision tower; deepseek_v3 without the head for a
 # second token, and without the 58 x 256 biases of its routers, which are buffers.
 SERVED = {
     "llama3_1_8b": 8_030_261_248,
@@ -50,7 +50,7 @@ TEMPLATES = {"custom": "factory", "timm": "architecture", "transformers": "archi
 FIELDS = ["name", "library", "architecture", "config", "factory", "factory_args"]
 FIELDS += ["batch_size", "seq_len", "dtype"]
 
-# What makes each model shallow; widths and inputs stay.
+# Settings that make each model shallow; widths and inputs stay.
 SHALLOW: dict[str, dict[str, Any]] = {
     "llama2_7b": {"num_hidden_layers": 1},
     "llama2_13b": {"num_hidden_layers": 1},
@@ -89,8 +89,8 @@ def test_every_preset_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", [*PARAMETERS, *SERVED, *TEMPLATES])
-def test_presets_have_the_same_keys_and_say_where_they_are_from(name: str) -> None:
-    # In the same order; what the schema's default says already is left out.
+def test_presets_have_the_same_keys_and_state_their_source(name: str) -> None:
+    # In the same order; values equal to the schema's default are omitted.
     assert list(preset(name)) == [field for field in FIELDS if field in preset(name)]
     assert {"name", "batch_size", "dtype"} <= preset(name).keys()
     text = (FOLDER / f"{name}.yaml").read_text()
@@ -99,7 +99,7 @@ def test_presets_have_the_same_keys_and_say_where_they_are_from(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [*PARAMETERS, *SERVED])
-def test_a_preset_has_the_published_number_of_parameters_and_takes_no_memory(name: str) -> None:
+def test_a_preset_has_the_published_number_of_parameters_and_no_memory(name: str) -> None:
     model = built(name)
     parameters = list(model.module.parameters())
     assert sum(parameter.numel() for parameter in parameters) == {**PARAMETERS, **SERVED}[name]
@@ -117,7 +117,7 @@ def test_a_shallow_preset_can_be_captured(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "missing"), TEMPLATES.items())
-def test_a_template_lacks_one_thing_and_is_named_after_it(name: str, missing: str) -> None:
+def test_a_template_lacks_one_setting_and_is_named_after_it(name: str, missing: str) -> None:
     template = OmegaConf.load(FOLDER / f"{name}.yaml")
     assert isinstance(template, DictConfig)
     assert OmegaConf.missing_keys(template) == {missing}

@@ -1,4 +1,4 @@
-"""Models built on a real device: random weights, inputs within what the model knows."""
+"""Models built on a real device: random weights, and inputs in the valid range of the model."""
 
 import sys
 from pathlib import Path
@@ -56,14 +56,14 @@ def _like(name: str, *shape: int, dtype: torch.dtype = torch.int64) -> dict[str,
     return {name: torch.empty(*shape, dtype=dtype, device="meta")}
 
 
-def test_an_encoder_and_a_decoder_get_tokens_that_they_know() -> None:
+def test_an_encoder_and_a_decoder_get_tokens_of_their_vocabularies() -> None:
     built = build_model(BART, CPU)
     assert list(built.kwargs) == ["input_ids", "decoder_input_ids"]
-    for given in built.kwargs.values():
-        assert tuple(given.shape) == (3, 50)
-        # Of 150 draws among 37, hardly one is missing.
-        assert set(given.flatten().tolist()) <= set(range(37))
-        assert len(set(given.flatten().tolist())) > 20
+    for tokens in built.kwargs.values():
+        assert tuple(tokens.shape) == (3, 50)
+        # Of 150 draws from 37, hardly one is missing.
+        assert set(tokens.flatten().tolist()) <= set(range(37))
+        assert len(set(tokens.flatten().tolist())) > 20
     weights = [p for p in built.module.parameters() if p.dim() > 1]
     assert all(p.device == CPU for p in weights)
     assert all(float(p.detach().std()) > 0 for p in weights)
@@ -75,7 +75,7 @@ def test_without_a_device_everything_is_on_meta() -> None:
     assert all(t.is_meta for t in [*built.module.parameters(), *built.kwargs.values()])
 
 
-def test_real_numbers_are_normally_distributed() -> None:
+def test_real_values_are_normally_distributed() -> None:
     drawn = drawn_inputs(nn.Identity(), _like("pixel_values", 9, 999, dtype=torch.float64), CPU)
     assert drawn["pixel_values"].dtype == torch.float64
     assert abs(float(drawn["pixel_values"].mean())) < 0.1
@@ -88,14 +88,14 @@ def _model(table: object = None, stated: object = None) -> SimpleNamespace:
     return SimpleNamespace(config=config, get_input_embeddings=lambda: table)
 
 
-def test_a_vocabulary_is_its_table_or_what_the_configuration_states() -> None:
+def test_a_vocabulary_is_its_table_or_the_configured_size() -> None:
     ids = drawn_inputs(_model(nn.Embedding(2, 1), 99), _like("input_ids", 200), CPU)["input_ids"]
     assert set(ids.tolist()) == {0, 1}
     ids = drawn_inputs(_model(nn.Linear(2, 2), 3), _like("input_ids", 200), CPU)["input_ids"]
     assert set(ids.tolist()) == {0, 1, 2}
 
 
-def test_tokens_of_a_model_that_does_not_say_how_many_are_refused() -> None:
+def test_an_unknown_vocabulary_size_is_refused() -> None:
     with pytest.raises(SpecError, match="takes input_ids, but does not say how many tokens"):
         drawn_inputs(_model(), _like("input_ids", 2), CPU)
 

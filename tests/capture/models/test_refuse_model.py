@@ -132,7 +132,7 @@ def _spec(function: str, **arguments: object) -> ModelSpec:
         (_spec("no_class"), "cannot be prepared .*struck"),
     ],
 )
-def test_is_told_in_one_line(spec: ModelSpec, message: str) -> None:
+def test_an_invalid_model_is_refused_in_one_line(spec: ModelSpec, message: str) -> None:
     with pytest.raises(CaptureError, match=message) as caught:
         build_model(spec)
     assert "\n" not in str(caught.value)
@@ -141,5 +141,5 @@ def test_is_told_in_one_line(spec: ModelSpec, message: str) -> None:
 @pytest.mark.parametrize(
     "spec", [_spec("nested", depth=100), _spec("shared"), _spec("named", name="fc-1 ä")]
 )
-def test_what_torch_can_walk_is_taken(spec: ModelSpec) -> None:
+def test_a_model_that_torch_can_walk_is_accepted(spec: ModelSpec) -> None:
     build_model(spec)

@@ -1,4 +1,4 @@
-"""What a spec refuses, and that its key tells apart what has different graphs."""
+"""Refusals of a spec, and keys that distinguish models with different graphs."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from fxpart.errors import SpecError
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty working directory, and forget it afterwards."""
+    """Return an empty working directory, and forget its modules afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     return tmp_path
@@ -53,13 +53,13 @@ def llama(**fields: Any) -> ModelSpec:  # noqa: ANN401
         ({"architecture": None, "factory": "a:"}, "not of the form"),
     ],
 )
-def test_refuses_what_means_nothing(fields: dict[str, Any], message: str) -> None:
+def test_invalid_fields_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         llama(**fields)
     assert "\n" not in str(caught.value)
 
 
-def test_key_of_an_architecture_holds_every_field_and_the_version_of_transformers() -> None:
+def test_the_key_of_an_architecture_has_every_field_and_the_version_of_transformers() -> None:
     config = OrderedDict(sizes=(1, 2), inner=MappingProxyType({"x": None}))
     assert llama(config=config, batch_size=3, seq_len=7, dtype="bfloat16").key() == {
         "architecture": "LlamaForCausalLM",
@@ -76,31 +76,31 @@ def test_key_of_an_architecture_holds_every_field_and_the_version_of_transformer
     }
 
 
-def test_key_survives_json() -> None:
+def test_a_key_survives_json() -> None:
     key = llama(config={"hidden_sizes": (1, 2), "eps": 1e-5}).key()
     assert json.loads(json.dumps(key)) == key
 
 
-def test_a_spec_does_not_change_with_the_mapping_it_was_made_from() -> None:
+def test_a_spec_does_not_change_with_the_mapping_it_was_created_from() -> None:
     config = {"hidden_size": 64}
     spec = llama(config=config)
     config["hidden_size"] = 65
     assert spec.config == {"hidden_size": 64}
 
 
-def test_key_without_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_without_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxpart.capture.models.spec.installed_version", lambda _: None)
     with pytest.raises(SpecError, match="pip install transformers"):
         llama().key()
 
 
-def test_key_of_a_factory_follows_its_source_and_does_not_run_it(folder: Path) -> None:
+def test_the_key_of_a_factory_follows_its_source_without_running_it(folder: Path) -> None:
     source = folder / "never_run.py"
     source.write_text("raise RuntimeError('run')\n")
     spec = ModelSpec("m", factory="never_run:f")
     before = spec.key()
     assert before == spec.key()
-    # The factory may use transformers; what it uses is not known before it runs.
+    # The factory may use transformers; what it uses is unknown before it runs.
     assert before["transformers"] == version("transformers")
     assert before == ModelSpec("another name", factory="never_run:f").key()
     source.write_text("raise RuntimeError('run again')\n")
@@ -109,7 +109,7 @@ def test_key_of_a_factory_follows_its_source_and_does_not_run_it(folder: Path) -
     assert spec.key() == before
 
 
-def test_comments_and_docstrings_of_a_factory_do_not_count(folder: Path) -> None:
+def test_comments_and_docstrings_of_a_factory_are_ignored(folder: Path) -> None:
     source = folder / "annotated.py"
     source.write_text("def f(batch_size, dtype):\n    return 1\n")
     spec = ModelSpec("m", factory="annotated:f")
@@ -123,7 +123,7 @@ def test_comments_and_docstrings_of_a_factory_do_not_count(folder: Path) -> None
     assert spec.key() != before
 
 
-def test_key_of_a_factory_follows_the_files_that_it_depends_on(folder: Path) -> None:
+def test_the_key_of_a_factory_follows_the_files_that_it_depends_on(folder: Path) -> None:
     for name, text in (("nets.py", ""), ("a.json", "1"), ("b.json", "2"), ("other.json", "1")):
         (folder / name).write_text(text)
     (folder / "plugin.py").write_text("WIDTH = 1\n")
@@ -143,7 +143,7 @@ def test_key_of_a_factory_follows_the_files_that_it_depends_on(folder: Path) -> 
     assert len({str(other["factory_sha256"]) for other in [before, *others]}) == 7
 
 
-def test_a_module_may_have_kept_what_a_file_said_when_it_was_imported(
+def test_a_module_may_keep_the_content_of_a_file_at_its_import(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "keeps.py").write_text(
@@ -162,7 +162,7 @@ def test_a_module_may_have_kept_what_a_file_said_when_it_was_imported(
 
 
 @pytest.mark.parametrize(("name", "why"), [("gone.json", "No such file"), ("data", "Is a dir")])
-def test_a_file_that_cannot_be_read_is_one_line(folder: Path, name: str, why: str) -> None:
+def test_an_unreadable_file_is_reported_in_one_line(folder: Path, name: str, why: str) -> None:
     (folder / "nets.py").touch()
     (folder / "data").mkdir()
     with pytest.raises(
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_read_is_one_line(folder: Path, name: str, why: st
         ([], "sys:f", "module sys has no source file"),
     ],
 )
-def test_refuses_a_module_that_is_not_there(
+def test_a_missing_module_is_refused(
     folder: Path, files: list[str], factory: str, message: str
 ) -> None:
     for file in files:
@@ -200,7 +200,7 @@ def test_refuses_a_module_that_is_not_there(
         ("broken_b", "1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_refuses_a_package_that_does_not_import(
+def test_a_package_that_does_not_import_is_refused(
     folder: Path, package: str, source: str, message: str
 ) -> None:
     (folder / package).mkdir()
@@ -212,7 +212,7 @@ def test_refuses_a_package_that_does_not_import(
         ModelSpec("m", factory=f"{package}.net:f").key()
 
 
-def test_a_key_costs_no_import_of_torch_or_transformers() -> None:
+def test_a_key_imports_neither_torch_nor_transformers() -> None:
     program = (
         "import sys; from fxpart.capture.models.spec import ModelSpec\n"
         "ModelSpec('m', architecture='LlamaForCausalLM').key()\n"

@@ -1,4 +1,4 @@
-"""Which input dimensions are the batch or the sequence, of transformers and of factories."""
+"""Input dimensions that are the batch or the sequence, for transformers and for factories."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def _factory(function: object, seq_len: int | None = None) -> ModelSpec:
     return ModelSpec(name, factory=f"{__name__}:{name}", batch_size=1, seq_len=seq_len)
 
 
-def test_a_text_has_both() -> None:
+def test_a_text_has_both_symbols() -> None:
     inputs = symbolic_inputs(SMALL_PRESETS["gpt2"], ("batch", "seq_len"))
     assert inputs.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(0, 1, "seq_len"))
     # Its table has 32 positions.
@@ -64,7 +64,7 @@ def test_only_the_text_of_a_speech_model_has_a_sequence() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit_large"])
-def test_the_batch_is_the_size_of_nothing_else(name: str) -> None:
+def test_the_batch_differs_from_all_other_sizes(name: str) -> None:
     inputs = symbolic_inputs(SMALL_PRESETS[name])
     tensors = [*inputs.built.module.parameters(), *inputs.built.module.buffers()]
     (batch,) = {int(value.shape[0]) for value in inputs.built.kwargs.values()}
@@ -81,7 +81,7 @@ def test_a_sequence_stays_within_the_positions() -> None:
         assert 2 <= inputs.built.kwargs["input_ids"].shape[1] <= 32
 
 
-def test_multiples_of_a_factory_are_found() -> None:
+def test_multiples_in_a_factory_are_found() -> None:
     inputs = symbolic_inputs(_factory(bags))
     assert inputs.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(1, 0, "batch", 3, 1))
     batch = inputs.built.args[0].shape[0]
@@ -98,7 +98,7 @@ def test_weights_that_grow_are_refused() -> None:
         symbolic_inputs(_factory(weighted))
 
 
-def test_images_that_are_given_by_number_are_refused_by_name() -> None:
+def test_models_that_need_numbers_of_images_are_refused() -> None:
     sizes = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
     config = {**sizes, "out_hidden_size": 16, "patch_size": 112, "deepstack_visual_indexes": [0]}
     spec = ModelSpec("images", architecture="Qwen3VLVisionModel", config=config, batch_size=2)
@@ -108,7 +108,7 @@ def test_images_that_are_given_by_number_are_refused_by_name() -> None:
         symbolic_inputs(spec)
 
 
-def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
+def test_the_size_of_the_spec_is_used_unless_another_dimension_has_it() -> None:
     sizes = {}
     for batch in (4, 6, 7):
         spec = ModelSpec("bags", factory=f"{__name__}:bags", batch_size=batch)
@@ -128,7 +128,7 @@ def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
         (_factory(fixed), ("batch", "batch"), "each once"),
     ],
 )
-def test_what_is_not_symbolic_is_refused(
+def test_models_without_symbols_are_refused(
     spec: ModelSpec, symbols: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):

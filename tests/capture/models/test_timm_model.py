@@ -22,8 +22,8 @@ def test_the_command_names_a_model_of_timm() -> None:
 
 def test_a_model_has_images_of_its_size_on_meta() -> None:
     pytest.importorskip("timm")
-    made = timm_spec("resnet18", {"num_classes": 10})
-    built = build_model(ModelSpec("m", batch_size=3, dtype="bfloat16", **made))
+    spec = timm_spec("resnet18", {"num_classes": 10})
+    built = build_model(ModelSpec("m", batch_size=3, dtype="bfloat16", **spec))
     assert built.args[0].shape == (3, 3, 224, 224)
     assert {p.dtype for p in built.module.parameters()} == {torch.bfloat16}
     assert {p.device.type for p in built.module.parameters()} == {"meta"}
@@ -37,7 +37,7 @@ def test_a_model_has_images_of_its_size_on_meta() -> None:
         ("resnet18", {"colour": 1}, "timm cannot make resnet18 with {'colour': 1}"),
     ],
 )
-def test_what_timm_does_not_have_is_told(
+def test_unknown_models_and_settings_of_timm_are_refused(
     architecture: str, config: dict[str, object], message: str
 ) -> None:
     pytest.importorskip("timm")

@@ -1,4 +1,4 @@
-"""The user's own code: what a module imports of it, without running it, and which line failed."""
+"""The user's own code: the imports of a module, found without running it, and the failing line."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Return a function that writes a module of a project in the working directory."""
+    """Return a function that writes a module of a project to the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -43,7 +43,7 @@ def modules_of(path: Path, name: str = "mine") -> list[str]:
     return list(imported_modules(name, path))
 
 
-def test_all_that_is_imported_counts_however_deep(write: Write) -> None:
+def test_all_imports_count_at_any_depth(write: Write) -> None:
     path = write("mine.py", "import layers\nraise RuntimeError('never run')\n")
     write("layers.py", "def f():\n    from sizes import WIDTH\n")
     sizes = write("sizes.py", "WIDTH = 1\n")
@@ -54,7 +54,7 @@ def test_all_that_is_imported_counts_however_deep(write: Write) -> None:
     assert not {"mine", "layers", "sizes"} & set(sys.modules)
 
 
-def test_what_is_installed_or_not_there_does_not(write: Write) -> None:
+def test_installed_and_missing_modules_do_not_count(write: Write) -> None:
     path = write(
         "mine.py", "import json, os.path, numpy as np, torch.nn, fxpart.core.graph, nowhere\n"
     )
@@ -93,22 +93,22 @@ def test_packages_and_relative_names(write: Write, statement: str, modules: list
     assert modules_of(path, "pkg.net") == modules
 
 
-def test_modules_that_import_each_other(write: Write) -> None:
+def test_modules_may_import_each_other(write: Write) -> None:
     path = write("mine.py", "import one\n")
     write("one.py", "import two, mine\n")
     write("two.py", "import one, two\n")
     assert modules_of(path) == ["one", "two"]
 
 
-def test_what_is_no_python_is_known_by_its_bytes(write: Write) -> None:
+def test_an_invalid_source_is_identified_by_its_bytes(write: Write) -> None:
     path = write("mine.py", "import broken, wide\n")
     write("broken.py", "import unseen (\n")
-    write("wide.py", "PATTERN = '\\d'\n")  # a warning of the compiler's
+    write("wide.py", "PATTERN = '\\d'\n")  # a warning of the compiler
     write("unseen.py", "")
     assert modules_of(path) == ["broken", "wide"]
 
 
-def test_comments_and_docstrings_of_what_is_imported_do_not_count(write: Write) -> None:
+def test_comments_and_docstrings_of_imports_are_ignored(write: Write) -> None:
     path = write("mine.py", "import layers\n")
     write("layers.py", "def f(x):\n    return x\n")
     before = imported_modules("mine", path), module_digest("mine", path)
@@ -119,7 +119,7 @@ def test_comments_and_docstrings_of_what_is_imported_do_not_count(write: Write) 
     assert imported_modules("mine", path) != before[0]
 
 
-def test_an_edit_of_what_a_factory_imports_changes_its_key(write: Write) -> None:
+def test_an_edit_of_an_import_changes_the_key_of_a_factory(write: Write) -> None:
     write("nets/__init__.py", "")
     write("nets/mine.py", "from .layers import Layer\n")
     write("nets/layers.py", "from sizes import WIDTH\n")
@@ -155,7 +155,7 @@ def test_a_file_is_read_again_only_after_a_change(write: Write) -> None:
     assert module_under_test._read_once.cache_info().misses == read + 1
 
 
-def test_what_was_imported_is_what_it_was_then(
+def test_an_imported_module_keeps_its_identity(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("mine_a.py", "import mine_b\n")
@@ -175,7 +175,7 @@ def test_what_was_imported_is_what_it_was_then(
     assert module_digest("mine_a", path) != before[1]
 
 
-def test_a_file_that_changes_while_it_is_imported_is_refused(
+def test_a_file_that_changes_during_its_import_is_refused(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "from pathlib import Path\nPath(__file__).write_text('edited = True')\n"
@@ -186,14 +186,14 @@ def test_a_file_that_changes_while_it_is_imported_is_refused(
         as_imported("mine_d"),
     ):
         importlib.import_module("mine_d")
-    # It stays so: nobody knows which code is in memory.
+    # It stays so: it is unknown which code is in memory.
     with pytest.raises(CaptureError, match=r"mine_d\.py changed"):
         module_digest("mine_d", path)
     importlib.reload(sys.modules["mine_d"])
     assert module_digest("mine_d", path) == source_file_digest(path)
 
 
-def test_files_are_what_they_were_when_the_module_was_imported(
+def test_files_have_the_content_of_the_import(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("mine_g.py", "WIDTH = 1\n")
@@ -215,7 +215,7 @@ def _import_and_fail(name: str) -> None:
     raise RuntimeError("of the user")
 
 
-def test_a_module_whose_function_fails_is_in_memory_all_the_same(
+def test_a_module_whose_function_fails_stays_in_memory(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("mine_e.py", "WIDTH = 1\n")
@@ -229,10 +229,10 @@ def test_a_module_whose_function_fails_is_in_memory_all_the_same(
     assert module_digest("mine_e", path) == before
 
 
-def test_what_can_be_imported_only_after_a_run_changes_nothing(
+def test_modules_that_can_be_imported_only_after_a_run_do_not_matter(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A factory that adds to the path, or writes a module: the identity is that of before."""
+    """A factory that extends the path, or writes a module: the identity is that of before."""
     path = write("mine_f.py", "import aside_f, sizes_f\n")
     write("sizes_f.py", "WIDTH = 1\n")
     write("aside/aside_f.py", "WIDTH = 1\n")
@@ -240,7 +240,7 @@ def test_what_can_be_imported_only_after_a_run_changes_nothing(
     assert list(before) == ["sizes_f"]
     monkeypatch.syspath_prepend(str(path.parent / "aside"))
     assert imported_modules("mine_f", path) == before
-    # What it was made of is another: then all is looked up again.
+    # If its own source changed, everything is looked up again.
     write("sizes_f.py", "WIDTH = 20\n")
     assert list(imported_modules("mine_f", path)) == ["aside_f", "sizes_f"]
 
@@ -255,7 +255,7 @@ def _failed(text: str, path: Path) -> Exception:
     raise AssertionError("it fails")
 
 
-def test_the_innermost_line_of_the_users_is_named(
+def test_the_innermost_line_of_user_code_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "def f():\n    json.loads('[')\n\nf()\n"
@@ -267,17 +267,17 @@ def test_the_innermost_line_of_the_users_is_named(
     assert user_line(error) == " (deep/mine.py:2)"
 
 
-def test_a_cause_counts_before_what_it_caused(tmp_path: Path) -> None:
+def test_a_cause_is_preferred_to_its_consequence(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     text = "try:\n    1 / 0\nexcept Exception as error:\n    raise ValueError from error\n"
     assert user_line(_failed(text, path)) == f" ({path}:2)"
 
 
-def test_without_a_line_of_the_users_nothing_is_said() -> None:
+def test_without_a_line_of_user_code_no_line_is_named() -> None:
     assert user_line(ValueError("never raised")) == ""
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("[")
-    # This test is a file of a user's too; what is below it is Python's.
+    # This test is user code too; all frames below it belong to Python.
     assert user_line(caught.value).startswith(" (")
     inside = caught.value.with_traceback(caught.tb.tb_next)
     assert user_line(inside) == ""

@@ -1,4 +1,4 @@
-"""Which dimensions grow, found by comparing shapes."""
+"""Dimensions that grow, found by comparing shapes."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def test_multiples_and_constants_are_found() -> None:
     )
 
 
-def test_what_does_not_grow_is_not_symbolic() -> None:
+def test_constant_dimensions_are_not_symbolic() -> None:
     assert affine_dims("batch", {b: [(7,), None] for b in (2, 3, 4)}) == ()
 
 
@@ -28,7 +28,7 @@ def test_other_growth_is_refused(size: Callable[[int], int]) -> None:
         affine_dims("batch", shapes)
 
 
-def test_inputs_that_come_and_go_are_refused() -> None:
+def test_inputs_that_depend_on_the_size_are_refused() -> None:
     for other in ([(2,), (2,)], [(2, 1)], [None]):
         shapes = {2: [(2,)], 3: other, 4: [(4,)]}
         with pytest.raises(
@@ -37,6 +37,6 @@ def test_inputs_that_come_and_go_are_refused() -> None:
             affine_dims("batch", shapes)
 
 
-def test_a_dimension_that_shrinks_is_none() -> None:
+def test_a_dimension_that_shrinks_is_not_symbolic() -> None:
     with pytest.raises(SpecError, match="a factor of 1 or more"):
         SymbolicDim(0, 0, "batch", 0)

@@ -1,4 +1,4 @@
-"""Polynomials through points, exactly."""
+"""Exact polynomials through points."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def _columns(
     return columns
 
 
-def test_two_symbols_are_told_apart() -> None:
+def test_two_symbols_are_distinguished() -> None:
     rows = [{(0, 0): 4}, {(1, 0): 3, (0, 1): -5}, {(1, 2): 7, (0, 0): 1}, {(1, 1): 2, (2, 2): 9}]
     points = [*grid((5, 11)), (1, 2), (64, 64)]
     exponents, table = fitted(_columns(rows, points), (5, 11), "bytes", "abcd")
@@ -37,7 +37,7 @@ def test_two_symbols_are_told_apart() -> None:
 
 
 @given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=3), st.integers(1, 5000))
-def test_every_polynomial_comes_back(coefficients: list[int], start: int) -> None:
+def test_every_polynomial_is_recovered(coefficients: list[int], start: int) -> None:
     row = {(power,): c for power, c in enumerate(coefficients)}
     exponents, table = fitted(_columns([row], grid((start,))), (start,), "bytes", "a")
     assert exponents.tolist() == [[0], [1], [2]]
@@ -48,7 +48,7 @@ def test_every_polynomial_comes_back(coefficients: list[int], start: int) -> Non
     "size",
     [lambda b: b**3, lambda b: b * (b + 1) // 2, lambda b: max(b, 8), lambda b: 2 * (b // 2)],
 )
-def test_what_is_no_polynomial_of_whole_numbers_is_refused(size: Callable[[int], int]) -> None:
+def test_a_size_that_is_no_integer_polynomial_is_refused(size: Callable[[int], int]) -> None:
     points = [*grid((5,)), (1,), (64,)]
     columns = {p: np.array([0, size(p[0])]) for p in points}
     with pytest.raises(CaptureError, match="bytes of second is not a polynomial"):

@@ -1,4 +1,4 @@
-"""One capture with symbolic sizes against captures of definite ones, number by number."""
+"""One capture with symbolic sizes against captures with static ones, number by number."""
 
 from dataclasses import replace
 from functools import cache
@@ -36,14 +36,14 @@ def _static(spec: ModelSpec, phase: str) -> OpGraph:
 
 
 def _peaks(graph: OpGraph, device_of_module: dict[str, int], devices: int) -> list[int]:
-    """Return the most bytes of inputs and live tensors on each device, by module."""
+    """Return the peak bytes of inputs and live tensors on each device, by module."""
     tables = memory_tables(graph)
     device_of = np.array([device_of_module[path] for path in graph.modules], dtype=np.int64)
     return [int(live_bytes(tables, device_of, device).max()) for device in range(devices)]
 
 
 def _assert_equal(ours: OpGraph, fresh: OpGraph) -> None:
-    """Compare costs, storages, and peaks on one device and on three at random by module."""
+    """Compare costs, storages, and peaks on one device and on three random ones by module."""
     for field in ("flops", "moved_bytes"):
         assert int(getattr(ours, field).sum()) == int(getattr(fresh, field).sum()), field
     storages = [np.sort(g.value_alloc_bytes[g.value_alloc_bytes > 0]) for g in (ours, fresh)]
@@ -75,9 +75,9 @@ def test_a_training_step_equals_a_fresh_capture(name: str, batch: int) -> None:
 
 
 def _partners(graph: OpGraph) -> list[tuple[str, str]]:
-    """Return the target of each operator, and the forward one whose gradient it computes."""
+    """Return the target of each operator, and that of its forward operator."""
     called = [target.removesuffix(".default") for target in graph.targets]
-    # A view of all that it is of may be there or not.
+    # A full-size view may be missing.
     return [
         (called[op], called[of])
         for op, of in enumerate(graph.forward_of.tolist())
@@ -88,7 +88,7 @@ def _partners(graph: OpGraph) -> list[tuple[str, str]]:
 def test_sequences_grow_too() -> None:
     symbolic = _symbolic("gpt2", "inference", ("batch", "seq_len"))
     assert [1, 2] in symbolic.exponents.tolist()  # scores of all pairs of positions
-    assert symbolic.exact_from == (1, 2)  # of one position there is nothing to swap
+    assert symbolic.exact_from == (1, 2)  # with one position there is nothing to swap
     for batch, length in ((1, 7), (64, 32)):
         spec = replace(SMALL_PRESETS["gpt2"], batch_size=batch, seq_len=length)
         _assert_equal(symbolic.at(batch=batch, seq_len=length), _static(spec, "inference"))

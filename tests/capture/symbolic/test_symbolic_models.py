@@ -75,8 +75,8 @@ def test_products_of_symbols_are_monomials() -> None:
     symbolic = _captured(_Scores(), torch.zeros(5, 7, 3), dims=BOTH)
     product = symbolic.graph.targets.index("aten.matmul.default")
     assert _polynomial(symbolic, "flops", product) == {(1, 2): 2 * 3}
-    made = symbolic.graph.value_producer.tolist().index(product)
-    assert _polynomial(symbolic, "value_bytes", made) == {(1, 2): 4}
+    producer = symbolic.graph.value_producer.tolist().index(product)
+    assert _polynomial(symbolic, "value_bytes", producer) == {(1, 2): 4}
 
 
 class _Sizes(nn.Module):
@@ -86,7 +86,7 @@ class _Sizes(nn.Module):
         return y + torch.arange(rows * columns, device=x.device)
 
 
-def test_what_computes_sizes_is_no_operator() -> None:
+def test_size_computations_are_no_operators() -> None:
     symbolic = _captured(_Sizes(), torch.zeros(5, 7), dims=BOTH)
     assert symbolic.graph.targets == (
         "aten.reshape.default",
@@ -119,7 +119,7 @@ class _Regions(nn.Module):
         return x * y.sum()
 
 
-def test_a_region_costs_what_its_calls_do() -> None:
+def test_a_region_costs_the_sum_of_its_calls() -> None:
     module = _Regions()
     with torch.enable_grad():
         symbolic = _captured(module, torch.zeros(5, 4), phase="training")
@@ -131,7 +131,7 @@ class _Swapped(nn.Module):
         return x.transpose(0, 1).contiguous() + 1
 
 
-def test_a_copy_that_a_size_of_one_saves_is_known() -> None:
+def test_a_copy_avoided_at_size_one_is_counted() -> None:
     symbolic = _captured(_Swapped(), torch.zeros(5, 4))
     assert symbolic.exact_from == (2,)
     assert symbolic.ranges == ((1, None),)
@@ -148,7 +148,7 @@ class _Table(nn.Module):
         return x + self.table[: x.shape[0]]
 
 
-def test_a_limit_of_the_model_is_the_range() -> None:
+def test_a_limit_of_the_model_bounds_the_range() -> None:
     symbolic = _captured(_Table(), torch.zeros(5, 4))
     assert symbolic.ranges == ((1, 12),)
     assert symbolic.at(batch=12).value_bytes[0] == 12 * 16
@@ -174,7 +174,7 @@ class _Normed(nn.Module):
         ((5, 3, 4), BOTH, False, ((1, None), (2, None))),
     ],
 )
-def test_one_number_a_channel_has_no_variance(
+def test_a_variance_of_one_number_per_channel_is_excluded(
     shape: tuple[int, ...],
     dims: Sequence[SymbolicDim],
     keeps_statistics: bool,
@@ -183,12 +183,12 @@ def test_one_number_a_channel_has_no_variance(
     module = _Normed(keeps_statistics=keeps_statistics)
     assert _captured(module, torch.zeros(shape), dims=dims).ranges == ranges
     if ranges == ((2, None),):
-        # As torch has it.
+        # As in torch.
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             module(torch.zeros(1, 4))
 
 
-def test_a_training_step_begins_where_its_normalization_does() -> None:
+def test_a_training_step_starts_at_the_size_its_normalization_needs() -> None:
     module = _Normed(keeps_statistics=True).to("meta").train()
     inputs = (torch.zeros(5, 4, device="meta"),)
     assert symbolic_graph(module, inputs, dims=BATCH, phase="training").ranges == ((2, None),)
@@ -229,7 +229,7 @@ class _Nonzero(nn.Module):
         (_Nonzero(), (5, 4), BATCH, "depends on the values of a tensor"),
     ],
 )
-def test_models_that_have_no_formula_are_refused_in_one_line(
+def test_models_without_a_formula_are_refused_in_one_line(
     module: nn.Module, shape: tuple[int, ...], dims: Sequence[SymbolicDim], message: str
 ) -> None:
     with pytest.raises(CaptureError, match=message) as caught:
@@ -255,7 +255,7 @@ def test_dimensions_that_the_inputs_do_not_have_are_refused(
         _captured(_Mlp(), torch.zeros(5, 4), dims=dims)
 
 
-def test_a_size_that_is_rounded_is_no_polynomial() -> None:
+def test_a_rounded_size_is_no_polynomial() -> None:
     inputs = (torch.zeros(2, 3, 9, device="meta"),)
     dims = (SymbolicDim(0, 2, "seq_len"),)
     with pytest.raises(CaptureError, match="of avg_pool1d is not a polynomial") as caught:
@@ -271,6 +271,6 @@ def test_a_range_of_too_few_sizes_is_refused() -> None:
         )
 
 
-def test_a_phase_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(SpecError, match="phase=trainig does not exist"):
         symbolic_program(_Mlp(), (torch.zeros(5, 4),), dims=BATCH, phase="trainig")

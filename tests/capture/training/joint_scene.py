@@ -1,4 +1,4 @@
-"""What the tests of training steps share: small models, their weights, what a step takes."""
+"""Shared parts of the tests of training steps: small models, their weights, inputs of a step."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""A backward that computes gradients of weights last: by hand, and the same step in all else."""
+"""A backward with weight gradients last: by hand, and otherwise the same step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +25,7 @@ def _both(module: nn.Module, *args: Tensor) -> tuple[JointCapture, JointCapture]
 
 
 def _layers() -> nn.Module:
-    """Return three layers whose weights are 64 bytes; of 8 rows, activations are 128."""
+    """Return three layers with weights of 64 bytes; with 8 rows, activations have 128."""
     return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
 
 
@@ -39,7 +39,7 @@ def _products(graph: OpGraph) -> list[str]:
 
 def test_the_order_by_hand() -> None:
     usual, late = _both(_layers(), torch.ones(8, 4))
-    # mm_3 to mm_7 in autograd's order: of each layer its weight's gradient, then its input's.
+    # mm_3 to mm_7 in autograd's order: for each layer its weight gradient, then its input gradient.
     assert _products(usual.graph) == ["2:mm_3", "2:mm_4", "1:mm_5", "1:mm_6", "0:mm_7"]
     assert _products(late.graph) == ["2:mm_4", "1:mm_6", "2:mm_3", "1:mm_5", "0:mm_7"]
     assert late.gradients == usual.gradients
@@ -51,9 +51,9 @@ def test_memory_by_hand() -> None:
         for g in (step.graph for step in _both(_layers(), torch.ones(8, 4)))
     ]
     # Weights, the input, the loss; two activations, the gradient of the last result, that of the
-    # last layer's weight, and that of its input, which is made while all these are there.
+    # last layer's weight, and that of its input, which is computed while all these are live.
     assert peaks[0] == 3 * 64 + 128 + 4 + 2 * 128 + 128 + 64 + 128
-    # The gradients of both inputs are there before the first of a weight.
+    # The gradients of both inputs are live before the first of a weight.
     assert peaks[1] == 3 * 64 + 128 + 4 + 2 * 128 + 128 + 64 + 2 * 128
 
 
@@ -65,12 +65,12 @@ def test_latency_by_hand() -> None:
         layer = np.array([int(path or 2) for path in graph.modules])
         placed = partition_by_device(graph, layer[graph.group])
         seconds.append(round(evaluate(this, placed).latency_s, 6))
-    # 3 forward, then 2 + 2 + 1; or the chain of 2 and the last layer's, others beside it.
+    # 3 forward, then 2 + 2 + 1; or the chain of 2 and the last layer's, others in parallel.
     assert seconds == [8, 6]
 
 
 class _Tied(nn.Module):
-    """A weight that is used twice, a residual, and values that are written to in place."""
+    """A weight that is used twice, a residual, and in-place writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Tied(nn.Module):
 
 
 class _CastWeights(nn.Module):
-    """Weights in float32, computed with in bfloat16."""
+    """Float32 weights that compute in bfloat16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = {
     "layers": (_layers, lambda: torch.randn(8, 4), True),
     "tied": (_Tied, lambda: torch.arange(7), True),
     "cast": (_CastWeights, lambda: torch.randn(3, 4, dtype=torch.bfloat16), True),
-    # Calls that make both gradients, and one call that is the whole model, leave nothing to move.
+    # Calls that compute both gradients, and one call for the whole model, leave nothing to move.
     "convolutions": (_convolutions, lambda: torch.randn(2, 2, 8, 8), False),
     "recurrent": (lambda: nn.LSTM(4, 4, 2), lambda: torch.randn(3, 2, 4), False),
     "encoder": (
@@ -121,25 +121,25 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_same_step_in_another_topological_order(name: str) -> None:
+def test_the_step_is_the_same_in_another_topological_order(name: str) -> None:
     build, draw, differs = CASES[name]
     module, x = build(), draw()
     usual, late = _both(module, x)
     assert sorted(late.graph.names) == sorted(usual.graph.names)
     first = usual.graph.first_backward
     assert late.graph.names[:first] == usual.graph.names[:first]
-    # Each reads what it read before; the arrays are those of a topological order, or refused.
+    # Each operator has the same reads; the arrays have a topological order, or are refused.
     reads = [
         {node.name: (str(node.target), str(node.args), str(node.kwargs)) for node in nodes}
         for nodes in (step.program.graph.nodes for step in (usual, late))
     ]
     assert reads[0] == reads[1]
-    # In its own order, of what stays and of what is last.
+    # In its own order, both for those that stay and for the last.
     place = {name: op for op, name in enumerate(usual.graph.names)}
     order = [place[name] for name in late.graph.names[first:]]
     steps_back = [op for op in range(1, len(order)) if order[op] < order[op - 1]]
     assert len(steps_back) == differs
-    # And computes the same to the bit.
+    # The results are bit-identical.
     results = [_computed(step, module, x) for step in (usual, late)]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -152,7 +152,7 @@ def _computed(step: JointCapture, module: nn.Module, x: Tensor) -> tuple[Tensor,
         return tuple(step.program.graph_module(*values))
 
 
-def test_items_stay_with_a_call_that_makes_both_gradients() -> None:
+def test_items_stay_with_a_call_that_computes_both_gradients() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
     _, late = _both(module, torch.randn(3, 4))
     call = late.graph.names.index("native_layer_norm_backward")
@@ -163,7 +163,7 @@ def test_items_stay_with_a_call_that_makes_both_gradients() -> None:
     assert backward.tolist() == [call + 1, call + 2, call + 3]
 
 
-def test_a_recomputed_block_is_recomputed_where_it_was() -> None:
+def test_a_recomputed_block_is_recomputed_at_the_same_place() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What a checkpointed block holds to compute itself again from: by hand and on random graphs."""
+"""Values that a checkpointed block holds to recompute itself: by hand and on random graphs."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +8,9 @@ from tests.sketch import Sketch, random_graph
 
 
 def _block() -> Sketch:
-    """Operator 1 makes what a block is given, 2 and 3 are the block, 5 and 6 it again, then back.
+    """Operator 1 computes the block's input, 2 and 3 are the block, 5 and 6 repeat it, then back.
 
-    The block is a sum: its first operator's result and what it was given.
+    The block is a sum of its first operator's result and its input.
     """
     sketch = Sketch()
     x = sketch.input(1)
@@ -28,14 +28,14 @@ def _block() -> Sketch:
 _AGAIN = [None] * 4 + [0, 0, None, None]
 
 
-def test_what_came_in_is_held_for_the_formula_of_its_first_reader() -> None:
+def test_the_input_is_held_for_the_formula_of_its_first_reader() -> None:
     graph = _block().graph(1)
     extended = with_block_lifetimes(graph, _AGAIN, [None] * 6 + [0, 0])
     given_, result = graph.reads_of(1).tolist()[0], graph.reads_of(6).tolist()
     # Operators 5 and 6 are partners of 1 and 2, and of their groups; the input is no transfer.
     assert extended.reads_of(7).tolist() == [*graph.reads_of(7).tolist(), given_]
     assert extended.reads_of(6).tolist() == [*result, given_]
-    # What is computed again itself is dropped after its last reader.
+    # Recomputed values are dropped after their last reader.
     assert [extended.reads_of(op).tolist() for op in range(6)] == [
         graph.reads_of(op).tolist() for op in range(6)
     ]
@@ -55,7 +55,7 @@ def test_another_run_of_the_block_holds_nothing() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_the_last_formula_of_a_group_reads_more_and_nothing_else(seed: int) -> None:
+def test_only_the_last_formula_of_a_group_reads_more(seed: int) -> None:
     graph = random_graph(seed, 40)
     again = [op % 2 if op < 25 else None for op in range(40)]
     saving = [op // 2 % 2 if op >= 25 else None for op in range(40)]

@@ -1,4 +1,4 @@
-"""The peak of a checkpointed step is what a step under torch's own checkpointing really holds."""
+"""The peak of a checkpointed step equals that of a step under torch's own checkpointing."""
 
 import functools
 from dataclasses import replace
@@ -27,7 +27,7 @@ def _peak(graph: OpGraph) -> int:
 
 
 def _peak_under_torch(module: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """Return the measured peak of a step of `module`; its blocks are changed to be checkpointed."""
+    """Return the measured peak of a step of `module`, whose blocks become checkpointed."""
     for path in repeated_blocks(module):
         block = module.get_submodule(path)
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
@@ -41,7 +41,7 @@ def _peak_under_torch(module: nn.Module, inputs: dict[str, Tensor]) -> int:
 
 
 @pytest.mark.parametrize(("name", "share"), [("llama3_70b", 0.001), ("gpt2", 0.001)])
-def test_the_peak_is_that_of_torchs_checkpointing(name: str, share: float) -> None:
+def test_the_peak_equals_that_of_torch_checkpointing(name: str, share: float) -> None:
     torch.manual_seed(0)
     spec = replace(SMALL_PRESETS[name], batch_size=8)
     built = build_model(spec, torch.device("cpu"))
@@ -65,5 +65,5 @@ def test_a_block_keeps_its_input_until_its_backward_ends(
     module = nn.Sequential(nn.Linear(16, 16), blocks, nn.Linear(16, 40))
     x = torch.randn(32, 6, 16, generator=torch.Generator().manual_seed(0))
     captured = joint_capture(module, (x,), options=BLOCK)
-    # A run holds the number that the loss is divided by.
+    # A run holds the divisor of the loss.
     assert _peak_under_torch(module, {"input": x}) - _peak(captured.graph) == 4

@@ -1,4 +1,4 @@
-"""Checkpointed steps: the same gradients, and less kept."""
+"""Checkpointed steps: the same gradients, with less memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def _targets_again(captured: JointCapture) -> list[str]:
 
 
 def _both(module: nn.Module, x: Tensor) -> tuple[JointCapture, JointCapture]:
-    """Return the step with and without checkpointing, whose gradients are found to be equal."""
+    """Return the step with and without checkpointing, after checking that gradients are equal."""
     plain, checked = (joint_capture(module, (x,), options=options) for options in (NONE, BLOCK))
     _same(plain, checked, module, {"x": x})
     return plain, checked
@@ -62,7 +62,7 @@ def _same(
 
 
 class _Stack(nn.Module):
-    """Blocks in a row, each in a list, of a class that the test makes."""
+    """A chain of blocks, each in a list, of a class given by the test."""
 
     def __init__(self, make: Callable[[], nn.Module], depth: int = 3) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Wide(nn.Module):
 
 
 class _Products(nn.Module):
-    """Four products in a row, the last without a bias to hide in, and attention between them."""
+    """A chain of four products, the last without a bias, and attention between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_a_selective_step_keeps_attention_and_every_second_product() -> None:
 
 
 class _Attention(nn.Module):
-    """Attention as products, between two lines, and experts of batched products, with a router."""
+    """Attention as products, between two linears, and experts as batched products with a router."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Attention(nn.Module):
 
 
 class _NarrowValues(_Attention):
-    """Values narrower than keys, which torch attends to by products."""
+    """Values narrower than keys, for which torch computes attention by products."""
 
     def attend(self, q: Tensor) -> Tensor:
         parts = (q[:, None], q[:, None], q[:, None, :, :8])
@@ -143,7 +143,7 @@ class _NarrowValues(_Attention):
     ("attention", "scales", "softmax"),
     [(_Attention, 2, "_softmax"), (_NarrowValues, 0, "_safe_softmax")],
 )
-def test_the_core_of_attention_is_computed_again_and_nothing_else(
+def test_only_the_core_of_attention_is_recomputed(
     attention: type[_Attention], scales: int, softmax: str
 ) -> None:
     module, x = _Stack(attention, 2), torch.randn(1, 64, 16)
@@ -153,7 +153,7 @@ def test_the_core_of_attention_is_computed_again_and_nothing_else(
     )
     _same(plain, checked, module, {"x": x})
     again = Counter(target.split(".")[1] for target in _targets_again(checked))
-    # Of each block: scores, what scales them then, the softmax. No line, router or expert.
+    # Per block: scores, their scaling if any, the softmax. No linear, router or expert.
     products = {name: again[name] for name in ("bmm", "mul", "mm", "addmm")}
     assert products == {"bmm": 2, "mul": scales, "mm": 0, "addmm": 0}
     assert {name: n for name, n in again.items() if "softmax" in name} == {softmax: 2}
@@ -161,7 +161,7 @@ def test_the_core_of_attention_is_computed_again_and_nothing_else(
     assert 1 <= (_peak(plain.graph) - _peak(checked.graph)) / (64 * 64 * 4) < 1.25
 
 
-def test_attention_of_one_kernel_has_no_scores_to_compute_again() -> None:
+def test_fused_attention_has_no_scores_to_recompute() -> None:
     options = replace(BLOCK, checkpointing="core_attention")
     with pytest.raises(NotApplicableError, match="its attention is one kernel"):
         joint_capture(_Stack(_Products), (torch.randn(8, 32, 16),), options=options)
@@ -204,7 +204,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def test_a_small_step_by_hand() -> None:
     plain, checked = _both(_Stack(_Wide), torch.randn(512, 4))
-    # Of each block: the product and its tanh, which the backward reads. Not the second product.
+    # Per block: the product and its tanh, which the backward reads. Not the second product.
     assert [name.split("_")[0] for name in _again(checked)].count("tanh") == 3
     flops = [step.graph.flops.sum() for step in (plain, checked)]
     assert flops[1] - flops[0] == 3 * 2 * 512 * 4 * 64
@@ -219,18 +219,18 @@ def test_a_small_step_by_hand() -> None:
         assert checked.exported_names[op] == ""
 
 
-def test_a_deeper_stack_keeps_one_block_more_of_inputs_only() -> None:
+def test_a_deeper_stack_only_keeps_one_more_block_input() -> None:
     x = torch.zeros(64, 4, device="meta")
     deep, deeper = (
         joint_capture(_Stack(_Wide, n).to("meta"), (x,), options=BLOCK).graph for n in (4, 5)
     )
     more = deeper.total_weight_bytes - deep.total_weight_bytes
-    # Beside the weights and their gradients: what came into the block.
+    # Besides the weights and their gradients: the input of the block.
     assert _peak(deeper) - _peak(deep) <= 2 * more + x.nbytes
 
 
 class _Writes(nn.Module):
-    """Writes into what it made, through a view and whole, and then reads it."""
+    """Writes to its own result, through a view and whole, and then reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class _Writes(nn.Module):
 
 
 class _WritesIntoResult(nn.Module):
-    """Writes into its input, the result of the block before."""
+    """Writes to its input, the result of the block before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class _WritesIntoResult(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Adds to its input in place what it made from it: that cannot be made again."""
+    """Adds a value computed from its input to the input in place, which cannot be recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,14 +270,14 @@ class _Residual(nn.Module):
 
 
 class _Copied(_Stack):
-    """Leaves its caller's input as it is."""
+    """Does not change its caller's input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.clone())
 
 
 class _Outside(_Stack):
-    """Each block's result is written into between the blocks."""
+    """The result of each block is written to between the blocks."""
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -287,7 +287,7 @@ class _Outside(_Stack):
 
 
 class _Reads(nn.Module):
-    """Its result shares memory with what it reads again."""
+    """Its result shares memory with a value that it reads again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class _Reads(nn.Module):
     ],
     ids=["writes", "into results", "residual", "between", "between wide", "views"],
 )
-def test_what_is_written_to_is_made_as_it_was_or_kept(module: nn.Module) -> None:
+def test_written_values_are_recomputed_exactly_or_kept(module: nn.Module) -> None:
     _, checked = _both(module, torch.randn(8, 4))
     assert _again(checked)
 
@@ -328,14 +328,14 @@ class _Ends(nn.Module):
 
 
 class _EndsAfterRelu(_Ends):
-    """The next block needs it to compute again what its backward reads."""
+    """The next block needs it to recompute what its backward reads."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(torch.relu(x))
 
 
 @pytest.mark.parametrize("make", [_Ends, _EndsAfterRelu])
-def test_a_result_that_the_next_block_keeps_is_not_made_again(make: type[nn.Module]) -> None:
+def test_a_result_kept_by_the_next_block_is_not_recomputed(make: type[nn.Module]) -> None:
     plain, checked = _both(_Stack(make), torch.randn(8, 4))
     # Only that of the last block is.
     assert sum("tanh" in name for name in _again(checked)) == 1
@@ -343,7 +343,7 @@ def test_a_result_that_the_next_block_keeps_is_not_made_again(make: type[nn.Modu
 
 
 class _Twice(_Stack):
-    """Runs through its blocks two times."""
+    """Runs its blocks twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(super().forward(x))
@@ -360,7 +360,7 @@ class _Norm(nn.Sequential):
         super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU())
 
 
-def test_dropout_and_batch_normalization_are_made_again() -> None:
+def test_dropout_and_batch_normalization_are_recomputed() -> None:
     module = _Stack(_Norm).to("meta").train()
     x = torch.zeros(8, 4, device="meta")
     plain, checked = (
@@ -369,19 +369,19 @@ def test_dropout_and_batch_normalization_are_made_again() -> None:
     assert plain.gradients.keys() == checked.gradients.keys()
     names = " ".join(_again(checked))
     assert names.count("native_dropout") == names.count("native_batch_norm") == 3
-    # Counters of batches are not moved a second time.
+    # Counters of batches are not incremented a second time.
     assert "add_" not in names
     assert _peak(checked.graph) < _peak(plain.graph)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "resnet"])
-def test_gradients_of_models_are_the_same(name: str) -> None:
+def test_gradients_of_models_are_unchanged(name: str) -> None:
     spec = {"gpt2": GPT2, "llama": LLAMA, "resnet": RESNET}[name]
     module, inputs = on_cpu(spec)
     plain, checked = (joint_capture(module, (), inputs, options) for options in (NONE, BLOCK))
     _same(plain, checked, module, inputs)
     assert _again(checked)
-    # One backward with its recomputation stays on the device of its forward.
+    # A backward with its recomputation stays on the device of its forward.
     graph = checked.graph
     assert np.array_equal(graph.group[graph.forward_of], graph.group)
 
@@ -391,7 +391,7 @@ def test_a_model_without_blocks_is_refused() -> None:
         joint_capture(Mlp(), (torch.zeros(2, 4),), options=BLOCK)
 
 
-def test_two_captures_are_the_same() -> None:
+def test_captures_are_deterministic() -> None:
     module, x = _Stack(_Writes), torch.randn(8, 4)
     first, second = (joint_capture(module, (x,), options=BLOCK).graph for _ in range(2))
     assert first.names == second.names

@@ -1,4 +1,4 @@
-"""A training step cut in two: what the parts compute, pass on, and really take in memory."""
+"""A training step cut in two: results of the parts, passed values, and real memory."""
 
 import operator
 from typing import Any
@@ -17,7 +17,7 @@ from tests.capture.training.joint_scene import Mlp, flat_inputs, on_cpu
 
 
 def _interpreter(module: fx.GraphModule) -> fx.Interpreter:
-    """Return one that also frees what nobody reads, as the module's own code does."""
+    """Return an interpreter that also frees unread values, as the module's own code does."""
     interpreter = fx.Interpreter(module)
     for node in module.graph.nodes:
         if not node.users and node.op == "call_function":
@@ -26,7 +26,7 @@ def _interpreter(module: fx.GraphModule) -> fx.Interpreter:
 
 
 def _run(cut: ForwardBackward, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
-    """Return the loss and the gradients, and the most bytes alive, `inputs` included.
+    """Return the loss and the gradients, and the peak bytes, including `inputs`.
 
     A value is freed after its last use; the caller keeps the inputs and the loss.
     """
@@ -54,7 +54,7 @@ def _by_autograd(module: nn.Module, captured: JointCapture, loss: Tensor) -> lis
     [(GPT2, False), (LLAMA, False), (RESNET, False), (BERT, False), (GPT2, True), (RESNET, True)],
     ids=lambda given: given.name if isinstance(given, ModelSpec) else ("eval", "train")[given],
 )
-def test_parts_of_a_model_compute_the_step_in_the_bytes_predicted(
+def test_parts_of_a_model_compute_the_step_with_the_predicted_memory(
     spec: ModelSpec, train: bool
 ) -> None:
     module, inputs = on_cpu(spec)
@@ -77,7 +77,7 @@ def test_parts_of_a_model_compute_the_step_in_the_bytes_predicted(
 
 
 class _Tied(nn.Module):
-    """One weight under two names, read as it is and as a view, and writes in place."""
+    """One weight under two names, read as it is and as a view, and in-place writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Tied(nn.Module):
 
 
 class _Buffers(nn.Module):
-    """A counter that a step changes, an input handed through, two weights with one gradient."""
+    """A counter changed by a step, an input passed through, two weights with one gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class _Buffers(nn.Module):
         return self.norm(y).square() + torch.tensor([1.0, 2.0, 3.0, 4.0])  # type: ignore[no-any-return]
 
 
-def test_a_tied_weight_through_writes_in_place() -> None:
+def test_a_tied_weight_with_in_place_writes() -> None:
     module, ids = _Tied(), torch.tensor([[1, 2, 3], [4, 1, 0]])
     captured = joint_capture(module, (ids,))
     cut = cut_step(captured)
@@ -121,7 +121,7 @@ def test_a_tied_weight_through_writes_in_place() -> None:
     assert views, "the weight, or a view of it, is saved and may not go"
 
 
-def test_buffers_that_a_step_changes_and_constants() -> None:
+def test_buffers_changed_by_a_step_and_constants() -> None:
     module, x = _Buffers(), torch.randn(3, 4)
     captured = joint_capture(module, (x,))
     cut = cut_step(captured)
@@ -133,7 +133,7 @@ def test_buffers_that_a_step_changes_and_constants() -> None:
     assert captured.gradients["left"] == captured.gradients["right"]
 
 
-def test_what_is_passed_on_is_named_alike_on_both_sides() -> None:
+def test_passed_values_have_the_same_names_on_both_sides() -> None:
     module, x = Mlp(), torch.randn(2, 4)
     cut = cut_step(joint_capture(module, (x,)))
     outputs: Any = cut.forward.graph.output_node().args[0]
@@ -142,7 +142,7 @@ def test_what_is_passed_on_is_named_alike_on_both_sides() -> None:
     assert tuple(node.name for node in taken) == cut.saved
     for node, other in zip(outputs[cut.n_results :], taken, strict=True):
         assert node.meta["val"] is other.meta["val"]
-    # The first layer's weight makes no gradient of the input: nothing needs it.
+    # The first layer's weight needs no gradient of the input.
     assert "p_up_weight" not in cut.saved
     assert "x" in cut.saved
     # Nothing is computed twice.
@@ -163,7 +163,7 @@ def test_a_model_with_nothing_to_train_has_an_empty_backward() -> None:
     assert peak_bytes == _peak(cut)
 
 
-def test_symbolic_sizes_are_passed_on_last() -> None:
+def test_symbolic_sizes_are_passed_last() -> None:
     class Grown(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What a backward formula holds: by hand, on random graphs, and against real training steps."""
+"""Values held by a backward formula: by hand, on random graphs, and against real steps."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def _peak(graph: OpGraph) -> int:
 
 
 def _product() -> Sketch:
-    """The formula of a product is two operators; both take the gradient, one each saved value."""
+    """The formula of a product is two operators; each reads the gradient and one saved value."""
     sketch = Sketch()
     x = sketch.input(100)
     saved = sketch.op([x], 10)
@@ -40,11 +40,11 @@ def _product() -> Sketch:
     return sketch
 
 
-def test_what_was_saved_stays_until_the_last_operator_of_the_formula() -> None:
+def test_saved_values_stay_until_the_last_operator_of_the_formula() -> None:
     graph = _product().graph(4, 5)
     extended = with_formula_lifetimes(graph, [None, None, None, 7, 7])
     assert graph.reads_of(4).tolist() == [3, 2]
-    # The gradient, its own operand, and then the other's.
+    # The gradient, its own operand, and then the operand of the other.
     assert extended.reads_of(4).tolist() == [3, 2, 1]
     assert [extended.reads_of(op).tolist() for op in range(4)] == [[0], [0], [1, 2], [3, 1]]
     # At the last operator: input, gradient, 20, both results; and now the other saved value.
@@ -52,7 +52,7 @@ def test_what_was_saved_stays_until_the_last_operator_of_the_formula() -> None:
     assert _peak(extended) == 100 + 10 + 20 + 4 + 1 + 2
 
 
-def test_what_the_formula_makes_itself_goes_after_its_last_reader() -> None:
+def test_results_of_the_formula_itself_end_with_their_last_reader() -> None:
     sketch = Sketch()
     x = sketch.input(1)
     y = sketch.op([x], 1)
@@ -63,7 +63,7 @@ def test_what_the_formula_makes_itself_goes_after_its_last_reader() -> None:
     assert extended.reads_of(3).tolist() == [more, y]
 
 
-def test_a_graph_without_formulas_stays_as_it_is() -> None:
+def test_a_graph_without_formulas_is_unchanged() -> None:
     graph = random_graph(3, 12)
     extended = with_formula_lifetimes(graph, [None] * graph.n_ops)
     assert extended.reads.tolist() == graph.reads.tolist()
@@ -71,14 +71,14 @@ def test_a_graph_without_formulas_stays_as_it_is() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5))
-def test_operators_read_what_they_did_and_nothing_from_later(seed: int, span: int) -> None:
+def test_operators_keep_their_reads_and_read_nothing_later(seed: int, span: int) -> None:
     graph = random_graph(seed, 20)
     extended = with_formula_lifetimes(graph, [op // span for op in range(graph.n_ops)])
     for op in range(graph.n_ops):
         before, after = graph.reads_of(op).tolist(), extended.reads_of(op).tolist()
         assert after[: len(before)] == before
         assert (op % span == span - 1 or op == graph.n_ops - 1) or after == before
-    # Lifetimes only grow, and by nothing that another formula made.
+    # Lifetimes only grow, and never by results of another formula.
     assert _peak(extended) >= _peak(graph)
     assert replace(extended, read_start=graph.read_start, reads=graph.reads).n_ops == graph.n_ops
 
@@ -86,17 +86,17 @@ def test_operators_read_what_they_did_and_nothing_from_later(seed: int, span: in
 @pytest.mark.parametrize(
     ("name", "train"), [("llama3_70b", False), ("gpt2", True), ("vit_large", False), ("dlrm", True)]
 )
-def test_the_peak_of_a_step_is_what_a_real_step_of_the_model_holds(name: str, train: bool) -> None:
+def test_the_peak_of_a_step_equals_that_of_a_real_step(name: str, train: bool) -> None:
     torch.manual_seed(0)
     built = build_model(replace(SMALL_PRESETS[name], batch_size=4), torch.device("cpu"))
     module = built.module.train(train)
     captured = joint_capture(module, built.args, built.kwargs, AS_THE_CPU_RUNS)
-    given = [leaf for leaf in tree_leaves((built.args, built.kwargs)) if isinstance(leaf, Tensor)]
-    resident = storage_sizes([*module.parameters(), *module.buffers(), *given])
+    tensors = [leaf for leaf in tree_leaves((built.args, built.kwargs)) if isinstance(leaf, Tensor)]
+    resident = storage_sizes([*module.parameters(), *module.buffers(), *tensors])
     with LiveBytes([resident]) as counter, torch.enable_grad():
         results = module(*built.args, **built.kwargs)
         loss = training_loss([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
         del results
         loss.backward()  # type: ignore[no-untyped-call]
-    # A run holds single numbers that are constants of the graph.
+    # A run holds scalars that are constants of the graph.
     assert 0 <= counter.peak_bytes[0] - _peak(captured.graph) <= 256

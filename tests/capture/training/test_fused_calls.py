@@ -1,4 +1,4 @@
-"""Dropout and attention as accelerators run them, or as the CPU does."""
+"""Dropout and attention as on accelerators, or as on the CPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fxpart.capture.training.joint import JointCapture, StepOptions, joint_captu
 
 
 class _Attention(nn.Module):
-    """Attention whose dropout is given by position, as an eager caller may."""
+    """Attention with a positional dropout argument, as in eager calls."""
 
     def __init__(self, by_name: bool) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ def test_attention_with_dropout_is_one_fused_call_each_way(by_name: bool) -> Non
     assert _calls(captured, "bernoulli") == 0
     without = _attention(by_name, StepOptions(), train=False)
     assert captured.graph.targets == without.graph.targets
-    # Nothing of rows x columns is ever made.
+    # No value has rows x columns elements.
     assert captured.graph.value_bytes.max() == 2 * 3 * 16 * 8 * 4
 
 
-def test_else_probabilities_and_the_mask_are_kept() -> None:
+def test_otherwise_probabilities_and_the_mask_are_kept() -> None:
     captured = _attention(True, StepOptions(fused_attention=False), train=True)
     assert _calls(captured, "flash_attention") == 0
     assert _calls(captured, "bernoulli") == 1
@@ -49,7 +49,7 @@ def test_else_probabilities_and_the_mask_are_kept() -> None:
 
 
 class _Biased(nn.Module):
-    """Attention with a bias that is learned, and shared by the examples."""
+    """Attention with a learned bias that is shared by the examples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def _dropout(p: float, options: StepOptions, train: bool = True) -> JointCapture
     return joint_capture(module.to("meta"), (torch.zeros(2, 4, device="meta"),), options=options)
 
 
-def test_the_mask_of_dropout_has_a_byte_for_each_element() -> None:
+def test_the_dropout_mask_has_a_byte_per_element() -> None:
     captured = _dropout(0.5, StepOptions())
     assert _calls(captured, "native_dropout.default") == 1
     assert _calls(captured, "native_dropout_backward") == 1
@@ -103,7 +103,7 @@ def test_the_mask_of_dropout_has_a_byte_for_each_element() -> None:
     assert graph.value_bytes[mask] == 2 * 8
 
 
-def test_the_mask_that_a_cpu_keeps_has_a_number_for_each() -> None:
+def test_the_dropout_mask_of_a_cpu_has_a_number_per_element() -> None:
     captured = _dropout(0.5, StepOptions(fused_dropout=False))
     assert _calls(captured, "native_dropout") == 0
     graph = captured.graph
@@ -113,12 +113,12 @@ def test_the_mask_that_a_cpu_keeps_has_a_number_for_each() -> None:
 
 
 @pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.5, False)])
-def test_dropout_that_drops_nothing_is_nothing(p: float, train: bool) -> None:
+def test_dropout_without_effect_is_omitted(p: float, train: bool) -> None:
     captured = _dropout(p, StepOptions(), train)
     assert _calls(captured, "dropout") + _calls(captured, "bernoulli") == 0
 
 
-def test_dropout_of_all_is_as_torch_writes_it() -> None:
+def test_full_dropout_follows_torch() -> None:
     captured = _dropout(1.0, StepOptions())
     assert _calls(captured, "native_dropout") == 0
     assert list(captured.gradients) == ["0.weight", "0.bias"]

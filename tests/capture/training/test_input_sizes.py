@@ -1,4 +1,4 @@
-"""A step with symbols for sizes: the same operators, and sizes from the inputs alone."""
+"""A step with symbolic sizes: the same operators, with sizes from the inputs alone."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_a_symbolic_step_runs_at_another_batch_size() -> None:
 
 
 class _Odd(nn.Module):
-    """Asks for a size that is no polynomial: that of every other row."""
+    """Uses a size that is no polynomial: that of every other row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Odd(nn.Module):
         return (x * self.weight)[::2].square().sum(0)
 
 
-def test_a_size_that_is_no_polynomial_stays_as_it_is() -> None:
+def test_a_size_that_is_no_polynomial_is_kept() -> None:
     module, x = _Odd(), torch.randn(6, 3)
     symbolic = _symbolic(module, {"x": x}, StepOptions(), least=4)
     shapes = [n.meta["val"].shape for n in _operators(symbolic) if n.meta["val"].dim() == 2]

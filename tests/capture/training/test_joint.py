@@ -1,4 +1,4 @@
-"""A training step as one graph: what it computes is what autograd computes."""
+"""A training step as one graph: its results are those of autograd."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,7 +60,7 @@ def test_a_meta_capture_runs_on_real_weights() -> None:
     _agree(gradients, _by_autograd(module, _mean(module(**inputs))))
 
 
-def test_labels_make_the_loss_the_models_own() -> None:
+def test_labels_use_the_loss_of_the_model() -> None:
     module, inputs = on_cpu(LLAMA)
     inputs["labels"] = inputs["input_ids"]
     captured = joint_capture(module, (), inputs)
@@ -91,7 +91,7 @@ def test_tied_weights_are_one_storage_and_have_one_gradient() -> None:
 
 
 class _Shared(nn.Module):
-    """A sum, so that its two weights have one gradient, of a storage written to in part."""
+    """A sum whose two weights have one gradient, with a storage written to in part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Shared(nn.Module):
         return y.relu_()
 
 
-def test_two_weights_may_have_one_gradient_through_writes_in_place() -> None:
+def test_two_weights_may_have_one_gradient_despite_in_place_writes() -> None:
     module, x = _Shared(), torch.randn(3, 4)
     captured = joint_capture(module, (x,))
     assert captured.gradients["left"] == captured.gradients["right"]
@@ -113,7 +113,7 @@ def test_two_weights_may_have_one_gradient_through_writes_in_place() -> None:
 
 
 class _Fixed(nn.Module):
-    """A part without gradients in its middle, a weight nobody uses, and one that is frozen."""
+    """A part without gradients in its middle, an unused weight, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,13 +128,13 @@ class _Fixed(nn.Module):
         return self.frozen(self.main(x) * scale)  # type: ignore[no-any-return]
 
 
-def test_parameters_without_gradient_have_none() -> None:
+def test_parameters_without_a_gradient_have_none() -> None:
     module, x = _Fixed(), torch.randn(3, 4)
     captured = joint_capture(module, (x,))
     assert list(captured.gradients) == ["main.weight", "main.bias"]
     _, gradients = _run(captured, module, {"x": x})
     _agree(gradients, _by_autograd(module, module(x).mean()))
-    # The operators of the region are there, in their module.
+    # The operators of the region are captured, in their module.
     assert "gate" in captured.graph.modules[: captured.graph.first_backward]
     assert "gate" not in captured.graph.modules[captured.graph.first_backward :]
 
@@ -183,7 +183,7 @@ def test_batch_normalisation_in_training_mode_updates_its_buffers() -> None:
 
 
 class _Experts(nn.Module):
-    """Counts how often each row is chosen, as a mixture of experts does."""
+    """Counts how often each row is chosen, as in a mixture of experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class _Experts(nn.Module):
         return self.weight * torch.histc(chosen.int(), bins=4, min=0, max=3)
 
 
-def test_a_count_of_whole_numbers_is_captured_for_the_cpu() -> None:
+def test_an_integer_count_is_captured_for_the_cpu() -> None:
     chosen = torch.tensor([0, 2, 2, 3])
     captured = joint_capture(_Experts().to("meta"), (chosen.to("meta"),))
     module = _Experts()
@@ -213,7 +213,7 @@ class _Scale(nn.Module):
 
 
 class _Named(nn.Module):
-    """Its inputs are called as calls of its step are."""
+    """Its inputs have the names of calls in its step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class _Named(nn.Module):
         return self.line(t) * mul * t  # type: ignore[no-any-return]
 
 
-def test_inputs_may_be_called_as_operators_are() -> None:
+def test_inputs_may_have_the_names_of_operators() -> None:
     module, inputs = _Named(), {"t": torch.randn(3, 4), "mul": torch.randn(3, 4)}
     captured = joint_capture(module, (inputs["t"],), {"mul": inputs["mul"]})
     assert [spec.arg.name for spec in captured.program.graph_signature.input_specs[-2:]] == [
@@ -237,7 +237,7 @@ def test_inputs_may_be_called_as_operators_are() -> None:
     _agree(gradients, _by_autograd(module, module(**inputs).mean()))
 
 
-def test_two_captures_are_the_same() -> None:
+def test_captures_are_deterministic() -> None:
     built = build_model(GPT2)
     first, second = (joint_graph(built.module, (), built.kwargs) for _ in range(2))
     assert first.names == second.names
@@ -269,7 +269,7 @@ class _Branches(nn.Module):
         (_Branches, (torch.zeros(2),), "_Branches cannot be captured .* branches on the values"),
     ],
 )
-def test_what_cannot_be_trained_is_told_why(
+def test_an_untrainable_model_is_refused_with_the_reason(
     make: Callable[[], nn.Module], args: tuple[Tensor, ...], message: str
 ) -> None:
     with pytest.raises(CaptureError, match=message) as error:

@@ -1,4 +1,4 @@
-"""What a training step costs, and where its operators belong: by hand, and against a run."""
+"""Costs of a training step, and modules of its operators: by hand, and against a run."""
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ def test_all_parameters_have_their_gradient_among_the_outputs(spec: ModelSpec) -
         assert graph.value_is_output[value]
         assert graph.value_bytes[value] == parameters[name].nbytes
         assert graph.value_producer[value] >= captured.graph.first_backward
-    # The loss, and nothing else beside: what the model returns is not kept.
+    # Only the loss: the result of the model is not kept.
     assert graph.value_is_output.sum() == len(parameters) + 1
-    # Gradients are made, weights are there before.
+    # Gradients are created, weights exist before.
     assert set(graph.weight_names) <= {*parameters, *dict(built.module.named_buffers())}
     assert graph.total_weight_bytes >= sum(p.nbytes for p in parameters.values())
 
@@ -53,7 +53,7 @@ def test_a_perceptron_with_input_gradient_costs_exactly_twice() -> None:
     assert list(captured.gradients) == ["up.weight", "down.weight", "down.bias", "x"]
 
 
-def test_without_input_gradient_the_first_layer_computes_one_less() -> None:
+def test_without_input_gradient_the_first_layer_has_one_product_less() -> None:
     captured = joint_capture(Mlp().to("meta"), (torch.zeros(2, 4, device="meta"),))
     flops = captured.graph.flops
     assert flops[captured.graph.first_backward :].sum() == 2 * 2 * (4 * 8 + 2 * 8 * 6)
@@ -72,7 +72,7 @@ def test_attention_is_one_fused_operator_each_way() -> None:
     product = 2 * batch * heads * rows * columns * width
     flops = captured.graph.flops
     assert sorted(flops[flops > 0].tolist()) == [2 * product, 5 * product]
-    # Nobody keeps a probability for each pair of positions.
+    # No value has a probability for each pair of positions.
     assert captured.graph.value_bytes.max() < 4 * batch * heads * columns * (width + 1)
 
 
@@ -93,7 +93,7 @@ def test_a_recurrent_layer_is_captured_as_its_products() -> None:
 
 
 def _modules(graph: OpGraph, first: int, last: int) -> list[str]:
-    """Return the modules of a stretch of operators, runs of one written once."""
+    """Return the modules of a range of operators, consecutive ones once."""
     path = graph.modules[first:last]
     return [name for i, name in enumerate(path) if i == 0 or name != path[i - 1]]
 
@@ -102,7 +102,7 @@ def test_a_backward_operator_belongs_to_the_module_whose_gradient_it_computes() 
     x = torch.zeros(2, 4, device="meta", requires_grad=True)
     captured = joint_capture(Mlp().to("meta"), (x,))
     graph, border = captured.graph, captured.graph.first_backward
-    # The activation and the mean are of the root.
+    # The activation and the mean belong to the root.
     assert _modules(graph, 0, border) == ["up", "", "down", ""]
     assert _modules(graph, border, graph.n_ops) == ["", "down", "", "up"]
     for name, path in [("up.weight", "up"), ("down.weight", "down"), ("down.bias", "down")]:
@@ -110,7 +110,7 @@ def test_a_backward_operator_belongs_to_the_module_whose_gradient_it_computes() 
         assert graph.modules[int(graph.value_producer[value])] == path
 
 
-def test_gradients_of_a_transformer_are_made_in_the_module_of_their_parameter() -> None:
+def test_gradients_of_a_transformer_belong_to_the_module_of_their_parameter() -> None:
     built = build_model(LLAMA)
     captured = joint_capture(built.module, (), built.kwargs)
     graph = captured.graph

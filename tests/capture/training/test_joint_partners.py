@@ -1,4 +1,4 @@
-"""A backward operator knows its forward one, and that the exported call that it is a part of."""
+"""A backward operator knows its forward operator, and an exported call its parts."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_a_small_step_by_hand() -> None:
         graph.names[op]: parts[graph.names[int(graph.forward_of[op])]]
         for op in np.flatnonzero(graph.is_backward).tolist()
     }
-    # down is an addmm, whose gradients are two products and a sum; up is one product less.
+    # down is an addmm, whose gradients are two products and a sum; up has one product less.
     assert partner["mm_1"] == partner["mm_2"] == partner["sum_1"] == "linear_1"
     assert partner["threshold_backward"] == "relu"
     assert partner["mm_3"] == "linear"
@@ -47,7 +47,7 @@ def test_partners_share_a_module_and_a_device(spec: ModelSpec) -> None:
     for op in backward.tolist():
         assert graph.modules[op] == graph.modules[int(graph.forward_of[op])]
     assert np.array_equal(graph.group[graph.forward_of], graph.group)
-    # The groups do not run together: a step can still be cut almost anywhere.
+    # The groups are not merged: a step can still be cut almost anywhere.
     assert np.bincount(graph.group).max() <= 15
 
 
@@ -71,7 +71,7 @@ def test_stages_of_a_step_are_stages_of_its_forward(spec: ModelSpec) -> None:
 
 
 class _Idle(nn.Module):
-    """Casts that do nothing, before anything is computed and after."""
+    """Casts without effect, before and after all computation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Idle(nn.Module):
         return self.up(x.to(torch.float32)).to(torch.float32)  # type: ignore[no-any-return]
 
 
-def test_what_does_nothing_stays_with_its_neighbour() -> None:
+def test_operators_without_effect_stay_with_their_neighbour() -> None:
     joint = joint_capture(_Idle(), (torch.randn(2, 4),))
     forward = op_graph(joint.forward)
     assert set(forward.names) - set(joint.exported_names)
@@ -102,7 +102,7 @@ class _Frozen(nn.Module):
         return self.up(x) * gate  # type: ignore[no-any-return]
 
 
-def test_a_region_is_one_operator_that_costs_what_its_calls_do() -> None:
+def test_a_region_is_one_operator_with_the_cost_of_its_calls() -> None:
     joint = joint_capture(_Frozen(), (torch.randn(2, 4),))
     forward = op_graph(joint.forward)
     region = forward.targets.index("wrap_with_set_grad_enabled")

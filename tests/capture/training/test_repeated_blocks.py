@@ -1,4 +1,4 @@
-"""Which modules of a model are its repeated blocks."""
+"""The repeated blocks of a model."""
 
 import pytest
 from torch import nn
@@ -25,7 +25,7 @@ class _Stage(nn.Module):
 
 
 class _Own(nn.Module):
-    """A layer without parts, of a class of the model's own."""
+    """A layer without submodules, of a class of the model's own."""
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ class _Own(nn.Module):
         (nn.Sequential(nn.Linear(2, 2), _Block(), _Block(), nn.Linear(2, 2)), ("1", "2")),
         (nn.ModuleList([_Block(), _Other(), _Block(), _Other()]), ("0", "1", "2", "3")),
         (nn.Sequential(_Own(), nn.ReLU(), _Own()), ("0", "2")),
-        # The outermost are taken.
+        # The outermost are chosen.
         (nn.ModuleList([nn.Sequential(nn.ReLU(), _Block(), _Block()) for _ in range(2)]), "01"),
-        # Stages give way to what they are lists of, also where a stage has one block only.
+        # Stages are replaced by the blocks in them, also if a stage has only one block.
         (
             nn.ModuleList([_Stage(_Block()), _Stage(_Block(), _Block())]),
             ("0.layers.0", "1.layers.0", "1.layers.1"),
@@ -78,6 +78,6 @@ def test_blocks_of_published_models(name: str, expected: list[str]) -> None:
     ],
     ids=["one", "layers of torch", "unlike"],
 )
-def test_a_model_without_blocks_is_told_so(module: nn.Module) -> None:
+def test_a_model_without_blocks_is_refused(module: nn.Module) -> None:
     with pytest.raises(SpecError, match=r"no repeated blocks in \w+: .*; set checkpointing=none"):
         repeated_blocks(module)

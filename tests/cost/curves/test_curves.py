@@ -1,4 +1,4 @@
-"""Curves over shapes: known answers by hand, and what carries them to other devices."""
+"""Curves over shapes: known answers by hand, and scaling to other devices."""
 
 from dataclasses import fields, replace
 
@@ -58,8 +58,8 @@ DECODE = DecodeCurve(
 RATES = Rates(flops_per_s=1e6, bytes_per_s=1e15, multiprocessors=4)
 
 
-def _gemm_s(curve: GemmCurve, rates: Rates, m: int, n: int, k: int, **more: int) -> float:
-    sizes = [np.array([float(size)]) for size in (more.get("batch", 1), m, n, k, 2, 2)]
+def _gemm_s(curve: GemmCurve, rates: Rates, m: int, n: int, k: int, **others: int) -> float:
+    sizes = [np.array([float(size)]) for size in (others.get("batch", 1), m, n, k, 2, 2)]
     return float(curve.seconds(Products(*sizes), rates)[0])
 
 
@@ -70,18 +70,18 @@ def _call(**changed: float) -> Attentions:
 
 
 def test_full_waves_compute_at_the_share_of_the_peak() -> None:
-    # 4 multiprocessors, 4 tiles of 128 x 128, no split: 2 m n k at half of 10^6 a second.
+    # 4 multiprocessors, 4 tiles of 128 x 128, no split: 2 m n k at half of 10^6 per second.
     flops = 2 * 256 * 256 * 64
     assert _gemm_s(GEMM, RATES, 256, 256, 64) == pytest.approx(1 + flops / 5e5)
     assert _gemm_s(GEMM, RATES, 128, 128, 64, batch=4) == pytest.approx(1 + flops / 5e5)
 
 
-def test_a_wave_that_is_not_full_takes_as_long() -> None:
-    # A fifth product starts a second wave of smaller tiles: 5 x 64 of 16 x 16 places fill it.
+def test_a_partial_wave_takes_as_long_as_a_full_one() -> None:
+    # A fifth product starts a second wave of smaller tiles: 5 x 64 of 16 x 16 fill it.
     full = _gemm_s(GEMM, RATES, 128, 128, 64, batch=4) - 1
     more = _gemm_s(GEMM, RATES, 128, 128, 64, batch=5) - 1
     assert more == pytest.approx(full * 5 / 4)
-    coarse = replace(GEMM, tile_area=1e9)  # only the largest tiles reach anything
+    coarse = replace(GEMM, tile_area=1e9)  # only the largest tiles are efficient
     largest = _gemm_s(coarse, RATES, 256, 128, 64, batch=4) - 1
     assert _gemm_s(coarse, RATES, 256, 128, 64, batch=5) - 1 == pytest.approx(2 * largest, rel=1e-3)
 
@@ -92,9 +92,9 @@ def test_few_rows_are_bound_by_reading_the_weights() -> None:
     assert _gemm_s(GEMM, rates, 1, 32, 64) == pytest.approx(1 + moved / 50)
 
 
-def test_attention_of_a_prompt_does_half_of_the_work_where_it_is_causal() -> None:
+def test_causal_attention_of_a_prompt_does_half_the_work() -> None:
     call = _call(queries=1280, keys=1280, heads=4, key_heads=4, head_size=64, element_bytes=2)
-    # 40 blocks of 128 rows over 10 blocks of keys, at half of the peak; a kernel less to launch.
+    # 40 blocks of 128 rows over 10 blocks of keys, at half of the peak; one launch less.
     work = 4 * 4 * 1280 * 64
     whole = ATTENTION.seconds(call._replace(causal=np.zeros(1)), RATES)[0]
     assert whole == pytest.approx(0.75 + work * (1280 + 64) / 5e5)
@@ -107,16 +107,18 @@ def test_attention_of_a_prompt_does_half_of_the_work_where_it_is_causal() -> Non
 def test_a_token_reads_its_cache_once() -> None:
     rates = Rates(flops_per_s=1e6, bytes_per_s=100.0, multiprocessors=4)
     call = _call(keys=1024, heads=8, key_heads=2, head_size=64, element_bytes=2)
-    kept, passed = 2 * 2 * 1024 * 64 * 2, 2 * 8 * 64 * 2
-    assert DECODE.seconds(call, rates)[0] == pytest.approx(0.75 + (kept + passed) / 50, rel=1e-3)
+    cache_bytes, passed = 2 * 2 * 1024 * 64 * 2, 2 * 8 * 64 * 2
+    assert DECODE.seconds(call, rates)[0] == pytest.approx(
+        0.75 + (cache_bytes + passed) / 50, rel=1e-3
+    )
     few_bits = call._replace(cache_bytes=np.ones(1))
-    assert DECODE.seconds(few_bits, rates)[0] == pytest.approx(1 + (kept / 2 + passed) / 50)
+    assert DECODE.seconds(few_bits, rates)[0] == pytest.approx(1 + (cache_bytes / 2 + passed) / 50)
 
 
 @given(
     st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.floats(0.1, 10), st.data()
 )
-def test_a_device_that_is_faster_in_all_is_faster_by_as_much(
+def test_a_uniformly_faster_device_is_faster_by_the_same_factor(
     m: int, n: int, k: int, factor: float, data: st.DataObject
 ) -> None:
     share = data.draw(st.floats(0.3, 1.0))
@@ -132,7 +134,7 @@ def _device(curves: str) -> DeviceSpec:
 
 
 def graph_of_a_product(dtype: str = "float32") -> OpGraph:
-    """Return 16 x 8 with 8 x 4, and an operator that only moves."""
+    """Return a product of 16 x 8 with 8 x 4, and an operator that only moves data."""
     element = 4 if dtype == "float32" else 2
     sketch = Sketch()
     x = sketch.input(128 * element)
@@ -141,7 +143,7 @@ def graph_of_a_product(dtype: str = "float32") -> OpGraph:
     return replace(graph, moved_bytes=np.array([896, 512]), dtypes=(dtype, dtype))
 
 
-def test_a_device_with_curves_takes_them_and_another_the_roofline() -> None:
+def test_devices_with_curves_use_them_and_others_the_roofline() -> None:
     roofline = LatencyModel(0.5, 0.5, 0.25)
     family = family_from("f", settings())
     graph = graph_of_a_product()
@@ -156,7 +158,7 @@ def test_a_device_with_curves_takes_them_and_another_the_roofline() -> None:
     assert expected != plain[0, 0]
 
 
-def test_a_long_run_keeps_a_share_of_what_a_product_reaches_alone() -> None:
+def test_a_long_run_sustains_a_share_of_the_rate_of_a_single_product() -> None:
     topology = uniform_topology((_device("f"),), Link(1e9))
     times = [
         KernelModel(
@@ -165,11 +167,11 @@ def test_a_long_run_keeps_a_share_of_what_a_product_reaches_alone() -> None:
         for share in (1.0, 0.5)
     ]
     sizes = [np.array([float(size)]) for size in (1, 16, 4, 8, 4, 4)]
-    # Half of the rate of computing; memory and whatever is no product are as fast as before.
+    # Half of the compute rate; memory and non-products are as fast as before.
     assert times[1][0, 0] == GEMM.seconds(Products(*sizes), Rates(0.5e6, 1e6, 4))[0]
     assert times[1][0, 0] > times[0][0, 0]
     assert times[1][1, 0] == times[0][1, 0]
-    # So does a power limit that leaves as much, of which a product reaches its share.
+    # The same for a power limit, of which a product reaches its share.
     limit = {"float32": 0.5e6 * GEMM.compute_share}
     limited = replace(_device("f"), sustained_flops_per_s=limit)
     model = KernelModel({"f": family_from("f", settings())}, LatencyModel())
@@ -192,7 +194,7 @@ def test_a_family_without_curves_is_named() -> None:
 
 
 def settings() -> dict[str, dict[str, float]]:
-    """Return the curves above as the configuration states them."""
+    """Return the curves above as stated in the configuration."""
     curves = {"gemm": GEMM, "attention": ATTENTION, "decode": DECODE}
     return {
         kind: {f.name: getattr(curve, f.name) for f in fields(curve)}  # type: ignore[arg-type]
@@ -209,7 +211,7 @@ def settings() -> dict[str, dict[str, float]]:
         ("gemm", "tial", 1, r"gemm\.tial is not a setting; nearest: tail"),
     ],
 )
-def test_a_coefficient_that_is_none_is_refused(
+def test_an_invalid_coefficient_is_refused(
     kind: str, name: str, value: object, message: str
 ) -> None:
     stated: dict[str, dict[str, object]] = {k: dict(v) for k, v in settings().items()}
@@ -218,7 +220,7 @@ def test_a_coefficient_that_is_none_is_refused(
         family_from("f", stated)
 
 
-def test_collectives_state_the_rate_of_their_links() -> None:
+def test_collectives_need_the_rate_of_their_links() -> None:
     curve = {"launch_s": 1e-6, "hop_s": 1e-6, "ramp_s": 1e-6, "share": 0.5}
     stated = {**settings(), "collectives": {"all_reduce": curve}}
     with pytest.raises(SpecError, match=r"such as latency\.curves\.f\.link_bytes_per_s=300e9"):
@@ -228,7 +230,7 @@ def test_collectives_state_the_rate_of_their_links() -> None:
         family_from("f", {**stated, "link_bytes_per_s": 0})
 
 
-def test_a_curve_that_is_missing_is_named() -> None:
+def test_a_missing_curve_is_named() -> None:
     stated = settings()
     del stated["decode"]
     with pytest.raises(SpecError, match=r"latency\.curves\.f\.decode is missing; it states launch"):

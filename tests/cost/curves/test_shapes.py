@@ -1,4 +1,4 @@
-"""Shapes of products and attentions from bytes and FLOPs, against those that eager mode sees."""
+"""Shapes of products and attentions derived from bytes and FLOPs, against those of eager mode."""
 
 from collections import Counter
 from typing import Any
@@ -16,7 +16,7 @@ from fxpart.cost.curves.shapes import shapes_of
 Shape = tuple[int, ...]
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records B, m, n, k of each product that runs."""
 
     def __init__(self) -> None:
@@ -62,23 +62,23 @@ class _Products(nn.Module):
         return y, added, self.by_group(self.convolution(image)), torch.mm(x[0], x[0].t())
 
 
-def test_products_are_those_that_run() -> None:
+def test_products_equal_those_that_run() -> None:
     inputs = (torch.zeros(3, 5, 24), torch.zeros(2, 4, 17, 17))
     model = _Products()
-    with _Seen() as seen, torch.no_grad():
+    with _Recorder() as recorded, torch.no_grad():
         model(*inputs)
     shapes = shapes_of(capture(model, inputs).graph)
     rows = zip(*(column.tolist() for column in shapes.products[:4]), strict=True)
-    # Which of the two operands is the left one, bytes do not say; time hardly depends on it.
+    # Bytes do not determine which operand is the left one; time hardly depends on it.
     captured = Counter((b, *sorted((m, n)), k) for b, m, n, k in rows)
     expected: Counter[Any] = Counter()
-    for (b, m, n, k), count in seen.shapes.items():
+    for (b, m, n, k), count in recorded.shapes.items():
         expected[b, *sorted((m, n)), k] += count
     assert captured == expected
     assert len(captured) == 6
 
 
-def test_a_bias_is_no_operand() -> None:
+def test_a_bias_is_not_an_operand() -> None:
     # The bias and the weight have as many elements as two products of (1, 1024) with (1024, 1024).
     shapes = shapes_of(capture(nn.Linear(1024, 2048), (torch.zeros(1, 1024),)).graph)
     assert [column.tolist() for column in shapes.products[:1]] == [[1]]
@@ -112,10 +112,10 @@ def test_a_backward_has_the_shapes_of_its_gradients() -> None:
         )
         if graph.is_backward[op]
     }
-    # The image needs no gradient: the first convolution's backward is one product.
+    # The image needs no gradient: the backward of the first convolution is one product.
     assert ("convolution_backward", 1, 1, 2 * 32 * 32, 16, 8 * 9) in backward
     assert ("convolution_backward", 2, 1, 2 * 30 * 30, 4, 16 * 9) in backward
-    # Of the weight alone: (40, 15) with (15, 24).
+    # Only of the weight: (40, 15) with (15, 24).
     assert [sorted(row[3:5]) for row in backward if row[0] == "mm"] == [[24, 40]]
     assert [row[5] for row in backward if row[0] == "mm"] == [15]
     assert shapes.is_backward.tolist() == [0, 1]
@@ -145,7 +145,7 @@ def test_attentions_have_their_heads_and_lengths() -> None:
     assert not len(shapes.product_ops)
 
 
-def test_heads_that_share_keys_are_a_single_token_however_they_are_packed() -> None:
+def test_a_token_has_shared_key_heads_however_they_are_packed() -> None:
     k = torch.zeros(2, 4, 200, 16)
     for q in (torch.zeros(2, 32, 1, 16), torch.zeros(2, 4, 8, 16)):
         calls = shapes_of(capture(_Attention(), (q, k, k)).graph).attentions

@@ -1,4 +1,4 @@
-"""Measured tables: exact where a row is, the curve where none is near; damaged ones are refused."""
+"""Measured tables: exact at a row, the curve far from all rows; damaged tables are refused."""
 
 import os
 from pathlib import Path
@@ -32,13 +32,13 @@ def _products(*rows: tuple[float, float, float]) -> Products:
     return Products(ones, m, n, k, 2 * ones, 2 * ones)
 
 
-def test_a_row_is_met_and_far_from_all_the_curve_is_left() -> None:
+def test_a_row_is_reproduced_and_far_from_all_rows_the_curve_holds() -> None:
     calls = _products((64, 64, 64), (512, 64, 64))
     residuals = Residuals.of(calls, np.array([2.0, 3.0]), np.array([1.0, 1.0]))
     assert residuals.factor(calls) == pytest.approx([2, 3], rel=1e-3)
-    between, far = residuals.factor(_products((181, 64, 64), (64, 64, 2**40)))
+    between, distant = residuals.factor(_products((181, 64, 64), (64, 64, 2**40)))
     assert 2 < between < 3
-    assert far == pytest.approx(1, abs=0.02)
+    assert distant == pytest.approx(1, abs=0.02)
 
 
 def _family(**more: object) -> CurveFamily:
@@ -51,9 +51,9 @@ def _device(name: str, *, share: float = 1.0, curves: str = "f") -> DeviceSpec:
     return DeviceSpec(name, 10**9, rates, 1e6 * share, 0, 0, 4, curves)
 
 
-def test_devices_take_the_tables_of_their_family_in_16_bits_only(tmp_path: Path) -> None:
+def test_only_16_bit_products_use_the_tables_of_the_family(tmp_path: Path) -> None:
     _table(tmp_path / "f_sxm_gemm.parquet")
-    # Whatever it is called; a slow one is as far from its curve as the measured one.
+    # Whatever its name; a slow device is as far from its curve as the measured one.
     devices = (_device("f_80gb"), _device("another"), _device("f_slow", share=0.01))
     topology = uniform_topology(devices, Link(1e9))
     curves = KernelModel({"f": _family()}, LatencyModel())
@@ -70,7 +70,7 @@ def test_devices_take_the_tables_of_their_family_in_16_bits_only(tmp_path: Path)
     assert single.tolist() == curves.op_time_s(in_32_bits, topology).tolist()
 
 
-def test_a_table_is_read_once_until_it_is_another_one(
+def test_a_table_is_read_again_only_if_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _table(tmp_path / "f_sxm_gemm.parquet")
@@ -82,8 +82,8 @@ def test_a_table_is_read_once_until_it_is_another_one(
         return read_table(file)
 
     monkeypatch.setattr(pyarrow.parquet, "read_table", counted)
-    first, again = (read_tables(tmp_path, "f", _family())["gemm"] for _ in range(2))
-    assert first is again
+    first, second = (read_tables(tmp_path, "f", _family())["gemm"] for _ in range(2))
+    assert first is second
     assert len(reads) == 1
     _table(path, latency=[2500.0])
     os.utime(path, ns=(1, 1))
@@ -99,7 +99,7 @@ def test_tables_of_unknown_devices_are_refused(tmp_path: Path) -> None:
         _family(measured_on={"flops_per_s": 1, "bytes_per_s": 0, "multiprocessors": 1})
 
 
-def test_rows_of_another_dtype_are_left_out(tmp_path: Path) -> None:
+def test_rows_of_another_dtype_are_skipped(tmp_path: Path) -> None:
     path = _table(
         tmp_path / "f_gemm.parquet",
         gemm_dtype=["fp8", "bfloat16"],
@@ -144,7 +144,7 @@ def test_a_damaged_table_is_refused(
         read_tables(tmp_path, "f", _family())
 
 
-def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     family = _family()
     with pytest.raises(SpecError, match=r"has no table of f; .* such as f_sxm_gemm\.parquet"):
         read_tables(tmp_path, "f", family)

@@ -42,8 +42,7 @@ def with_sizes(
 
 def random_symbolic(seed: int, n: int, symbols: tuple[str, ...] = ("batch",)) -> SymbolicGraph:
     """Return a graph whose sizes are random polynomials; a third of the coefficients are zero.
-
-    Operators either do something at every size or at none. Weights have optimizer state.
+    Operators have work either at every size or at none. Weights have optimizer state.
     """
     rng = np.random.default_rng(seed)
     graph, width = random_graph(seed, n), len(MONOMIALS[symbols])
@@ -59,7 +58,7 @@ def random_symbolic(seed: int, n: int, symbols: tuple[str, ...] = ("batch",)) ->
 
 
 def random_assignment(seed: int, n: int, devices: int, most_replicas: int = 1) -> Assignment:
-    """Return runs of operators, each on random devices."""
+    """Return consecutive operators as partitions, each on random devices."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, min(n, 6) + 1))
     cuts = np.sort(rng.choice(np.arange(1, n), size=count - 1, replace=False))

@@ -17,17 +17,17 @@ FIELDS = (*OF_OPERATORS, *OF_VALUES)
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(FIELDS), st.integers(1, 70), st.integers(1, 70))
-def test_it_is_what_the_graph_has_at_any_size(seed: int, field: str, batch: int, seq: int) -> None:
+def test_formulas_equal_the_graph_at_any_size(seed: int, field: str, batch: int, seq: int) -> None:
     symbolic = random_symbolic(seed, 12, ("batch", "seq_len"))
     column = getattr(symbolic.at(batch=batch, seq_len=seq), field)
     assert cost_formula(symbolic, field).at(batch=batch, seq_len=seq) == column.sum()
     names = symbolic.graph.names if field in OF_OPERATORS else symbolic.graph.value_names
-    place = seed % len(names)
-    formula = cost_formula(symbolic, field, names[place])
-    assert formula.at(batch=batch, seq_len=seq) == column[place]
+    index = seed % len(names)
+    formula = cost_formula(symbolic, field, names[index])
+    assert formula.at(batch=batch, seq_len=seq) == column[index]
 
 
-def test_it_is_a_sympy_expression() -> None:
+def test_a_cost_is_a_sympy_expression() -> None:
     sketch = Sketch()
     graph = sketch.graph(sketch.op([sketch.input(0)], 1))
     tables = {

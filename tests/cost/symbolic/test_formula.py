@@ -35,9 +35,9 @@ def _largest_by_hand(rows: list[list[int]], exponents: IntArray, sizes: dict[str
     )
 
 
-def test_it_is_the_largest_row_at_each_size() -> None:
+def test_a_formula_is_the_largest_row_at_each_size() -> None:
     formula = _batch((100, 1), (10, 30))
-    # 100 + b is the larger up to b = 3, where 103 > 100; from 4 on 130 > 104.
+    # 100 + b is larger up to b = 3, where 103 > 100; from 4 on 130 > 104.
     assert formula.at(batch=[1, 2, 3, 4]).tolist() == [101, 102, 103, 130]
     assert formula.at(batch=3).dtype == np.int64
     assert formula.at(batch=3).shape == ()
@@ -49,14 +49,14 @@ def test_sizes_are_broadcast() -> None:
     assert values.tolist() == [[100, 100, 100], [100, 200, 300]]
 
 
-def test_a_row_that_another_exceeds_everywhere_is_left_out() -> None:
-    # 1 + b is at most 2 b wherever b is 1 or more, though not below 1.
+def test_a_row_exceeded_everywhere_is_dropped() -> None:
+    # 1 + b is at most 2 b for b of at least 1, though not below 1.
     assert _batch((1, 1), (0, 2)).rows.tolist() == [[2]]
     assert _batch((5, 2), (5, 2), (5, 1)).rows.tolist() == [[5, 2]]
 
 
-def test_a_row_that_two_others_exceed_is_left_out_of_one_symbol() -> None:
-    # At b = 4 the first two are 14 and 15, the third 10; it is nowhere the largest.
+def test_with_one_symbol_a_row_exceeded_by_two_others_is_dropped() -> None:
+    # At b = 4 the first two are 14 and 15, the third 10; it is never the largest.
     assert sorted(_batch((10, 1), (3, 3), (2, 2)).rows.tolist()) == [[3, 3], [10, 1]]
     # 7 + 2 b lies between the lines 10 + b and 1 + 4 b, below both at their crossing (b = 3).
     assert sorted(_batch((10, 1), (1, 4), (6, 2)).rows.tolist()) == [[1, 4], [10, 1]]
@@ -64,7 +64,7 @@ def test_a_row_that_two_others_exceed_is_left_out_of_one_symbol() -> None:
     assert len(_batch((10, 1), (1, 4), (8, 2)).rows) == 3
 
 
-def test_rows_are_ordered_by_what_they_are_when_sizes_are_large() -> None:
+def test_rows_are_ordered_by_their_values_at_large_sizes() -> None:
     assert _batch((100, 1), (10, 30), (60, 20)).rows.tolist() == [[10, 30], [60, 20], [100, 1]]
 
 
@@ -77,23 +77,23 @@ _ROWS = st.lists(st.lists(st.integers(-20, 40), min_size=5, max_size=5), min_siz
 
 
 @given(rows=_ROWS, batch=st.integers(1, 70), seq_len=st.integers(1, 70))
-def test_leaving_rows_out_changes_nothing(rows: list[list[int]], batch: int, seq_len: int) -> None:
+def test_dropping_rows_changes_no_value(rows: list[list[int]], batch: int, seq_len: int) -> None:
     formula = _both(rows)
     sizes = {"batch": batch, "seq_len": seq_len}
     assert int(formula.at(**sizes)) == _largest_by_hand(rows, BOTH, sizes)
 
 
 @given(rows=st.lists(st.tuples(st.integers(-50, 50), st.integers(-9, 9)), min_size=1, max_size=12))
-def test_in_one_symbol_every_row_that_stays_is_needed(rows: list[tuple[int, int]]) -> None:
+def test_with_one_symbol_every_remaining_row_is_needed(rows: list[tuple[int, int]]) -> None:
     formula = _batch(*rows)
     sizes = np.arange(1, 120)
     whole = np.max([c + b * sizes for c, b in rows], axis=0)
     assert formula.at(batch=sizes).tolist() == whole.tolist()
-    kept = max_formula(("batch",), BATCH, np.array(rows), "bytes")
-    if len(kept.rows) > 1:
-        full = np.zeros((len(kept.rows), 2))
-        full[:, kept.exponents[:, 0]] = kept.rows
-        # Also between whole numbers, where two lines may cross.
+    remaining = max_formula(("batch",), BATCH, np.array(rows), "bytes")
+    if len(remaining.rows) > 1:
+        full = np.zeros((len(remaining.rows), 2))
+        full[:, remaining.exponents[:, 0]] = remaining.rows
+        # Also between integers, where two lines may cross.
         fine = np.arange(1, 120, 1 / 64)
         for left_out in range(len(full)):
             rest = np.delete(full, left_out, axis=0)
@@ -102,17 +102,17 @@ def test_in_one_symbol_every_row_that_stays_is_needed(rows: list[tuple[int, int]
             assert (left_out_values > best).any()
 
 
-def test_coefficients_too_large_to_shift_are_compared_as_they_are() -> None:
-    # 2^62 + 2^62 is more than an int64 holds.
+def test_coefficients_too_large_to_shift_are_compared_unshifted() -> None:
+    # 2^62 + 2^62 exceeds int64.
     assert undominated(BATCH, np.array([[2**62, 2**62], [1, 0]])).tolist() == [[2**62, 2**62]]
 
 
-def test_bytes_are_compared_to_the_last_one() -> None:
+def test_bytes_are_compared_exactly() -> None:
     formula = _batch((10**13 + 20, 1), (10**13, 19))
     assert formula.at(batch=[1, 2]).tolist() == [10**13 + 21, 10**13 + 38]
 
 
-def test_float_rows_that_differ_by_rounding_are_one() -> None:
+def test_float_rows_that_differ_by_rounding_are_merged() -> None:
     rows = np.array([[0.1 + 0.2, 1.0], [0.3, 1.0], [2.0, 0.1]])
     assert len(max_formula(("batch",), BATCH, rows, "s").rows) == 2
 
@@ -122,7 +122,7 @@ def test_seconds_are_floats() -> None:
     assert formula.at(batch=[1, 2]).tolist() == [0.75, 1.0]
 
 
-def test_text_is_what_a_person_would_write() -> None:
+def test_text_reads_like_a_hand_written_formula() -> None:
     assert _batch((5, 1)).text() == "5 + batch"
     assert _batch((100, 1), (-10, 30)).text() == "max(\n  -10 + 30*batch,\n  100 + batch,\n)"
     assert _both([[0, 0, 0, 2, 7]]).text() == "2*batch*seq_len + 7*batch*seq_len**2"
@@ -132,7 +132,7 @@ def test_text_is_what_a_person_would_write() -> None:
 
 
 @given(rows=_ROWS, batch=st.integers(1, 9), seq_len=st.integers(1, 9))
-def test_text_says_what_the_formula_is(rows: list[list[int]], batch: int, seq_len: int) -> None:
+def test_text_evaluates_to_the_formula(rows: list[list[int]], batch: int, seq_len: int) -> None:
     formula = _both(rows)
     text = formula.text()
     assert len(text.splitlines()) == (1 if len(formula.rows) == 1 else len(formula.rows) + 2)
@@ -153,7 +153,7 @@ def test_latex_has_a_line_for_each_row() -> None:
         "& 1000 \\;\\}\n"
         "\\end{align*}"
     )
-    # After three terms there is no room left.
+    # After three terms there is no space left.
     assert _both([[1, 2, 3, 4, 5]]).latex().splitlines()[1:3] == [
         "\\mathrm{bytes}(\\mathrm{batch}, \\mathrm{seq\\_len}) &= "
         "1 + 2\\,\\mathrm{batch} + 3\\,\\mathrm{seq\\_len}\\\\",
@@ -165,7 +165,7 @@ def test_latex_has_a_line_for_each_row() -> None:
 
 
 @given(rows=_ROWS, batch=st.integers(1, 9), seq_len=st.integers(1, 9))
-def test_sympy_says_what_the_formula_is(rows: list[list[int]], batch: int, seq_len: int) -> None:
+def test_sympy_evaluates_to_the_formula(rows: list[list[int]], batch: int, seq_len: int) -> None:
     formula = _both(rows)
     expression = formula.sympy()
     arguments = expression.args if isinstance(expression, sympy.Max) else (expression,)
@@ -183,7 +183,7 @@ def test_sympy_says_what_the_formula_is(rows: list[list[int]], batch: int, seq_l
 
 
 def test_a_maximum_of_many_rows_is_not_evaluated() -> None:
-    # Sixty parabolas, none of which dominates another: sympy would compare each two of them.
+    # Sixty parabolas, none of which dominates another: sympy would compare every pair.
     rows = [[(60 - i) ** 2 * 100, 0, 0, i, i * i] for i in range(60)]
     formula = _both(rows)
     assert len(formula.rows) == 60
@@ -226,7 +226,7 @@ def test_sizes_outside_the_captured_range_are_refused() -> None:
         ({"ranges": ((1, None), (1, None))}, "the range of each symbol, or of none"),
     ],
 )
-def test_parts_that_do_not_belong_together_are_refused(change: dict[str, Any], says: str) -> None:
+def test_inconsistent_parts_are_refused(change: dict[str, Any], says: str) -> None:
     parts: dict[str, Any] = {
         "symbols": ("batch",),
         "exponents": BATCH,

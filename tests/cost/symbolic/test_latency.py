@@ -36,7 +36,7 @@ def _simulated_s(
 
 
 def _fork(flops: list[list[int]], moved: list[list[int]]) -> SymbolicGraph:
-    """Return a -> (b, c) -> d; a makes 5 b bytes, b, c and d one."""
+    """Return a -> (b, c) -> d; the result of a has 5 b bytes, those of b, c and d one."""
     sketch = Sketch()
     a = sketch.op([sketch.input(0)])
     b, c = sketch.op([a]), sketch.op([a])
@@ -51,7 +51,7 @@ _BATCHES = [{"batch": batch} for batch in range(1, 11)]
 _ONE = Assignment(np.zeros(4, dtype=np.int64), ((0,),))
 
 
-def test_one_device_takes_the_sum() -> None:
+def test_the_latency_on_one_device_is_the_sum() -> None:
     symbolic = _fork([[2, 0], [3, 0], [0, 4], [1, 0]], _NOTHING)
     latency = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
     assert latency.formula.text() == "4 + 6*batch"
@@ -60,29 +60,29 @@ def test_one_device_takes_the_sum() -> None:
     assert latency.formula.unit == "s"
 
 
-def test_two_devices_are_the_longer_of_two_paths() -> None:
+def test_the_latency_on_two_devices_is_the_longer_path() -> None:
     symbolic = _fork([[2, 0], [3, 0], [0, 40], [1, 0]], _NOTHING)
     split = Assignment(np.array([0, 0, 1, 2]), ((0,), (1,), (0,)))
     topology = devices(GB, GB, link=Link(1.0, 0.5))
     latency = latency_formula(symbolic, topology, LatencyModel(), split, _BATCHES)
-    # By way of c on device 1: a 2 b, its transfer 0.5 + 5 b, c 40, 0.5 + 1 back, d b. By way of b
+    # Via c on device 1: a 2 b, its transfer 0.5 + 5 b, c 40, 0.5 + 1 back, d b. Via b
     # it is never longer.
     assert latency.formula.text() == "42 + 8*batch"
     slow = _fork([[2, 0], [30, 0], [0, 40], [1, 0]], _NOTHING)
-    both = latency_formula(slow, topology, LatencyModel(), split, _BATCHES)
-    assert both.formula.text() == "max(\n  33*batch,\n  42 + 8*batch,\n)"
+    two_device = latency_formula(slow, topology, LatencyModel(), split, _BATCHES)
+    assert two_device.formula.text() == "max(\n  33*batch,\n  42 + 8*batch,\n)"
 
 
-def test_compute_bound_from_some_size_on() -> None:
-    # 10 bytes whatever the batch, or 3 b FLOPs; the others only move 1 b bytes.
+def test_an_operator_is_compute_bound_above_some_size() -> None:
+    # 10 bytes at any batch, or 3 b FLOPs; the others only move 1 b bytes.
     symbolic = _fork([[3, 0], [0, 0], [0, 0], [0, 0]], [[0, 10], [1, 0], [1, 0], [1, 0]])
     latency = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
     assert latency.formula.text() == "max(\n  6*batch,\n  10 + 3*batch,\n)"
 
 
-def test_efficiencies_and_overhead_are_in_it() -> None:
+def test_efficiencies_and_overhead_are_included() -> None:
     symbolic = _fork([[2, 0], [0, 0], [0, 4], [0, 0]], _NOTHING)
-    # Two operators do something, at half of 1 FLOP/s, and take 3 s more each.
+    # Two operators have work, at half of 1 FLOP/s, and take 3 s more each.
     latency = latency_formula(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
     assert latency.formula.text() == "14 + 4*batch"
 
@@ -102,12 +102,12 @@ def test_a_calibration_by_hand() -> None:
     count=st.integers(1, 4),
     both=st.booleans(),
 )
-def test_equal_to_the_simulation_at_every_size_asked(
+def test_the_formula_equals_the_simulation_at_every_given_size(
     latency: LatencySource, seed: int, n: int, count: int, both: bool
 ) -> None:
     symbolic = random_symbolic(seed, n, ("batch", "seq_len") if both else ("batch",))
     rng = np.random.default_rng(seed)
-    # A calibration has a rate for each class, and the taking of an item costs nothing.
+    # A calibration has a rate for each class, and getitem costs nothing.
     targets = rng.choice(["aten.linear.default", "aten.conv2d.default", "getitem"], n)
     symbolic = replace(symbolic, graph=replace(symbolic.graph, targets=tuple(targets.tolist())))
     topology = devices(
@@ -128,7 +128,7 @@ def test_equal_to_the_simulation_at_every_size_asked(
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 30), size=st.integers(1, 70))
-def test_a_lower_bound_everywhere_else(seed: int, n: int, size: int) -> None:
+def test_the_formula_is_a_lower_bound_at_other_sizes(seed: int, n: int, size: int) -> None:
     symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3)
     topology = devices(GB, GB, GB, link=Link(9.0, 0.25))
     latency = latency_formula(symbolic, topology, ROOFLINE, assignment, [{"batch": 6}])
@@ -138,7 +138,7 @@ def test_a_lower_bound_everywhere_else(seed: int, n: int, size: int) -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 30))
-def test_with_replicas_it_is_the_first_input(seed: int, n: int) -> None:
+def test_with_replicas_the_formula_is_that_of_the_first_input(seed: int, n: int) -> None:
     symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3, 3)
     topology = devices(GB, GB, GB, speeds=[1.0, 2.0, 3.0])
     latency = latency_formula(symbolic, topology, LatencyModel(), assignment, _BATCHES)
@@ -147,7 +147,7 @@ def test_with_replicas_it_is_the_first_input(seed: int, n: int) -> None:
         assert float(latency.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
 
 
-def test_a_tolerance_makes_a_shorter_formula_that_errs_no_more() -> None:
+def test_a_tolerance_shortens_the_formula_within_its_error() -> None:
     symbolic = random_symbolic(5, 60)
     assignment = random_assignment(5, 60, 3)
     topology = devices(GB, GB, GB, link=Link(9.0, 0.25))
@@ -160,8 +160,8 @@ def test_a_tolerance_makes_a_shorter_formula_that_errs_no_more() -> None:
     assert (short.formula.at(batch=sizes) <= exact.formula.at(batch=sizes) * (1 + 1e-9)).all()
 
 
-def test_an_operator_that_begins_to_work_makes_two_kinds_of_sizes() -> None:
-    # b - 1 FLOPs of operator 0: none at 1, and with them the overhead.
+def test_an_operator_that_starts_to_have_work_splits_the_regimes() -> None:
+    # b - 1 FLOPs of operator 0: none at 1, then also its overhead.
     symbolic = _fork([[1, -1], [0, 0], [0, 4], [0, 0]], _NOTHING)
     first, second = latency_formulas(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
     assert first.checked_at.tolist() == [[1]]
@@ -173,13 +173,13 @@ def test_an_operator_that_begins_to_work_makes_two_kinds_of_sizes() -> None:
     ) as caught:
         latency_formula(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
     assert "\n" not in str(caught.value)
-    # Without overhead nothing jumps.
+    # Without overhead there is no jump.
     plain = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
     assert plain.formula.text() == "3 + batch"
 
 
-def test_large_results_of_a_calibration_make_two_kinds_of_sizes() -> None:
-    # The first operator makes 2^23 b bytes: from b = 4 on they are 32 MiB and made anew.
+def test_large_results_of_a_calibration_split_the_regimes() -> None:
+    # The first result has 2^23 b bytes: from b = 4 on it has 32 MiB and needs fresh memory.
     sketch = Sketch()
     a = sketch.op([sketch.input(0)])
     view = sketch.op([a], view_of=a)
@@ -199,14 +199,14 @@ def test_large_results_of_a_calibration_make_two_kinds_of_sizes() -> None:
         assert latency.largest_error < 1e-12
 
 
-def test_memory_that_is_only_reserved_costs_nothing_more() -> None:
-    # As `torch.empty` does: it neither computes nor moves anything, and makes 2^26 b bytes.
+def test_memory_that_is_only_allocated_costs_nothing() -> None:
+    # Like `torch.empty`: it neither computes nor moves anything, and allocates 2^26 b bytes.
     sketch = Sketch()
-    made = sketch.op([sketch.input(0)])
+    result = sketch.op([sketch.input(0)])
     none = np.zeros((1, 2), dtype=np.int64)
     values = np.array([[0, 0], [2**26, 0]])
     tables = {"flops": none, "moved_bytes": none, "value_bytes": values}
-    symbolic = with_sizes(sketch.graph(made), ("batch",), tables)
+    symbolic = with_sizes(sketch.graph(result), ("batch",), tables)
     fresh = replace(CALIBRATION, fresh_s_per_byte=2.0**-23)
     single = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
     latency = latency_formula(symbolic, devices(GB), fresh, single, _BATCHES)
@@ -226,7 +226,7 @@ def test_a_model_that_takes_no_time() -> None:
     assert (latency.formula.text(), latency.largest_error) == ("0", 0.0)
 
 
-def test_what_cannot_be_answered_is_refused() -> None:
+def test_invalid_requests_are_refused() -> None:
     symbolic, topology = _fork(_NOTHING, _NOTHING), devices(GB)
     with pytest.raises(SpecError, match="give at least one"):
         latency_formula(symbolic, topology, LatencyModel(), _ONE, [])

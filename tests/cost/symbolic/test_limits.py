@@ -29,12 +29,12 @@ def test_the_largest_batch_by_hand() -> None:
     assert largest_batch([_peak((10, 3)), _peak((5, 8))], [40, 45]) == 5
 
 
-def test_memory_that_sets_no_limit_gives_the_most_asked() -> None:
+def test_unlimited_memory_gives_the_largest_size_searched() -> None:
     assert largest_batch([_peak((10, 0))], 40) == 2**20
     assert largest_batch([_peak((10, 0))], 40, most=100) == 100
 
 
-def test_no_more_than_the_capture_holds_for() -> None:
+def test_sizes_outside_the_captured_range_are_not_returned() -> None:
     formula = max_formula(("batch",), BATCH, np.array([[10, 3]]), "bytes", ((3, 64),))
     assert largest_batch([formula], 10**6) == 64
     assert largest_batch([formula], 19) == 3
@@ -52,12 +52,12 @@ def test_the_longest_sequence_of_a_batch() -> None:
 
 def test_sizes_beyond_int64_are_compared_exactly() -> None:
     formula = _both((0, 0, 0, 2**40))
-    # 2^40 * 2^20 * b at s = 2^10; the search goes to b = 2^20, where it is 2^80.
+    # 2^40 * 2^20 * b at s = 2^10; the search goes up to b = 2^20, where it is 2^80.
     assert largest_batch([formula], 2**62 - 1, seq_len=2**10) == 3
 
 
-def test_a_peak_that_falls_is_searched_at_every_size() -> None:
-    # (b - 10)^2: 81 at 1, 0 at 10, 100 at 20. At a limit of 3 it fits from 9 to 11, and nowhere
+def test_a_decreasing_peak_is_searched_at_every_size() -> None:
+    # (b - 10)^2: 81 at 1, 0 at 10, 100 at 20. With a limit of 3 it fits from 9 to 11, and nowhere
     # where a bisection of 1 to 100 looks.
     falls = max_formula(("batch",), np.array([[0], [1], [2]]), np.array([[100, -20, 1]]), "bytes")
     assert largest_batch([falls], 3, most=100) == 11
@@ -67,8 +67,8 @@ def test_a_peak_that_falls_is_searched_at_every_size() -> None:
         largest_batch([falls], -1, most=100)
 
 
-def test_a_negative_coefficient_alone_is_no_fall() -> None:
-    # b^2 - b does not fall from 1 on; to look at every size would take for ever.
+def test_a_negative_coefficient_alone_needs_no_search() -> None:
+    # b^2 - b never decreases from 1 on; searching every size would take too long.
     grows = max_formula(("batch",), np.array([[0], [1], [2]]), np.array([[0, -1, 1]]), "bytes")
     assert largest_batch([grows], 10**12, most=2**60) == 10**6
 
@@ -91,7 +91,7 @@ def test_equal_to_trying_every_size(
             largest_batch([formula], memory, most=300, seq_len=seq_len)
 
 
-def test_nothing_fits_says_what_is_needed() -> None:
+def test_the_error_states_the_needed_memory() -> None:
     formulas = [_peak((10, 3)), _peak((5000, 100))]
     with pytest.raises(InfeasibleError) as caught:
         largest_batch(formulas, [100, 2000])
@@ -102,7 +102,7 @@ def test_nothing_fits_says_what_is_needed() -> None:
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (5100, 2000)
 
 
-def test_the_smallest_memory_is_the_peak() -> None:
+def test_memory_equal_to_the_peak_is_enough() -> None:
     formulas = [_peak((100, 1), (10, 30)), _peak((5, 8))]
     assert smallest_memory(formulas, batch=3) == (103, 29)
     assert smallest_memory(formulas, batch=4) == (130, 37)
@@ -129,9 +129,7 @@ def test_the_smallest_memory_is_the_peak() -> None:
         ),
     ],
 )
-def test_what_cannot_be_answered_is_refused(
-    call: Callable[[MaxFormula], object], says: str
-) -> None:
+def test_invalid_requests_are_refused(call: Callable[[MaxFormula], object], says: str) -> None:
     with pytest.raises(SpecError, match=says) as caught:
         call(_peak((10, 3)))
     assert "\n" not in str(caught.value)

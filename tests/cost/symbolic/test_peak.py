@@ -32,7 +32,7 @@ def _two_in_a_row() -> SymbolicGraph:
 
 def test_one_device_by_hand() -> None:
     (formula,) = peak_formulas(_two_in_a_row(), Assignment(np.zeros(2, dtype=np.int64), ((0,),)), 1)
-    # Weights 110, and at c: x, a and c alive.
+    # Weights 110, and at c: x, a and c live.
     assert formula.text() == "111 + 10*batch"
     assert formula.unit == "bytes"
 
@@ -51,7 +51,7 @@ def test_optimizer_state_is_on_the_device_of_its_weight() -> None:
     assert [f.text() for f in formulas] == ["301 + 7*batch", "31 + 8*batch"]
 
 
-def test_replicas_hold_what_the_largest_round_needs() -> None:
+def test_replicas_need_the_memory_of_the_largest_round() -> None:
     # a on 0 and 1 in turn, c on 0: device 0 has both weights, and either x, a and c, or a and c.
     formulas = peak_formulas(_two_in_a_row(), Assignment(np.arange(2), ((0, 1), (0,))), 2)
     assert [f.text() for f in formulas] == ["111 + 10*batch", "101 + 7*batch"]
@@ -75,7 +75,7 @@ def test_equal_to_the_peak_of_the_graph_at_every_size(
 ) -> None:
     symbolic = random_symbolic(seed, n, ("batch", "seq_len") if both else ("batch",))
     device_of = np.random.default_rng(seed).integers(0, count, n)
-    # A partition for each operator: any device may follow any.
+    # A partition for each operator: devices may alternate in any order.
     assignment = Assignment(np.arange(n), tuple((int(d),) for d in device_of))
     formulas = peak_formulas(symbolic, assignment, count)
     batch = np.array([1, 2, 3, 4, 7, 8, 16, 35, 64, 70])
@@ -90,7 +90,7 @@ def test_equal_to_the_peak_of_the_graph_at_every_size(
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 25), batch=st.integers(1, 70))
-def test_equal_to_the_evaluation_with_replicas(seed: int, n: int, batch: int) -> None:
+def test_the_formula_equals_the_evaluation_with_replicas(seed: int, n: int, batch: int) -> None:
     symbolic = random_symbolic(seed, n)
     assignment = random_assignment(seed, n, 3, most_replicas=3)
     peaks = [int(f.at(batch=batch)) for f in peak_formulas(symbolic, assignment, 3)]
@@ -116,6 +116,6 @@ def test_an_assignment_of_another_model_is_refused() -> None:
         peak_formulas(_two_in_a_row(), Assignment(np.zeros(3, dtype=np.int64), ((0,),)), 1)
 
 
-def test_devices_that_are_not_there_are_refused() -> None:
+def test_unknown_devices_are_refused() -> None:
     with pytest.raises(SpecError, match="uses device 4, there are 2"):
         peak_formulas(_two_in_a_row(), Assignment(np.zeros(2, dtype=np.int64), ((4,),)), 2)

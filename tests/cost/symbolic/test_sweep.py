@@ -90,7 +90,7 @@ def test_equal_to_the_evaluation_at_each_size(
 
 
 def test_replicas_sum_by_hand() -> None:
-    # The 3 b bytes of c go once round a ring of two, at 2 bytes a second: 1.5 b s.
+    # The 3 b bytes of c go once around a ring of two, at 2 bytes per second: 1.5 b s.
     parallel = split_topology(devices(GB, GB, link=Link(2.0)), 2)
     single = Assignment(np.zeros(2, dtype=np.int64), ((0,),))
     sums = Sums(np.array([2]), parallel)
@@ -98,7 +98,7 @@ def test_replicas_sum_by_hand() -> None:
     table = sweep(_two_in_a_row(), parallel.replica, LatencyModel(), single, at, sums=sums)
     assert table.latency_s.tolist() == [6 + 4 + 3, 6 + 8 + 6]
     assert table.throughput_per_s.tolist() == pytest.approx([2 / 13, 4 / 20])
-    # Each replica holds it all: weights, and x, a and c.
+    # Each replica holds everything: weights, and x, a and c.
     assert table.peak_bytes.tolist() == [[110 + 10 * 2], [110 + 10 * 4]]
 
 
@@ -141,7 +141,7 @@ def test_without_a_batch_the_throughput_is_of_inputs() -> None:
     assert table.throughput_per_s.tolist() == [1 / 10]
 
 
-def test_a_placement_that_takes_no_time_has_no_limit() -> None:
+def test_a_placement_that_takes_no_time_has_unlimited_throughput() -> None:
     sketch = Sketch()
     a = sketch.op([sketch.input(0)])
     none = np.zeros((1, 2), dtype=np.int64)
@@ -152,7 +152,7 @@ def test_a_placement_that_takes_no_time_has_no_limit() -> None:
     assert table.throughput_per_s.tolist() == [np.inf]
 
 
-def test_what_cannot_be_swept_is_refused() -> None:
+def test_invalid_requests_are_refused() -> None:
     symbolic, topology, model = _two_in_a_row(), devices(GB, GB), LatencyModel()
     with pytest.raises(SpecError, match="a sweep needs sizes"):
         sweep(symbolic, topology, model, _APART, [])

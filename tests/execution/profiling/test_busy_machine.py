@@ -1,4 +1,4 @@
-"""A machine that is at other work while operators are measured: two clocks tell."""
+"""Measuring operators on a machine with other work, detected by two clocks."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PAUSE_S = 0.05
 
 @pytest.fixture(scope="module")
 def interrupted() -> Iterator[None]:
-    """Register an operator that gives the processor away for a while, as if it were taken."""
+    """Register an operator that yields the processor for a while, as if it were taken."""
     library = torch.library.Library("fxpart_busy", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("pause(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
 
@@ -46,7 +46,7 @@ def _profile(model: nn.Module, threads: int, most_lost: float = 0.3) -> Operator
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_a_thread_is_not_charged_for_what_others_do() -> None:
+def test_a_thread_is_not_charged_for_the_work_of_others() -> None:
     profile = _profile(_Paused(), 1)
     assert (profile.seconds < PAUSE_S / 2).all()
     assert (profile.seconds > 0).all()
@@ -60,7 +60,7 @@ def test_several_threads_on_a_busy_machine_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_of_several_threads_the_time_that_was_taken_counts() -> None:
+def test_with_several_threads_the_wall_time_counts() -> None:
     """The main thread's clock stands still while it waits for the others."""
     profile = _profile(_Paused(), 2, most_lost=1.0)
     assert profile.seconds.max() >= PAUSE_S

@@ -1,4 +1,4 @@
-"""Made tensors: the layout asked for, and values that operators take."""
+"""Created tensors: the requested layout, and values that operators accept."""
 
 import pytest
 import torch
@@ -24,25 +24,25 @@ def _like(layout: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["dense", "transposed", "expanded", "empty", "scalar", "steps"])
-def test_layout_and_dtype_are_those_asked_for(layout: str, dtype: torch.dtype) -> None:
+def test_layout_and_dtype_are_as_requested(layout: str, dtype: torch.dtype) -> None:
     like = _like(layout, dtype)
-    for made in (made_value(like, CPU), made_weight(like, CPU)):
-        assert made.shape == like.shape
-        assert made.stride() == like.stride()
-        assert made.dtype == dtype
-        assert made.device == CPU
+    for tensor in (made_value(like, CPU), made_weight(like, CPU)):
+        assert tensor.shape == like.shape
+        assert tensor.stride() == like.stride()
+        assert tensor.dtype == dtype
+        assert tensor.device == CPU
 
 
-def test_values_are_of_usual_size_and_the_same_each_time() -> None:
+def test_values_have_usual_magnitudes_and_are_deterministic() -> None:
     like = torch.empty(1500, 1000, device="meta")  # more than one block of random numbers
-    made = made_value(like, CPU)
-    assert torch.equal(made, made_value(like, CPU))
-    assert abs(float(made.mean())) < 0.01
-    assert abs(float(made.std()) - 1) < 0.01
-    assert int((made == 0).sum()) == 0
+    tensor = made_value(like, CPU)
+    assert torch.equal(tensor, made_value(like, CPU))
+    assert abs(float(tensor.mean())) < 0.01
+    assert abs(float(tensor.std()) - 1) < 0.01
+    assert int((tensor == 0).sum()) == 0
 
 
-def test_a_matrix_keeps_the_size_of_what_it_is_applied_to() -> None:
+def test_a_matrix_preserves_the_magnitude_of_its_operand() -> None:
     weight = made_weight(torch.empty(512, 256, device="meta"), CPU)
     x = made_value(torch.empty(64, 256, device="meta"), CPU)
     assert 0.5 < float((x @ weight.t()).std()) < 2

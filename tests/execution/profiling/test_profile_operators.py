@@ -1,4 +1,4 @@
-"""Operators measured: which are run how often, what comes back, and what is refused."""
+"""Measured operators: how often each is run, the results, and refusals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
 
 REPEATS = 2
 RUNS = REPEATS + 1
-"""The first one sets things up."""
+"""The first run sets things up."""
 
 
 class Layers(nn.Module):
@@ -61,7 +61,7 @@ def test_a_training_step_is_measured(spec: ModelSpec) -> None:
     assert len(profile.seconds) == step.graph.n_ops
 
 
-def test_equal_layers_are_run_only_as_often_as_a_time_needs() -> None:
+def test_equal_layers_are_run_only_as_often_as_one_time_needs() -> None:
     x = torch.empty(512, 256, device="meta")
     executed = []
     for count in (1, 4, 12):
@@ -78,7 +78,7 @@ def test_equal_layers_are_run_only_as_often_as_a_time_needs() -> None:
     assert executed == [2 * RUNS] * 3
 
 
-def test_a_program_on_a_real_device_is_left_as_it_was() -> None:
+def test_a_program_on_a_real_device_is_unchanged() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     program = export_program(module, (torch.randn(2, 3, 8, 8),))
@@ -89,7 +89,7 @@ def test_a_program_on_a_real_device_is_left_as_it_was() -> None:
     assert torch.equal(torch.random.get_rng_state(), seed)
 
 
-def test_weights_that_would_fill_the_memory_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_would_fill_the_memory_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxpart.execution.profiling.tensors._MOST_KEPT_BYTES", 0)
     monkeypatch.setattr("fxpart.execution.profiling.tensors._EVICTING_BYTES", 2**20)
     built = build_model(GPT2)
@@ -102,12 +102,12 @@ def test_without_a_budget_each_signature_is_run_once() -> None:
     program = export_program(_on_meta(3), (torch.empty(512, 256, device="meta"),))
     profile = profile_operators(program, op_graph(program), repeats=5, budget_s=0.0)
     assert profile.samples.tolist() == [1] * 6
-    # Of the signatures that have a time, no other is run once the budget is used up.
+    # Signatures with a time are not run again once the budget is used up.
     assert profile.executed == 2
 
 
 class Bags(nn.Module):
-    """Two tables of different sizes that are looked up with the same numbers."""
+    """Two tables of different sizes with the same indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Bags(nn.Module):
         return result
 
 
-def test_made_indices_stay_within_tables_also_in_the_backward() -> None:
+def test_created_indices_stay_within_tables_also_in_the_backward() -> None:
     step = joint_capture(Bags(), (torch.zeros(8, dtype=torch.int64), torch.tensor([0, 4])))
     assert any("embedding_bag_backward" in target for target in step.graph.targets)
     profile = profile_operators(step.program, step.graph, repeats=1)
@@ -148,13 +148,13 @@ def test_another_dtype_or_layout_is_another_signature(tmp_path: Path) -> None:
     ("device", "message"),
     [("cpuu", "is not known"), ("meta", "is not here"), ("cuda:99", "is not here; there is")],
 )
-def test_a_device_that_is_not_here_is_refused(device: str, message: str) -> None:
+def test_a_missing_device_is_refused(device: str, message: str) -> None:
     program = export_program(_on_meta(1), (torch.empty(2, 256, device="meta"),))
     with pytest.raises(SpecError, match=message):
         profile_operators(program, op_graph(program), device=device)
 
 
-def test_the_graph_of_another_program_and_no_repeats_are_refused() -> None:
+def test_a_graph_of_another_program_and_zero_repeats_are_refused() -> None:
     program = export_program(_on_meta(1), (torch.empty(2, 256, device="meta"),))
     graph = op_graph(program)
     with pytest.raises(SpecError, match="not that of the program"):
@@ -163,7 +163,7 @@ def test_the_graph_of_another_program_and_no_repeats_are_refused() -> None:
         profile_operators(program, graph, repeats=0)
 
 
-def test_sizes_that_are_symbols_are_refused() -> None:
+def test_symbolic_sizes_are_refused() -> None:
     module, batch = Layers(1), torch.export.Dim("batch", min=2)
     program = torch.export.export(module, (torch.randn(4, 256),), dynamic_shapes=({0: batch},))
     static = export_program(module, (torch.randn(4, 256),))
@@ -171,7 +171,7 @@ def test_sizes_that_are_symbols_are_refused() -> None:
         profile_operators(program, op_graph(static))
 
 
-def test_an_operator_that_the_device_has_not_is_named() -> None:
+def test_an_operator_missing_on_the_device_is_named() -> None:
     @torch.library.custom_op("fxpart_test::nowhere", mutates_args=())
     def nowhere(x: Tensor) -> Tensor:
         raise ValueError("not here")

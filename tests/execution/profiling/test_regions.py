@@ -1,4 +1,4 @@
-"""Regions measured as one operator: run in their mode, told apart by what they hold."""
+"""Regions measured as one operator: run in their mode, distinguished by their content."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Autocast(nn.Module):
-    """Two layers of autocast, the dtype looked at within, around it one in float32."""
+    """Two autocast layers that read the dtype inside, around a float32 layer."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Autocast(nn.Module):
 
 
 class Gradients(nn.Module):
-    """A lookup of indices that are computed, all with gradients on or off."""
+    """A lookup of computed indices, with gradients enabled or disabled."""
 
     def __init__(self, enabled: bool, shift: int = 0) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_the_forward_of_a_training_step_is_measured() -> None:
 
 
 class Seen(fx.Interpreter):
-    """Notes the modes that a body is run in, and the dtypes and numbers that it is given."""
+    """Records the modes in which a body runs, and the dtypes and numbers of its inputs."""
 
     def run_node(self, n: fx.Node) -> object:
         modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
@@ -117,15 +117,15 @@ def test_the_body_is_run_in_its_mode(
     assert set(modes) == {expected}
     indices = [tensor for tensor in made if tensor.dtype == torch.int64]
     assert bool(indices) == (x.dtype == torch.int64)
-    # Made indices are up to 32768, and the table has 7 rows.
+    # Created indices are up to 32768, and the table has 7 rows.
     assert all(int(tensor.max()) < 7 for tensor in indices)
     assert (torch.bfloat16 in {tensor.dtype for tensor in made}) == expected[1]
 
 
-def test_a_region_of_nothing_is_measured() -> None:
+def test_an_empty_region_is_measured() -> None:
     class Switched(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            # Called rather than entered: torch exports an empty region before the real one.
+            # Called instead of entered: torch exports an empty region before the real one.
             with torch.set_grad_enabled(True):
                 return x + 1
 
@@ -135,7 +135,7 @@ def test_a_region_of_nothing_is_measured() -> None:
     assert (profile_operators(program, graph, repeats=1).seconds > 0).all()
 
 
-def test_regions_of_other_calls_have_other_signatures() -> None:
+def test_regions_with_other_calls_have_other_signatures() -> None:
     signatures = set()
     for module in (Autocast(), Autocast(8), Autocast()):
         program = export_program(module, (torch.zeros(4, 16),))

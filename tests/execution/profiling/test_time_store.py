@@ -1,4 +1,4 @@
-"""Times on disk: round trip, damage, and two writers at once."""
+"""Times on disk: round trip, damage, and two concurrent writers."""
 
 import json
 import multiprocessing
@@ -17,7 +17,7 @@ def _time(seconds: float, samples: int = 5) -> OperatorTime:
     return OperatorTime("aten.linear.default", ((2, 3), (4, 3)), seconds, samples)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_times_are_read_back(tmp_path: Path) -> None:
     path = times_path(tmp_path / "new", "a device")
     assert read_times(path) == {}
     write_times(path, {"b": _time(1.5), "a": _time(0.25)})
@@ -49,7 +49,7 @@ def test_entries_are_added_and_more_samples_win(tmp_path: Path) -> None:
         ' {"target": "t", "shapes": [], "seconds": 1.0, "samples": 0}}}',
     ],
 )
-def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "times.json"
     path.write_text(damage)
     assert read_times(path) == {}
@@ -78,7 +78,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["schema"] == "fxpart-operator-times"
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot write operator times"):
         write_times(tmp_path / "file" / "times.json", {"a": _time(1.0)})

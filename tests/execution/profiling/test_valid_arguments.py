@@ -1,4 +1,4 @@
-"""Random arguments made valid: every rule on a call that refuses what it is given at first."""
+"""Random arguments made valid: every rule, on a call that fails with its arguments at first."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,14 +44,14 @@ def test_a_refused_call_is_made_valid(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert needs_validity(call)
-    if "backward" not in str(call):  # those write out of bounds without a word
+    if "backward" not in str(call):  # these write out of bounds silently
         with pytest.raises((IndexError, RuntimeError)):
             call(*args, **kwargs)
-    made, named = valid_arguments(call, args, kwargs)
-    call(*made, **named)
+    values, named = valid_arguments(call, args, kwargs)
+    call(*values, **named)
 
 
-def test_valid_arguments_stay_themselves() -> None:
+def test_valid_arguments_are_unchanged() -> None:
     indices = torch.tensor([0, 3, 2])
     args, kwargs = valid_arguments(aten.embedding.default, (TABLE, indices), {})
     assert args[1] is indices
@@ -61,7 +61,7 @@ def test_valid_arguments_stay_themselves() -> None:
     assert args[1] == [mask]
 
 
-def test_bags_begin_at_rising_places() -> None:
+def test_offsets_of_bags_are_increasing() -> None:
     offsets = torch.tensor([30, 2, 9, 1])
     args, _ = valid_arguments(aten.embedding_bag.default, (TABLE, FAR.flatten(), offsets), {})
     rising: Tensor = args[2]
@@ -69,7 +69,7 @@ def test_bags_begin_at_rising_places() -> None:
     assert args[1].tolist() == [0, 3, 1, 2]
 
 
-def test_other_operators_are_left_alone() -> None:
+def test_other_operators_are_unchanged() -> None:
     assert not needs_validity(aten.add.Tensor)
     args, kwargs = (TABLE, FAR), {"alpha": 2}
     assert valid_arguments(aten.add.Tensor, args, kwargs) == (args, kwargs)

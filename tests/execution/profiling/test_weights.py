@@ -1,4 +1,4 @@
-"""Weights made for a measurement: one tensor for each parameter, one for tied names."""
+"""Weights created for a measurement: one tensor for each parameter, one for tied names."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 class Parameters(nn.Module):
-    """Three names of one memory: a parameter, that again, and the parameter transposed."""
+    """Three names of one memory: a parameter, the same again, and the parameter transposed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,11 +24,11 @@ class Parameters(nn.Module):
 
 def test_tied_names_are_one_tensor_and_a_transposed_view_is_another() -> None:
     program = export_program(Parameters(), (torch.ones(3, 3),))
-    given = placeholders_of(program, CPU)
-    assert len(given.key) >= 2
-    assert len(set(given.key.values())) == 2
-    given.make(given.key)
-    strides = {node.name: tuple(given.value(node).stride()) for node in given.key}
-    expected = {node.name: tuple(given.likes[node].stride()) for node in given.key}
+    placeholders = placeholders_of(program, CPU)
+    assert len(placeholders.key) >= 2
+    assert len(set(placeholders.key.values())) == 2
+    placeholders.make(placeholders.key)
+    strides = {node.name: tuple(placeholders.value(node).stride()) for node in placeholders.key}
+    expected = {node.name: tuple(placeholders.likes[node].stride()) for node in placeholders.key}
     assert strides == expected
     assert set(strides.values()) == {(3, 1), (1, 3)}

@@ -1,4 +1,4 @@
-"""Small fx graphs made from a seed, with everything that a node can be."""
+"""Small fx graphs from a seed, with every kind of node."""
 
 import operator
 import random
@@ -21,7 +21,7 @@ class Pair(nn.Module):
 
 
 class Holder(nn.Module):
-    """Modules and attributes for random graphs; two of its weights are one."""
+    """Modules and attributes for random graphs; two of its weights are tied."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def by_name(**ids: object) -> Callable[[Node], object]:
 
 
 def _operator(graph: Graph, rng: random.Random, values: list[Node], numbers: list[Node]) -> None:
-    """Add one operator, and what takes its result apart."""
+    """Add one operator, and those that unpack its result."""
     a, b = rng.choice(values), rng.choice(values)
     match rng.randrange(11):
         case 0:
@@ -80,7 +80,7 @@ def _operator(graph: Graph, rng: random.Random, values: list[Node], numbers: lis
             size = graph.call_method("size", (a, -1))
             values.append(graph.call_function(operator.truediv, (b, size)))
         case 8:
-            # A write in place whose result alone is read.
+            # An in-place write whose result alone is read.
             fresh = graph.call_function(torch.neg, (a,))
             values.append(graph.call_method(rng.choice(["relu_", "sigmoid_"]), (fresh,)))
         case 9:

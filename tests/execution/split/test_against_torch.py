@@ -17,7 +17,7 @@ SEEDS = 120
 
 
 def _callback(rng: random.Random, module: GraphModule) -> Callable[[Node], object]:
-    """Return ids in order, in order with gaps, along the data, as words or at random."""
+    """Return ids in order, in order with gaps, along the data, as strings or at random."""
     ops = call_nodes(module)
     count = rng.randint(1, 5)
     ids: Sequence[object]
@@ -32,17 +32,19 @@ def _callback(rng: random.Random, module: GraphModule) -> Callable[[Node], objec
             ids = [f"part{number}" for number in _along_data(rng, ops)]
         case _:
             ids = [rng.randrange(2) for _ in ops]
-    of = {node.name: number for node, number in zip(ops, ids, strict=True)}
-    return lambda node: of[node.name]
+    part_of = {node.name: number for node, number in zip(ops, ids, strict=True)}
+    return lambda node: part_of[node.name]
 
 
 def _along_data(rng: random.Random, ops: list[Node]) -> list[int]:
-    """Return ids that go back along the graph, never along the data."""
-    of: dict[Node, int] = {}
+    """Return ids that may decrease along the graph, but never along the data."""
+    part_of: dict[Node, int] = {}
     for node in ops:
-        least = max((of[operand] for operand in node.all_input_nodes if operand in of), default=0)
-        of[node] = least + (rng.random() < 0.3)
-    return list(of.values())
+        least = max(
+            (part_of[operand] for operand in node.all_input_nodes if operand in part_of), default=0
+        )
+        part_of[node] = least + (rng.random() < 0.3)
+    return list(part_of.values())
 
 
 def _options(rng: random.Random) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def _assert_alike(ours: GraphModule, theirs: GraphModule) -> None:
 
 
 def _ask(split: Callable[..., GraphModule], *args: object, **options: object) -> GraphModule | str:
-    """Return the module, or how it is refused: a circle, or a result that is not there yet."""
+    """Return the module, or its refusal: a cycle, or a result that does not exist yet."""
     try:
         return split(*args, **options)
     except CycleError:
@@ -108,14 +110,14 @@ def test_the_same_as_torch_on_random_graphs_and_callbacks() -> None:
         _assert_alike(ours, theirs)
         assert our_names == their_names
         seen["several" if len(theirs.meta["partition_names"]) > 1 else "single"] += 1
-    # The comparison means something only if every kind of case occurs.
+    # The comparison is meaningful only if every kind of case occurs.
     assert seen["several"] + seen["single"] >= 100
     assert seen["several"] >= 65
     assert seen["circle"] >= 3
     assert seen["only ours"] >= 1
 
 
-def test_gradients_are_those_of_the_whole() -> None:
+def test_gradients_equal_those_of_the_whole() -> None:
     for seed in range(20):
         module = random_graph(seed, operators=12)
         ops = {node: index // 4 for index, node in enumerate(call_nodes(module))}

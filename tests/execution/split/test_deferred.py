@@ -1,4 +1,4 @@
-"""A child whose code is written late behaves as one whose code was written at once."""
+"""A child whose code is generated late behaves like one with code from the start."""
 
 import copy
 import pickle
@@ -38,7 +38,7 @@ def _split() -> tuple[GraphModule, GraphModule, Layers]:
 X = torch.tensor([[1.0, -2.0]])
 
 
-def test_hooks_run_once_at_the_first_call_too() -> None:
+def test_hooks_run_once_at_the_first_call() -> None:
     split, child, _ = _split()
     calls: list[str] = []
     child.register_forward_pre_hook(lambda *_: calls.append("before"))
@@ -48,7 +48,7 @@ def test_hooks_run_once_at_the_first_call_too() -> None:
     assert calls == ["before", "after"] * 2
 
 
-def test_the_code_is_there_when_it_is_read() -> None:
+def test_the_code_exists_when_it_is_read() -> None:
     assert "self.first(x)" in _split()[1].code
     assert "self.first(x)" in str(_split()[1])
 
@@ -64,7 +64,7 @@ def test_copies_and_pickles_compute_the_same(run_before: bool) -> None:
     assert all(torch.equal(copied(X), torch.relu(model.first(X))) for copied in inner)
 
 
-def test_a_changed_graph_is_run_as_changed() -> None:
+def test_a_changed_graph_runs_as_changed() -> None:
     split, child, model = _split()
     assert torch.equal(split(X), model(X))
     output = child.graph.output_node()
@@ -75,7 +75,7 @@ def test_a_changed_graph_is_run_as_changed() -> None:
     assert torch.equal(split(X), model.second(-torch.relu(model.first(X))))
 
 
-def test_it_can_be_traced_exported_and_compiled_before_it_ever_ran() -> None:
+def test_a_split_that_never_ran_can_be_traced_exported_and_compiled() -> None:
     _, child, model = _split()
     assert torch.equal(symbolic_trace(child)(X), torch.relu(model.first(X)))
     split, _, model = _split()

@@ -1,4 +1,4 @@
-"""Graphs that torch captured: by export, with branches, and with sizes that vary."""
+"""Graphs captured by torch: by export, with branches, and with dynamic sizes."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ def test_graphs_that_operators_run_go_with_them() -> None:
             out: Tensor = torch.cond(y.sum() > 0, lambda v: v * 2, lambda v: v - 1, (y,))
             return out
 
-    # Not through module(): a cut of such a graph is what is asked for here.
+    # Not through module(): this test needs a cut of such a graph.
     program = torch.export.export(Branch(), (torch.ones(3),))
     module = program.module(check_guards=False)
     ids = {op: index // 2 for index, op in enumerate(call_nodes(module))}
@@ -75,7 +75,7 @@ def test_nested_inputs_and_outputs_of_an_exported_module() -> None:
     assert same(split(*args, **kwargs), module(*args, **kwargs))
 
 
-def test_shapes_that_vary() -> None:
+def test_dynamic_shapes() -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return (x.reshape(-1, 2) @ y).relu().sum(0) / x.shape[0]
 
@@ -89,7 +89,7 @@ def test_shapes_that_vary() -> None:
     assert torch.equal(ours(other, y), module(other, y))
 
 
-def test_an_exported_batch_that_varies() -> None:
+def test_an_exported_dynamic_batch() -> None:
     class Layers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -105,7 +105,7 @@ def test_an_exported_batch_that_varies() -> None:
     ids = {op: index // 2 for index, op in enumerate(call_nodes(module))}
     ours = split_module(module, None, ids.__getitem__)
     theirs = torch_split(module, module, ids.__getitem__)
-    # Torch's result takes and returns flat lists, which is a tensor each here.
+    # Torch's result takes and returns flat lists, here of one tensor each.
     assert [n.name for n in ours.graph.nodes] == [n.name for n in theirs.graph.nodes]
     x = torch.randn(7, 3)
     assert torch.equal(ours(x), module(x))

@@ -1,4 +1,4 @@
-"""What may share memory: items of a new tuple do not, views and pieces of one tensor do."""
+"""Values that may share memory: views and pieces of one tensor do, items of a new tuple do not."""
 
 import operator
 from collections.abc import Callable
@@ -19,13 +19,13 @@ MAKERS: dict[str, Callable[[Graph, Node], Node]] = {
     "function": lambda g, x: g.call_function(torch.topk, (x, 2)),
     "method": lambda g, x: g.call_method("topk", (x, 2)),
 }
-"""What makes a tuple of two new tensors."""
+"""Functions that return a tuple of two new tensors."""
 PIECES: dict[str, Callable[[Graph, Node], Node]] = {
     "overload": lambda g, x: g.call_function(torch.ops.aten.chunk.default, (x, 2)),
     "function": lambda g, x: g.call_function(torch.chunk, (x, 2)),
     "method": lambda g, x: g.call_method("unbind", (x,)),
 }
-"""What makes a tuple of two pieces of what it reads."""
+"""Functions that return a tuple of two pieces of their input."""
 
 
 def _item(graph: Graph, whole: Node, place: int) -> Node:
@@ -33,7 +33,7 @@ def _item(graph: Graph, whole: Node, place: int) -> Node:
 
 
 def _written_item(make: Callable[[Graph, Node], Node]) -> GraphModule:
-    """Return: a tuple, its items, a write into the first of them, a reader of the second."""
+    """Return a graph with a tuple, its items, a write to the first, and a reader of the second."""
     graph = Graph()
     both = make(graph, graph.placeholder("x"))
     first, second = _item(graph, both, 0), _item(graph, both, 1)
@@ -50,7 +50,7 @@ def _edges(module: GraphModule) -> dict[tuple[int, int], str]:
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_write_into_one_item_of_a_new_tuple(make: Callable[[Graph, Node], Node]) -> None:
     module = _written_item(make)
-    # Neither the tuple, nor its other item, nor who reads that.
+    # Neither the tuple, nor its other item, nor the reader of that.
     assert _edges(module) == {}
     ids = dict(zip(call_nodes(module), [0, 0, 1, 0, 1], strict=True))
     x = torch.tensor([[3.0, 1.0, 2.0], [1.0, 5.0, 4.0]])
@@ -59,7 +59,7 @@ def test_a_write_into_one_item_of_a_new_tuple(make: Callable[[Graph, Node], Node
 
 @pytest.mark.parametrize("make", PIECES.values(), ids=PIECES)
 def test_a_write_into_one_piece_of_a_tensor(make: Callable[[Graph, Node], Node]) -> None:
-    # Taken as one memory, also where pieces do not overlap: not all views know that.
+    # Treated as one memory even if pieces do not overlap: not all views know that.
     assert _edges(_written_item(make)) == dict.fromkeys([(0, 3), (1, 3), (2, 3), (3, 4)], "getitem")
 
 
@@ -78,7 +78,7 @@ def test_the_same_item_taken_twice_is_one_tensor() -> None:
 
 
 @pytest.mark.parametrize("place", [-2, slice(0, 1), True])
-def test_items_by_other_places_are_one_memory(place: int | slice) -> None:
+def test_items_at_other_indices_share_memory(place: int | slice) -> None:
     graph = Graph()
     both = graph.call_method("clone", (graph.placeholder("x"),))
     first = _item(graph, both, 0)
@@ -88,7 +88,7 @@ def test_items_by_other_places_are_one_memory(place: int | slice) -> None:
     assert (3, 4) in _edges(GraphModule(nn.Module(), graph))
 
 
-def test_a_tuple_that_is_used_as_a_whole_is_one_memory() -> None:
+def test_a_tuple_used_as_a_whole_is_one_memory() -> None:
     graph = Graph()
     both = graph.call_method("sort", (graph.placeholder("x"),))
     first = _item(graph, both, 0)
@@ -117,7 +117,7 @@ def test_storages_of_nested_values() -> None:
     assert len(set(values)) == 2
 
 
-def test_nodes_that_hold_one_tensor_are_one() -> None:
+def test_nodes_with_one_tensor_are_one() -> None:
     graph, memory, tensor = Graph(), SharedMemory(), torch.ones(2)
     a, b, c = (graph.placeholder(name) for name in "abc")
     for node, value in ((a, tensor), (b, tensor.view(1, 2)), (c, tensor.clone())):

@@ -1,4 +1,4 @@
-"""The order in which partitions are called, and circles."""
+"""The order in which partitions are called, and cycles."""
 
 import random
 
@@ -14,17 +14,17 @@ from fxpart.torch_compat.split_module import split_module
 from tests.execution.split.random_graphs import by_name, same
 
 
-def test_partitions_keep_the_graphs_order_where_that_is_asked() -> None:
+def test_partitions_keep_the_graph_order_if_requested() -> None:
     graph = Graph()
     x = graph.placeholder("x")
-    made = [graph.call_function(f, (x,)) for f in (torch.neg, torch.sin, torch.cos)]
-    graph.output(tuple(made))
+    nodes = [graph.call_function(f, (x,)) for f in (torch.neg, torch.sin, torch.cos)]
+    graph.output(tuple(nodes))
     module = GraphModule(nn.Module(), graph)
     ids = by_name(neg=5, sin=3, cos=4)
     kept = split_module(module, None, ids, keep_original_order=True)
     calls = [n.target for n in kept.graph.nodes if n.op == "call_module"]
     assert calls == ["submod_5", "submod_3", "submod_4"]
-    # torch's order otherwise: what became free last is next.
+    # Otherwise torch's order: the last to become free is next.
     free = split_module(module, None, ids)
     calls = [n.target for n in free.graph.nodes if n.op == "call_module"]
     assert calls == ["submod_4", "submod_3", "submod_5"]
@@ -39,7 +39,7 @@ def _circle() -> GraphModule:
     return GraphModule(nn.Module(), graph)
 
 
-def test_a_circle_names_the_partitions() -> None:
+def test_a_cycle_names_the_partitions() -> None:
     with pytest.raises(
         CycleError,
         match=(
@@ -66,7 +66,7 @@ def test_the_order_of_first_operators_gives_way_to_dependences() -> None:
         torch_split(module, module, ids, keep_original_order=True)  # type: ignore[arg-type]
 
 
-def test_any_order_keeps_to_what_partitions_wait_for() -> None:
+def test_any_order_respects_the_dependencies() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         count = rng.randint(1, 12)
@@ -88,14 +88,14 @@ def test_any_order_keeps_to_what_partitions_wait_for() -> None:
             assert all(place[a] < place[b] for a, b in writes)
 
 
-def test_the_lowest_number_that_can_be_next() -> None:
-    # 2 -> 0, and 1 and 3 wait for nothing.
+def test_the_lowest_number_that_can_be_next_is_chosen() -> None:
+    # 2 -> 0, while 1 and 3 have no dependencies.
     assert call_order([[], [], [0], []], {}, list("abcd"), by_number=True) == [1, 2, 0, 3]
     assert call_order([[], [], [0], []], {}, list("abcd"), by_number=False) == [3, 2, 0, 1]
 
 
 @pytest.mark.parametrize("by_number", [False, True])
-def test_long_rows_and_long_circles(by_number: bool) -> None:
+def test_long_chains_and_long_cycles(by_number: bool) -> None:
     count = 20_000
     names = [str(part) for part in range(count)]
     row = [[part + 1] for part in range(count - 1)]

@@ -1,4 +1,4 @@
-"""Captured models cut as plans say: the same results, bit for bit, and the same gradients."""
+"""Captured models cut by plans: bit-identical results and gradients."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -37,14 +37,14 @@ def _real(spec: ModelSpec) -> nn.Module:
 
 @pytest.fixture(scope="module", params=[GPT2, LLAMA], ids=["gpt2", "llama"])
 def captured(request: pytest.FixtureRequest) -> tuple[GraphModule, OpGraph, Tensor]:
-    """Return a small language model as captured, its arrays, and tokens."""
+    """Return a captured small language model, its arrays, and tokens."""
     ids = torch.randint(0, 101, (2, 32), generator=torch.Generator().manual_seed(0))
     program = export_program(_real(request.param), (ids,), None)
     return program.module(), op_graph(program), ids
 
 
 def _devices(graph: OpGraph, rng: np.random.Generator, contiguous: bool) -> np.ndarray[Any, Any]:
-    """Return devices at random, the same for operators that must stay together."""
+    """Return random devices, the same for operators that must stay together."""
     devices = rng.integers(0, 4, graph.n_ops)
     if contiguous:
         devices = np.sort(devices)
@@ -95,7 +95,7 @@ def test_gradients_of_tied_weights_are_equal(
 
 
 class Counting(nn.Module):
-    """Writes into a buffer of its own, and reads it before and after."""
+    """Writes to its own buffer, and reads it before and after."""
 
     count: Tensor
 
@@ -111,10 +111,10 @@ class Counting(nn.Module):
         return {"before": before, "after": self.norm(x + self.count)}
 
 
-# torch's decomposition copies what torch itself calls deprecated.
+# Torch's decomposition copies a call that torch itself deprecates.
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.parametrize("decomposed", [False, True])
-def test_buffers_that_are_written_into(decomposed: bool) -> None:
+def test_buffers_that_are_written_to(decomposed: bool) -> None:
     x = torch.randn(3, 4)
     program = torch.export.export(Counting(), (x,))
     if decomposed:
@@ -143,7 +143,7 @@ def test_a_traced_module() -> None:
     assert torch.equal(split(x), model(x))
 
 
-def test_what_is_not_of_one_capture_is_refused() -> None:
+def test_graphs_of_another_capture_are_refused() -> None:
     x = torch.randn(2, 3)
     captured = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (x,))
     other = capture(nn.Linear(3, 3), (x,))

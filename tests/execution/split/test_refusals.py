@@ -1,4 +1,4 @@
-"""What cannot be cut is refused in one line."""
+"""A graph that cannot be cut is refused in one line."""
 
 import operator
 
@@ -11,7 +11,7 @@ from fxpart.errors import CaptureError, SpecError
 from fxpart.torch_compat.split_module import split_module
 
 
-def test_what_cannot_be_named_or_is_not_there() -> None:
+def test_missing_and_unnameable_targets_are_refused() -> None:
     module = symbolic_trace(nn.Sequential(nn.ReLU()))
     with pytest.raises(SpecError, match=r"partition id 1\.5 would name a submodule submod_1\.5"):
         split_module(module, None, lambda _: 1.5)
@@ -25,7 +25,7 @@ def test_what_cannot_be_named_or_is_not_there() -> None:
         split_module(lacking, None, lambda _: 0)
 
 
-def test_an_attribute_that_is_called_as_a_submodule_would_be() -> None:
+def test_an_attribute_with_the_name_of_a_submodule_is_refused() -> None:
     root = nn.Module()
     root.submod_0 = nn.Parameter(torch.ones(1))
     graph = Graph()

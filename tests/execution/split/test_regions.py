@@ -18,7 +18,7 @@ SET_GRAD = torch._C._set_grad_enabled
 
 @pytest.fixture(autouse=True)
 def _grad_mode_as_before() -> Iterator[None]:
-    """Graphs that leave a grad mode behind must not change other tests."""
+    """Restore the grad mode, which some graphs here change."""
     with torch.enable_grad():
         yield
 
@@ -28,21 +28,21 @@ def _autocast(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> Node:
 
 
 def _autocast_graph() -> GraphModule:
-    """Return two matrix products in autocast, one before and one after; all dtypes returned."""
+    """Return two matrix products in autocast, one before and one after; all dtypes are returned."""
     graph = Graph()
     x = graph.placeholder("x")
-    made = [graph.call_function(torch.mm, (x, x))]
+    nodes = [graph.call_function(torch.mm, (x, x))]
     mode = _autocast(graph)
-    made += [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
+    nodes += [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
     graph.call_function(EXIT, (mode,))
-    made.append(graph.call_function(torch.mm, (x, x)))
-    graph.output(tuple(made))
+    nodes.append(graph.call_function(torch.mm, (x, x)))
+    graph.output(tuple(nodes))
     return GraphModule(nn.Module(), graph)
 
 
 def _numbered(module: GraphModule, ids: list[int]) -> Callable[[Node], int]:
-    of = dict(zip(call_nodes(module), ids, strict=True))
-    return of.__getitem__
+    part_of = dict(zip(call_nodes(module), ids, strict=True))
+    return part_of.__getitem__
 
 
 def _functions(module: GraphModule, name: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_each_partition_enters_and_leaves_autocast() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_a_partition_alone_leaves_no_autocast_behind() -> None:
+def test_a_partition_alone_leaves_autocast_again() -> None:
     module = _autocast_graph()
     split = split_module(module, None, _numbered(module, [0, 0, 0, 1, 2, 2]))
     x = torch.randn(3, 3)
@@ -74,16 +74,16 @@ def test_a_partition_alone_leaves_no_autocast_behind() -> None:
         assert not torch.is_autocast_enabled("cpu")
 
 
-def test_autocast_within_autocast_is_left_inside_out() -> None:
+def test_nested_autocast_is_left_from_the_inside_out() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     outer = _autocast(graph)
     inner = _autocast(graph, torch.float16)
-    made = [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
+    nodes = [graph.call_function(torch.mm, (x, x)) for _ in range(2)]
     graph.call_function(EXIT, (inner,))
-    made.append(graph.call_function(torch.mm, (x, x)))
+    nodes.append(graph.call_function(torch.mm, (x, x)))
     graph.call_function(EXIT, (outer,))
-    graph.output(tuple(made))
+    graph.output(tuple(nodes))
     module = GraphModule(nn.Module(), graph)
     split = split_module(module, None, _numbered(module, [0, 0, 0, 1, 1, 2, 2]))
     assert _functions(split, "submod_0") == [
@@ -99,16 +99,16 @@ def test_autocast_within_autocast_is_left_inside_out() -> None:
 
 
 def _grad_graph(*, leave_off: bool = False) -> GraphModule:
-    """Return products before, within and after ``torch.no_grad``."""
+    """Return products before, inside and after ``torch.no_grad``."""
     graph = Graph()
     x = graph.placeholder("x")
-    made = [graph.call_function(torch.mul, (x, 2.0))]
+    nodes = [graph.call_function(torch.mul, (x, 2.0))]
     graph.call_function(SET_GRAD, (False,))
-    made += [graph.call_function(torch.mul, (x, 3.0)) for _ in range(2)]
+    nodes += [graph.call_function(torch.mul, (x, 3.0)) for _ in range(2)]
     if not leave_off:
         graph.call_function(SET_GRAD, (True,))
-        made.append(graph.call_function(torch.mul, (x, 4.0)))
-    graph.output(tuple(made))
+        nodes.append(graph.call_function(torch.mul, (x, 4.0)))
+    graph.output(tuple(nodes))
     return GraphModule(nn.Module(), graph)
 
 
@@ -129,7 +129,7 @@ def test_each_partition_sets_the_grad_mode_and_restores_it() -> None:
 
 
 def test_a_partition_run_again_computes_the_same_gradients() -> None:
-    # As a pipeline's first stage does with its second micro-batch.
+    # As the first stage of a pipeline does with its second micro-batch.
     module = _grad_graph()
     first = split_module(module, None, _numbered(module, [0, 0, 0, 1, 2, 2])).get_submodule(
         "submod_0"
@@ -139,7 +139,7 @@ def test_a_partition_run_again_computes_the_same_gradients() -> None:
 
 
 @pytest.mark.parametrize("leave_off", [False, True])
-def test_the_mode_that_the_graph_leaves_behind_is_left_behind(leave_off: bool) -> None:
+def test_a_mode_left_by_the_graph_stays(leave_off: bool) -> None:
     module = _grad_graph(leave_off=leave_off)
     count = len(call_nodes(module))
     split = split_module(module, None, _numbered(module, [0, 1, 1, 2, 2, 2][:count]))
@@ -156,7 +156,7 @@ def test_partitions_with_modes_run_in_graph_order() -> None:
     split = split_module(module, None, ids)
     x = torch.randn(3, requires_grad=True)
     assert [t.requires_grad for t in split(x)] == [True, False, False]
-    # Both partitions read x alone, and torch runs the later one first.
+    # Both partitions only read x, and torch runs the later one first.
     with torch.enable_grad():
         by_torch = torch_split(module, module, ids)(x)
     assert [t.requires_grad for t in by_torch] == [False, False, False]
@@ -187,14 +187,14 @@ def test_the_callback_is_asked_once_under_regions_too() -> None:
 
 
 @pytest.mark.parametrize("graph", [_autocast_graph, _grad_graph])
-def test_ids_that_go_back_are_refused_by_name(graph: Callable[[], GraphModule]) -> None:
+def test_decreasing_ids_are_refused_by_name(graph: Callable[[], GraphModule]) -> None:
     module = graph()
     with pytest.raises(
         CycleError,
         match=r"never go back along the graph: (mul_2|mm_2) is in partition 0, .* in partition 1;",
     ):
         split_module(module, None, _numbered(module, [0, 1, 1, 0, 1, 1]))
-    # Numbers go by their size, as in torch.
+    # Numbers are ordered by value, as in torch.
     with pytest.raises(CycleError, match=r"is in partition 3, .* before it in partition 4"):
         split_module(module, None, _numbered(module, [4, 4, 4, 3, 3, 3]))
     words = _numbered(module, [4, 4, 4, 3, 3, 3])
@@ -204,7 +204,7 @@ def test_ids_that_go_back_are_refused_by_name(graph: Callable[[], GraphModule]) 
         split_module(module, None, lambda n: f"p{back(n)}")
 
 
-def test_autocast_that_is_not_whole_is_refused() -> None:
+def test_an_incomplete_autocast_is_refused() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     mode = _autocast(graph)
@@ -222,7 +222,7 @@ def test_autocast_that_is_not_whole_is_refused() -> None:
 def _random_modes(seed: int) -> GraphModule:
     """Return nested autocast regions and grad modes around products of a float32 matrix."""
     generator = torch.Generator().manual_seed(seed)
-    graph, made, open_modes = Graph(), list[Node](), list[Node]()
+    graph, nodes, open_modes = Graph(), list[Node](), list[Node]()
     x = graph.placeholder("x")
     for _ in range(12):
         match int(torch.randint(0, 6, (), generator=generator)):
@@ -233,10 +233,10 @@ def _random_modes(seed: int) -> GraphModule:
             case 2:
                 graph.call_function(SET_GRAD, (bool(torch.rand((), generator=generator) < 0.5),))
             case _:
-                made.append(graph.call_function(torch.mm, (x, x)))
+                nodes.append(graph.call_function(torch.mm, (x, x)))
     while open_modes:
         graph.call_function(EXIT, (open_modes.pop(),))
-    graph.output(tuple(made))
+    graph.output(tuple(nodes))
     return GraphModule(nn.Module(), graph)
 
 

@@ -1,4 +1,4 @@
-"""Known answers, and each thing that must survive a cut."""
+"""Known answers, and each property that must survive a cut."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ from tests.execution.split.random_graphs import by_name, call_nodes, same
 
 
 def child(module: GraphModule, name: str) -> GraphModule:
-    """Return a child that is a graph."""
+    """Return a child that is a graph module."""
     submodule = module.get_submodule(name)
     assert isinstance(submodule, GraphModule)
     return submodule
 
 
 class Small(nn.Module):
-    """Two linear layers that share a weight, one under another module, and a parameter."""
+    """Two linear layers that share a weight, one in another module, and a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_a_cut_by_hand() -> None:
     assert same(split(x, factor=3.0), traced(x, factor=3.0))
 
 
-def test_tied_weights_stay_one_and_gradients_are_equal() -> None:
+def test_tied_weights_stay_tied_and_gradients_are_equal() -> None:
     model = Small()
     traced = symbolic_trace(model)
     split = split_module(traced, None, by_name(**SMALL_IDS))
@@ -75,7 +75,7 @@ def test_tied_weights_stay_one_and_gradients_are_equal() -> None:
     assert same(*grads)
 
 
-def test_names_as_they_were_or_by_number() -> None:
+def test_names_are_kept_or_numbered() -> None:
     traced = symbolic_trace(Small())
     split = split_module(
         traced, None, by_name(**SMALL_IDS), keep_original_node_name=True,
@@ -102,17 +102,17 @@ def test_metadata_is_kept() -> None:
     assert top["output"] == "output"
     inside = [n.meta.get("was") for n in child(split, "submod_1").graph.nodes]
     assert inside == ["first", "factor", "shift", "body_0", "mul", "add_1", None]
-    # The copies are apart from what was copied.
+    # The copies are independent of the original.
     next(iter(split.graph.nodes)).meta["was"] = "other"
     assert next(iter(traced.graph.nodes)).meta["was"] == "x"
 
 
-def test_a_value_that_several_partitions_use_is_passed_once() -> None:
+def test_a_value_used_by_several_partitions_is_passed_once() -> None:
     graph = Graph()
     x = graph.placeholder("x")
-    made = graph.call_function(torch.neg, (x,))
-    twice = graph.call_function(torch.add, (made, made))
-    graph.output((graph.call_function(torch.mul, (made, twice)), made))
+    negated = graph.call_function(torch.neg, (x,))
+    twice = graph.call_function(torch.add, (negated, negated))
+    graph.output((graph.call_function(torch.mul, (negated, twice)), negated))
     module = GraphModule(nn.Module(), graph)
     split = split_module(module, None, by_name(neg=0, add=1, mul=2))
     calls = {n.name: [str(a) for a in n.args] for n in split.graph.nodes if n.op == "call_module"}
@@ -123,7 +123,7 @@ def test_a_value_that_several_partitions_use_is_passed_once() -> None:
     }
 
 
-def test_operators_that_nothing_uses_are_kept() -> None:
+def test_unused_operators_are_kept() -> None:
     traced = symbolic_trace(Small())
     with traced.graph.inserting_before(traced.graph.output_node()):
         unused = traced.graph.call_function(torch.neg, (next(iter(traced.graph.nodes)),))

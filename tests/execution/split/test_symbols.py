@@ -1,4 +1,4 @@
-"""Partitions take the symbols in the shapes of what they take, where torch.compile left them."""
+"""Partitions take the symbols in the shapes of their inputs, as left by torch.compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from tests.execution.split.random_graphs import call_nodes
 
 
 def _compiled(function: Callable[..., Tensor], *args: Tensor) -> GraphModule:
-    """Return the graph that torch.compile makes of a function with sizes that vary."""
+    """Return the graph that torch.compile builds for a function with dynamic sizes."""
     modules: list[GraphModule] = []
 
     def backend(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -35,7 +35,7 @@ def _function(x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def compiled() -> GraphModule:
-    """Return a graph whose inputs hold symbols."""
+    """Return a graph whose inputs contain symbols."""
     return _compiled(_function, torch.randn(5, 3), torch.randn(5, 3))
 
 
@@ -45,7 +45,7 @@ def _inputs(module: GraphModule, name: str) -> list[str]:
     return [n.name for n in child.graph.nodes if n.op == "placeholder"]
 
 
-def test_symbols_are_passed_with_what_they_measure(compiled: GraphModule) -> None:
+def test_symbols_are_passed_with_their_tensors(compiled: GraphModule) -> None:
     ops = call_nodes(compiled)
     ids = {op: index // 2 for index, op in enumerate(ops)}
     ours = split_module(compiled, None, ids.__getitem__)
@@ -62,13 +62,13 @@ def _example(node: Node) -> object:
     return node.meta.get("example_value")
 
 
-def test_a_symbol_that_is_made_inside_is_passed_from_there(compiled: GraphModule) -> None:
-    # A size that depends on values: its symbol is made by an operator, not given as an input.
+def test_a_symbol_created_inside_is_passed_from_there(compiled: GraphModule) -> None:
+    # A size that depends on values: its symbol is created by an operator, and is no input.
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     count = graph.call_method("item", (x,))
-    made = graph.call_function(torch.zeros, (count,))
-    graph.output(graph.call_function(torch.neg, (graph.call_function(torch.exp, (made,)),)))
+    zeros = graph.call_function(torch.zeros, (count,))
+    graph.output(graph.call_function(torch.neg, (graph.call_function(torch.exp, (zeros,)),)))
     symbol = next(v for n in compiled.graph.nodes if isinstance(v := _example(n), torch.SymInt))
     count.meta["example_value"] = symbol
     for node in graph.nodes:
@@ -79,7 +79,7 @@ def test_a_symbol_that_is_made_inside_is_passed_from_there(compiled: GraphModule
     split = split_module(module, None, lambda n: ids[n.name])
     assert _inputs(split, "submod_2") == ["exp", "item"]
     assert torch.equal(split(torch.tensor(3)), -torch.ones(3))
-    # A partition that makes a symbol itself does not wait for itself.
+    # A partition that creates a symbol does not wait for itself.
     numbers = {"item": 1, "zeros": 0, "exp": 1, "neg": 2}
     with pytest.raises(RuntimeError, match="partitions wait for each other"):
         split_module(module, None, lambda n: numbers[n.name])

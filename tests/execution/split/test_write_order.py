@@ -1,4 +1,4 @@
-"""Writes in place: partitions keep the graph's order around them, or the cut is refused."""
+"""In-place writes: partitions keep the graph order around them, or the cut is refused."""
 
 import operator
 import random
@@ -18,12 +18,12 @@ from tests.execution.split.random_graphs import call_nodes, same
 
 
 def _numbered(module: GraphModule, ids: list[int]) -> Callable[[Node], int]:
-    of = dict(zip(call_nodes(module), ids, strict=True))
-    return of.__getitem__
+    part_of = dict(zip(call_nodes(module), ids, strict=True))
+    return part_of.__getitem__
 
 
 def _graph(write: Callable[[Graph, Node], object]) -> GraphModule:
-    """Return: a copy of x, a reader of it, a write into it, and another reader of the old name."""
+    """Return a copy of x, a reader of it, a write to it, and another reader of the old name."""
     graph = Graph()
     x = graph.placeholder("x")
     copy = graph.call_method("clone", (x,))
@@ -55,7 +55,7 @@ def test_readers_and_a_write_run_in_graph_order(write: Callable[[Graph, Node], o
     assert calls == ["submod_0", "submod_1", "submod_2", "submod_3"]
     x = torch.tensor([-1.0, 2.0])
     assert same(split(x), module(x))
-    # torch runs the last that became free: the reader after the write comes first.
+    # Torch runs the last that became free: the reader after the write comes first.
     assert not same(torch_split(module, module, ids)(x), module(x))
 
 
@@ -77,7 +77,7 @@ def test_a_module_that_writes_in_place() -> None:
     assert same(split(x), module(x))
 
 
-def test_a_view_is_the_tensor_that_it_shows() -> None:
+def test_a_view_counts_as_its_tensor() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     copy = graph.call_method("clone", (x,))
@@ -101,7 +101,7 @@ def test_tied_attributes_are_one_tensor() -> None:
     graph.call_method("add_", (count, 1.0))
     graph.output((before, graph.call_function(torch.neg, (other,))))
     module = GraphModule(root, graph)
-    # GraphModule keeps both names for one tensor.
+    # GraphModule keeps both names of one tensor.
     assert module.count is module.same_count
     ops = call_nodes(module)
     assert write_edges(module, ops, {op: i for i, op in enumerate(ops)}) == {
@@ -123,7 +123,7 @@ def test_a_write_between_operators_of_one_partition_is_refused() -> None:
         split_module(module, None, _numbered(module, [0, 0, 1, 0]))
 
 
-def test_questions_about_the_form_do_not_wait() -> None:
+def test_reads_of_metadata_do_not_wait() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     copy = graph.call_method("clone", (x,))
@@ -134,7 +134,7 @@ def test_questions_about_the_form_do_not_wait() -> None:
     module = GraphModule(nn.Module(), graph)
     ops = call_nodes(module)
     assert write_edges(module, ops, {op: i for i, op in enumerate(ops)}) == {}
-    # Without what the size was at capture it may be a tensor, which is read.
+    # Without the size at capture it may be a tensor, which is read.
     del size.meta["val"]
     assert write_edges(module, ops, {op: i for i, op in enumerate(ops)}) == {(1, 2): "clone"}
 
@@ -168,7 +168,7 @@ def _random_writes(seed: int) -> GraphModule:
     return GraphModule(nn.Module(), graph)
 
 
-def test_random_writes_are_right_or_refused() -> None:
+def test_random_writes_are_correct_or_refused() -> None:
     seen: Counter[str] = Counter()
     x = torch.arange(4.0)
     for seed in range(200):

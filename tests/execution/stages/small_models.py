@@ -1,4 +1,4 @@
-"""Small models in plain torch for cutting: an encoder and decoder, tied, partly untraceable."""
+"""Small models in plain torch for cutting: encoder and decoder, tied, partly untraceable."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """A block of a decoder: reads what the encoder made as well."""
+    """A decoder block, which also reads the result of the encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """As T5: one embedding for the encoder, the decoder and the head."""
+    """As in T5: one embedding for the encoder, the decoder and the head."""
 
     def __init__(self, layers: int = 2) -> None:
         super().__init__()
@@ -93,9 +93,9 @@ def tensors(result: Any) -> list[Any]:  # noqa: ANN401 - what a model returns
     return torch.utils._pytree.tree_leaves(result)
 
 
-def assert_same(given: Any, expected: Any) -> None:  # noqa: ANN401 - what a model returns
-    """Assert that two results are equal to the bit, and nested alike."""
-    left, right = (torch.utils._pytree.tree_flatten(r) for r in (given, expected))
+def assert_same(actual: Any, expected: Any) -> None:  # noqa: ANN401 - what a model returns
+    """Assert that two results are bit-identical with the same structure."""
+    left, right = (torch.utils._pytree.tree_flatten(r) for r in (actual, expected))
     assert left[1] == right[1]
     for a, b in zip(left[0], right[0], strict=True):
         if isinstance(b, Tensor):
@@ -114,9 +114,9 @@ def gradients(model: nn.Module, result: Any) -> dict[str, Tensor]:  # noqa: ANN4
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_gradients(model: nn.Module, given: Any, expected: Any) -> None:  # noqa: ANN401
-    """Assert that both results give the parameters of `model` the same gradients, to the bit."""
-    left, right = gradients(model, given), gradients(model, expected)
+def assert_same_gradients(model: nn.Module, actual: Any, expected: Any) -> None:  # noqa: ANN401
+    """Assert that both results give the parameters of `model` bit-identical gradients."""
+    left, right = gradients(model, actual), gradients(model, expected)
     assert list(left) == list(right)
     assert left
     for name, gradient in right.items():

@@ -21,7 +21,7 @@ from tests.execution.stages.small_models import (
 
 
 def assert_links(chain: Chain) -> None:
-    """Assert that each stage takes what the one before hands on, and that all of it is used."""
+    """Assert that each stage takes the results of the one before, and that all are used."""
     for before, after in zip(chain.stages, chain.stages[1:], strict=False):
         assert before.outputs == after.inputs
     for number, stage in enumerate(chain.stages):
@@ -39,7 +39,7 @@ def cut(model: nn.Module, stages: Mapping[str, int]) -> fx.GraphModule:
 
 
 def checked(model: nn.Module, stages: Mapping[str, int], *args: Any, **kwargs: Any) -> Chain:  # noqa: ANN401
-    """Return the chain of `model`, after seeing that it computes what the model does."""
+    """Return the chain of `model`, after checking that it computes the same."""
     chain = chain_stages(cut(model, stages))
     assert_links(chain)
     assert_same(chain(*args, **kwargs), model(*args, **kwargs))
@@ -54,7 +54,7 @@ class Skip(nn.Module):
         return {"c": c, "again": [c, a], "input": y, "none": None, "number": 3}
 
 
-def test_what_later_stages_need_is_passed_on() -> None:
+def test_values_of_later_stages_are_passed_on() -> None:
     x, y = torch.randn(3), torch.randn(2)
     chain = checked(Skip(), {"sin": 0, "exp": 1, "mul": 2}, x, torch.ones(1), y)
     first, second, third = chain.stages
@@ -81,7 +81,7 @@ def test_one_stage_and_an_input_that_is_the_result() -> None:
     assert chain.stages[0].outputs == ("x", "add")
 
 
-def test_the_split_module_is_not_changed() -> None:
+def test_the_split_module_is_unchanged() -> None:
     model, inputs = encoder_decoder()
     split = generate_pipeline_partition(model, ["enc.block.0", "dec.block.0"])
     codes = [m.code for m in split.modules() if isinstance(m, fx.GraphModule)]
@@ -121,7 +121,7 @@ def test_modes_and_buffers_stay() -> None:
 
 
 class Numbers(nn.Module):
-    """Uses shapes, a dtype and numbers made of them two stages later."""
+    """Uses shapes, a dtype and numbers computed from them two stages later."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
         rows = x.shape[0]
@@ -132,13 +132,13 @@ class Numbers(nn.Module):
         return torch.exp(b), a.size(0)
 
 
-def test_numbers_are_computed_again_where_they_are_used() -> None:
+def test_numbers_are_recomputed_where_they_are_used() -> None:
     x, y = torch.randn(4, 6), torch.randn(1, dtype=torch.float64)
     traced = fx.symbolic_trace(Numbers())
     names = [n.name for n in traced.graph.nodes if n.op.startswith("call")]
     stages = dict.fromkeys(names, 0) | {"reshape": 1, "to": 1, "exp": 2}
     chain = checked(Numbers(), stages, x, y)
-    # Of x and y only shape and dtype are used later: so they themselves go along.
+    # Only shape and dtype of x and y are used later, so the tensors are passed on.
     assert chain.stages[1].inputs == ("x", "y", "sin")
     assert chain.stages[1].outputs == ("sin", "to")
     assert chain(torch.randn(2, 2), y)[1] == 2
@@ -155,7 +155,7 @@ class Tuples(nn.Module):
         return result
 
 
-def test_the_items_of_a_tuple_cross_also_of_nested_ones() -> None:
+def test_items_of_tuples_cross_even_if_nested() -> None:
     traced = fx.symbolic_trace(Tuples())
     names = [n.name for n in traced.graph.nodes if n.op.startswith("call")]
     for edge in range(1, len(names)):
@@ -163,11 +163,11 @@ def test_the_items_of_a_tuple_cross_also_of_nested_ones() -> None:
         torch.manual_seed(1)
         model = Tuples()
         chain = checked(model, stages, torch.randn(2, 3, WIDTH))
-        made = chain.stages[0].module(*chain.flat_inputs((torch.randn(2, 3, WIDTH),)))
-        assert all(isinstance(value, Tensor) for value in made)
+        output = chain.stages[0].module(*chain.flat_inputs((torch.randn(2, 3, WIDTH),)))
+        assert all(isinstance(value, Tensor) for value in output)
 
 
-def test_a_tuple_that_is_used_as_a_whole_crosses_item_by_item_if_captured() -> None:
+def test_a_captured_tuple_used_as_a_whole_crosses_item_by_item() -> None:
     class Joined(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             parts = torch.split(x, 2)
@@ -185,7 +185,7 @@ def test_a_tuple_that_is_used_as_a_whole_crosses_item_by_item_if_captured() -> N
 
 
 @pytest.mark.parametrize("method", [True, False])
-def test_a_tuple_of_unknown_length_as_a_whole_is_refused(method: bool) -> None:
+def test_a_tuple_of_unknown_length_used_as_a_whole_is_refused(method: bool) -> None:
     class Joined(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat(x.chunk(2) if method else torch.chunk(x, 2))
@@ -200,7 +200,7 @@ def test_the_tuple_of_a_recurrent_layer_as_the_result_is_refused() -> None:
         chain_stages(split)
 
 
-def test_inputs_may_be_nested_and_defaults_stay() -> None:
+def test_inputs_may_be_nested_and_defaults_are_kept() -> None:
     class Nested(nn.Module):
         def forward(
             self, pair: tuple[Tensor, Tensor], named: dict[str, Tensor], factor: float = 2.0
@@ -216,13 +216,13 @@ def test_inputs_may_be_nested_and_defaults_stay() -> None:
     assert_same(chain(pair, named=named, factor=2.0), Nested()(pair, named))
     with pytest.raises(SpecError, match=r"input factor=3.0 was fixed to 2.0"):
         chain(pair, named, 3.0)
-    for given in (torch.ones(2), torch.tensor(2.0), np.ones(2), (2.0, torch.ones(2))):
+    for value in (torch.ones(2), torch.tensor(2.0), np.ones(2), (2.0, torch.ones(2))):
         with pytest.raises(SpecError, match=r"input factor=\S+ .*was fixed to 2.0 .*leave it out"):
-            chain(pair, named, given)
+            chain(pair, named, value)
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_results_are_of_as_many_tensors_as_the_last_stage_returns(count: int) -> None:
+def test_results_have_as_many_tensors_as_the_last_stage_returns(count: int) -> None:
     chain = checked(nn.ReLU(), {"relu": 0}, torch.randn(2))
     with pytest.raises(SpecError, match=rf"{count} tensors are no result .*returns 1 \(relu\)"):
         chain.results([torch.ones(2)] * count)
@@ -240,7 +240,7 @@ def test_inputs_that_are_no_tensors_are_refused() -> None:
         chain(mask=torch.ones(2))
 
 
-def test_a_weight_that_is_the_result_comes_from_the_last_stage() -> None:
+def test_a_weight_returned_as_the_result_comes_from_the_last_stage() -> None:
     class Returns(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -280,10 +280,10 @@ def test_modules_that_are_no_chain_are_refused(
         chain_stages(make())
 
 
-def test_stages_need_not_be_graphs_and_items_of_a_single_result_are_taken() -> None:
+def test_stages_need_not_be_graphs_and_single_results_are_unpacked() -> None:
     graph = fx.Graph()
-    made = graph.call_module("submod_0", (graph.placeholder("x"),))
-    row = graph.call_function(operator.getitem, (made, 1))
+    called = graph.call_module("submod_0", (graph.placeholder("x"),))
+    row = graph.call_function(operator.getitem, (called, 1))
     graph.output(graph.call_module("submod_3", (row,)))
     split = fx.GraphModule({"submod_0": nn.Linear(2, 2), "submod_3": nn.ReLU()}, graph)
     chain = chain_stages(split)

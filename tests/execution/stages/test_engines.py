@@ -19,7 +19,7 @@ from tests.execution.stages.small_models import assert_same, encoder_decoder
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -42,12 +42,12 @@ def test_torch_runs_a_chain_of_one_stage() -> None:
     assert isinstance(stage, PipelineStage)
     x = torch.randn(6, 4)
     with torch.no_grad():
-        made = ScheduleGPipe(stage, 3).step(x)
+        output = ScheduleGPipe(stage, 3).step(x)
         expected = torch.cat([model(part) for part in x.chunk(3)])
-    assert_same(made if isinstance(made, Tensor) else made[0], expected)
+    assert_same(output if isinstance(output, Tensor) else output[0], expected)
 
 
-def test_without_a_process_group_torch_says_what_to_call() -> None:
+def test_without_a_process_group_the_error_names_the_call() -> None:
     chain = _chain()
     with pytest.raises(SpecError, match=r"stage 1 of 2: .*init_process_group first"):
         pipeline_stage(chain.stages[1], 2, torch.device("cpu"))
@@ -56,7 +56,7 @@ def test_without_a_process_group_torch_says_what_to_call() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_stage_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_stage_is_refused() -> None:
     with pytest.raises(SpecError, match=r"stage 2 was asked for, and there are 2"):
         build_pipeline_model(_chain(), "torch", stage_index=2)
 
@@ -89,7 +89,7 @@ def test_an_unknown_engine_names_the_nearest() -> None:
 def test_an_engine_that_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As import sees it where the package is missing, also where it is not.
+    # As on a system without the package.
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     with pytest.raises(SpecError, match=r"needs the package deepspeed, .*pip install deepspeed"):

@@ -1,4 +1,4 @@
-"""Chains of exported models: what they compute, train and refuse."""
+"""Chains of exported models: results, training and refusals."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,9 @@ def real_model(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
             parameter.normal_(std=0.05)
         for buffer in model.buffers():
             buffer.uniform_()
-    return model, {name: torch.randint(0, 90, given.shape) for name, given in built.kwargs.items()}
+    return model, {
+        name: torch.randint(0, 90, tensor.shape) for name, tensor in built.kwargs.items()
+    }
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA], ids=["gpt2", "llama"])
@@ -50,10 +52,10 @@ def test_exported_models_in_one_to_four_stages(spec: ModelSpec) -> None:
         chain = chain_stages(split_by_assignment(whole, captured.graph, cut))
         assert len(chain.stages) == stages
         assert_links(chain)
-        made = chain(**inputs)
-        assert type(made) is type(expected)
-        assert_same(made, expected)
-        assert_same_gradients(whole, made, whole(**inputs))
+        output = chain(**inputs)
+        assert type(output) is type(expected)
+        assert_same(output, expected)
+        assert_same_gradients(whole, output, whole(**inputs))
         names = dict(model.named_parameters(remove_duplicate=False))
         for stage in chain.stages:
             assert all(names[n].shape == p.shape for n, p in stage.module.named_parameters())
@@ -68,10 +70,10 @@ def test_the_same_stages_come_of_a_split_by_a_callback_with_the_checks_in_a_stag
     split = split_module(whole, whole, lambda _: 0)
     chain = chain_stages(split)
     assert_same(chain(**inputs), whole(**inputs))
-    # The checks are made on the way in, and in no stage.
+    # The checks of inputs are in no stage.
     modules = {name for name, _ in chain.stages[0].module.named_modules()}
     assert not any("_guards_fn" in name for name in modules)
-    wrong = {name: given[:, :-1] for name, given in inputs.items()}
+    wrong = {name: tensor[:, :-1] for name, tensor in inputs.items()}
     with pytest.raises(SpecError, match="cut for other inputs than these: AssertionError") as got:
         chain.flat_inputs((), wrong)
     assert "\n" not in str(got.value)
@@ -80,7 +82,7 @@ def test_the_same_stages_come_of_a_split_by_a_callback_with_the_checks_in_a_stag
 
 
 class Nested(nn.Module):
-    """Nested inputs and outputs, a size that is computed with, a constant, an unused input."""
+    """Nested inputs and outputs, a size used in a computation, a constant, an unused input."""
 
     def forward(
         self, pair: tuple[Tensor, Tensor], named: Mapping[str, Tensor], unused: Tensor

@@ -1,4 +1,4 @@
-"""Random models and cuts: what the stages compute, and their gradients, against the whole."""
+"""Random models and cuts: results and gradients of the stages, against the whole."""
 
 import operator
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.execution.stages.test_chain import assert_links
 
 
 class Branches(nn.Module):
-    """Runs its parts in order; every other result is added in at the end of the module."""
+    """Runs its parts in order; every other result is added at the end of the module."""
 
     def __init__(self, parts: list[nn.Module]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Branches(nn.Module):
 
 @st.composite
 def models(draw: st.DrawFn, depth: int = 3) -> nn.Module:
-    """A nested module of blocks, linear layers, chains and branches."""
+    """Draw a nested module of blocks, linear layers, chains and branches."""
     if depth == 0 or draw(st.booleans()):
         return Block() if draw(st.booleans()) else nn.Linear(WIDTH, WIDTH)
     parts = draw(st.lists(models(depth=depth - 1), min_size=1, max_size=3))
@@ -46,9 +46,9 @@ def models(draw: st.DrawFn, depth: int = 3) -> nn.Module:
 
 @st.composite
 def cut_models(draw: st.DrawFn) -> tuple[nn.Module, list[str]]:
-    """A nested module, partly tied, and some of its modules that a cut may follow."""
+    """Draw a nested module, partly tied, and some of its modules as cuts."""
     parts = draw(st.lists(models(), min_size=2, max_size=4))
-    # The last module is cut after by nobody, so something is always left.
+    # The last module is never cut after, so something always remains.
     model = nn.Sequential(*parts, nn.Linear(WIDTH, WIDTH))
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     for tied in draw(st.sets(st.integers(1, len(linears) - 1), max_size=2)):
@@ -60,7 +60,7 @@ def cut_models(draw: st.DrawFn) -> tuple[nn.Module, list[str]]:
         if name
         and name not in outer
         and not isinstance(m, nn.ModuleList)
-        # What is in a block cannot be traced.
+        # Modules inside a block cannot be traced.
         and not any(isinstance(model.get_submodule(p), Block) for p in _holders(name))
     ]
     return model, draw(st.lists(st.sampled_from(inside), min_size=1, max_size=4, unique=True))
@@ -72,7 +72,7 @@ def _holders(path: str) -> list[str]:
 
 
 def _without_shared_ends(model: nn.Module, cuts: list[str]) -> list[str]:
-    """Leave out cuts at the end of a chain that is cut after as well: one place, one cut."""
+    """Drop cuts at the end of a chain that is also cut after: one position, one cut."""
     ends: dict[str, str] = {}
     for path in sorted(cuts, key=len):
         end = path
@@ -101,7 +101,7 @@ def test_stages_of_nested_models_compute_and_train_as_the_whole(
     original = dict(model.named_parameters(remove_duplicate=False))
     for stage in chain.stages:
         assert all(original[n] is p for n, p in stage.module.named_parameters())
-    # What crosses is the same, counted on top of the split and in the chain.
+    # The same values cross, counted on the split and in the chain.
     live = analyze_pipeline_module(split)[2]
     assert [len(live[s.index]) for s in chain.stages] == [len(s.inputs) for s in chain.stages]
     for weight, uses in analyze_tie_weights(split, True).items():
@@ -111,7 +111,7 @@ def test_stages_of_nested_models_compute_and_train_as_the_whole(
 
 
 class _Graph:
-    """Additions, sines, halves and sizes, and a stage for each that no read goes back from."""
+    """Additions, sines, halves and sizes, each in a stage such that no read goes back."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -155,8 +155,11 @@ class _Graph:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_chains_of_random_graphs_compute_the_same(data: Any) -> None:  # noqa: ANN401
-    made = _Graph(data.draw)
-    module, stage_of = made.module, {n.name: stage for n, stage in made.stage.items()}
+    random_graph = _Graph(data.draw)
+    module, stage_of = (
+        random_graph.module,
+        {n.name: stage for n, stage in random_graph.stage.items()},
+    )
     for node in module.graph.find_nodes(op="placeholder"):
         del stage_of[node.name]
     torch.manual_seed(0)

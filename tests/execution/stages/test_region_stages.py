@@ -34,7 +34,7 @@ def _regions(module: nn.Module) -> int:
 
 @pytest.fixture(scope="module")
 def llama() -> tuple[ExportedProgram, OpGraph, dict[str, Tensor]]:
-    """Return a small Llama as a training step has it: its rotary embedding has no gradients."""
+    """Return a small Llama as in a training step: its rotary embedding has no gradients."""
     model, inputs = real_model(LLAMA)
     program = joint_capture(model, (), inputs).forward
     return program, op_graph(program), inputs
@@ -52,9 +52,9 @@ def test_a_model_with_a_region_in_one_to_four_stages(
     assert_links(chain)
     assert sum(_regions(stage.module) for stage in chain.stages) == 1
     for cut in (split, chain):
-        made = cut(**inputs)
-        assert_same(made, whole(**inputs))
-        assert_same_gradients(whole, made, whole(**inputs))
+        output = cut(**inputs)
+        assert_same(output, whole(**inputs))
+        assert_same_gradients(whole, output, whole(**inputs))
 
 
 def test_saved_stages_keep_the_region(
@@ -69,9 +69,9 @@ def test_saved_stages_keep_the_region(
     assert [_regions(stage.module) for stage in loaded] == [1, 0]
     for stage in loaded:
         values = stage.module(*values)
-    made, expected = chain.results(values), whole(**inputs)
-    assert_same(made, expected)
-    total = sum(value.float().square().mean() for value in made.values())
+    output, expected = chain.results(values), whole(**inputs)
+    assert_same(output, expected)
+    total = sum(value.float().square().mean() for value in output.values())
     torch.autograd.backward(total)
     of_stages = {n: p.grad for stage in loaded for n, p in stage.module.named_parameters()}
     whole.zero_grad()
@@ -84,7 +84,7 @@ def test_saved_stages_keep_the_region(
 
 
 class Regions(nn.Module):
-    """Several results of a region, a weight in one, autocast, and a region in another."""
+    """Several results of a region, a weight in one, autocast, and nested regions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_every_cut_between_regions() -> None:
         chain = chain_stages(split)
         assert_links(chain)
         for cut in (split, chain):
-            made = cut(x)
-            assert_same(made, expected)
-            assert_same_gradients(whole, made, whole(x))
-            assert [result.requires_grad for result in made] == [True, False]
+            output = cut(x)
+            assert_same(output, expected)
+            assert_same_gradients(whole, output, whole(x))
+            assert [result.requires_grad for result in output] == [True, False]

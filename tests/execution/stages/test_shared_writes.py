@@ -13,7 +13,7 @@ def _cut(model: nn.Module, stages: dict[str, int]) -> fx.GraphModule:
 
 
 class Adds(nn.Module):
-    """Writes into `a` in place; the result uses it under its older name as well."""
+    """Writes to `a` in place; the result also uses it under its older name."""
 
     def forward(self, x: Tensor) -> Tensor:
         a = torch.sin(x)
@@ -36,7 +36,7 @@ class Views(nn.Module):
         return torch.exp(view) + view.sum()
 
 
-def test_a_write_that_another_process_would_not_see_under_the_other_name() -> None:
+def test_a_write_that_another_process_would_miss_is_refused() -> None:
     model, x = Views(), torch.randn(2, 3)
     stages = {"sin": 0, "view": 0, "exp": 1, "sum_1": 1, "add": 1}
     message = "submod_1 writes into sin in place and takes it as sin and as view"
@@ -51,7 +51,7 @@ class ReadsFirst(nn.Module):
         return before, x.neg_()
 
 
-def test_a_stage_of_a_higher_number_that_reads_before_the_write() -> None:
+def test_a_later_stage_that_reads_before_the_write_is_refused() -> None:
     message = "submod_0 writes into x in place, and submod_1 uses what was there before"
     with pytest.raises(CycleError, match=message):
         chain_stages(_cut(ReadsFirst(), {"exp": 1, "neg_": 0}))
@@ -64,7 +64,7 @@ class ReadsLast(nn.Module):
         return x.neg_(), torch.exp(x)
 
 
-def test_a_stage_of_a_lower_number_that_reads_after_the_write() -> None:
+def test_an_earlier_stage_that_reads_after_the_write_is_refused() -> None:
     message = "submod_1 writes into x in place, and submod_0 uses what is there after"
     with pytest.raises(CycleError, match=message):
         chain_stages(_cut(ReadsLast(), {"neg_": 1, "exp": 0}))
@@ -82,7 +82,7 @@ class Counts(nn.Module):
         return torch.sin(old) + self.count.add_(1)
 
 
-def test_a_weight_that_two_stages_have_and_one_writes() -> None:
+def test_a_shared_weight_written_by_one_stage_is_refused() -> None:
     message = "submod_1 writes into count.* in place, which submod_0 uses too"
     with pytest.raises(SpecError, match=message):
         chain_stages(_cut(Counts(), {"exp": 0, "mul": 0, "sin": 0, "add_": 1, "add": 1}))
@@ -95,7 +95,7 @@ def test_a_weight_that_two_stages_have_and_one_writes() -> None:
     assert int(model.count) == 1
 
 
-def test_a_layer_that_writes_into_its_input() -> None:
+def test_a_layer_that_writes_to_its_input_is_refused() -> None:
     class Layers(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What an archive of a stage may hold: plain data, and a graph that torch knows."""
+"""Allowed content of a stage archive: plain data, and a graph that torch knows."""
 
 import hashlib
 import io
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _sealed(folder: Path) -> None:
-    """Let the description agree with the changed archive, as a forger would."""
+    """Make the description agree with the changed archive, as a forger would."""
     document = json.loads((folder / STAGES_FILE).read_text())
     digest = hashlib.sha256((folder / "stage_1.pt2").read_bytes()).hexdigest()
     document["stages"][1]["sha256"] = digest
@@ -66,7 +66,7 @@ def _old_layout(entries: dict[str, bytes]) -> None:
 
 
 def _in_graph(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, bytes]], None]:
-    """Return what changes the graph of an archive as `change` does its JSON."""
+    """Return a change of an archive's graph from a `change` of its JSON."""
 
     def changed(entries: dict[str, bytes]) -> None:
         name = "stage_1/models/model.json"
@@ -105,7 +105,7 @@ def _imported_structure(graph: dict[str, Any]) -> None:
 
 
 def _named_argument(graph: dict[str, Any]) -> None:
-    """Rename an input of the graph to what ends the argument list of the generated function."""
+    """Rename an input of the graph to text that ends the arguments of the generated function."""
     name = f"args_0=({CALL})"
     text = json.dumps(graph).replace('"args_0"', json.dumps(name))
     graph.clear()
@@ -160,7 +160,7 @@ def test_archives_with_more_than_plain_data_are_refused(
         load_stage(folder, 1)
 
 
-def test_a_graph_that_torch_does_not_know(folder: Path) -> None:
+def test_an_unknown_graph_is_refused(folder: Path) -> None:
     def unknown(entries: dict[str, bytes]) -> None:
         name = "stage_1/models/model.json"
         entries[name] = entries[name].replace(b"aten.linear", b"aten.linearly")

@@ -1,4 +1,4 @@
-"""Python code of a stage is written when the stage first runs, not when stages are chained."""
+"""Python code of a stage is generated when the stage first runs, not when stages are chained."""
 
 import copy
 
@@ -44,7 +44,7 @@ def test_a_stage_that_never_ran_can_be_copied_exported_and_hooked() -> None:
     assert torch.equal(copy.deepcopy(first)(X)[0], between)
     assert torch.equal(torch.export.export(second, (between,)).module()(between)[0], model(X))
     calls: list[Tensor] = []
-    first.register_forward_hook(lambda _, __, made: calls.extend(made))
+    first.register_forward_hook(lambda _, __, output: calls.extend(output))
     assert torch.equal(chain(X), model(X))
     assert len(calls) == 1
     assert torch.equal(calls[0], between)

@@ -72,7 +72,7 @@ def test_loaded_stages_compute_the_same_bits(chain: Chain, saved: Path) -> None:
             assert (tuple(a.shape), str(a.dtype)) == (shape.shape, f"torch.{shape.dtype}")
 
 
-def test_a_loaded_stage_is_called_and_takes_real_weights(chain: Chain, saved: Path) -> None:
+def test_a_loaded_stage_runs_and_accepts_real_weights(chain: Chain, saved: Path) -> None:
     weights = {}
     for stage in chain.stages:
         for name, value in stage.module.state_dict().items():
@@ -99,14 +99,14 @@ def test_other_inputs_and_weights_are_refused_in_one_line(saved: Path) -> None:
     assert torch.equal(before, stage.module.get_parameter("embed.weight"))
 
 
-def test_the_description_says_shapes_and_ties(saved: Path) -> None:
+def test_the_description_has_shapes_and_ties(saved: Path) -> None:
     stages = read_stages(saved)
     assert stages.stages[0].inputs == (
         TensorShape("ids", (2, 5), "int64", requires_grad=False),
         TensorShape("mask", (2, 5), "bool", requires_grad=False),
         TensorShape("scale", (), "float32", requires_grad=False),
     )
-    # The first stage hands on what it computes, and the two inputs that others need.
+    # The first stage passes on its results, and the two inputs that others need.
     needs = {shape.name: shape.requires_grad for shape in stages.stages[1].inputs}
     computed = {"embed": True, "transpose": True, "flip": False}
     assert needs == {**computed, "mask": False, "scale": False}
@@ -114,7 +114,7 @@ def test_the_description_says_shapes_and_ties(saved: Path) -> None:
     assert load_stage(saved, 1).tied == load_stage(saved, 2).tied == stages.tied
 
 
-def test_a_weight_tied_in_a_stage_is_one_again_and_trains(tmp_path: Path) -> None:
+def test_a_weight_tied_within_a_stage_is_tied_again_and_trains(tmp_path: Path) -> None:
     torch.manual_seed(0)
     chain = cut_chain(Twice(), ("tanh",))
     x = torch.randn(3, 4)
@@ -156,7 +156,7 @@ def test_each_stage_is_read_alone(folder: Path) -> None:
     assert load_stage(folder, 1).index == 1
 
 
-def test_stages_are_replaced_whole(folder: Path) -> None:
+def test_stages_are_replaced_atomically(folder: Path) -> None:
     (folder / "stage_7.pt2").write_text("of another run")
     save_stages(skips(), folder, skips_inputs(1, batch=3)[0])
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -169,7 +169,7 @@ def test_stages_are_replaced_whole(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["stages"]
 
 
-def test_a_failed_save_leaves_the_old_one(folder: Path) -> None:
+def test_a_failed_save_keeps_the_old_files(folder: Path) -> None:
     before = (folder / STAGES_FILE).read_bytes()
     with pytest.raises(SpecError, match=r"takes 3 tensors \(ids, mask, scale\), got 1"):
         save_stages(skips(), folder, skips_inputs(1)[0][:1])
@@ -180,21 +180,21 @@ def test_a_failed_save_leaves_the_old_one(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["stages"]
 
 
-def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SpecError, match="holds something else"):
         save_stages(skips(), tmp_path, skips_inputs(1)[0])
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot write"):
         save_stages(skips(), tmp_path / "file" / "stages", skips_inputs(1)[0])
 
 
 @pytest.mark.parametrize("index", [-1, 3])
-def test_a_stage_that_is_not_there(saved: Path, index: int) -> None:
+def test_a_missing_stage_is_refused(saved: Path, index: int) -> None:
     with pytest.raises(SpecError, match=rf"no stage {index} in .*stages 0 to 2"):
         load_stage(saved, index)
 
@@ -238,7 +238,7 @@ def _changed(folder: Path, **fields: object) -> None:
         (lambda folder: _changed(folder, tied=[[[9, "w"]]]), "a tied parameter in stage 9 of 3"),
     ],
 )
-def test_files_that_cannot_be_read(
+def test_damaged_files_are_refused(
     folder: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(folder)
@@ -255,7 +255,7 @@ def test_a_file_elsewhere_is_not_read(folder: Path) -> None:
         load_stage(folder, 1)
 
 
-def test_a_stage_that_cannot_be_exported(tmp_path: Path) -> None:
+def test_a_stage_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if float(x.sum()) > 0 else -x

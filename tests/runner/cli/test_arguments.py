@@ -7,7 +7,7 @@ from runner.cli.arguments import hydra_arguments
 
 
 @pytest.mark.parametrize(
-    ("typed", "given"),
+    ("typed", "expected"),
     [
         (["mode=single"], ["mode=single"]),
         (["mode=a,b", "-m", "devices=4x16gb"], ["--multirun", "mode=a,b", "devices=4x16gb"]),
@@ -23,11 +23,11 @@ from runner.cli.arguments import hydra_arguments
         (["~mode", "+a=-1", "a="], ["~mode", "+a=-1", "a="]),
     ],
 )
-def test_flags_stand_anywhere(typed: list[str], given: list[str]) -> None:
-    assert hydra_arguments(typed) == given
+def test_flags_stand_anywhere(typed: list[str], expected: list[str]) -> None:
+    assert hydra_arguments(typed) == expected
 
 
-def test_a_rerun_gets_a_folder_that_says_so() -> None:
+def test_a_rerun_gets_a_folder_named_as_such() -> None:
     *_, folder = hydra_arguments(["rerun=0123456789abcdef"])
     assert folder.startswith("hydra.run.dir=outputs/runs/${now:")
     assert folder.endswith("_rerun_01234567")
@@ -60,7 +60,7 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
         (["--config-name", ""], "--config-name '' is in none of fxpart's own conf"),
     ],
 )
-def test_what_means_nothing_is_refused(typed: list[str], message: str) -> None:
+def test_meaningless_arguments_are_refused(typed: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         hydra_arguments(typed)
     assert message in str(refused.value)
@@ -74,7 +74,7 @@ def test_a_folder_without_the_configuration_is_refused(tmp_path: Path) -> None:
     assert hydra_arguments(["--config-path", str(tmp_path)]) == [f"--config-path={tmp_path}"]
 
 
-def test_a_configuration_of_ones_own_is_found(
+def test_a_users_own_configuration_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,7 @@ def test_a_configuration_of_ones_own_is_found(
         hydra_arguments(["--config-name", "mines"])
 
 
-def test_a_relative_folder_is_one_of_the_working_directory(
+def test_a_relative_folder_starts_at_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""One run of the command, in a process of its own."""
+"""The command run once, in a process of its own."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def test_a_second_run_takes_the_graph_from_the_cache(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_what_does_not_fit_says_what_would(folder: Path) -> None:
+def test_a_model_that_does_not_fit_gets_a_hint(folder: Path) -> None:
     done = run(folder, *OWN, "devices=1x0.06mb", "mode=size_based", "hydra.run.dir=outputs/big")
     assert done.code == 2
     assert "the smallest number of such devices found to hold it is 2" in done.error
@@ -78,9 +78,9 @@ def test_what_does_not_fit_says_what_would(folder: Path) -> None:
     assert not (folder / "outputs" / "big" / "assignment.json").exists()
 
 
-def test_help_is_what_hydra_prints(folder: Path) -> None:
+def test_help_is_printed_by_hydra(folder: Path) -> None:
     ours = run(folder, "--help", "mode=single")
-    hydras = run(folder, "--help", "--run", "mode=single")  # with another flag it is Hydra's own
+    hydras = run(folder, "--help", "--run", "mode=single")  # with a flag: its own help
     assert ours == hydras
     assert ours.code == 0
     assert "mode=kl_based " in ours.out
@@ -135,7 +135,7 @@ def test_a_mistake_in_the_model_is_one_line(
     assert message in done.error
 
 
-def test_the_users_own_conf_adds_a_model(folder: Path) -> None:
+def test_a_users_own_conf_adds_a_model(folder: Path) -> None:
     (folder / "conf" / "model").mkdir(parents=True)
     (folder / "conf" / "model" / "mine.yaml").write_text(
         "name: mine\nfactory: tiny:build\nfactory_args: {layers: 2}\n"
@@ -160,12 +160,12 @@ def test_the_main_job(folder: Path) -> None:
     names = [name for partition in placed["partitions"] for name in partition["operators"]]
     assert len(names) == len(set(names)) == metrics["operators"]
     assert metrics["lower_bound_ms"] < metrics["latency_ms"]
-    # What must at least be computed: 2 FLOPs for each weight of a matrix and token, at the peak.
+    # The least to compute: 2 FLOPs for each matrix weight and token, at the peak rate.
     assert metrics["latency_ms"] > 2 * 12.8e9 * 2048 / 76.7e12 / 4 * 1e3
 
 
 @pytest.mark.usefixtures("store")
-def test_a_store_that_breaks_does_not_cost_the_result(folder: Path) -> None:
+def test_a_broken_store_does_not_lose_the_result(folder: Path) -> None:
     model = ["model=custom", "model.factory=tiny:spoils_the_store", "capture.use_cache=false"]
     done = run(folder, *model, SMALL, "reserve=none", "hydra.run.dir=outputs/kept")
     assert done.code == 2
@@ -205,14 +205,14 @@ def test_a_signal_ends_the_run_as_killed(
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
-        # Where the tests run in the background, interrupts are ignored, and children inherit that.
+        # Tests run in the background ignore interrupts, and children inherit that.
         preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread forks here
     ) as running:
         deadline = time.monotonic() + 120
         try:
             while not (folder / "started").exists() and time.monotonic() < deadline:
                 assert running.poll() is None
-                time.sleep(0.05)  # between looks: the file says that the run is under way
+                time.sleep(0.05)  # between checks: the file says that the run is under way
             assert (folder / "started").exists()
             running.send_signal(sent)
             _, err = running.communicate(timeout=60)
@@ -225,7 +225,7 @@ def test_a_signal_ends_the_run_as_killed(
     assert [run.info.status for run in kept] == ["KILLED"] * (1 + len(swept))
 
 
-def test_the_version_is_ours_and_hydras(folder: Path) -> None:
+def test_the_version_names_fxpart_and_hydra(folder: Path) -> None:
     ours, hydras = run(folder, "--version").out.splitlines()
     assert re.fullmatch(r"fxpart \d+\.\d+.*", ours)
     assert hydras.startswith("Hydra ")

@@ -1,4 +1,4 @@
-"""The shell's completions at Tab."""
+"""Shell completion with Tab."""
 
 from pathlib import Path
 

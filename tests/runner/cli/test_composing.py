@@ -1,4 +1,4 @@
-"""What Hydra refuses by other means than its own exceptions is one line, too."""
+"""Refusals that Hydra raises as other exceptions than its own are one line, too."""
 
 import sys
 import warnings
@@ -35,7 +35,7 @@ from tests.runner.refused import refused_line
         (["-sc"], "Expecting one subcommand from ['install', 'uninstall', 'query'] to be set"),
     ],
 )
-def test_a_setting_that_is_refused(folder: Path, arguments: list[str], message: str) -> None:
+def test_a_refused_setting_is_one_line(folder: Path, arguments: list[str], message: str) -> None:
     base = [] if "-sc" in arguments else [*OWN, SMALL, "tracking=none"]
     done = run(folder, *base, *arguments)
     assert done.code == 2
@@ -48,7 +48,7 @@ def _begin_and_fail() -> None:
     raise ValueError("odd")
 
 
-def test_plain_exceptions_of_hydra_are_the_users_until_the_work_begins() -> None:
+def test_plain_exceptions_of_hydra_are_mistakes_until_the_work_begins() -> None:
     with pytest.raises(ConfigCompositionException, match="odd") as caught, composing():
         raise ValueError("odd")
     assert explain(caught.value) == "odd"
@@ -61,7 +61,7 @@ def test_plain_exceptions_of_hydra_are_the_users_until_the_work_begins() -> None
         assert passed.value is error
 
 
-def test_a_folder_is_the_users_only_where_hydra_makes_it(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_a_mistake_only_where_hydra_creates_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     def make(*, is_hydra: bool) -> None:
@@ -84,7 +84,7 @@ def test_warnings_of_hydra_are_errors_or_left_out() -> None:
     assert kept == []
 
 
-def test_a_package_is_shown_or_refused_with_what_there_is(
+def test_a_package_is_shown_or_refused_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def show_cfg() -> None:

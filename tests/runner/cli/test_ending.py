@@ -1,4 +1,4 @@
-"""A reader that has gone, as `head` goes: the command ends without a word."""
+"""A reader that closes the pipe, as `head` does: the command ends without a message."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_what_hydra_prints_ends_quietly(folder: Path, arguments: list[str]) -> N
     assert run_without_reader(folder, *arguments) == (CLOSED, "")
 
 
-def test_a_python_without_the_packages_is_told_in_one_line(folder: Path) -> None:
+def test_a_python_without_the_packages_gets_one_line(folder: Path) -> None:
     (folder / "none").mkdir()
     (folder / "none" / "hydra.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'hydra'\", name='hydra')"
@@ -58,7 +58,7 @@ def test_a_python_without_the_packages_is_told_in_one_line(folder: Path) -> None
     )
 
 
-def test_a_folder_that_was_deleted_is_told_in_one_line(folder: Path) -> None:
+def test_a_deleted_folder_gets_one_line(folder: Path) -> None:
     gone = folder / "gone"
     gone.mkdir()
     code = (
@@ -72,7 +72,7 @@ def test_a_folder_that_was_deleted_is_told_in_one_line(folder: Path) -> None:
 
 @pytest.mark.parametrize("program", ["runner", "runner.report", "runner.send", "runner.calibrate"])
 def test_help_through_head(folder: Path, program: str) -> None:
-    """With `head` itself, of which nobody knows when it closes the pipe."""
+    """With the real `head`, which closes the pipe at an unknown moment."""
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m {program} --help | head -1; echo ${{PIPESTATUS[0]}}"],
         cwd=folder,
@@ -85,7 +85,7 @@ def test_help_through_head(folder: Path, program: str) -> None:
     assert done.stdout.splitlines()[1] in ("0", str(CLOSED))
 
 
-def test_a_run_is_carried_out_without_a_reader(folder: Path) -> None:
+def test_a_run_is_completed_without_a_reader(folder: Path) -> None:
     arguments = [*OWN, SMALL, "mode=size_based", "tracking=none", "hydra.run.dir=outputs/one"]
     code, err = run_without_reader(folder, *arguments)
     assert code == 0
@@ -95,6 +95,6 @@ def test_a_run_is_carried_out_without_a_reader(folder: Path) -> None:
     assert result["status"] == "finished"
 
 
-def test_a_mistake_that_nobody_reads_ends_quietly(folder: Path) -> None:
+def test_a_mistake_without_a_reader_ends_quietly(folder: Path) -> None:
     assert run_without_reader(folder, "mode=nosuch", closed="stderr") == (CLOSED, "")
     assert run_without_reader(folder, "mode=nosuch")[0] == 2

@@ -1,4 +1,4 @@
-"""Which errors are the user's, and the one line for each; those in files are tested beside."""
+"""Which errors are the user's, and the line printed for each; errors in files are tested apart."""
 
 from collections.abc import Callable
 
@@ -44,17 +44,17 @@ def _hydras() -> None:
         raise HydraException("Error in config")  # noqa: B904 - as Hydra does
 
 
-def test_a_mistake_is_said_in_one_line() -> None:
+def test_a_mistake_is_one_line() -> None:
     assert explain(caught(_mistake)) == "size 3 is odd"
     assert explain(caught(_wrapped)) == "size 3 is odd"
     assert explain(caught(_hydras)) == "size 3 is odd"
 
 
-def test_a_bug_is_not_the_users_whatever_was_under_way() -> None:
+def test_a_bug_is_no_mistake_of_the_user_whatever_was_under_way() -> None:
     assert explain(caught(_bug_while_handling)) is None
 
 
-def test_what_only_hydra_words_is_said_in_its_words() -> None:
+def test_errors_only_hydra_words_keep_its_words() -> None:
     assert explain(HydraException("No way.\n  See http://x\n  Or so;")) == "No way; Or so"
     nothing = "Hydra refuses this; HYDRA_FULL_ERROR=1 shows where"
     assert explain(ConfigCompositionException("")) == nothing
@@ -117,7 +117,7 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
         ("~where", "Could not delete from config. 'where' does not exist"),
     ],
 )
-def test_a_value_or_key_that_is_refused(override: str, message: str) -> None:
+def test_a_wrong_value_or_key_is_refused(override: str, message: str) -> None:
     assert message in refused_line(lambda: composed(override))
 
 
@@ -146,12 +146,12 @@ def test_a_value_or_key_that_is_refused(override: str, message: str) -> None:
         ),
     ],
 )
-def test_a_choice_or_setting_that_is_refused(override: str, message: str) -> None:
+def test_a_wrong_choice_or_setting_is_refused(override: str, message: str) -> None:
     assert message in refused_line(lambda: composed(override))
 
 
 @pytest.mark.parametrize("override", ["latency_s=1", "latency_s=x"])
-def test_values_of_what_is_null_are_set_another_way(override: str) -> None:
+def test_null_sections_are_set_another_way(override: str) -> None:
     key, _, value = override.partition("=")
     for typed in (f"between_nodes.{override}", f"between_nodes={{{key}: {value}}}"):
         line = refused_line(lambda typed=typed: composed(f"devices.{typed}"))  # type: ignore[misc]
@@ -160,7 +160,7 @@ def test_values_of_what_is_null_are_set_another_way(override: str) -> None:
     assert far.latency_s == 1
 
 
-def test_a_password_is_not_said() -> None:
+def test_a_password_is_not_shown() -> None:
     override = "tracking.uri=postgresql://me:wo#rd@host/runs"
     line = unreadable_override(override, "LexerNoViableAltException: ...\nerror at: 'me:wo#rd'")
     assert line.startswith(
@@ -174,7 +174,7 @@ def test_a_password_is_not_said() -> None:
     "value",
     ["sort({uri},1)", "int({uri})", "range({uri},2)", "[{uri}]", "{uri}:(", "'{uri}${{no}}'"],
 )
-def test_a_password_in_a_value_is_not_said(value: str) -> None:
+def test_a_password_in_a_value_is_not_shown(value: str) -> None:
     override = f"tracking.uri={value.format(uri='postgresql://me:geheim@host/runs')}"
 
     def read_uri() -> str:

@@ -1,4 +1,4 @@
-"""Mistakes in a user's own ``conf/``: one line with the key and the value, and mostly the file."""
+"""Mistakes in a user's own ``conf/``: one line with the key, the value and mostly the file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_file_that_is_not_utf8() -> None:
     assert line.endswith("; save it as UTF-8")
 
 
-def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("conf/model/mine.yaml").absolute()
     path.write_text("name: a\n")
 
@@ -86,7 +86,7 @@ def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("factory: a\nname: a\nbatch_size: ${.name}\n", "cannot be resolved (Value 'a' of type"),
     ],
 )
-def test_a_file_of_which_hydra_says_no_name(text: str, message: str) -> None:
+def test_a_file_that_hydra_does_not_name(text: str, message: str) -> None:
     Path("conf/model/mine.yaml").write_text(text)
     assert message in line_for(["model=mine"])
 
@@ -171,7 +171,7 @@ def test_a_value_deep_inside(text: str, message: str) -> None:
         ),
     ],
 )
-def test_an_experiment_of_ones_own(text: str, message: str) -> None:
+def test_a_users_own_experiment(text: str, message: str) -> None:
     Path("conf/experiment/mine.yaml").write_text(text)
     line = line_for(["experiment=mine"])
     assert line.startswith("conf/experiment/mine.yaml: ")
@@ -192,24 +192,24 @@ def test_a_choice_of_an_experiment(entry: str, message: str) -> None:
     assert message in line_for(["experiment=mine"])
 
 
-def test_what_was_typed_is_not_the_files() -> None:
+def test_a_typed_mistake_is_not_blamed_on_the_file() -> None:
     Path("conf/experiment/mine.yaml").write_text(f"{GLOBAL}defaults:\n- override /model: gpt2\n")
     assert line_for(["experiment=mine", "model=gpt9"]).startswith("model=gpt9 does not exist;")
     assert line_for(["experiment=mine", "model.batch_size=x"]).startswith("model.batch_size=x must")
     assert line_for(["mode=nosuch"]).startswith("mode=nosuch does not exist;")
 
 
-def test_a_choice_without_override_is_one_too_many() -> None:
+def test_a_choice_without_override_is_a_duplicate() -> None:
     Path("conf/experiment/mine.yaml").write_text(f"{GLOBAL}defaults:\n- /model: gpt2\n")
     assert line_for(["experiment=mine"]).endswith("and in a file `- override /model: ...`")
 
 
-def test_a_file_of_another_ending_is_named() -> None:
+def test_a_file_with_another_ending_is_named() -> None:
     Path("conf/model/mine.yml").write_text("name: a\n")
     assert line_for(["model=mine"]).endswith("rename conf/model/mine.yml to mine.yaml")
 
 
-def test_a_password_in_a_file_is_not_said() -> None:
+def test_a_password_in_a_file_is_not_shown() -> None:
     uri = "postgresql://me:geheim@host/${nowhere}"
     Path("conf/experiment/mine.yaml").write_text(f"{GLOBAL}tracking: {{uri: '{uri}'}}\n")
     line = line_for(["experiment=mine"])

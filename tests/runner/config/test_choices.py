@@ -1,4 +1,4 @@
-"""What can be chosen: names that are specs, a user's own ``conf/``, and how choices are typed."""
+"""Possible choices: names that are specs, a user's own ``conf/``, and how choices are typed."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.runner.composed import GROUPS, composed, read
 
 @pytest.fixture
 def user_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty ``conf/`` of the working directory, which is changed to its parent."""
+    """Return an empty ``conf/``; the working directory is changed to its parent."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
     return tmp_path / "conf"
@@ -51,7 +51,7 @@ def write(path: Path, text: str) -> None:
         ("tracking=mlfow", "tracking=mlfow does not exist; nearest: mlflow"),
     ],
 )
-def test_a_wrong_choice_is_one_line_of_ours(override: str, message: str) -> None:
+def test_a_wrong_choice_is_one_line_of_fxpart(override: str, message: str) -> None:
     with pytest.raises(ConfigCompositionException) as caught:
         composed(override)
     assert isinstance(caught.value, SpecError)
@@ -59,15 +59,15 @@ def test_a_wrong_choice_is_one_line_of_ours(override: str, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_quoting_touches_only_numbers_that_choose() -> None:
-    given = [
+def test_only_numbers_that_choose_are_quoted() -> None:
+    overrides = [
         "transfer_rate=16e9,pcie4,-1",
         "devices=0",
         "model.batch_size=4",
         "-m",
         "tracking=none",
     ]
-    assert quoted_overrides(given) == [
+    assert quoted_overrides(overrides) == [
         "transfer_rate='16e9',pcie4,'-1'",
         "devices='0'",
         "model.batch_size=4",
@@ -77,7 +77,7 @@ def test_quoting_touches_only_numbers_that_choose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "quoted"),
+    ("override", "quoted"),
     [
         ("transfer_rate=choice(16e9,32e9)", "transfer_rate='16e9','32e9'"),
         ("transfer_rate=nan,-inf,info", "transfer_rate='nan','-inf',info"),
@@ -87,12 +87,12 @@ def test_quoting_touches_only_numbers_that_choose() -> None:
         ("model.batch_size=range(1,3)", "model.batch_size=range(1,3)"),
     ],
 )
-def test_functions_of_choices(given: str, quoted: str) -> None:
-    assert quoted_overrides([given]) == [quoted]
+def test_functions_of_choices(override: str, quoted: str) -> None:
+    assert quoted_overrides([override]) == [quoted]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("override", "message"),
     [
         ("transfer_rate=range(1,3)", "list the choices with commas"),
         ("transfer_rate=choice(shuffle(16e9,32e9))", "list the choices with commas"),
@@ -100,12 +100,12 @@ def test_functions_of_choices(given: str, quoted: str) -> None:
         ("+accelerator=h100,t4", "write devices=1xh100,1xt4"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(given: str, message: str) -> None:
+def test_impossible_choices_are_refused(override: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        quoted_overrides([given])
+        quoted_overrides([override])
 
 
-def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:
+def test_the_help_lists_the_choices(user_conf: Path) -> None:
     write(user_conf / "model/sub/mine.yaml", "name: mine\n")
     write(user_conf / "hydra/output/x.yaml", "\n")
     lines = dict(line.split(": ") for line in choices_text().splitlines())
@@ -135,13 +135,13 @@ def test_a_users_file_adds_a_choice(user_conf: Path) -> None:
     assert read("model=mine").model.name == "mine"
 
 
-def test_a_users_file_wins_over_the_spec_of_its_name(user_conf: Path) -> None:
+def test_a_users_file_takes_precedence_over_the_spec_of_its_name(user_conf: Path) -> None:
     write(user_conf / "devices/4x16gb.yaml", "defaults: [1xh100, _self_]\nspec: my four\n")
     devices = read("devices=4x16gb").devices
     assert (devices.spec, devices.pools[0].name) == ("my four", "h100")
 
 
-def test_a_shipped_file_wins_over_the_users(user_conf: Path) -> None:
+def test_a_shipped_file_takes_precedence_over_the_users(user_conf: Path) -> None:
     write(user_conf / "mode/single.yaml", "name: other\n")
     assert read("mode=single").mode.name == "single"
 
@@ -164,12 +164,12 @@ def test_a_users_choice_is_among_the_nearest(user_conf: Path) -> None:
         "plain",
     ],
 )
-def test_free_text_comes_through_as_it_is(text: str) -> None:
+def test_free_text_is_passed_on_unchanged(text: str) -> None:
     for key in ("where", "question"):
         (quoted,) = quoted_overrides([f"{key}={text}"])
         assert OverridesParser.create().parse_override(quoted).value() == text
 
 
-@pytest.mark.parametrize("given", ["where='a > 2'", "where=null", "-m", "mode=a,b", "where"])
-def test_what_needs_no_quotes_gets_none(given: str) -> None:
-    assert quoted_overrides([given]) == [given]
+@pytest.mark.parametrize("override", ["where='a > 2'", "where=null", "-m", "mode=a,b", "where"])
+def test_plain_text_gets_no_quotes(override: str) -> None:
+    assert quoted_overrides([override]) == [override]

@@ -1,4 +1,4 @@
-"""The shape of the configuration, every shipped file, and the topology that is built of it."""
+"""The structure of the configuration, every shipped file, and the topology built from it."""
 
 import re
 from pathlib import Path
@@ -72,13 +72,13 @@ def test_unequal_devices_are_built_in_the_order_of_the_spec() -> None:
     assert (off_diagonal == 16e9).all()
 
 
-def test_a_machine_brings_its_links() -> None:
+def test_a_machine_sets_its_links() -> None:
     config = read("devices=dgx_h100")
     assert config.transfer_rate.name == "nvlink4"
     assert build_topology(config.devices, config.transfer_rate).bytes_per_s[0, 7] == 450e9
 
 
-def test_a_rate_on_the_command_line_wins() -> None:
+def test_a_rate_on_the_command_line_takes_precedence() -> None:
     config = read("devices=dgx_h100", "transfer_rate=pcie5")
     assert build_topology(config.devices, config.transfer_rate).bytes_per_s[0, 7] == 63e9
 
@@ -119,9 +119,9 @@ def test_copies_and_granularity_are_off_unless_asked_for() -> None:
     assert (config.granularity, config.devices.saturate_host) == ("2", True)
 
 
-def test_modules_on_devices_come_as_they_were_written() -> None:
-    given = "mode.modules={model.layers.0: 0, model.layers: 1, 3: 1, *: 0}"
-    mode = read("mode=aot_based", given, "mode.devices={0: 2}").mode
+def test_modules_on_devices_keep_the_written_order() -> None:
+    override = "mode.modules={model.layers.0: 0, model.layers: 1, 3: 1, *: 0}"
+    mode = read("mode=aot_based", override, "mode.devices={0: 2}").mode
     assert mode.options == {
         "assignment": None,
         "modules": {"model.layers.0": 0, "model.layers": 1, 3: 1, "*": 0},
@@ -129,7 +129,7 @@ def test_modules_on_devices_come_as_they_were_written() -> None:
     }
 
 
-def test_an_option_of_the_mode_goes_to_the_mode() -> None:
+def test_an_option_of_the_mode_reaches_the_mode() -> None:
     assert read("mode=single", "mode.wrong=1").mode.options == {"wrong": 1}
 
 
@@ -151,7 +151,7 @@ def test_a_wrong_key_or_type_is_refused(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["model=transformers", "model=custom"])
-def test_a_model_that_is_nothing_yet_is_refused(choice: str) -> None:
+def test_an_unset_model_is_refused(choice: str) -> None:
     with pytest.raises(SpecError, match="neither an architecture nor a factory; give model"):
         read(choice)
 
@@ -170,7 +170,7 @@ def test_a_published_problem_needs_its_file() -> None:
         read("model=workload")
 
 
-def test_a_value_without_default_is_asked_for(
+def test_a_value_without_default_is_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -194,7 +194,7 @@ def test_a_reference_to_nothing_is_refused() -> None:
         ("price_per_hour", "mapping"),
     ],
 )
-def test_text_that_a_reference_makes_is_no_list_or_mapping(setting: str, kind: str) -> None:
+def test_text_made_by_a_reference_is_no_list_or_mapping(setting: str, kind: str) -> None:
     with pytest.raises(SpecError, match=rf"^{re.escape(setting)} must be a {kind}, got 'gpt2'$"):
         read("model=gpt2", f"{setting}=${{model.name}}")
 
@@ -209,7 +209,7 @@ def test_a_mode_without_a_name_is_refused() -> None:
         read("mode.name=3")
 
 
-def test_the_latency_says_what_it_assumes() -> None:
+def test_the_latency_states_its_assumptions() -> None:
     latency = read("latency.op_overhead_s=1e-6").latency
     assert (latency.compute_efficiency, latency.bandwidth_efficiency) == (0.7, 0.8)
     assert latency.op_overhead_s == 1e-6
@@ -234,7 +234,7 @@ def pool(count: int = 1, memory_bytes: int = 10) -> PoolConfig:
 LINK = LinkConfig("l", 8.0, 0.5)
 
 
-def test_nodes_go_by_pool() -> None:
+def test_nodes_are_assigned_by_pool() -> None:
     devices = DevicesConfig("s", [pool(2), pool(1)], [5, 6], LinkConfig("far", 2.0, 3.0))
     topology = build_topology(devices, LINK)
     assert [device.node for device in topology.devices] == [5, 5, 6]
@@ -255,7 +255,7 @@ def test_nodes_go_by_pool() -> None:
         (DevicesConfig("s", [pool()], None, LinkConfig("l", 0.0)), "must be positive and fin"),
     ],
 )
-def test_devices_that_make_no_sense_are_refused(devices: DevicesConfig, message: str) -> None:
+def test_meaningless_devices_are_refused(devices: DevicesConfig, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         build_topology(devices, LINK)
 

@@ -1,4 +1,4 @@
-"""A configuration that was logged is the one that ran."""
+"""The configuration read back from a run's tags is the one that ran."""
 
 import json
 import math
@@ -29,7 +29,7 @@ PRESETS = [
     ]
     for group in GROUPS
 ]
-# One of each group at a time, until all were there: composing takes a tenth of a second.
+# One of each group at a time, until all were used: composing takes a tenth of a second.
 TOGETHER = [
     [presets[row % len(presets)] for presets in PRESETS if presets]
     for row in range(max(map(len, PRESETS)))
@@ -48,7 +48,7 @@ TEMPLATES = {
     "model=transformers": "model.architecture=A",
     "mode=custom": "mode.function=a.b:c",
 }
-"""Choices that need something, and what."""
+"""Choices that require something, and what they require."""
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +57,24 @@ def base() -> Config:
 
 
 @pytest.mark.parametrize("presets", TOGETHER)
-def test_every_preset_comes_back_as_it_was(presets: list[str]) -> None:
+def test_every_preset_is_read_back_unchanged(presets: list[str]) -> None:
     config = read(*presets, *(TEMPLATES[preset] for preset in presets if preset in TEMPLATES))
-    # Of a document that was a file in between.
+    # With the values of a document that was a file in between.
     document = json.loads(json.dumps(config_document(config)))
     assert config_from_document(document) == config
     assert config_from_tags(config_tags(config)) == replace(config, tracking=TrackingConfig())
 
 
 @given(options=st.dictionaries(KEYS, VALUES, max_size=3))
-def test_options_of_any_shape_come_back(base: Config, options: dict[Any, Any]) -> None:
-    """Keys that are numbers too, which JSON makes text of."""
+def test_options_of_any_shape_are_read_back(base: Config, options: dict[Any, Any]) -> None:
+    """Also keys that are numbers, which JSON turns into text."""
     config = replace(base, mode=ModeConfig("x", {"option": options}))
     restored = config_from_tags(config_tags(config)).mode.options["option"]
     assert restored == options
     assert repr(restored) == repr(options)  # 1 == True == 1.0, and they are not the same
 
 
-def test_a_long_configuration_is_several_tags_in_the_right_order(base: Config) -> None:
+def test_a_long_configuration_is_several_ordered_tags(base: Config) -> None:
     text = "".join(chr(97 + i % 26) for i in range(12 * PIECE_LENGTH))
     config = replace(base, question=text, where="ü" * 3)
     tags = config_tags(config)
@@ -84,7 +84,7 @@ def test_a_long_configuration_is_several_tags_in_the_right_order(base: Config) -
     assert config_from_tags(shuffled) == replace(config, tracking=TrackingConfig())
 
 
-def test_where_runs_are_kept_is_not_said(base: Config) -> None:
+def test_the_place_of_the_store_is_left_out(base: Config) -> None:
     config = replace(base, tracking=TrackingConfig(uri="http://me:secret@host"))
     assert "secret" not in str(config_tags(config))
 
@@ -113,7 +113,7 @@ def test_numbers_keep_their_kind(base: Config) -> None:
         ({"devices": {"pools": {}}}, "devices.pools is {}, which is not of the type list"),
     ],
 )
-def test_what_is_of_another_form_is_refused_in_a_line(
+def test_a_document_of_another_form_is_refused_in_one_line(
     document: dict[str, object], says: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
@@ -123,7 +123,7 @@ def test_what_is_of_another_form_is_refused_in_a_line(
     assert "run it again from its overrides" in str(caught.value)
 
 
-def test_tags_that_are_not_there_or_not_whole_are_refused_in_a_line(base: Config) -> None:
+def test_missing_or_incomplete_tags_are_refused_in_one_line(base: Config) -> None:
     tags = config_tags(replace(base, question="x" * 2 * PIECE_LENGTH))
     for lost in tags:
         with pytest.raises(SpecError, match=r"cannot be used|has no tag config\.0") as caught:

@@ -1,4 +1,4 @@
-"""The named experiments: what each asks, whether its jobs make sense, and a small run of each."""
+"""The named experiments: the question of each, whether its jobs make sense, and a small run."""
 
 from functools import cache
 from pathlib import Path
@@ -26,9 +26,9 @@ SMALL = {
     "batch_frontier": ["model.batch_size=1,4", "checkpointing=none", "devices=2x1mb"],
     "scale_devices": ["devices=1x0.06mb,2x0.06mb,2x1mb"],
 }
-"""Of the same sweep a few jobs, of a tiny model; the rest of it is as it stands in the file.
+"""A few jobs of each sweep, with a tiny model; everything else stays as in the file.
 
-The other two differ from the second in the values only, which a test without a run looks at.
+The other two experiments differ from the second only in values, which a test without a run checks.
 """
 JOBS = {"batch_frontier": 4, "scale_devices": 3}
 LATENCIES = "attributes.status = 'FINISHED' and metrics.latency_ms > 0"
@@ -36,7 +36,7 @@ LATENCIES = "attributes.status = 'FINISHED' and metrics.latency_ms > 0"
 
 @cache
 def swept(*arguments: str) -> tuple[DictConfig, tuple[Axis, ...], list[Composed]]:
-    """Return the configuration of a sweep that is one without ``-m``, its axes and its jobs."""
+    """Return the configuration of a sweep that needs no ``-m``, its axes and its jobs."""
     config.register()
     choices.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fxpart"):
@@ -52,7 +52,7 @@ def swept(*arguments: str) -> tuple[DictConfig, tuple[Axis, ...], list[Composed]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_is_a_sweep_that_asks_a_question(name: str) -> None:
+def test_an_experiment_is_a_sweep_with_a_question(name: str) -> None:
     whole, axes, jobs = swept(f"experiment={name}")
     assert whole.tracking.experiment == name
     assert whole.question == questions()[name]
@@ -71,7 +71,7 @@ def test_each_job_of_an_experiment_makes_sense(name: str) -> None:
     assert len({model_spec(job.config).name for job in jobs if job.config}) == 1
 
 
-def test_what_is_typed_wins_over_the_experiment() -> None:
+def test_typed_values_take_precedence_over_the_experiment() -> None:
     _, axes, jobs = swept("experiment=compare_modes", "mode=kl_based", "model=gpt2")
     assert [axis.keys for axis in axes] == [("devices",)]
     assert {(job.choices.mode, job.choices.model) for job in jobs} == {("kl_based", "gpt2")}
@@ -80,14 +80,14 @@ def test_what_is_typed_wins_over_the_experiment() -> None:
     assert {job.config.microbatches for job in jobs if job.config} == {3}
 
 
-def test_questions_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user_dir = tmp_path / "conf" / "experiment" / "mine"
     user_dir.mkdir(parents=True)
     folded = "# @package _global_\nquestion: Is it\n  'the link' that\n  costs?\nmicrobatches: 2\n"
     (user_dir / "folded.yaml").write_text(folded)
     (user_dir / "quoted.yaml").write_text('question: "Which: this?"\n')
     (user_dir / "silent.yaml").write_text("microbatches: 2\n")
-    # A shipped file goes before one of the same name.
+    # A shipped file takes precedence over a user's of the same name.
     (user_dir.parent / "link_speed.yaml").write_text("question: mine?\n")
     monkeypatch.chdir(tmp_path)
     texts = questions()
@@ -118,7 +118,7 @@ def test_a_small_version_of_an_experiment_runs(folder: Path) -> None:
         assert parent.data.tags["question"] == questions()[name]
         runs = client.search_runs([kept.experiment_id], "tags.kind = 'run'")
         assert len(runs) == JOBS[name]
-        # On one device of those that are too small it does not fit.
+        # On one of the devices that are too small it does not fit.
         assert len(client.search_runs([kept.experiment_id], LATENCIES)) == JOBS[name] - (
             name == "scale_devices"
         )

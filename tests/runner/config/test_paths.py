@@ -9,12 +9,12 @@ import pytest
 from runner.config import paths
 
 
-def test_in_a_checkout_it_lies_beside_the_package() -> None:
+def test_in_a_checkout_it_is_beside_the_package() -> None:
     root = Path(paths.__file__).resolve().parents[2]
     assert paths.conf_dir() == root / "conf"
 
 
-def test_when_installed_it_lies_inside_the_package(tmp_path: Path) -> None:
+def test_when_installed_it_is_inside_the_package(tmp_path: Path) -> None:
     package = tmp_path / "runner"
     for folder in (package / "conf", tmp_path / "conf"):
         folder.mkdir(parents=True)
@@ -24,14 +24,14 @@ def test_when_installed_it_lies_inside_the_package(tmp_path: Path) -> None:
     assert runpy.run_path(str(package / "config" / "paths.py"))["conf_dir"]() == package / "conf"
 
 
-def test_without_any_the_installation_is_broken(tmp_path: Path) -> None:
+def test_an_installation_without_it_is_broken(tmp_path: Path) -> None:
     (tmp_path / "runner" / "config").mkdir(parents=True)
     copy = str(shutil.copy(paths.__file__, tmp_path / "runner" / "config"))
     with pytest.raises(FileNotFoundError, match="reinstall"):
         runpy.run_path(copy)["conf_dir"]()
 
 
-def test_the_shipped_folder_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_folder_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(paths.conf_dir().parent)
     assert paths.user_conf_dir() is None
 
@@ -45,7 +45,7 @@ def test_the_users_folder_is_below_the_working_directory(
     assert paths.user_conf_dir() == tmp_path / "conf"
 
 
-def test_a_file_with_the_name_of_a_shipped_choice_is_told_of(
+def test_a_file_with_the_name_of_a_shipped_choice_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What a spec stands for, and the table of accelerators, a user's own among them."""
+"""The devices that a spec describes, and the table of accelerators, including a user's own."""
 
 import os
 from pathlib import Path
@@ -53,7 +53,7 @@ def names_of(spec: str) -> list[str]:
         ("1tb", "mi300x"),
     ],
 )
-def test_a_size_stands_for_the_next_class(size: str, name: str) -> None:
+def test_a_size_names_the_next_class(size: str, name: str) -> None:
     assert names_of(size) == [name]
 
 
@@ -73,7 +73,7 @@ def test_a_spec_resolves_to_numbers_of_the_datasheet() -> None:
     )
 
 
-def test_a_size_that_no_card_has_is_said_in_the_source() -> None:
+def test_a_size_without_a_card_is_noted_in_the_source() -> None:
     (pool,) = device_pools("2x20gb")
     assert (pool["name"], pool["memory_bytes"]) == ("a10", 20_000_000_000)
     assert pool["source"].endswith("; memory 20.00 GB as asked for")
@@ -113,7 +113,7 @@ def test_a_rate_is_bytes_or_bits_per_second(spec: str, bytes_per_s: float) -> No
     assert rate.latency_s == 10e-6
 
 
-def test_what_is_no_rate_is_refused() -> None:
+def test_an_invalid_rate_is_refused() -> None:
     with pytest.raises(SpecError, match="not a number with one of"):
         transfer_rate("16 apples")
 
@@ -128,7 +128,7 @@ def test_a_users_accelerator_can_be_named(user_table: Path) -> None:
     )
 
 
-def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
+def test_a_users_accelerator_can_define_a_class(user_table: Path) -> None:
     (user_table / "mine.yaml").write_text(GIVEN + "stands_for_gb: 6\n")
     assert names_of("6gb+8gb") == ["mine", "rtx_3070"]
 
@@ -222,7 +222,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     text += "memory_bandwidth_bytes_per_s: 7.0e9\nsource: a test\n"
     path.write_text(text.format(6))
     first = read_accelerator(path)
-    first["flops_per_s"]["float32"] = 0.0  # what one caller does with it is no other's
+    first["flops_per_s"]["float32"] = 0.0  # a change by one caller reaches no other
     assert read_accelerator(path)["flops_per_s"] == {"float32": 1e12}
     path.write_text(text.format(16))
     assert (first["memory_bytes"], read_accelerator(path)["memory_bytes"]) == (6e9, 16e9)

@@ -1,4 +1,4 @@
-"""A plan at other batch sizes: limits, files and figure, by a graph whose numbers are known."""
+"""A plan at other batch sizes: limits, files and figure, for a graph with known numbers."""
 
 import csv
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.sketch import Sketch, devices
 
 
 def _symbolic() -> SymbolicGraph:
-    """Return two operators in a row that make 10 bytes and take 2 FLOPs an example.
+    """Return two operators in a row that each make 10 bytes and take 2 FLOPs per example.
 
     With a weight of 100 bytes, the peak is 100 + 20 batch, and the latency 4 batch seconds.
     """
@@ -49,7 +49,7 @@ def _report(
     replicas: int = 1,
     captured: tuple[int, int | None] = (1, None),
 ) -> tuple[BatchReport, Topology]:
-    """Return the report at the least batch of 2 or more; replicas sum the result of the model."""
+    """Return the report for the least batch, 2 or more; replicas sum the result of the model."""
     symbolic = replace(_symbolic(), ranges=(captured,))
     memory = [memory_bytes] * replicas
     parallel = split_topology(devices(*memory, link=Link(10.0)), replicas)
@@ -71,7 +71,7 @@ def _report(
 
 def test_limits_are_solved_for() -> None:
     report, _ = _report()
-    assert report.max_batch_size == 5  # 100 + 20 * 5 is just what there is
+    assert report.max_batch_size == 5  # 100 + 20 * 5 is exactly the memory
     assert report.smallest_memory_bytes == (140,)
     assert report.table.latency_s.tolist() == [4.0 * batch for batch in range(1, 9)]
     assert report.table.peak_bytes[:, 0].tolist() == [100 + 20 * batch for batch in range(1, 9)]
@@ -85,7 +85,7 @@ def test_limits_are_solved_for() -> None:
 
 
 def test_the_allocator_rounds_up() -> None:
-    # In sixteens: weights 112, and 32 twice for three examples, 48 twice for four: too much.
+    # In multiples of 16: weights 112, and 32 twice for three examples, 48 twice for four: too much.
     report, _ = _report(rounding_bytes=16)
     assert report.max_batch_size == 3
     assert report.smallest_memory_bytes == (112 + 2 * 32,)
@@ -103,7 +103,7 @@ def test_the_allocator_rounds_up() -> None:
         (1000, 5, "the model was captured up to there"),
     ],
 )
-def test_nothing_outside_the_captured_range_is_asked_for(
+def test_nothing_outside_the_captured_range_is_reported(
     memory_bytes: int, largest: int, why: str | None, tmp_path: Path
 ) -> None:
     report, topology = _report(memory_bytes, rounding_bytes=16, captured=(4, 5))
@@ -124,7 +124,7 @@ def test_where_memory_sets_no_limit_the_search_does() -> None:
     assert batch_line(report).startswith(line)
 
 
-def test_no_batch_may_fit() -> None:
+def test_possibly_no_batch_fits() -> None:
     assert _report(memory_bytes=119)[0].max_batch_size == 0
     assert _report(memory_bytes=120)[0].max_batch_size == 1
 
@@ -135,7 +135,7 @@ def test_replicas_share_a_batch(tmp_path: Path) -> None:
     assert "fit this plan 15; batch 6 needs" in batch_line(report)
     columns = sweep_columns(report)
     assert columns["batch"] == [3 * batch for batch in range(1, 9)]
-    # 4 s an example, and 4/3 of its 10 bytes round a ring of 10 bytes a second.
+    # 4 s per example, and 4/3 of its 10 bytes round a ring of 10 bytes per second.
     each_s = 4 + 4 / 3
     assert columns["latency_ms"] == pytest.approx([1e3 * each_s * b for b in range(1, 9)])
     assert columns["examples_per_s"] == pytest.approx([3 / each_s] * 8)
@@ -146,7 +146,7 @@ def test_replicas_share_a_batch(tmp_path: Path) -> None:
     assert "allocator" not in text
 
 
-def test_the_files_say_it(tmp_path: Path) -> None:
+def test_the_files_hold_the_report(tmp_path: Path) -> None:
     report, topology = _report()
     write_batch_files(tmp_path, report, topology)
     text = (tmp_path / "formulas.txt").read_text()

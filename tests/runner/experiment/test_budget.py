@@ -1,4 +1,4 @@
-"""``checkpointing=budget``: against every choice of blocks of a small model."""
+"""``checkpointing=budget`` compared with every choice of blocks of a small model."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -53,14 +53,14 @@ def _step(folder: Path, architecture: str, sizes: Mapping[str, object], *overrid
 
 
 def _planned(config: Config) -> tuple[int, float]:
-    """Return the bytes at the peak, and the time of the step."""
+    """Return the bytes at the peak and the time of the step."""
     evaluation = plan(config, model_spec(config), advises=False).evaluation
     return evaluation.peak_bytes, evaluation.latency_s
 
 
 @pytest.fixture(scope="module")
 def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of captures that tests share."""
+    """The folder of captures that these tests share."""
     return tmp_path_factory.mktemp("captures")
 
 
@@ -81,9 +81,9 @@ def test_the_fewest_blocks_with_which_a_step_fits(captures: Path) -> None:
         chosen, line = within_budget(config)
         fitting = {(): none} | known
         best_s = min(step_s for peak, step_s in fitting.values() if peak <= peak_bytes)
-        found = fitting[tuple(chosen.recomputed_blocks)]
-        assert found[0] <= peak_bytes
-        assert found[1] == pytest.approx(best_s)
+        planned = fitting[tuple(chosen.recomputed_blocks)]
+        assert planned[0] <= peak_bytes
+        assert planned[1] == pytest.approx(best_s)
         assert ("gap" in line) is (peak_bytes < most)
     config = _config(captures, f"devices=1x{(least - 1000) / 1e6}mb", "checkpointing=budget")
     with pytest.raises(InfeasibleError):
@@ -102,14 +102,14 @@ def test_blocks_within_a_stage(tmp_path: Path) -> None:
     chosen, _ = within_budget(step(f"devices=1x{least / 1e6}mb", "checkpointing=budget"))
     assert chosen.recomputed_blocks == layers
     assert _planned(chosen)[0] == least
-    # None is left out that frees nothing: what all of them free together is that of all.
+    # No block that frees memory is left out: together they free as much as all blocks.
     graph = shared_subject(kept, model_spec(kept)).captured.graph
     unchanged = (graph, np.ones(graph.n_ops))
     costs = block_costs(layers, unchanged, unchanged)
     assert [(cost.name, cost.freed_bytes) for cost in costs] == [(path, 0) for path in layers]
 
 
-def test_no_gap_is_said_where_states_make_room_too(captures: Path) -> None:
+def test_no_gap_is_reported_where_states_make_room_too(captures: Path) -> None:
     beside = ("offload.optimizer=all", "offload.activations=none")
 
     def peak_bytes(*overrides: str) -> int:

@@ -1,4 +1,4 @@
-"""What can be carried out, as far as a configuration tells."""
+"""What can be carried out, as far as a configuration shows."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_what_cannot_be_run_is_refused(overrides: list[str], message: str) -> No
         ["execute=local"],
         ["execute=local", "phase=training"],
         ["execute=local", "execute.threads=4", "latency=profiled"],
-        # Nothing is measured by these.
+        # With these, nothing is measured.
         ["execute=local", "latency.threads=4"],
         ["execute=local", "latency=calibrated", "latency.file=a.json", "latency.threads=4"],
         ["execute=none", "latency=profiled", "latency.threads=4"],
@@ -66,12 +66,12 @@ def test_what_cannot_be_run_is_refused(overrides: list[str], message: str) -> No
         ["execute=pipeline", "schedule=1f1b", "phase=training", "microbatches=4"],
     ],
 )
-def test_what_can_be_run_is_taken(overrides: list[str]) -> None:
+def test_what_can_be_run_is_accepted(overrides: list[str]) -> None:
     check_execute(read(*overrides))
 
 
 def test_stages_are_those_of_the_schedule() -> None:
-    """What follows on one device is one stage; a device without an operator is none."""
+    """Consecutive operators on one device are one stage; a device without an operator has none."""
     joined = _by_device(np.array([3, 3, 1, 1, 0]), (3, 1, 2, 0))
     assert joined.partition_of.tolist() == [0, 0, 1, 1, 2]
     assert joined.devices_of_partition == ((3,), (1,), (0,))

@@ -1,4 +1,4 @@
-"""Collectives with ``latency=kernels``: in one machine, what NCCL was measured to take."""
+"""Collectives with ``latency=kernels``: in one machine, the times measured with NCCL."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ def _planned(*overrides: str) -> Result:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Return the overrides that keep captures of this module."""
+    """Return the overrides that cache the captures of this module."""
     folder = tmp_path_factory.mktemp("captured")
     return "capture.use_cache=true", f"capture.cache_dir={folder}"
 
 
 _NVLINK = ("devices=4xa100_80gb", "transfer_rate=nvlink3", "mode=single")
 _ALL_REDUCE = CollectiveCurve(8.029e-6, 1.829e-6, 3.925e-5, 0.7852)
-"""Of A100s, as `conf/latency/kernels.yaml` has it."""
+"""Measured on A100s, as in `conf/latency/kernels.yaml`."""
 _LOSS_BYTES = 4
 
 
@@ -37,7 +37,7 @@ def _sum_s(size_bytes: float, ranks: int) -> float:
     return hops_s + wire + float((_ALL_REDUCE.ramp_s * wire) ** 0.5)
 
 
-def test_collectives_of_kernels_take_what_was_measured(cache: tuple[str, ...]) -> None:
+def test_collectives_of_kernels_take_the_measured_times(cache: tuple[str, ...]) -> None:
     split = _planned(*_NVLINK, "tensor_parallel=4", "latency=kernels", *cache)
     kinds = collective_kinds(split.captured.graph)
     times = split.problem.costs.op_time_s[:, 0]
@@ -45,17 +45,17 @@ def test_collectives_of_kernels_take_what_was_measured(cache: tuple[str, ...]) -
     assert len(summed) == 3
     assert summed == pytest.approx([_sum_s(2048, 4)] * 3)
     gathered = [times[op] for op, kind in kinds.items() if kind == "all_gather"]
-    # The kernel's own time and three hops, and little else for 8 KiB.
+    # For 8 KiB, little more than the kernel's own time and three hops.
     assert gathered == pytest.approx([9.509e-6 + 3 * 4.523e-7], rel=0.1)
 
 
-def test_sums_and_shards_of_kernels_take_what_was_measured(cache: tuple[str, ...]) -> None:
+def test_sums_and_shards_of_kernels_take_the_measured_times(cache: tuple[str, ...]) -> None:
     step = ("phase=training", "model.batch_size=4", "data_parallel=4")
     options = (*step, "latency=kernels", *cache)
     plain = _planned(*_NVLINK, *options, "optimizer=none")
     assert plain.replicas is not None
     cost = plain.replicas.cost
-    # The loss by itself, and all gradients in one bucket.
+    # The loss alone, and all gradients in one bucket.
     sums_s = _sum_s(_LOSS_BYTES, 4) + _sum_s(cost.reduced_bytes[0] - _LOSS_BYTES, 4)
     assert cost.busy_s[0] == pytest.approx(sums_s)
     shipped, slowed = (
@@ -64,7 +64,7 @@ def test_sums_and_shards_of_kernels_take_what_was_measured(cache: tuple[str, ...
     )
     assert shipped.shards is not None
     assert slowed.shards is not None
-    # Gathers of the root, and twice of the block.
+    # One gather of the root, two of the block.
     assert slowed.shards.collective_s == pytest.approx(shipped.shards.collective_s + 3, rel=1e-3)
     first, last = (
         _planned(*_NVLINK, *options, "zero=1", *curves)
@@ -87,7 +87,7 @@ def test_sums_and_shards_of_kernels_take_what_was_measured(cache: tuple[str, ...
         ),
     ],
 )
-def test_rings_that_were_not_measured_go_at_their_links_rates(devices: tuple[str, ...]) -> None:
+def test_unmeasured_rings_take_the_rates_of_their_links(devices: tuple[str, ...]) -> None:
     config = read(*TINY_LLAMA, "latency=kernels", "transfer_rate=nvlink3", *devices)
     topology = build_topology(config.devices, config.transfer_rate)
     whole = np.arange(4)[None, :]
@@ -96,14 +96,16 @@ def test_rings_that_were_not_measured_go_at_their_links_rates(devices: tuple[str
     roofline = read(*TINY_LLAMA, *linked, "latency=roofline")
     alike = build_topology(roofline.devices, roofline.transfer_rate)
     assert ring_curves(roofline.latency, alike, whole) is None
-    # Those of latency=kernels, and so by default on devices with curves of their own.
+    # Those of latency=kernels, the default on devices with curves of their own.
     for latency in (config.latency, read(*TINY_LLAMA, *linked).latency):
         known = ring_curves(latency, alike, whole)
         assert known is not None
         assert known["all_reduce"] == _ALL_REDUCE
 
 
-def test_groups_in_one_machine_and_replicas_in_two_have_times_each(cache: tuple[str, ...]) -> None:
+def test_groups_in_one_machine_and_replicas_in_two_have_their_own_times(
+    cache: tuple[str, ...],
+) -> None:
     two = ("devices=2xa100_80gb+2xa100_80gb", "devices.nodes=[0,1]", "transfer_rate=nvlink3")
     options = ("phase=training", "model.batch_size=2", "optimizer=none", *cache)
     result = _planned(
@@ -118,6 +120,6 @@ def test_groups_in_one_machine_and_replicas_in_two_have_times_each(cache: tuple[
     assert result.replicas is not None
     cost = result.replicas.cost
     link = read(*TINY_LLAMA, *two).transfer_rate
-    # The loss by itself, and all gradients in one bucket.
+    # The loss alone, and all gradients in one bucket.
     ring_s = 2 * (cost.reduced_bytes[0] / 2 / link.bytes_per_s + 2 * link.latency_s)
     assert cost.busy_s[0] == pytest.approx(ring_s)

@@ -1,4 +1,4 @@
-"""Whether devices have what a plan needs beside its tensors, and the plan that is sought if not."""
+"""Whether devices hold what a plan needs beside its tensors, and the next plan sought if not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def _needs(device: int, allocator: int, total: int) -> DeviceMemory:
 
 
 def _on_three(memory_bytes: int) -> tuple[Problem, Evaluation]:
-    """Return a plan of all on the first of three devices, the third of another kind."""
+    """Return a plan with everything on the first of three devices; the third is of another kind."""
     this = problem(chain(4), devices(*[memory_bytes] * 3))
     specs = [
         replace(spec, name="same" if i < 2 else "other")
@@ -48,23 +48,27 @@ def _on_three(memory_bytes: int) -> tuple[Problem, Evaluation]:
     return this, evaluate(this, partition_by_device(this.graph, np.array([0, 0, 0, 0])))
 
 
-def test_all_devices_of_a_kind_may_hold_less_than_the_one_that_lacks() -> None:
-    """However much of a device the tensors left free: else the next plan would be the same."""
+def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> None:
+    """Even if the tensors left memory of it unused: else the next plan would be the same."""
     this, plan = _on_three(100)
-    held = plan.devices[0].peak_bytes
-    tensors = {"tensors": Interval(held, held, held)}
-    need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - held, 200)}, 100)
+    peak_bytes = plan.devices[0].peak_bytes
+    tensors = {"tensors": Interval(peak_bytes, peak_bytes, peak_bytes)}
+    need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - peak_bytes, 200)}, 100)
     less = with_less_memory(this, plan, [need])
-    assert [spec.memory_bytes for spec in less.topology.devices] == [held - 2, held - 2, 100]
+    assert [spec.memory_bytes for spec in less.topology.devices] == [
+        peak_bytes - 2,
+        peak_bytes - 2,
+        100,
+    ]
     assert [spec.total_bytes for spec in less.topology.devices] == [100, 100, 100]
 
 
-def test_what_a_schedule_lacks_is_a_share_of_what_it_holds() -> None:
+def test_a_lack_of_a_schedule_is_a_share_of_its_memory() -> None:
     this, plan = _on_three(100)
-    held = plan.devices[0].peak_bytes
+    peak_bytes = plan.devices[0].peak_bytes
     need = DeviceMemory(0, {"tensors": Interval(200, 200, 200)}, 100)
     less = with_less_memory(this, plan, [need])
-    assert less.topology.devices[0].memory_bytes == held // 2
+    assert less.topology.devices[0].memory_bytes == peak_bytes // 2
 
 
 def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:
@@ -105,7 +109,7 @@ def test_searches_of_plans_that_did_not_fit_count_too(
     ("allocator", "verdict"),
     [(5, "fits"), (8, "tight, allocator decides"), (11, "does not fit, allocator decides")],
 )
-def test_the_line_says_what_decides(allocator: int, verdict: str) -> None:
+def test_the_line_names_what_decides(allocator: int, verdict: str) -> None:
     line = memory_line([_needs(0, 1, 50), _needs(1, allocator, 50)])
     assert line.startswith(f"{verdict}: device 1 needs {40 + allocator} (40 to")
 
@@ -114,7 +118,7 @@ def test_parts_that_the_unit_does_not_show_are_left_out_of_the_line() -> None:
     assert memory_line([_needs(0, 1, 16 * 10**9)]) == "fits: device 0 needs 0.00 of 14.90 GiB"
 
 
-def test_what_does_not_fit_names_the_parts() -> None:
+def test_a_plan_that_does_not_fit_names_the_parts() -> None:
     error = does_not_fit([_needs(0, 1, 50), _needs(1, 20, 50)])
     assert isinstance(error, InfeasibleError)
     assert "device 1 needs 60 B for the best plan found, it has 50:" in str(error)

@@ -1,4 +1,4 @@
-"""Which engines a run's plan is written for, and what its line says."""
+"""Which engines a run's plan is written for, and the line about them."""
 
 from pathlib import Path
 
@@ -55,11 +55,11 @@ def test_a_pipeline_leaves_in_whole_layers() -> None:
     )
     note = _note(33, *TRAINING, *STAGES)
     assert note == "; no engine files: stage 1 begins inside model.layers.16; add granularity=3"
-    # A pass without a cache is no step of an engine: nothing is said of what does not fit.
+    # A pass without a cache is no step of a serving engine, so their limits are not mentioned.
     assert _note(33, "model=llama3_1_8b", "mode=pipeline", "devices=2xh100") == ""
 
 
-def test_a_step_of_serving_leaves_for_vllm_and_llama_cpp() -> None:
+def test_a_step_of_serving_is_written_for_vllm_and_llama_cpp() -> None:
     decode = ("model=llama3_1_8b", "phase=decode", "context_len=4096", "devices=2xh100")
     assert _note(30, *decode) == ", vLLM (vllm.sh), llama.cpp (llama_cpp.sh)"
     placed = partition_by_device(GRAPH, (np.arange(GRAPH.n_ops) >= 30).astype(np.int64))
@@ -75,7 +75,7 @@ def test_a_step_of_serving_leaves_for_vllm_and_llama_cpp() -> None:
 
 
 def test_the_devices_of_every_replica_are_named() -> None:
-    """Each replica has a fast device, which the first stage is on, and a slow one."""
+    """Each replica has a fast device, which holds the first stage, and a slow one."""
     mixed = ("model=llama3_1_8b", "phase=prefill", "devices=2xt4+2xh100", "data_parallel=2")
     placed = partition_by_device(GRAPH, (np.arange(GRAPH.n_ops) < 30).astype(np.int64))
     files = files_for_engines(read(*mixed, "model.batch_size=2"), GRAPH, placed)
@@ -85,7 +85,7 @@ def test_the_devices_of_every_replica_are_named() -> None:
     assert "--data-parallel-size 2" in command
 
 
-def test_what_no_engine_does_alike_leaves_for_none() -> None:
+def test_a_plan_that_no_engine_reproduces_is_written_for_none() -> None:
     late = "backward_order=late_weight_gradients"
     assert _note(64, *TRAINING, "data_parallel=8", "zero=3", "model.batch_size=8", late) == ""
     assert _note(64, *TRAINING) == ""  # one device

@@ -1,4 +1,4 @@
-"""A fine-tuning step has gradients and states of its adapters alone, as peft's own run has."""
+"""A fine-tuning step has gradients and states of its adapters alone, as peft's own step has."""
 
 import sys
 import warnings
@@ -104,7 +104,7 @@ def test_a_step_of_adapters_holds_what_pefts_own_run_holds() -> None:
     assert planned.peak_bytes == pytest.approx(counter.peak_bytes[0], rel=0.005)
 
 
-def test_layers_that_take_no_adapter_are_told_in_plain_words() -> None:
+def test_layers_that_take_no_adapter_are_explained_in_plain_words() -> None:
     pytest.importorskip("peft")
     experts = ("model.architecture=MixtralForCausalLM", "+model.config.num_local_experts=4")
     with pytest.raises(FxpartError, match=r"name layers, such as finetune.targets=\[q_proj"):
@@ -113,7 +113,7 @@ def test_layers_that_take_no_adapter_are_told_in_plain_words() -> None:
         _planned("finetune=lora", "finetune.targets=[all-linear]", *experts)
 
 
-def test_what_peft_sets_right_is_not_warned_of() -> None:
+def test_corrections_by_peft_give_no_warning() -> None:
     pytest.importorskip("peft")
     torch = pytest.importorskip("torch")
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -159,14 +159,14 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
         (("finetune=lora", "engine=megatron"), "got finetune=lora; use finetune=none"),
     ],
 )
-def test_adapters_that_are_not_planned_are_refused(
+def test_adapters_that_cannot_be_planned_are_refused(
     overrides: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(FxpartError, match=message):
         check_all(read(*_overrides(*overrides)))
 
 
-def test_without_peft_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peft_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(FxpartError, match=r"pip install 'fxpart\[peft\]'"):
         _planned("finetune=lora", "finetune.rank=3")

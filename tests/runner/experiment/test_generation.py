@@ -1,4 +1,4 @@
-"""A generation on one placement, against runs of each of its steps and of the sizes it says fit."""
+"""A generation on one placement, compared with runs of its steps and of its largest sizes."""
 
 import csv
 from collections import OrderedDict
@@ -61,7 +61,7 @@ def _lengths(prompt_len: int, output_len: int) -> tuple[str, ...]:
 
 def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
     sizes = ("model.batch_size=3", "devices=1x1gb", "model.config.num_hidden_layers=1")
-    # Three tokens are sent to at most six of eight experts, which a symbolic batch cannot say.
+    # Three tokens are sent to at most six of eight experts, which a symbolic batch cannot express.
     metrics = headline(_planned(*_lengths(20, 3), *sizes, architecture="MixtralForCausalLM"))
 
     def alone(*overrides: str) -> dict[str, float]:
@@ -82,40 +82,40 @@ def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
 
 
 def test_kernels_of_other_sizes_are_those_of_the_devices_used_and_not_remembered() -> None:
-    asked = (*_lengths(20, 3), "runtime=compiled")
+    overrides = (*_lengths(20, 3), "runtime=compiled")
     _kept_kernels.cache_clear()
-    one, two = (headline(_planned(*asked, f"devices={n}x1gb")) for n in (1, 2))
-    assert (one["ttft_ms"], one["tpot_ms"]) == (two["ttft_ms"], two["tpot_ms"])
-    assert one["latency_ms"] == two["latency_ms"]
+    single, two = (headline(_planned(*overrides, f"devices={n}x1gb")) for n in (1, 2))
+    assert (single["ttft_ms"], single["tpot_ms"]) == (two["ttft_ms"], two["tpot_ms"])
+    assert single["latency_ms"] == two["latency_ms"]
     # The last decode as a whole, once or for each of two captures, and for two devices block by
-    # block; none of the sizes that limits were sought among.
+    # block; none of the sizes that were tried for the limits.
     assert 2 <= _kept_kernels.cache_info().currsize <= 3
 
 
 @pytest.mark.parametrize("reserve", ["reserve=none", "reserve=cuda"])
-def test_the_sizes_it_says_fit_are_the_last_that_do(reserve: str) -> None:
+def test_the_reported_sizes_are_the_largest_that_fit(reserve: str) -> None:
     device = "devices=1x0.2mb" if reserve == "reserve=none" else "devices=1x650mb"
     texts = 2 if reserve == "reserve=none" else 700
     sizes = (reserve, device)
-    made = _planned(*_lengths(20, 5), *sizes, f"model.batch_size={texts}").generation
-    assert made is not None
-    assert made.limits.batch > texts
-    assert made.limits.context > 25
-    _planned(*_lengths(20, made.limits.context - 20), *sizes, f"model.batch_size={texts}")
+    result = _planned(*_lengths(20, 5), *sizes, f"model.batch_size={texts}").generation
+    assert result is not None
+    assert result.limits.batch > texts
+    assert result.limits.context > 25
+    _planned(*_lengths(20, result.limits.context - 20), *sizes, f"model.batch_size={texts}")
     with pytest.raises(InfeasibleError):
-        _planned(*_lengths(20, made.limits.context - 19), *sizes, f"model.batch_size={texts}")
-    _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.limits.batch}")
+        _planned(*_lengths(20, result.limits.context - 19), *sizes, f"model.batch_size={texts}")
+    _planned(*_lengths(20, 5), *sizes, f"model.batch_size={result.limits.batch}")
     with pytest.raises(InfeasibleError):
-        _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.limits.batch + 1}")
+        _planned(*_lengths(20, 5), *sizes, f"model.batch_size={result.limits.batch + 1}")
 
 
-def test_a_context_ends_with_the_model_where_memory_does_not() -> None:
-    made = _planned(*_lengths(20, 5), "devices=1x1gb")
-    assert made.generation is not None
-    assert made.generation.limits.context == 4096
+def test_the_model_ends_a_context_that_memory_does_not() -> None:
+    result = _planned(*_lengths(20, 5), "devices=1x1gb")
+    assert result.generation is not None
+    assert result.generation.limits.context == 4096
     assert (
         "4,096 (the model's longest)"
-        in generation_lines(made.generation, made.evaluation, "")[1][1]
+        in generation_lines(result.generation, result.evaluation, "")[1][1]
     )
 
 
@@ -131,22 +131,22 @@ def test_a_window_is_passed_on_the_way_to_the_longest_context() -> None:
     def planned(output_len: int) -> Result:
         return _planned(*_lengths(20, output_len), *sizes, architecture="Gemma3ForCausalLM")
 
-    made = planned(5).generation
-    assert made is not None
-    assert 64 < made.limits.context < 100000
-    planned(made.limits.context - 20)
+    result = planned(5).generation
+    assert result is not None
+    assert 64 < result.limits.context < 100000
+    planned(result.limits.context - 20)
     with pytest.raises(InfeasibleError):
-        planned(made.limits.context - 19)
+        planned(result.limits.context - 19)
 
 
-def test_both_steps_of_several_devices_have_their_weights_in_one_place() -> None:
-    made = _planned(*_lengths(20, 5), "mode=equal_layers", "devices=2x0.2mb")
-    metrics = headline(made)
+def test_both_steps_on_several_devices_share_the_places_of_weights() -> None:
+    result = _planned(*_lengths(20, 5), "mode=equal_layers", "devices=2x0.2mb")
+    metrics = headline(result)
     prefill = headline(
         _planned("phase=prefill", "model.seq_len=20", "mode=equal_layers", "devices=2x0.2mb")
     )
     assert metrics["ttft_ms"] == pytest.approx(prefill["latency_ms"], rel=0.02)
-    assert all(use.weight_bytes and use.cache_bytes for use in made.evaluation.devices)
+    assert all(use.weight_bytes and use.cache_bytes for use in result.evaluation.devices)
 
 
 def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
@@ -155,18 +155,18 @@ def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
         "+model.config.tie_word_embeddings=true",
     )
     spec = model_spec(config)
-    made = plan(config, spec)
+    result = plan(config, spec)
     steps = serving_steps(config, spec)
     decode = steps.decode(1, 25)
     prompts = steps.prefill(1, 20, decode)
-    placed = follow(decode, made.assignment, prompts)
+    placed = follow(decode, result.assignment, prompts)
 
     def device(homes: IntArray, graph: OpGraph, module: str) -> int:
         (home,) = {int(homes[op]) for op, path in enumerate(graph.modules) if path == module}
         return home
 
     for module, home in (("model.embed_tokens", 0), ("lm_head", 1)):
-        assert device(made.assignment.device_of, decode, module) == home
+        assert device(result.assignment.device_of, decode, module) == home
         assert device(placed.device_of, prompts, module) == home
 
 
@@ -185,9 +185,7 @@ def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
         ((*_lengths(20, 5), "serving_sweep.contexts=[5]"), "has 5, which must be 6 or more"),
     ],
 )
-def test_lengths_that_make_no_generation_are_refused(
-    overrides: tuple[str, ...], message: str
-) -> None:
+def test_lengths_without_a_generation_are_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(FxpartError, match=message):
         check_all(read(*_overrides(*overrides)))
 
@@ -205,11 +203,11 @@ def test_more_tokens_than_the_model_has_positions_are_refused(
         _planned(*_lengths(20, 5), "serving_sweep.contexts=[64,5000]")
 
 
-def test_prompts_are_as_long_as_asked_whatever_they_were_before() -> None:
-    for prompt_len in (15, 20):  # of as many tokens in all
-        made = _planned(*_lengths(prompt_len, 25 - prompt_len)).generation
-        assert made is not None
-        assert made.prompt_len == prompt_len
+def test_prompts_have_the_requested_length_whatever_the_sequence_length() -> None:
+    for prompt_len in (15, 20):  # the same number of tokens in all
+        result = _planned(*_lengths(prompt_len, 25 - prompt_len)).generation
+        assert result is not None
+        assert result.prompt_len == prompt_len
 
 
 def test_an_encoder_has_no_table_of_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +243,8 @@ def test_prompts_of_one_length_are_captured_for_any_batch(
         config = _of(architecture, sizes, *overrides)
         return plan(config, model_spec(config))
 
-    made = planned(*_lengths(6, 4), "model.batch_size=2")
-    metrics = headline(made)
+    result = planned(*_lengths(6, 4), "model.batch_size=2")
+    metrics = headline(result)
     steps = [
         headline(
             planned(
@@ -264,7 +262,7 @@ def test_prompts_of_one_length_are_captured_for_any_batch(
         planned(*_lengths(6, 4), f"model.batch_size={most + 1}")
 
 
-def test_prompts_of_an_encoder_hold_the_same_after_any_other_job(
+def test_prompts_of_an_encoder_need_the_same_memory_after_any_other_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def held(*output_lens: int) -> dict[int, int]:
@@ -280,7 +278,7 @@ def test_prompts_of_an_encoder_hold_the_same_after_any_other_job(
     assert held(4, 40) == held(40, 4)
 
 
-def test_a_model_that_is_not_captured_in_symbols_is_told_in_plain_words() -> None:
+def test_a_model_without_a_symbolic_capture_is_explained_in_plain_words() -> None:
     config = read(
         *("model=transformers", "model.architecture=RwkvForCausalLM", "mode=single"),
         *(f"+model.config.{size}" for size in ("hidden_size=16", "vocab_size=64")),
@@ -291,10 +289,10 @@ def test_a_model_that_is_not_captured_in_symbols_is_told_in_plain_words() -> Non
         plan(config, model_spec(config))
 
 
-def test_a_table_of_sizes_says_of_each_what_a_run_of_it_says(tmp_path: Path) -> None:
+def test_a_table_of_sizes_agrees_with_single_runs(tmp_path: Path) -> None:
     sweep = ("serving_sweep.batches=[4,1]", "serving_sweep.contexts=[40,200]")
-    made = _planned(*_lengths(20, 5), *sweep)
-    rows = made.other_sizes
+    result = _planned(*_lengths(20, 5), *sweep)
+    rows = result.other_sizes
     assert [(row.context_len, row.pace.texts) for row in rows] == [
         *((40, 1), (40, 4)),
         *((200, 1), (200, 4)),
@@ -325,12 +323,12 @@ def test_a_table_of_sizes_says_of_each_what_a_run_of_it_says(tmp_path: Path) -> 
 
 
 _TIERED = ("devices=1x0.02mb+host1mb", "offload=prefetch")
-"""Of the blocks, of some 7 kB each, the device has room for two, and for one that is computed."""
+"""The device holds two of the blocks, of some 7 kB each, and one for the block being computed."""
 
 
-def test_a_generation_with_tiers_takes_what_its_steps_take_beside_the_same_tiers() -> None:
-    made = _planned(*_lengths(20, 3), *_TIERED)
-    metrics, offloaded = headline(made), made.offloaded
+def test_a_generation_with_tiers_takes_the_times_of_its_steps_with_the_same_tiers() -> None:
+    result = _planned(*_lengths(20, 3), *_TIERED)
+    metrics, offloaded = headline(result), result.offloaded
     assert offloaded is not None
     assert metrics["streamed_gib"] > 0
     decodes = [
@@ -346,14 +344,14 @@ def test_a_generation_with_tiers_takes_what_its_steps_take_beside_the_same_tiers
     assert metrics["tpot_ms"] / 1e3 > metrics["streamed_gib"] * 2**30 / (31.5e9 * 0.8)
 
 
-def test_the_sizes_that_tiers_make_room_for_are_planned_and_not_twice_as_much() -> None:
+def test_the_largest_sizes_with_tiers_can_be_planned_and_twice_as_much_cannot() -> None:
     tiered = (*("devices=1x0.024mb+host1mb", "offload=prefetch", "mode=size_based"),)
-    made = _planned(*_lengths(20, 5), *tiered).generation
-    assert made is not None
-    most = made.in_tiers
+    result = _planned(*_lengths(20, 5), *tiered).generation
+    assert result is not None
+    most = result.in_tiers
     assert most is not None
-    assert most.batch >= made.limits.batch >= 1
-    assert most.context > made.limits.context >= 25
+    assert most.batch >= result.limits.batch >= 1
+    assert most.context > result.limits.context >= 25
     for texts, context in ((1, most.context), (most.batch, 25)):
         _planned(*_lengths(20, context - 20), *tiered, f"model.batch_size={texts}")
     for texts, context in ((1, 2 * most.context), (2 * most.batch, 25)):

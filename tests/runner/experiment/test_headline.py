@@ -1,4 +1,4 @@
-"""Every metric that a job logs is a row of the table, and the other way round."""
+"""Every metric that a job logs is a row of the table, and vice versa."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def _planned(*overrides: str) -> Result:
 
 
 def _served(*overrides: str) -> Result:
-    """Plan a step with a cache of a small model of transformers."""
+    """Plan a step with a cache for a small model of transformers."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     config = read(
@@ -42,7 +42,7 @@ def _served(*overrides: str) -> Result:
     return plan(config, model_spec(config))
 
 
-def test_a_decode_makes_a_token_for_each_text_in_its_latency(
+def test_a_decode_makes_one_token_of_each_text_in_its_latency(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -129,7 +129,7 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     assert columns == {metric.name for metric in DEVICE_METRICS}
 
 
-def test_no_gap_is_logged_where_a_latency_is_not_what_was_asked_for(
+def test_no_gap_is_logged_where_latency_is_not_the_objective(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""What was measured beside what was predicted."""
+"""Measurements beside predictions."""
 
 from dataclasses import replace
 
@@ -28,7 +28,9 @@ PIPELINE = Measured(
     ("predicted", "measured", "expected"),
     [(18, 20, -10), (30, 20, 50), (20, 20, 0), (0, 0, 0), (0, 4, -100), (1, 0, float("inf"))],
 )
-def test_error_is_of_the_measurement(predicted: float, measured: float, expected: float) -> None:
+def test_the_error_is_relative_to_the_measurement(
+    predicted: float, measured: float, expected: float
+) -> None:
     assert error_pct(predicted, measured) == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""Where memory is fullest, in the words of the terminal, files and MLflow."""
+"""Where memory is fullest, in the terminal, files and MLflow."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def peak(device: int, by_kind: dict[str, int]) -> DevicePeak:
     return DevicePeak(device, 7, "mm_3", "net.block", "backward of gelu", total, by_kind, tensors)
 
 
-def test_the_line_says_where_and_what() -> None:
+def test_the_line_names_device_and_kinds() -> None:
     small = peak(0, {"weight": GIB})
     large = peak(2, {"weight": GIB, "optimizer state": 2 * GIB, "saved activation": GIB // 2})
     assert peak_line([small, large, small]) == (
@@ -65,11 +65,11 @@ def test_a_root_module_is_named_by_its_operator() -> None:
     assert "at mm_3 (mm)" in peak_line([root])
 
 
-def test_every_kind_has_a_name_for_many() -> None:
+def test_every_kind_has_a_plural() -> None:
     assert tuple(PLURALS) == KINDS
 
 
-def test_what_only_training_has_is_0_where_it_is_not_there() -> None:
+def test_kinds_of_training_alone_are_0_elsewhere() -> None:
     assert training_metrics(step_peaks()) == {
         "optimizer_state_gib": 25 / GIB,
         "gradients_gib": 20 / GIB,
@@ -92,7 +92,7 @@ def test_largest_tensors_are_columns_of_equal_length() -> None:
     assert [tensor["bytes"] for tensor in cast("list[Any]", row["tensors"])] == [25, 20]
 
 
-def test_a_table_is_csv_that_others_read(tmp_path: Path) -> None:
+def test_a_table_is_csv_that_other_programs_read(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "largest.csv"
     write_table(path, {"name": ["a,b", 'say "x"'], "bytes": [1, 2]})
     assert path.read_text().startswith("name,bytes\n")
@@ -105,7 +105,7 @@ def test_a_table_is_csv_that_others_read(tmp_path: Path) -> None:
         write_table(path / "below", {"a": []})
 
 
-def test_a_result_says_where_it_is_fullest(tmp_path: Path) -> None:
+def test_a_result_names_the_fullest_place(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_result(path, status="finished", config={}, peaks=peak_rows(step_peaks()))
     (row,) = read_result(path)["peaks"]

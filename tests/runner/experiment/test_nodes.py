@@ -1,4 +1,4 @@
-"""Fast links in a machine and slow ones between two: what they do to plans and to their cost."""
+"""Fast links inside machines and a slow one between two: their effect on plans and costs."""
 
 from itertools import pairwise
 
@@ -39,7 +39,7 @@ def _nodes_used(this: Problem, placed: Assignment) -> set[int]:
     return {this.topology.devices[device].node for device in placed.device_of.tolist()}
 
 
-def test_the_branches_take_as_long_as_they_say() -> None:
+def test_the_branches_take_the_stated_times() -> None:
     this = _on_two_machines(_branches(2))
     assert this.costs.op_time_s[1, 0] == pytest.approx(10e-3, rel=1e-6)
     # 45 MB take 0.1 ms over NVLink 4 and 0.9 ms between the machines.
@@ -52,21 +52,21 @@ def test_a_slow_link_between_machines_keeps_a_model_on_one_of_them(mode: str) ->
     graph = _branches(2)
     fast = _on_two_machines(graph, each=1)
     placed = make_mode(mode)(fast)
-    # A branch on each machine: to one the fork is sent, from the other its result to the join, each
-    # in 0.9 ms; the one waits before its 10 ms and the other after. On one machine it takes 20 ms.
+    # A branch on each machine: one is sent the fork, the other sends its result to the join, both
+    # in 0.9 ms; one waits before its 10 ms and the other after. On one machine they take 20 ms.
     assert _nodes_used(fast, placed) == {0, 1}
     assert evaluate(fast, placed).latency_s == pytest.approx(10.9e-3, rel=0.01)
-    # 45 MB at 1 GB/s take 45 ms: nothing that the other machine computes is worth that.
+    # 45 MB at 1 GB/s take 45 ms: no computing on the other machine is worth that.
     slow = _on_two_machines(graph, "devices.between_nodes.bytes_per_s=1e9", each=1)
     stays = make_mode(mode)(slow)
     assert len(_nodes_used(slow, stays)) == 1
     assert evaluate(slow, stays).latency_s == pytest.approx(20e-3, rel=0.01)
-    # What was best on the fast link is no longer: the link carries one after the other.
+    # The best plan on the fast link is the best no longer: the link carries one after the other.
     assert evaluate(slow, placed).latency_s == pytest.approx(90e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("mode", LOOKING_AT_COST)
-def test_devices_of_one_machine_are_taken_before_those_of_another(mode: str) -> None:
+def test_devices_of_one_machine_are_used_before_those_of_another(mode: str) -> None:
     this = _on_two_machines(_branches(2), each=2)
     placed = make_mode(mode)(this)
     assert len(set(placed.device_of.tolist())) == 2

@@ -1,4 +1,4 @@
-"""`objective=`, published problems as models, and how a search goes on."""
+"""`objective=`, published problems as models, and how a search continues."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def _planned(*overrides: str) -> Result:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_a_published_problem_brings_its_devices_and_its_cost_model(
+def test_a_published_problem_sets_its_devices_and_its_cost_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def test_a_published_problem_brings_its_devices_and_its_cost_model(
     assert "bound" in progress_text(result.curve[-1])
 
 
-def test_a_search_for_throughput_has_no_larger_load_than_one_for_latency(
+def test_the_load_of_a_search_for_throughput_is_no_larger_than_for_latency(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -85,7 +85,7 @@ def test_a_search_for_throughput_has_no_larger_load_than_one_for_latency(
         (("mode.time_limit_s=0",), "mode.time_limit_s must be above 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_meaningless_combinations_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_memory_and_energy_are_objectives_of_a_run(
 
 
 @pytest.mark.parametrize("objective", ["memory", "energy"])
-def test_replicas_that_share_a_sequence_are_no_plan_of_one_input(objective: str) -> None:
+def test_replicas_that_share_a_sequence_are_no_plan_for_one_input(objective: str) -> None:
     of_training = ("phase=training", "mode=single", "devices=2xh100", "context_parallel=2")
     with pytest.raises(SpecError, match=f"objective={objective} applies to one input"):
         check_all(read("model=gpt2", *of_training, f"objective={objective}"))

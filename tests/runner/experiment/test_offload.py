@@ -1,4 +1,4 @@
-"""Tiers as a user writes them, what is refused, and what a run says and leaves behind."""
+"""Tiers as a user writes them, refusals, and the output and files of a run."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_tiers_stand_among_the_devices() -> None:
+def test_tiers_are_given_among_the_devices() -> None:
     config = read("devices=host64gb+2x24gb+nvme0.5tb")
     tiers = configured_tiers(config)
     assert [pool.count for pool in config.devices.pools] == [2]
@@ -65,7 +65,7 @@ def test_tiers_stand_among_the_devices() -> None:
         ("1x24gb+nvme9xb", "nvme9xb: size '9xb' has the unknown unit 'xb'"),
     ],
 )
-def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
+def test_a_wrong_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
     assert line in refused_line(lambda: composed(f"devices={spec}"))
 
 
@@ -105,23 +105,23 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
         (["devices=2x24gb+host64gb", "offload.pinned_share=2"], "offload.pinned_share=2.0 must"),
     ],
 )
-def test_what_cannot_stream_is_refused_in_one_line(overrides: list[str], line: str) -> None:
+def test_runs_that_cannot_stream_are_refused_in_one_line(overrides: list[str], line: str) -> None:
     with pytest.raises(FxpartError) as refused:
         check_all(read("model=gpt2", *overrides))
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_what_does_not_fit_is_streamed_and_said(here: Path) -> None:
+def test_a_model_that_does_not_fit_is_streamed_with_a_note(here: Path) -> None:
     overrides = ("devices=1x0.07mb+host1mb", "offload=prefetch")
     result = planned(*overrides)
     metrics = headline(result)
-    # Of six layers, room for two copies and values leaves room for one or two.
+    # Two copies and values leave room for one or two of the six layers.
     assert metrics["streamed_gib"] * 2**30 in (4 * 16640, 5 * 16640)
     assert metrics["host_memory_gib"] == metrics["streamed_gib"]
     assert metrics["peak_memory_gib"] * 2**30 <= 70_000
     assert metrics["lower_bound_ms"] <= metrics["latency_ms"]
-    # The copies take about as long as they do over the link, at the share that they reach.
+    # The copies take about as long as over the link at the share that they reach.
     copies_s = metrics["streamed_gib"] * 2**30 / (31.5e9 * 0.8)
     assert metrics["latency_ms"] / 1e3 >= copies_s
     line = line_of(result, *overrides)
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_streamed_and_said(here: Path) -> None:
     assert "on the host" not in line
 
 
-def test_times_of_one_kind_of_device_are_refused_for_the_host_or_said(here: Path) -> None:
+def test_times_of_one_kind_of_device_are_refused_for_the_host_or_noted(here: Path) -> None:
     small = "devices=1x0.07mb+host1mb"
     with pytest.raises(FxpartError, match="offload=host computes on the host, but latency=profi"):
         check_all(read(*TINY, small, "offload=host", "latency=profiled"))
@@ -150,7 +150,7 @@ def test_copies_go_over_pcie_where_devices_have_other_links(here: Path) -> None:
     assert headline(stated)["copy_wait_ms"] > 10 * nvlink > 0
 
 
-def test_a_model_that_fits_leaves_the_tiers_alone(here: Path) -> None:
+def test_a_model_that_fits_does_not_use_the_tiers(here: Path) -> None:
     result = planned("devices=1x1gb+host1gb")
     assert result.offloaded is None
     assert headline(result) | {"partition_s": 0, "capture_s": 0} == headline(
@@ -166,7 +166,7 @@ def test_the_map_and_the_tiers_of_modules_are_written(here: Path) -> None:
     entries = json.loads((here / "out" / "device_map.json").read_text())
     document = json.loads((here / "out" / "offload.json").read_text())
     tiers = {unit["module"]: unit["tier"] for unit in document["units"]}
-    # The host is full but for what passes through it from the disk, room for a module, too.
+    # The host is full except for what passes through it from the disk, room for a module as well.
     stored = sum(tier == "host" for tier in tiers.values()) * 16640
     assert headline(result)["host_memory_gib"] * 2**30 == stored + 16640
     left = f"{(60_000 - stored - 16640) / KIB:.2f} KiB of host0.06mb left"
@@ -177,12 +177,12 @@ def test_the_map_and_the_tiers_of_modules_are_written(here: Path) -> None:
     assert [copy["bytes"] for copy in document["copies"]] == [16640] * len(document["copies"])
 
 
-def test_the_key_of_a_job_knows_its_tiers_and_how_they_are_used(here: Path) -> None:
+def test_the_key_of_a_job_covers_its_tiers_and_their_use(here: Path) -> None:
     keys = [
         inputs_key(config, model_spec(config).key())
         for config in (
             read(*TINY, "devices=1x1gb"),
-            read(*TINY, "devices=1x1gb", "offload=prefetch"),  # which has nothing to do
+            read(*TINY, "devices=1x1gb", "offload=prefetch"),  # no effect without tiers
             read(*TINY, "devices=1x1gb+host1gb"),
             read(*TINY, "devices=1x1gb+host2gb"),
             read(*TINY, "devices=1x1gb+host1gb", "offload=prefetch"),
@@ -192,20 +192,20 @@ def test_the_key_of_a_job_knows_its_tiers_and_how_they_are_used(here: Path) -> N
     assert len(set(keys)) == 4
 
 
-def test_what_would_make_it_fit_is_tried_with_the_tiers(here: Path) -> None:
+def test_remedies_are_tried_with_the_tiers(here: Path) -> None:
     trained = ("phase=training", "optimizer=adamw")
     small_host = (*trained, "offload.optimizer=all", "devices=1x1mb+host0.1mb")
     with pytest.raises(InfeasibleError, match="do not fit host") as refused:
         planned(*small_host)
     assert str(refused.value).endswith("; devices=1x1mb+host64gb makes it fit")
-    # Two of these devices hold the step with states on the host alone.
+    # Two of these devices hold the step with only states on the host.
     small = (*trained, "offload.activations=none", "offload.weights=none")
     with pytest.raises(InfeasibleError, match=r"; devices=2x0.1mb\+host10mb makes it fit"):
         planned(*small, "devices=1x0.1mb+host10mb")
     assert planned(*small, "devices=2x0.1mb+host10mb").offloaded is not None
 
 
-def test_a_host_that_is_too_small_is_told_by_what_must_lie_there(here: Path) -> None:
+def test_a_host_that_is_too_small_is_refused_with_its_least_contents(here: Path) -> None:
     trained = (
         *("phase=training", "optimizer=adamw"),
         "offload.activations=none",
@@ -221,7 +221,7 @@ def test_a_host_that_is_too_small_is_told_by_what_must_lie_there(here: Path) -> 
 
 
 @pytest.mark.parametrize(("objective", "unit"), [("memory", "KiB"), ("energy", "J")])
-def test_no_bound_is_said_beside_a_host_that_computes(
+def test_no_bound_is_given_beside_a_host_that_computes(
     here: Path, objective: str, unit: str
 ) -> None:
     trained = ("phase=training", "optimizer=adamw", "offload.optimizer=all")
@@ -260,8 +260,10 @@ def test_a_training_step_keeps_its_states_on_the_host(here: Path) -> None:
     write_plan(config, identity, result, model_spec(config).key())
     assert json.loads((here / "out" / "device_map.json").read_text()) == {"": 0}
     assert carried_by(result.offloaded).startswith("DeepSpeed (zero_optimization.offload_optim")
-    found = result.offloaded
-    saved = replace(found, ways=np.zeros_like(found.ways), tier_bytes=np.ones_like(found.ways))
+    offloaded = result.offloaded
+    saved = replace(
+        offloaded, ways=np.zeros_like(offloaded.ways), tier_bytes=np.ones_like(offloaded.ways)
+    )
     assert carried_by(saved).startswith("activations by torchtune (enable_activation_offloading)")
     two = planned(*trained, "devices=2x0.1mb+host1mb").offloaded
     assert two is not None

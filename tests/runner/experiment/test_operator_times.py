@@ -1,4 +1,4 @@
-"""Where times of operators come from: assumed, measured, or fitted to measures."""
+"""Sources of operator times: assumed, measured, or fitted to measurements."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def program() -> ExportedProgram:
 
 
 def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
-    """Return what is measured; of a `known` one the program is not to be asked for."""
+    """Return the subject of a measurement; requesting the program of a `known` one is an error."""
 
     def needed() -> ExportedProgram:
         assert not known, "measured again"
@@ -72,7 +72,7 @@ def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(overrides: list[str], message: str) -> None:
+def test_unavailable_times_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_latency(read(*overrides))
     assert message in str(refused.value)
@@ -100,7 +100,7 @@ def test_a_second_time_measures_nothing(program: ExportedProgram, tmp_path: Path
 
 
 @pytest.mark.parametrize("changed", [["latency.repeats=2"], ["phase=training"]])
-def test_other_measurements_are_not_taken_for_these(
+def test_measurements_under_other_conditions_are_not_reused(
     program: ExportedProgram, tmp_path: Path, changed: list[str]
 ) -> None:
     overrides = ["latency=profiled", f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
@@ -135,7 +135,9 @@ def test_a_calibration_is_fitted_to_the_measurements(
     assert fitted.device_name == measured.device_name
 
 
-def test_a_calibration_of_before_is_read(program: ExportedProgram, tmp_path: Path) -> None:
+def test_a_calibration_in_the_earlier_form_is_read(
+    program: ExportedProgram, tmp_path: Path
+) -> None:
     known = Calibration(1e-6, 2e-6, 1e9, {"gemm float32": 1e10}, "a CPU")
     path = tmp_path / "calibration.json"
     config = read("latency=calibrated", f"latency.file={path}")
@@ -169,7 +171,7 @@ def _seconds(program: ExportedProgram, *overrides: str) -> FloatArray:
 
 
 def test_devices_with_curves_of_their_own_take_them_by_default(program: ExportedProgram) -> None:
-    # As with latency=kernels on the one, as with latency=roofline on the other, also side by side:
+    # Like latency=kernels on one device and latency=roofline on the other, also side by side:
     # a device is as fast whatever is beside it.
     mixed = _seconds(program, "devices=1xh100+1xt4+1xa100_40gb")
     for column, device in enumerate(("h100", "t4", "a100_40gb")):
@@ -194,11 +196,11 @@ def test_an_accelerator_has_curves_of_its_own_or_the_roofline(accelerator: str) 
     measured = {"a100_40gb": "a100", "a100_80gb": "a100", "h100": "h100", "h200": "h100"}
     family = {**measured, "b200": "b200"}.get(accelerator, "")
     assert latency.source == ("kernels" if family else "roofline")
-    # And no others, which would be in the key of the job.
+    # No other curves, which would be in the key of the job.
     assert set(latency.curves) == ({family, "a100"} if family == "h100" else {family} - {""})
 
 
-def test_a_family_that_is_not_there_is_refused_with_those_that_are(
+def test_an_unknown_family_is_refused_with_the_known_ones(
     program: ExportedProgram,
 ) -> None:
     with pytest.raises(SpecError, match=r"kernels of h10, which has no curves; nearest: h100"):
@@ -209,7 +211,7 @@ def test_a_family_that_is_not_there_is_refused_with_those_that_are(
     "override",
     ["capture.symbolic=batch", "capture.level=module", "kv_cache=fp8"],
 )
-def test_what_takes_no_curves_takes_the_roofline_by_default(override: str) -> None:
+def test_runs_without_curves_take_the_roofline_by_default(override: str) -> None:
     config = read("devices=1xh100", override)
     check_latency(config)
     assert config.latency.source == "roofline"
@@ -238,7 +240,7 @@ def test_what_takes_no_curves_takes_the_roofline_by_default(override: str) -> No
         ),
     ],
 )
-def test_a_line_says_which_devices_take_curves(
+def test_a_line_names_the_devices_that_take_curves(
     program: ExportedProgram, overrides: list[str], note: str
 ) -> None:
     config = read(*overrides)
@@ -251,7 +253,7 @@ class _Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, query, query)
 
 
-def test_attention_of_torch_on_hopper_is_the_one_made_for_ampere() -> None:
+def test_attention_of_torch_on_hopper_is_the_kernel_made_for_ampere() -> None:
     query = torch.zeros(1, 32, 8192, 128, dtype=torch.bfloat16, device="meta")
     prompts = subject(export_program(_Attention(), (query,), {}))
     shares = {}
@@ -290,7 +292,7 @@ def test_attention_of_torch_on_hopper_is_the_one_made_for_ampere() -> None:
         ),
     ],
 )
-def test_what_curves_cannot_do_is_refused(overrides: list[str], message: str) -> None:
+def test_runs_that_curves_cannot_cost_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_latency(read("latency=kernels", *overrides))
     assert message in str(refused.value)

@@ -1,4 +1,4 @@
-"""What a configuration asks of a schedule, and what it comes to."""
+"""The schedule that a configuration requests, and its results."""
 
 from dataclasses import replace
 
@@ -31,19 +31,19 @@ from tests.runner.pipelines import HALVES, THERE_AND_BACK, forward, step_of_trai
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:
+def test_meaningless_schedules_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_schedule(read(*overrides))
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
-def test_every_schedule_is_taken(name: str) -> None:
+def test_every_schedule_is_accepted(name: str) -> None:
     check_schedule(read(f"schedule={name}", "microbatches=4"))
     check_schedule(read(f"schedule={name}"))
 
 
-def test_no_schedule_is_simulated_unasked() -> None:
+def test_no_schedule_is_simulated_by_default() -> None:
     assert scheduled(read(), forward(), HALVES) is None
 
 
@@ -67,7 +67,7 @@ def test_a_training_step_by_hand() -> None:
     assert "bubble 50.0%" in line
 
 
-def test_what_is_in_flight_must_fit() -> None:
+def test_microbatches_in_flight_must_fit() -> None:
     """The placement fits: device 1 holds 22 bytes for one microbatch, and 24 for three."""
     config = read("schedule=gpipe", "microbatches=3")
     assert scheduled(config, forward(22, 24), HALVES) is not None
@@ -91,7 +91,7 @@ def test_a_step_that_does_not_fit_names_its_activations_in_flight(
 
 
 def _sums(*after_s: float, within_s: float = 0.0) -> AllReduce:
-    """Return sums that keep each ring busy that long; `within_s` more on each, inside the model."""
+    """Return sums that keep each ring busy that long; each is `within_s` longer in the model."""
     none, within = np.zeros(len(after_s), dtype=np.int64), np.full(len(after_s), within_s)
     return AllReduce(none, none, np.array(after_s) + within, within, within, 0.0, 1.0)
 
@@ -116,14 +116,14 @@ def test_sums_in_inference_are_no_updates() -> None:
     config = read("schedule=gpipe", "microbatches=3")
     result = scheduled(config, forward(), HALVES, _sums(0.0, 2.0, within_s=0.5))
     assert result is not None
-    # Half a second more for each microbatch, on either device, and the last one behind the first.
+    # Half a second more for each microbatch, on either device, and the last after the first.
     assert result.step_s == 9 + 4 * 0.5 + 2.0
     assert result.updates == ()
     assert result.sums == (ReplicaSum(1, 11.0, 13.0),)
     assert result.busy_s == (6.0, 6.0)
 
 
-def test_what_is_reserved_is_said() -> None:
+def test_reserves_are_reported() -> None:
     this = forward(22, 23)
     left = tuple(replace(device, reserved_bytes=50) for device in this.topology.devices)
     reserved = replace(this, topology=replace(this.topology, devices=left))

@@ -15,7 +15,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("store")
 def test_a_run_is_costed_again_on_other_devices(folder: Path) -> None:
-    # The host that starts operators would hide so small a difference.
+    # The host that starts operators would hide such a small difference.
     own = (*OWN, "runtime=graph")
     first = run(folder, *own, SMALL, "mode=size_based", "hydra.run.dir=outputs/one")
     assert first.code == 0, first.err
@@ -38,11 +38,13 @@ def test_a_run_is_costed_again_on_other_devices(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_modules_are_placed_by_hand_and_what_does_not_fit_is_a_failed_run(folder: Path) -> None:
+def test_modules_are_placed_by_hand_and_a_plan_that_does_not_fit_is_a_failed_run(
+    folder: Path,
+) -> None:
     by_hand = [*OWN, SMALL, "mode=aot_based", "hydra.run.dir=outputs/hand"]
     done = run(folder, *by_hand, "mode.modules={0: 1, 1: 1, *: 0}")
     assert done.code == 2
-    # Four of the six layers of 16,640 bytes, and what is alive, on device 0 of 60,000 bytes.
+    # Four of the six layers of 16,640 bytes, and the live tensors, on device 0 of 60,000 bytes.
     assert done.error.startswith("aot_based: device 0 (")
     assert "has 60.00 kB (60000 bytes), too little" in done.error
     (kept,) = tracked_runs(folder, "tags.kind = 'run'")
@@ -92,14 +94,14 @@ def test_granularity_and_copies_are_swept_like_any_other_key(folder: Path) -> No
     assert replicas == [1, 2, 1, 2]
     throughput = [_json(job / "result.json")["metrics"]["examples_per_s"] for job in jobs]
     assert throughput[1] == pytest.approx(2 * throughput[0])
-    # Cut between two operators of a layer, or between layers: then each has one device.
+    # Cut between two operators of a layer, or between layers: then each layer has one device.
     whole = _json(jobs[2] / "assignment.json")["modules"]
     assert all(isinstance(whole[str(layer)], int) for layer in range(6))
     kept = tracked_runs(folder, "params.granularity = '1'")
     assert {run.data.params["devices.saturate_host"] for run in kept} == {"False", "True"}
 
 
-def test_a_grouping_too_coarse_to_fit_says_that_a_finer_one_fits(folder: Path) -> None:
+def test_a_grouping_too_coarse_to_fit_suggests_a_finer_one_that_fits(folder: Path) -> None:
     done = run(
         folder,
         *["model=custom", "model.factory=tiny:nested", "model.name=nested", "granularity=1"],

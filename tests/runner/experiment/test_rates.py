@@ -1,4 +1,4 @@
-"""Tokens per second, MFU and prices against sums by hand."""
+"""Tokens per second, MFU and prices, compared with sums by hand."""
 
 from pathlib import Path
 
@@ -38,11 +38,11 @@ def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _palm_flops(tokens: int, keys: int) -> int:
-    """Return FLOPs of a forward by PaLM's appendix B: 2 N + 4 L H Q T for each token."""
+    """Return the FLOPs of a forward by PaLM's appendix B: 2 N + 4 L H Q T for each token."""
     return tokens * (2 * (2 * _LAYER + 16 * 32) + 4 * 2 * 16 * keys)
 
 
-def test_a_training_step_counts_three_forwards_however_much_is_computed_again() -> None:
+def test_a_training_step_counts_three_forwards_whatever_is_recomputed() -> None:
     metrics = _metrics("devices=1xa100_40gb", "phase=training", "checkpointing=block")
     step_s = metrics["latency_ms"] / 1e3
     share = 3 * _palm_flops(4 * 8, 8) / (_PEAK * step_s)
@@ -70,14 +70,14 @@ def test_replicas_groups_and_idle_devices_count_with_their_peaks() -> None:
     assert metrics["mfu_pct"] == pytest.approx(per_s / (8 * _PEAK) * 100)
 
 
-def test_a_decode_makes_one_token_of_each_text_a_step() -> None:
+def test_a_decode_makes_one_token_per_text_and_step() -> None:
     metrics = _metrics("devices=1xa100_40gb", "phase=decode", "context_len=8")
     step_s = metrics["latency_ms"] / 1e3
     assert metrics["mfu_pct"] == pytest.approx(_palm_flops(4, 8) / (_PEAK * step_s) * 100)
     assert rate_line(metrics, trains=False) == f"{4 / step_s:,.1f} tokens/s"
 
 
-def test_a_price_is_of_all_devices_and_of_tokens() -> None:
+def test_a_price_counts_all_devices_and_is_per_token() -> None:
     prices = "price_per_hour={a100_40gb: 3, t4: 0.5}"
     metrics = _metrics("devices=2xa100_40gb+1xt4", prices)
     assert metrics["price_per_hour"] == 6.5
@@ -85,7 +85,7 @@ def test_a_price_is_of_all_devices_and_of_tokens() -> None:
     assert metrics["price_per_million_tokens"] == pytest.approx(per_token * 1e6)
     assert metrics["price_per_million_examples"] == pytest.approx(per_token * 8e6)
     assert f"{per_token * 1e6:,.2f} USD per million tokens" in rate_line(metrics, trains=False)
-    # Where one price is not known, neither is the sum.
+    # Where one price is unknown, the sum is too.
     unknown = _metrics("devices=2xa100_40gb+1xt4", "price_per_hour={t4: 0.5}")
     assert not any(name.startswith("price") for name in unknown)
 
@@ -96,11 +96,13 @@ def test_a_stream_of_decodes_makes_no_token_cheaper() -> None:
     per_token = 6 / 3600 / (4 / (metrics["latency_ms"] / 1e3))
     assert metrics["price_per_million_tokens"] == pytest.approx(per_token * 1e6)
     assert "price_per_million_examples" not in metrics
-    made = _metrics(*pipeline, "phase=generate", "prompt_len=8", "output_len=5")
-    assert made["price_per_million_examples"] == pytest.approx(5 * made["price_per_million_tokens"])
+    generated = _metrics(*pipeline, "phase=generate", "prompt_len=8", "output_len=5")
+    assert generated["price_per_million_examples"] == pytest.approx(
+        5 * generated["price_per_million_tokens"]
+    )
 
 
-def test_a_price_is_of_the_file_of_the_accelerator(folder: Path) -> None:
+def test_the_price_is_read_from_the_file_of_the_accelerator(folder: Path) -> None:
     own = folder / "conf" / "accelerator" / "mine.yaml"
     own.parent.mkdir(parents=True)
     own.write_text(

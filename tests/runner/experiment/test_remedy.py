@@ -1,4 +1,4 @@
-"""What would make a model fit, tried before it is said."""
+"""Changes that make a model fit, tried before they are suggested."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def names(*overrides: str) -> list[str]:
     return [change.overrides for change in changes(read(*overrides))]
 
 
-def test_what_costs_a_user_least_is_tried_first() -> None:
+def test_the_cheapest_changes_for_a_user_are_tried_first() -> None:
     assert names(*STEP, "devices=2x16gb", "model.batch_size=2") == [
         "schedule=1f1b",
         "checkpointing=block",
@@ -46,8 +46,8 @@ def test_a_mode_that_spreads_is_tried_with_more_devices() -> None:
     assert equal == [change.removeprefix("mode=kl_based ") for change in many] + many
 
 
-def test_a_host_that_has_what_is_needed_is_tried() -> None:
-    """How many devices would do is in the error of most modes, whose memory may be a host's."""
+def test_a_host_with_enough_memory_is_tried() -> None:
+    """Most modes name the number of devices needed in their error, whose memory may be a host's."""
 
     def said(devices: str, needed_bytes: int = 0) -> list[str]:
         config = read("mode=kl_based", f"devices={devices}")
@@ -61,7 +61,7 @@ def test_a_host_that_has_what_is_needed_is_tried() -> None:
     assert said("1x16gb", 10**13) == []
 
 
-def test_replicas_that_train_share_what_they_hold() -> None:
+def test_training_replicas_share_their_states() -> None:
     replicas = ("phase=training", "data_parallel=2", "mode=single", "devices=2x16gb")
     assert names(*replicas, "model.batch_size=2")[:5] == [
         "zero=1",
@@ -82,7 +82,7 @@ def test_replicas_that_train_share_what_they_hold() -> None:
 
 
 def test_a_change_reaches_the_options_of_the_mode() -> None:
-    """Which looks at what is in flight."""
+    """The mode uses the options to count microbatches in flight."""
     for change in changes(read(*STEP, "devices=2x16gb")):
         options, config = change.config.mode.options, change.config
         assert options["schedule"] == config.schedule.name
@@ -113,14 +113,14 @@ def where(fits: Callable[[Config], bool]) -> Callable[[Config], None]:
         ),
     ],
 )
-def test_the_first_that_fits_is_said(
+def test_the_first_change_that_fits_is_suggested(
     fits: Callable[[Config], bool], may_capture: bool, advice: str
 ) -> None:
     config = read(*STEP, "devices=2x16gb", "model=custom", "model.factory=no.module:here")
     error = InfeasibleError("too large", needed_bytes=3, available_bytes=2)
-    said = with_remedy(config, error, where(fits), may_capture=may_capture)
-    assert str(said) == advice
-    assert (said.needed_bytes, said.available_bytes) == (3, 2)
+    advised = with_remedy(config, error, where(fits), may_capture=may_capture)
+    assert str(advised) == advice
+    assert (advised.needed_bytes, advised.available_bytes) == (3, 2)
 
 
 MODEL = """
@@ -132,8 +132,8 @@ def make(batch_size, dtype):
 """
 
 
-def test_what_is_said_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of gpipe that does not fit names 8 microbatches in flight; the advice makes it fit."""
+def test_the_suggestion_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of gpipe that does not fit names 8 microbatches in flight; with the advice it fits."""
     (tmp_path / "remedied.py").write_text(MODEL)
     monkeypatch.syspath_prepend(str(tmp_path))
     overrides = (

@@ -1,4 +1,4 @@
-"""Replicas as a run has them: their cost in the evaluation, in a line and as metrics."""
+"""Replicas in a run: their cost in the evaluation, in a line and as metrics."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from tests.sketch import devices, problem
 
 
 def _summed(*overrides: str) -> tuple[Evaluation, Evaluation, Replicas]:
-    """Return a step alone, and with the sums of two replicas; a byte takes two seconds.
+    """Return the step alone, and with the sums of two replicas; a byte takes two seconds.
 
     The graph is F0, F1, B1, B0 on devices 0, 1, 1, 0, each a second and a byte, with two seconds
     for each transfer: B1 ends at 5, B0 at 8.
@@ -46,8 +46,8 @@ def _summed(*overrides: str) -> tuple[Evaluation, Evaluation, Replicas]:
 def test_sums_are_in_latency_and_throughput() -> None:
     alone, whole, replicas = _summed()
     assert alone.latency_s == 8.0
-    # What B1 makes is read by B0: its sum is inside the model, and all wait 2 s for it. What B0
-    # makes is a result, and summed at the end.
+    # B0 reads what B1 makes: its sum is inside the model, and all wait 2 s for it. What B0 makes is
+    # a result, summed at the end.
     assert whole.latency_s == replicas.cost.latency_s == 8.0 + 2.0 + 2.0
     assert replicas.cost.within_s.tolist() == [0.0, 2.0]
     assert replicas.cost.busy_s.tolist() == [2.0, 2.0]
@@ -79,7 +79,7 @@ def test_a_line_and_metrics_by_hand() -> None:
     }
 
 
-def test_buckets_are_the_librarys_unless_asked_for() -> None:
+def test_buckets_have_the_size_of_the_library_by_default() -> None:
     assert read().all_reduce.bucket_bytes == BUCKET_BYTES
 
 
@@ -100,13 +100,13 @@ def test_buckets_are_the_librarys_unless_asked_for() -> None:
         (["data_parallel=2", "capture.level=module"], "got capture.level=module; use"),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:
+def test_meaningless_combinations_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_replicas(read(*overrides))
     assert message in str(refused.value)
 
 
-def test_what_makes_sense_is_taken() -> None:
+def test_meaningful_combinations_are_accepted() -> None:
     check_replicas(read())
     check_replicas(read("data_parallel=2"))
     check_replicas(read("devices.saturate_host=true"))

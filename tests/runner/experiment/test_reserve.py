@@ -1,4 +1,4 @@
-"""What the configuration reserves of devices."""
+"""Memory of devices that the configuration reserves."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.runner.composed import read
 MIB = 2**20
 
 
-def test_cuda_takes_its_context_and_workspace_of_every_accelerator() -> None:
+def test_cuda_reserves_its_context_and_workspace_on_every_accelerator() -> None:
     config = read("reserve=cuda", "devices=2x80gb+1x16gb")
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     assert [d.reserved_bytes for d in topology.devices] == [576 * MIB] * 3
@@ -22,7 +22,7 @@ def test_cuda_takes_its_context_and_workspace_of_every_accelerator() -> None:
     assert config.reserve.source
 
 
-def test_the_host_reserves_nothing() -> None:
+def test_nothing_is_reserved_on_the_host() -> None:
     config = read("reserve=cuda", "devices=1xcpu+1xt4")
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     assert [d.reserved_bytes for d in topology.devices] == [0, 576 * MIB]
@@ -39,8 +39,12 @@ def test_none_reserves_nothing() -> None:
 
 
 def test_every_number_can_be_given() -> None:
-    given = ["reserve.context_bytes=1000", "reserve.workspace_bytes=0", "reserve.fragmentation=0.5"]
-    config = read("reserve=cuda", "devices=1x1gb", *given)
+    overrides = [
+        "reserve.context_bytes=1000",
+        "reserve.workspace_bytes=0",
+        "reserve.fragmentation=0.5",
+    ]
+    config = read("reserve=cuda", "devices=1x1gb", *overrides)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     assert topology.devices[0].reserved_bytes == 1000 + (10**9 - 1000) // 2
 
@@ -55,13 +59,13 @@ def test_a_device_smaller_than_its_reserve_is_refused() -> None:
     assert build_topology(small, LINK).devices[0].memory_bytes == 10
 
 
-def test_numbers_that_make_no_sense_are_refused() -> None:
+def test_meaningless_numbers_are_refused() -> None:
     small = DevicesConfig("s", [PoolConfig(1, "d", 10, {"float32": 1.0}, 1.0)])
     with pytest.raises(SpecError, match=r"reserve\.rounding_bytes must be from 1, .*, got 0"):
         build_topology(small, LINK, ReserveConfig("r", rounding_bytes=0))
 
 
-def test_whether_it_is_the_host_is_yes_or_no(tmp_path: Path) -> None:
+def test_whether_it_is_the_host_must_be_yes_or_no(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         "memory: 8gb\non_host: maybe\nflops_per_s: {float32: 1e12}\n"

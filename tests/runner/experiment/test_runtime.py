@@ -1,4 +1,4 @@
-"""What runs the model decides what stays in memory, and what waits for the host."""
+"""The runtime decides which tensors stay in memory, and what waits for the host."""
 
 import numpy as np
 import pytest
@@ -25,15 +25,19 @@ _GPT2 = (
 
 def test_eager_holds_more_and_waits_for_the_host() -> None:
     eager, graph = read(*_GPT2), read(*_GPT2, "runtime=graph")
-    found, plain = (plan(config, model_spec(config)) for config in (eager, graph))
+    eager_plan, plain = (plan(config, model_spec(config)) for config in (eager, graph))
     assert eager.runtime.name == "eager"
-    held, freed = (result.evaluation.devices[0].peak_bytes for result in (found, plain))
-    assert held > freed
-    operators = int((found.problem.graph.moved_bytes > 0).sum())
+    eager_bytes, plain_bytes = (
+        result.evaluation.devices[0].peak_bytes for result in (eager_plan, plain)
+    )
+    assert eager_bytes > plain_bytes
+    operators = int((eager_plan.problem.graph.moved_bytes > 0).sum())
     # So small operators end as soon as they are started.
-    assert found.evaluation.latency_s == pytest.approx(operators * host_launch_s(eager), rel=0.05)
-    assert plain.evaluation.latency_s < found.evaluation.latency_s / 3
-    assert found.evaluation.lower_bound_s == found.evaluation.latency_s
+    assert eager_plan.evaluation.latency_s == pytest.approx(
+        operators * host_launch_s(eager), rel=0.05
+    )
+    assert plain.evaluation.latency_s < eager_plan.evaluation.latency_s / 3
+    assert eager_plan.evaluation.lower_bound_s == eager_plan.evaluation.latency_s
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])
@@ -53,7 +57,7 @@ def test_compiled_starts_kernels_at_once_and_stores_nothing_inside(phase: str) -
     assert compiled.evaluation.devices[0].peak_bytes <= graph.evaluation.devices[0].peak_bytes
 
 
-def test_kernels_go_across_no_device_and_no_block_that_may_be_cut() -> None:
+def test_kernels_stay_within_devices_and_blocks_that_may_be_cut() -> None:
     config = read(*_GPT2[:-2], "runtime=compiled", "mode=pipeline", "devices=2x16gb")
     result = plan(config, model_spec(config))
     graph, device_of = result.problem.graph, result.assignment.device_of
@@ -67,16 +71,16 @@ def test_kernels_go_across_no_device_and_no_block_that_may_be_cut() -> None:
 
 @pytest.mark.parametrize("mode", ["single", "kl_based"])
 def test_a_plan_on_one_of_two_devices_is_that_of_one_device(mode: str) -> None:
-    # A link so slow that nothing is worth a transfer.
-    asked = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate.bytes_per_s=1e3")
-    one, two = (
+    # A link so slow that no transfer is worth it.
+    overrides = (*_GPT2[:-2], "runtime=compiled", f"mode={mode}", "transfer_rate.bytes_per_s=1e3")
+    single, two = (
         plan(config, model_spec(config))
-        for config in (read(*asked, f"devices={count}x16gb") for count in (1, 2))
+        for config in (read(*overrides, f"devices={count}x16gb") for count in (1, 2))
     )
-    assert two.evaluation.latency_s == one.evaluation.latency_s
-    assert kernel_count(two.problem.graph) == kernel_count(one.problem.graph)
+    assert two.evaluation.latency_s == single.evaluation.latency_s
+    assert kernel_count(two.problem.graph) == kernel_count(single.problem.graph)
     assert two.whole is None  # each depth has kernels of its own
-    line = carrier_line(read(*asked), two.problem, two.assignment, None)
+    line = carrier_line(read(*overrides), two.problem, two.assignment, None)
     assert line == "plain PyTorch, everything is on one device"  # and is not executed
 
 
@@ -89,7 +93,7 @@ def test_what_compiled_does_not_predict_is_refused(choice: str) -> None:
         check(read("model=gpt2", "runtime=compiled", choice))
 
 
-def test_a_host_that_decides_is_told() -> None:
+def test_a_host_that_decides_the_time_is_noted() -> None:
     assert host_line(0.49, 1.0, 10) == ""
     assert host_line(0.0356, 0.04, 1924) == (
         "takes 35.60 ms to start 1,924 operators one by one; runtime=graph has them started at once"
@@ -110,7 +114,7 @@ def test_a_published_class_is_trained_on_its_own_loss() -> None:
     assert "training of the mean of outputs with adamw" in mean.subject_line
 
 
-def test_the_host_is_that_of_the_accelerators_unless_it_is_said() -> None:
+def test_the_host_is_that_of_the_accelerators_by_default() -> None:
     assert host_launch_s(read("devices=1xa100_40gb")) == 25e-6
     assert host_launch_s(read("devices=1xa100_40gb+1xv100_16gb")) == 60e-6
     assert host_launch_s(read("devices=1xv100_16gb", "runtime.host_launch_s=1e-5")) == 1e-5
@@ -120,6 +124,6 @@ def test_the_host_is_that_of_the_accelerators_unless_it_is_said() -> None:
     assert host_launch_s(read("devices=1xv100_16gb", "latency=profiled")) == 0.0
 
 
-def test_a_runtime_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_runtime_is_refused() -> None:
     with pytest.raises(SpecError, match="runtime=eagre does not exist; nearest: eager"):
         check(read("runtime.name=eagre"))

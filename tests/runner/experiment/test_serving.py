@@ -1,4 +1,4 @@
-"""What goes with weights and caches of few bits, and why something does not."""
+"""Combinations with weights and caches of few bits, and the reasons of refusals."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_kernels_are_refused_for_caches_of_few_bits_alone() -> None:
         check_serving(read("kv_cache=fp8", "phase=decode", "latency=kernels"))
 
 
-def test_products_of_few_bits_are_the_rooflines_and_say_so() -> None:
+def test_products_of_few_bits_take_the_roofline_with_a_note() -> None:
     config = read(
         "model=gpt2",
         "model.config={n_layer:1,n_embd:64,n_head:2,vocab_size:128}",
@@ -62,7 +62,7 @@ def test_products_of_few_bits_are_the_rooflines_and_say_so() -> None:
     assert "a roofline for products of weights in int8" in result.times_note
 
 
-def test_of_split_layers_each_device_has_the_groups_of_its_part() -> None:
+def test_devices_of_split_layers_have_the_groups_of_their_part() -> None:
     def planned(*layout: str) -> dict[str, int]:
         config = read(
             *(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single"),
@@ -76,7 +76,7 @@ def test_of_split_layers_each_device_has_the_groups_of_its_part() -> None:
     by_row = planned("weights=int8", "weights.row_bytes=4")
     assert by_row["self_attn.q_proj.weight"] == 32 * 64 + 32 * 4
     assert by_row["self_attn.o_proj.weight"] == 64 * 32 + 64 * 4
-    # Half a byte a number, and four bytes beside each eight of them.
+    # Half a byte per number, and four bytes for every eight of them.
     in_groups = planned("weights=int4", "weights.group_size=8", "weights.group_bytes=4")
     assert in_groups["self_attn.o_proj.weight"] == 64 * 32 // 2 + 64 * 32 // 8 * 4
     assert in_groups["mlp.down_proj.weight"] == 64 * 88 // 2 + 64 * 88 // 8 * 4

@@ -1,4 +1,4 @@
-"""Graphs are shared between jobs, few of them, and never an old one."""
+"""Graphs are shared between jobs, only a few are kept, and none is outdated."""
 
 import os
 import sys
@@ -52,7 +52,7 @@ def with_batch(config: Config, size: int) -> Config:
 def test_a_graph_is_captured_once_and_then_shared(config: Config) -> None:
     first = subject(config).captured
     assert not first.from_cache
-    # What has no part in it may differ.
+    # Settings that do not affect the graph may differ.
     other = read("model=custom", "model.factory=mine:build", "model.name=another", "mode=single")
     again = subject(replace(other, capture=config.capture)).captured
     assert again.graph is first.graph
@@ -69,7 +69,7 @@ def test_a_graph_is_captured_once_and_then_shared(config: Config) -> None:
         {"phase": {"name": "training"}},
     ],
 )
-def test_what_decides_the_graph_makes_another(
+def test_settings_that_affect_the_graph_make_another(
     config: Config, change: dict[str, dict[str, object]]
 ) -> None:
     first = subject(config).captured.graph
@@ -79,7 +79,7 @@ def test_what_decides_the_graph_makes_another(
     assert subject(config).captured.graph is first
 
 
-def test_an_optimizer_is_a_part_of_the_graph(config: Config) -> None:
+def test_an_optimizer_is_part_of_the_graph(config: Config) -> None:
     step = replace(config, phase=replace(config.phase, name="training"))
     plain = replace(step, optimizer=replace(step.optimizer, name="none"))
     adam = replace(step, optimizer=replace(step.optimizer, name="adam"))
@@ -87,7 +87,7 @@ def test_an_optimizer_is_a_part_of_the_graph(config: Config) -> None:
 
 
 def test_a_changed_file_of_the_user_gives_no_old_graph(config: Config, tmp_path: Path) -> None:
-    """Also one that the factory's module imports, of which no key says anything."""
+    """Also a file that the factory's module imports, which no key covers."""
     first = subject(config).captured.graph
     was = (tmp_path / "parts.py").stat()
     changed = PARTS.replace("nn.Linear(width, width)", "nn.Linear(width, width, bias=False)")
@@ -109,7 +109,7 @@ def test_a_changed_file_of_the_user_gives_no_old_graph(config: Config, tmp_path:
 def test_only_the_latest_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_under_test, "MOST_KEPT", 2)
     first, second = subject(config).captured.graph, subject(with_batch(config, 2)).captured.graph
-    assert subject(config).captured.graph is first  # and so the second is the one that goes
+    assert subject(config).captured.graph is first  # and so the second is removed
     subject(with_batch(config, 3))
     assert len(module_under_test._kept) == 2
     assert subject(config).captured.graph is first
@@ -134,7 +134,9 @@ def test_symbolic_sizes_are_shared_too(config: Config, tmp_path: Path) -> None:
     assert subject(config).captured.graph is not first.captured.graph
 
 
-def test_a_file_that_the_model_depends_on_makes_another(config: Config, tmp_path: Path) -> None:
+def test_a_changed_file_that_the_model_depends_on_makes_another(
+    config: Config, tmp_path: Path
+) -> None:
     (tmp_path / "sizes.json").write_text("1")
     config = replace(config, model=replace(config.model, depends_on=["sizes.json"]))
     first = subject(config).captured.graph

@@ -14,7 +14,7 @@ from tests.runner.composed import read
 from tests.sketch import chain
 
 
-def test_the_line_says_all_that_was_planned() -> None:
+def test_the_line_describes_the_whole_subject() -> None:
     graph = replace(
         chain(4),
         dtypes=("bfloat16",) * 3 + ("float32",),
@@ -49,26 +49,26 @@ def test_the_line_says_all_that_was_planned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "expected"),
     [
         (["execute=local"], "of a roofline of rtx_a4000, not of this machine"),
         (["execute=local", "latency=profiled"], ""),
         (["execute=none"], ""),
     ],
 )
-def test_times_of_another_machine_are_called_so(overrides: list[str], said: str) -> None:
+def test_times_of_another_machine_are_marked(overrides: list[str], expected: str) -> None:
     config = read("devices=2x16gb", *overrides)
     times = LatencyModel() if config.latency.source == "roofline" else Calibration(0, 0, 1, {}, "x")
     note = source_note(config, times, chain(2))
-    assert note.startswith(said)
-    assert bool(note) is bool(said)
-    assert ("latency=profiled" in note) is bool(said)
+    assert note.startswith(expected)
+    assert bool(note) is bool(expected)
+    assert ("latency=profiled" in note) is bool(expected)
 
 
 @pytest.mark.parametrize(("lost_share", "note"), [(0.4, "for 40% of the measurement"), (0.05, "")])
-def test_a_disturbed_measurement_is_said(lost_share: float, note: str) -> None:
+def test_a_disturbed_measurement_is_noted(lost_share: float, note: str) -> None:
     graph = chain(2)
     profile = OperatorProfile(np.ones(2), np.ones(2, dtype=np.int64), "cpu", 2, lost_share)
-    said = source_note(read("latency=profiled"), profile, graph)
-    assert note in said
-    assert bool(said) is bool(note)
+    text = source_note(read("latency=profiled"), profile, graph)
+    assert note in text
+    assert bool(text) is bool(note)

@@ -35,7 +35,7 @@ def stack(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]
 
 
 class _Fixed(nn.Module):
-    """Knows its batch by number."""
+    """A model with a batch size fixed in its code."""
 
     def __init__(self, batch: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Fixed(nn.Module):
 
 
 def fixed(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
-    """Return a model of one batch size alone, and (B, 24)."""
+    """Return a model of a single batch size, and (B, 24)."""
     return _Fixed(batch_size).to(dtype), (torch.zeros(batch_size, _WIDTH, dtype=dtype),)
 
 
@@ -79,7 +79,7 @@ def test_the_row_of_the_sweep_is_the_run(replicas: int, phase: str, reserve: str
     for device, use in enumerate(result.evaluation.devices):
         assert columns[f"peak_bytes_device_{device}"][row] == use.peak_bytes
         assert result.batches.smallest_memory_bytes[device] == use.peak_bytes
-        # Nothing here is a multiple of 512 by itself.
+        # No number here is a multiple of 512 by itself.
         unrounded = int(result.batches.peaks[device].at(batch=8 // replicas))
         assert (use.peak_bytes > unrounded) is (reserve == "cuda")
     assert columns["feasible"][row]
@@ -88,7 +88,7 @@ def test_the_row_of_the_sweep_is_the_run(replicas: int, phase: str, reserve: str
     assert f"batch 8 needs {needed}" in batch_line(result.batches)
 
 
-def test_replicas_cost_their_sums_and_nothing_else() -> None:
+def test_replicas_cost_only_their_sums() -> None:
     step = ("phase=training", "optimizer=sgd", "reserve=none", "schedule=gpipe", "microbatches=2")
     single = _planned(*step, "devices=2x1gb", "model.batch_size=4")
     doubled = _planned(*step, "devices=4x1gb", "model.batch_size=8", "data_parallel=2")
@@ -99,7 +99,7 @@ def test_replicas_cost_their_sums_and_nothing_else() -> None:
         use.weight_bytes for use in single.evaluation.devices
     ]
     cost, metrics = doubled.replicas.cost, headline(doubled)
-    # Every weight has one gradient, of its size.
+    # Every weight has one gradient of its own size.
     weights = _LAYERS * 4 * (_WIDTH * _WIDTH + _WIDTH)
     assert cost.reduced_bytes.sum() >= weights
     assert metrics["data_parallel"] == 2.0

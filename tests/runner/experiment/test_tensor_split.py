@@ -1,4 +1,4 @@
-"""Tensor parallelism as a run has it."""
+"""Tensor parallelism in a run."""
 
 import re
 from collections import Counter
@@ -35,7 +35,7 @@ def test_a_group_shares_weights_and_waits_for_its_collectives() -> None:
     values = headline(split)
     assert values["devices_used"] == values["tensor_parallel"] == 4.0
     assert values["weights_gib"] == pytest.approx(headline(whole)["weights_gib"] / 4, rel=0.02)
-    # Of 16 x 64 bfloat16 numbers three sums; of 16 x 256 the logits.
+    # Three sums of 16 x 64 bfloat16 numbers; one of 16 x 256, the logits.
     moved_bytes = 3 * 2048 + 8192
     assert values["collectives"] == 4.0
     assert values["collective_gib"] * GIB == pytest.approx(moved_bytes)
@@ -51,7 +51,7 @@ def test_a_group_shares_weights_and_waits_for_its_collectives() -> None:
     assert "parameters a device" in split.subject_line
 
 
-def test_a_line_says_that_it_counts_the_busiest_of_several_groups() -> None:
+def test_a_line_with_several_groups_names_the_busiest() -> None:
     split = _planned("mode=pipeline", "devices=4x16gb", "tensor_parallel=2").split
     assert split is not None
     # One of the two has the attention's sum, or the head's; both have some of the 4 collectives.
@@ -64,10 +64,10 @@ def test_a_line_says_that_it_counts_the_busiest_of_several_groups() -> None:
 def test_collectives_are_those_of_all_microbatches() -> None:
     groups = ("devices=2x16gb", "tensor_parallel=2", "mode=single")
     once, step = _planned(*groups), _planned(*groups, "schedule=gpipe", "microbatches=3")
-    one, all_of_them = headline(once), headline(step)
+    single, all_of_them = headline(once), headline(step)
     for name in ("collectives", "collective_gib", "collective_ms", "exposed_collective_ms"):
-        assert all_of_them[name] == pytest.approx(3 * one[name])
-    assert all_of_them["latency_ms"] == one["latency_ms"]
+        assert all_of_them[name] == pytest.approx(3 * single[name])
+    assert all_of_them["latency_ms"] == single["latency_ms"]
     assert step.split is not None
     assert "; 12 collectives of 42.00 KiB in 3 microbatches take" in split_line(step.split)
 
@@ -78,13 +78,13 @@ def test_a_piece_of_the_sequence_is_kept_between_layers() -> None:
     whole, pieces = (_planned(*step, f"sequence_parallel={on}") for on in ("false", "true"))
     assert pieces.evaluation.devices[0].peak_bytes < whole.evaluation.devices[0].peak_bytes
     # Of embedding, attention, MLP and head: a gather or a scatter forward, its counterpart
-    # backward, two of each of attention and MLP; the logits; the weights of three norms.
+    # backward, two of each for attention and MLP; the logits; the weights of three norms.
     kinds = Counter(collective_kinds(pieces.problem.graph).values())
     assert kinds == {"reduce_scatter": 6, "all_gather": 6 + 1, "all_reduce": 3}
     assert "sequence_parallel=true" in pieces.subject_line
 
 
-def test_a_sequence_in_pieces_asks_for_a_group_and_whole_sequences() -> None:
+def test_a_split_sequence_requires_a_group_and_whole_sequences() -> None:
     for overrides, message in (
         (("sequence_parallel=true",), "got tensor_parallel=1; add tensor_parallel=2"),
         (("sequence_parallel=true", "tensor_parallel=2", "phase=decode"), "got phase=decode"),
@@ -119,17 +119,17 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
     _show_plan(read(*TINY, *options, *groups), result)
     assert "replicas:  2 replicas of 2 devices; " in capsys.readouterr().out
     assert result.replicas is not None
-    # As experts over the devices of one group are.
+    # Like experts over the devices of one group.
     parallel = split_topology(result.replicas.parallel.replica, 1)
     alone = replace(result, replicas=replace(result.replicas, parallel=parallel))
     _show_plan(read(*TINY, *options, *groups), alone)
     assert "replicas:" not in capsys.readouterr().out
     of_one_stage = (*options, *groups, "mode=pipeline")
     _show_plan(read(*TINY, *of_one_stage), _planned(*of_one_stage))
-    said = (
+    message = (
         "pipeline:  none, each replica is one stage; give more devices or a smaller data_parallel"
     )
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     # Each of the two devices of a replica sums the gradients of its own shards.
     graph = result.captured.graph
     gradients = graph.value_bytes[graph.gradient_values].sum()
@@ -157,7 +157,7 @@ _ROOT_BYTES = 2 * (2 * 256 * 64 + 64)
         (3, _ROOT_BYTES + 2 * _BLOCK_BYTES, _ROOT_BYTES + _BLOCK_BYTES, 3 + 2),
     ],
 )
-def test_shards_of_replicas_are_held_and_waited_for(
+def test_shards_of_replicas_are_stored_and_waited_for(
     plain_step: tuple[tuple[str, ...], Result],
     stage: int,
     gathered_bytes: int,
@@ -173,8 +173,8 @@ def test_shards_of_replicas_are_held_and_waited_for(
     moved_bytes = gathered_bytes + scattered_bytes
     assert sharded["collective_gib"] * GIB == pytest.approx(moved_bytes, abs=16)
     assert 0 < sharded["exposed_collective_ms"] <= sharded["collective_ms"]
-    held = 1 if stage == 1 else 2
-    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / held, rel=0.01)
+    copies = 1 if stage == 1 else 2
+    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / copies, rel=0.01)
     assert sharded["optimizer_state_gib"] < plain["optimizer_state_gib"]
     assert (sharded["all_reduce_gib"] < plain["all_reduce_gib"]) is (stage > 1)
     assert result.shards is not None
@@ -199,7 +199,7 @@ def test_updated_parts_are_gathered_at_the_end_of_a_schedule(
     assert parts.schedule.step_s == update.finish_s
     saved_gib = headline(whole)["optimizer_state_gib"] - headline(parts)["optimizer_state_gib"]
     saved_bytes = whole.schedule.peak_bytes[0] - parts.schedule.peak_bytes[0]
-    # Updates have less to allocate, too.
+    # Updates allocate less, too.
     assert saved_bytes >= saved_gib * GIB > 0
 
 
@@ -220,14 +220,14 @@ def test_stages_gather_their_weights_once_or_for_each_microbatch(
         graph = result.problem.graph
         shards, _, _, _ = graph.state_tensor_bytes[::-1]
         assert shards.sum() == pytest.approx(graph.weight_bytes.sum() / 2, rel=0.01)
-        # Nothing but the loss is summed in whole.
+        # Only the loss is summed as a whole.
         assert headline(result)["all_reduce_gib"] * GIB < 16
     assert kept.schedule is not None
     assert again.schedule is not None
     assert kept.schedule.step_s < again.schedule.step_s
 
 
-def test_microbatches_on_one_device_scatter_their_gradients_each(
+def test_microbatches_on_one_device_each_scatter_their_gradients(
     plain_step: tuple[tuple[str, ...], Result],
 ) -> None:
     step, _ = plain_step
@@ -241,7 +241,7 @@ def test_microbatches_on_one_device_scatter_their_gradients_each(
     alone_s = once.shards.latency_s - updates_s
     # The loss is summed once.
     assert more.schedule.step_s == pytest.approx(3 * alone_s + updates_s, rel=0.01)
-    # Of whole weights and gradients there is never more than one microbatch needs.
+    # Whole weights and gradients are never more than one microbatch needs.
     shard_bytes = int(once.problem.graph.total_weight_bytes)
     assert more.schedule.peak_bytes[0] <= once.evaluation.peak_bytes + 2 * shard_bytes
 
@@ -255,12 +255,12 @@ def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
     assert len(result.schedule.peak_bytes) == 2
     assert result.replicas is not None
     assert "engine=megatron" in result.subject_line
-    # Of bfloat16 weights: float32 gradients, a half each of a copy and two states.
+    # For bfloat16 weights: float32 gradients, and half of a copy and of two states each.
     graph = result.problem.graph
     state_bytes, weight_bytes = graph.weight_state_bytes.sum(), graph.weight_bytes.sum()
     assert state_bytes == pytest.approx(weight_bytes / 2 * (4 + 12 / 2), rel=0.02)
     kept = [need.parts["kept gradients"].expected for need in result.device_memory]
-    # A block's, split over two devices; norms are not.
+    # Weights of a block, split over two devices; norms are not split.
     block_bytes = 2 * ((64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 176) // 2 + 2 * 64)
     assert kept == [block_bytes] * 2
 
@@ -309,11 +309,11 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
         _planned(*step, *turns, "devices=4x16gb", no_model)
 
 
-def test_what_is_refused_when_typed_is_not_advised(
+def test_a_combination_refused_when_typed_is_not_suggested(
     plain_step: tuple[tuple[str, ...], Result],
 ) -> None:
     step, _ = plain_step
-    # Several devices to a replica would hold it, but are planned of a schedule alone.
+    # Several devices per replica would hold it, but are only planned with a schedule.
     small = ("mode=pipeline", "zero=3", "reserve=none", "devices=2x0.28mb")
     config = read(*TINY, *step, *small)
     with pytest.raises(InfeasibleError, match=r"take larger devices.* not enough: mode=kl_based$"):
@@ -350,7 +350,7 @@ _TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
         ),
     ],
 )
-def test_sharding_that_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_impossible_sharding_is_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         check_zero(read(*TINY, *overrides))
 
@@ -363,12 +363,14 @@ def test_sharding_that_cannot_be_is_refused(overrides: tuple[str, ...], message:
         (("execute=local", "devices=2xcpu", "transfer_rate=loopback"), "leave out execute=local"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_combinations_that_exclude_each_other_are_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(NotApplicableError, match=re.escape(message)):
         check_split(read(*TINY, "tensor_parallel=2", *overrides))
 
 
-def test_degrees_that_cannot_be_are_refused() -> None:
+def test_impossible_degrees_are_refused() -> None:
     with pytest.raises(SpecError, match="tensor_parallel=0 must be 1 or more"):
         check_split(read(*TINY, "tensor_parallel=0"))
     for degree, line in (

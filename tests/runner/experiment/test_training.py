@@ -1,4 +1,4 @@
-"""What a configuration says of a training step."""
+"""The training step that a configuration describes."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.runner.composed import read
 _AS_RUN = ("phase=training", "execute=local", "optimizer=none", "phase.train_mode=false")
 
 
-def test_a_step_has_an_optimizer_unless_it_is_told_otherwise() -> None:
+def test_a_step_has_an_optimizer_by_default() -> None:
     config = read("phase=training")
     assert optimizer_of(config).name == "adamw"
     assert config.phase.train_mode
@@ -75,7 +75,9 @@ def test_options_reach_the_library() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(overrides: list[str], message: str) -> None:
+def test_combinations_that_exclude_each_other_are_refused(
+    overrides: list[str], message: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         check_training(read(*overrides))
     assert message in str(refused.value)
@@ -111,9 +113,7 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], message: str
         (["model.config.layer_norm_epsilon=nan"], "must be a finite number"),
     ],
 )
-def test_replicas_and_symbols_that_cannot_be_are_refused(
-    overrides: list[str], message: str
-) -> None:
+def test_impossible_replicas_and_symbols_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         _planned("model=gpt2", *overrides)
     assert message in str(refused.value)

@@ -1,4 +1,4 @@
-"""What a run says of who can carry its plan out, and the plan of whole modules beside a search."""
+"""Which tools can carry out a plan, and the plan of whole modules beside a search."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.sketch import Sketch, devices, problem
 
 
 def _branches(blocks: int) -> OpGraph:
-    """Return blocks of two branches that are equally long, and a sum of the block's own."""
+    """Return blocks of two branches that take equally long, and a sum in each block."""
     sketch = Sketch()
     value, names = sketch.input(1), list[str]()
     for block in range(blocks):
@@ -41,13 +41,13 @@ def _branches(blocks: int) -> OpGraph:
     return named(sketch.graph(value), *names)
 
 
-def test_a_search_reports_the_best_plan_of_whole_modules_and_what_it_costs() -> None:
+def test_a_search_reports_the_best_plan_of_whole_modules_and_its_cost() -> None:
     this = problem(_branches(4), devices(10**6, 10**6, link=Link(10.0)))
     place = make_mode("kl_based")
     best = place(this)
     whole = whole_modules(read("mode=kl_based"), this, best, place)
     assert whole is not None
-    # Side by side 4 x 11 s and transfers; whole blocks are one after the other.
+    # Side by side 4 x 11 s and transfers; whole blocks run one after the other.
     assert whole.latency_s == pytest.approx(4 * 21)
     best_s = latency_of(this, best.device_of)
     assert best_s < 60
@@ -62,7 +62,7 @@ def test_a_search_reports_the_best_plan_of_whole_modules_and_what_it_costs() -> 
 
 
 def test_a_plan_of_whole_modules_is_its_own_and_other_modes_report_none() -> None:
-    # Over a slow link, all stays on one device.
+    # Over a slow link, everything stays on one device.
     this = problem(_branches(2), devices(10**6, 10**6, link=Link(1e-3)))
     place = make_mode("cost_aware")
     best = place(this)
@@ -75,7 +75,7 @@ def test_a_plan_of_whole_modules_is_its_own_and_other_modes_report_none() -> Non
 
 
 def test_modules_too_large_for_any_device_are_not_kept_whole() -> None:
-    # A block needs 20 bytes of weights: 22 bytes hold its halves in turn only.
+    # A block needs 20 bytes of weights: 22 bytes hold its halves only in turn.
     graph = _branches(3)
     this = problem(graph, devices(*[19] * 6, link=Link(10.0)))
     place = make_mode("kl_based")
@@ -91,7 +91,7 @@ def _planned(*overrides: str) -> tuple[Result, str]:
     return result, carrier_line(config, result.problem, result.assignment, result.whole)
 
 
-def test_each_result_says_what_can_carry_it_out(
+def test_each_result_names_the_tools_that_can_carry_it_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -115,7 +115,7 @@ def test_each_result_says_what_can_carry_it_out(
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
     config = read("mode=pipeline", "mode.stages=2")
     line = carrier_line(config, inside, result.assignment, None)
-    assert line == "execute=local; a stage begins inside net"  # and so does each of that graph
+    assert line == "execute=local; a stage begins inside net"  # as does each module
     graph, n = inside.graph, inside.graph.n_ops
     two = replace(inside, graph=replace(graph, modules=("a",) * (n // 2) + ("b",) * (n - n // 2)))
     early = partition_by_device(graph, np.minimum(np.arange(n), 1))
@@ -125,7 +125,7 @@ def test_each_result_says_what_can_carry_it_out(
     assert line.startswith("execute=local; accelerate would run 4 operators elsewhere than planned")
 
 
-def test_a_plan_that_cuts_through_modules_says_what_to_add() -> None:
+def test_a_plan_that_cuts_through_modules_names_the_setting_to_add() -> None:
     this = problem(_branches(4), devices(10**6, 10**6, link=Link(10.0)))
     place, config = make_mode("kl_based"), read("mode=kl_based")
     best = place(this)

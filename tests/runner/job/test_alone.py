@@ -1,4 +1,4 @@
-"""Runs that are no job of a sweep, and what becomes of those whose process is killed."""
+"""Runs outside of sweeps, and the runs whose process is killed."""
 
 import json
 import sqlite3
@@ -70,9 +70,7 @@ def test_a_run_that_was_killed_is_marked_by_the_next_command(
         assert "its process ended" in cut_off.tags["error"]
 
 
-def test_a_run_that_was_killed_with_its_result_in_the_store_is_ended(
-    folder: Path, tracker: Tracker
-) -> None:
+def test_a_killed_run_with_its_result_in_the_store_is_ended(folder: Path, tracker: Tracker) -> None:
     (folder / "endless.py").write_text(ENDLESS)
     done = run(folder, *OWN, SMALL, "model.factory=endless:build", "capture.use_cache=false")
     assert done.code == 9
@@ -96,13 +94,13 @@ def test_the_lock_of_a_run_is_held_while_it_is_marked(
     monkeypatch.setattr(tracker, "mark_cut_off", mark)
     with at_work_alone(tracker, folder) as tags, tracker.start("ours", {}, tags):
         mark_cut_off_alone(tracker, folder)
-        assert not free  # it is at work, in this process
+        assert not free  # it is running, in this process
     with tracker.start("theirs", {}, tags):
         mark_cut_off_alone(tracker, folder)
     assert free == [False]
 
 
-def test_a_run_at_work_is_left_alone(folder: Path, tracker: Tracker) -> None:
+def test_a_run_in_progress_is_left_alone(folder: Path, tracker: Tracker) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", AT_WORK], cwd=folder, stdout=subprocess.PIPE, text=True
     )
@@ -113,7 +111,7 @@ def test_a_run_at_work_is_left_alone(folder: Path, tracker: Tracker) -> None:
         assert only_run(tracker).status == "RUNNING"
         process.kill()
         process.communicate()
-        for locks in (_no_locks, _Without):  # nobody can tell whether it is at work
+        for locks in (_no_locks, _Without):  # nobody can tell whether it is running
             with patch.object(attempts, "Locks", locks):
                 mark_cut_off_alone(tracker, folder)
             assert only_run(tracker).status == "RUNNING"
@@ -121,7 +119,7 @@ def test_a_run_at_work_is_left_alone(folder: Path, tracker: Tracker) -> None:
         assert only_run(tracker).status == "KILLED"
 
 
-def test_a_run_that_was_started_elsewhere_is_left_alone(
+def test_a_run_started_elsewhere_is_left_alone(
     folder: Path, tracker: Tracker, tmp_path: Path
 ) -> None:
     with at_work_alone(tracker, tmp_path / "elsewhere") as tags:
@@ -131,7 +129,7 @@ def test_a_run_that_was_started_elsewhere_is_left_alone(
         assert only_run(tracker).status == "RUNNING"
 
 
-def test_a_run_that_ended_while_the_store_was_gone_is_sent(
+def test_a_run_that_ended_without_the_store_is_sent(
     folder: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, impatient: None
 ) -> None:
     monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0)
@@ -147,13 +145,13 @@ def test_a_run_that_ended_while_the_store_was_gone_is_sent(
     assert "error" not in run_now.tags
 
 
-def test_where_nothing_is_kept_nothing_is_found_out(tmp_path: Path) -> None:
+def test_without_a_store_nothing_is_looked_up(tmp_path: Path) -> None:
     with at_work_alone(nowhere(tmp_path), tmp_path) as tags:
         assert tags == {}
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_keeps_no_run_from_being_done(
+def test_a_folder_that_cannot_be_written_does_not_stop_a_run(
     tracker: Tracker, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -168,6 +166,6 @@ def _no_locks(_: Path) -> Locks:
 
 
 class _Without(Locks):
-    """On a file system that has none."""
+    """On a file system without locks."""
 
     are_supported = False

@@ -1,4 +1,4 @@
-"""Attempts that came to nothing: which are marked, which are left alone."""
+"""Attempts without a result: which are marked, and which are left alone."""
 
 import sqlite3
 import subprocess
@@ -29,7 +29,7 @@ def tracker(
     monkeypatch: pytest.MonkeyPatch,
     impatient: None,
 ) -> Tracker:
-    """Of a folder in which nobody is at work."""
+    """In a folder in which nobody works."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0)
     return open_tracker(TrackingConfig(), folder)
@@ -42,7 +42,7 @@ def locks(folder: Path) -> Locks:
 
 @contextmanager
 def _begun(tracker: Tracker, locks: Locks | None, **tags: str) -> Iterator[RunLog]:
-    """Yield a run that is under way; nobody holds its lock, as if its process had been killed."""
+    """Yield a run in progress whose lock nobody holds, as if its process had been killed."""
     name = locks.name if locks else "of another folder"
     all_tags = {"config_key": "abc", "sweeps": " one ", LOCKS_TAG: name, **tags}
     with tracker.start("run", {}, all_tags, folder=Path("outputs")) as run:
@@ -54,7 +54,9 @@ def _tags(tracker: Tracker, run: RunLog) -> Mapping[str, str]:
     return tracker.run(run.run_id).tags
 
 
-def test_what_another_folder_may_be_at_is_left_alone(tracker: Tracker, locks: Locks) -> None:
+def test_a_run_that_another_folder_may_work_on_is_left_alone(
+    tracker: Tracker, locks: Locks
+) -> None:
     with _begun(tracker, None) as elsewhere, _begun(tracker, locks) as dead:
         set_aside(tracker, ["abc"], locks, Path(), "mine")
         kinds = [_tags(tracker, run)["kind"] for run in (elsewhere, dead)]
@@ -67,7 +69,7 @@ def test_a_single_run_is_left_alone(tracker: Tracker, locks: Locks) -> None:
         assert _tags(tracker, single)["kind"] == "run"
 
 
-def test_a_job_that_another_process_is_at_is_left_alone(
+def test_a_job_that_another_process_works_on_is_left_alone(
     tracker: Tracker, locks: Locks, folder: Path
 ) -> None:
     hold = "from pathlib import Path; from runner.job.locks import *"
@@ -84,7 +86,7 @@ def test_a_job_that_another_process_is_at_is_left_alone(
         assert _tags(tracker, run)["kind"] == "cut_off"
 
 
-def test_without_locks_nobody_knows_who_is_at_work(
+def test_without_locks_running_jobs_are_unknown(
     tracker: Tracker, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Locks, "are_supported", False)
@@ -103,7 +105,7 @@ def test_a_failure_is_set_aside_in_its_own_sweep(
     assert _tags(tracker, failed)["kind"] == ("superseded" if sweep == "one" else "run")
 
 
-def test_a_run_that_ended_while_the_store_was_gone_is_a_result(
+def test_a_run_that_ended_without_the_store_is_a_result(
     tracker: Tracker, locks: Locks, folder: Path
 ) -> None:
     store = sqlite3.connect(folder / "outputs" / "mlflow.db", isolation_level=None)

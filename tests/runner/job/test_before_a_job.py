@@ -1,4 +1,4 @@
-"""Mistakes that are told before a job starts: nothing is imported for them, and nothing is left."""
+"""Mistakes that are reported before a job starts: without slow imports, leaving no files."""
 
 from pathlib import Path
 
@@ -41,9 +41,9 @@ def test_a_mistake_before_the_job_leaves_no_folder(
     assert list((folder / "outputs").glob("runs/*")) == []
 
 
-def test_nothing_heavy_is_imported_for_it(folder: Path) -> None:
-    given = ["model=transformers", "model.architecture=GPT2Model", "mode.max_pases=3"]
-    done = run(folder, *given, "tracking=none", program=("-c", _BARE), bare=True)
+def test_nothing_slow_is_imported_for_it(folder: Path) -> None:
+    arguments = ["model=transformers", "model.architecture=GPT2Model", "mode.max_pases=3"]
+    done = run(folder, *arguments, "tracking=none", program=("-c", _BARE), bare=True)
     assert done.code == 2
     assert done.error.startswith("mode kl_based has no option")
     assert "imported:\n" in done.out

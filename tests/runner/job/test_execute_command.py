@@ -1,4 +1,4 @@
-"""Pipelines asked for and carried out by the command, in processes of their own."""
+"""Pipelines carried out by the command, in processes of their own."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.runner.command import OWN, SMALL, Done, run, tracked_runs
 PIPELINE = [*OWN, "mode=pipeline"]
 ON_THIS_CPU = ["devices=2xcpu", "transfer_rate=loopback"]
 AS_RUN = ["phase=training", "phase.train_mode=false", "optimizer=none"]
-"""A training step as it is run here."""
+"""A training step with the settings of a real run here."""
 PLAN_FILES = ("assignment.json", "trace.json", "schedule.svg", "config/resolved.yaml")
 MORE_MODELS = """
 import torch
@@ -52,7 +52,7 @@ def test_a_sweep_over_schedules_is_ranked(folder: Path) -> None:
     assert done.code == 0, done.err
     assert "* least time per example for its model" in done.out
     rows = [line.split() for line in done.out.splitlines() if line.startswith((" * ", " = "))]
-    # Equals are in the order of their settings, the first marked as the best of its batch.
+    # Equal jobs are in the order of their settings, the first marked as the best of its batch.
     assert [(cells[0], cells[2]) for cells in rows] == [("*", "1f1b"), ("=", "gpipe")] * 2
     (out, *_) = sorted((folder / "outputs" / "swept").glob("1_*"))
     result = result_of(out)
@@ -71,7 +71,7 @@ def test_a_sweep_over_schedules_is_ranked(folder: Path) -> None:
     assert "gpipe: one step" in (out / "schedule.svg").read_text()
 
 
-def test_stages_cut_after_modules_run_here_and_are_kept(folder: Path) -> None:
+def test_stages_cut_after_modules_are_run_and_kept(folder: Path) -> None:
     from fxpart.execution.stages.stage_files import load_stage
 
     done = run(
@@ -93,7 +93,7 @@ def test_stages_cut_after_modules_run_here_and_are_kept(folder: Path) -> None:
     measured, metrics = result["measured"], result["metrics"]
     assert (measured["way"], measured["max_difference"]) == ("local", 0.0)
     assert len(measured["runs_s"]) == 2
-    # Two layers a device, of 64 x 64 + 64 floats each, and two rows of 64.
+    # Two layers per device, of 64 x 64 + 64 floats each, and two rows of 64.
     assert measured["peak_bytes"] == measured["predicted_peak_bytes"]
     assert min(measured["peak_bytes"]) == 2 * 16_640 + 2 * 256
     assert metrics["measured_ms"] == pytest.approx(measured["time_s"] * 1e3)
@@ -134,7 +134,7 @@ def test_a_training_step_in_two_processes(folder: Path) -> None:
     assert (measured["way"], measured["max_difference"]) == ("pipeline", 0.0)
     assert measured["gradient_difference"] == 0.0
     assert len(measured["peak_bytes"]) == 2
-    # Weights and their gradients: three layers a stage. The engine keeps small things of its own.
+    # Weights and their gradients: three layers per stage. The engine adds small tensors of its own.
     assert min(measured["peak_bytes"]) > 2 * 3 * 16_640
     assert abs(metrics["peak_error_pct"]) < 5
     (tracked,) = tracked_runs(folder, "tags.kind = 'run'")
@@ -150,7 +150,7 @@ def test_a_training_step_in_two_processes(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_stage_that_falls_silent_fails_the_run(folder: Path) -> None:
+def test_a_stage_that_stops_answering_fails_the_run(folder: Path) -> None:
     done = run(
         folder,
         *PIPELINE,
@@ -169,7 +169,7 @@ def test_a_stage_that_falls_silent_fails_the_run(folder: Path) -> None:
     result = result_of(out)
     assert (result["status"], result["error"]) == ("failed", done.error)
     assert result["measured"] is None
-    # What was planned is not lost with it.
+    # The plan is not lost with it.
     assert "gpipe: " in done.out
     for name in PLAN_FILES:
         assert (out / name).stat().st_size > 0, name
@@ -196,7 +196,7 @@ def _run_once(folder: Path, model: str, *arguments: str) -> Done:
 
 
 def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
-    """Its two halves are summed over microbatches first: rounding, where all else is equal."""
+    """Its two halves are first summed over microbatches: rounding, where all else is equal."""
     step = ("mode.cut_after=[1]", *AS_RUN, "microbatches=3")
     done = _run_once(folder, "tied", *step)
     assert done.code == 0, done.err
@@ -208,7 +208,7 @@ def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
     assert "gradients within" in done.out
 
 
-def test_other_results_fail_the_run(folder: Path) -> None:
+def test_differing_results_fail_the_run(folder: Path) -> None:
     done = _run_once(folder, "by_chance", "mode.cut_after=[0]", "microbatches=2")
     assert done.code == 2, done.out
     assert "the split model's results are " in done.error

@@ -1,4 +1,4 @@
-"""The files of a job: copies of those that it reads, and its plan for other tools."""
+"""The files of a job: copies of its input files, and its plan for other tools."""
 
 import json
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_a_configuration_without_files_has_none(mode: str, options: dict[str, ob
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_what_identifies_a_job_is_what_these_files_say(
+def test_a_job_is_identified_by_the_contents_of_its_files(
     config: Config, key: str, tmp_path: Path
 ) -> None:
     def known(job_config: Config) -> str:
@@ -93,9 +93,7 @@ def test_what_identifies_a_job_is_what_these_files_say(
     assert known(moved) != known(config)
 
 
-def test_copies_are_called_after_the_keys_and_no_others_stay(
-    config: Config, tmp_path: Path
-) -> None:
+def test_copies_are_named_after_the_keys_and_no_others_stay(config: Config, tmp_path: Path) -> None:
     job = tmp_path / "job"
     write_inputs(read_inputs(config), job)
     copies = {key: (job / kept_name(key)).read_text() for key in KEYS}
@@ -113,9 +111,7 @@ def test_a_job_without_files_has_no_folder_for_them(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_of_a_copy_that_lies_there_already_is_the_same(
-    config: Config, tmp_path: Path
-) -> None:
+def test_copying_a_copy_that_is_already_there_keeps_it(config: Config, tmp_path: Path) -> None:
     job = tmp_path / "job"
     write_inputs(read_inputs(config), job)
     copied = with_file(config, KEYS[0], str(job / kept_name(KEYS[0])))
@@ -129,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(config: Config, tmp_path: P
         write_inputs(read_inputs(config), tmp_path / "job")
 
 
-def test_a_tag_says_what_the_files_were(config: Config) -> None:
+def test_a_tag_names_the_files(config: Config) -> None:
     tags = inputs_tag(read_inputs(config))
     assert list(tags) == [INPUTS_TAG]
     digests = [sha256(text).hexdigest() for text in (b"run", b"here")]
@@ -138,19 +134,19 @@ def test_a_tag_says_what_the_files_were(config: Config) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_a_tag_of_somebody_else_is_one_line(text: str) -> None:
+def test_a_foreign_tag_is_one_line(text: str) -> None:
     with pytest.raises(SpecError, match=r"the tag inputs of run 12 is damaged .* run it again"):
         inputs_of("12", {INPUTS_TAG: text})
 
 
-def test_another_latency_stays_as_it_is(config: Config) -> None:
+def test_another_latency_is_unchanged(config: Config) -> None:
     moved = with_file(config, KEYS[1], "x")
     assert moved.latency == replace(config.latency, file="x")
     assert moved.mode == config.mode
 
 
 def two_blocks() -> OpGraph:
-    """Return two modules of two layers each, a weight of 10 bytes in every layer."""
+    """Return two modules of two layers each, with a weight of 10 bytes in every layer."""
     sketch = Sketch()
     value = sketch.input(4)
     for name in ("a.first", "a.last", "b.first", "b.last"):
@@ -165,7 +161,7 @@ def written(folder: Path, graph: OpGraph, part: list[int], *homes: tuple[int, ..
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_entries_are_paths_and_devices_alone(tmp_path: Path) -> None:
+def test_entries_are_only_paths_and_devices(tmp_path: Path) -> None:
     names = written(tmp_path, two_blocks(), [0, 0, 1, 1], (3,), (1,))
     assert names == ["device_map.json", "device_map_notes.json", "split_points.json"]
     assert json.loads((tmp_path / "device_map.json").read_text()) == {"a": 3, "b": 1}
@@ -183,12 +179,12 @@ def test_one_device_has_a_map_and_no_split(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "device_map.json").read_text()) == {"": 0}
 
 
-def test_replicas_leave_nothing(tmp_path: Path) -> None:
+def test_replicas_leave_no_files(tmp_path: Path) -> None:
     assert written(tmp_path / "out", two_blocks(), [0, 0, 1, 1], (0, 2), (1, 3)) == []
 
 
 def test_a_cut_inside_a_module_leaves_no_split_points(tmp_path: Path) -> None:
-    """The first layer ends where nothing begins: its second operator goes elsewhere."""
+    """The first layer ends where no module begins: its second operator goes to another device."""
     sketch = Sketch()
     value = sketch.input(4)
     for name in ("a", "a", "b"):
@@ -204,7 +200,7 @@ def test_a_training_step_leaves_the_split_points_of_its_forward(tmp_path: Path) 
     write_plan_files(tmp_path, graph, plan)
     points = json.loads((tmp_path / "split_points.json").read_text())
     assert points == split_points(graph, plan) == {"second": "BEGINNING"}
-    # A backward that returns to the first device is a stage's own, and no further cut.
+    # A backward that returns to the first device belongs to a stage, and is no further cut.
     back = Assignment(np.array([0, 1, 1, 2]), ((0,), (1,), (0,)))
     assert split_points(graph, back) == points
 

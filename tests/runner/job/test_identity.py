@@ -1,4 +1,4 @@
-"""What is logged of a run, and what makes two runs the same."""
+"""The identity of a run: what is logged of it, and when two runs are the same."""
 
 import platform
 import shutil
@@ -56,12 +56,12 @@ def key_of(config: Config) -> str:
         "price_per_hour={rtx_a4000: 3}",
     ],
 )
-def test_what_decides_the_result_changes_the_key(override: str) -> None:
+def test_settings_that_affect_the_result_change_the_key(override: str) -> None:
     assert key_of(read(*BASE)) != key_of(read(*BASE, override))
 
 
 @pytest.mark.parametrize("replicas", ["data_parallel=2", "context_parallel=2", "mode=recommend"])
-def test_how_gradients_are_summed_counts_where_there_may_be_replicas(replicas: str) -> None:
+def test_the_summing_of_gradients_counts_where_there_may_be_replicas(replicas: str) -> None:
     base = key_of(read(*BASE, replicas))
     for setting in ("bucket_bytes=1000", "gradient_as_bucket_view=true"):
         assert key_of(read(*BASE, replicas, f"all_reduce.{setting}")) != base
@@ -82,12 +82,12 @@ def test_how_gradients_are_summed_counts_where_there_may_be_replicas(replicas: s
         "capture.use_cache=false",
     ],
 )
-def test_names_and_places_do_not(override: str) -> None:
+def test_names_and_places_do_not_change_the_key(override: str) -> None:
     assert key_of(read(*BASE)) == key_of(read(*BASE, override))
 
 
 @pytest.mark.parametrize(
-    ("given", "counts", "does_not"),
+    ("setting", "counts", "does_not"),
     [
         ("latency=profiled", "latency.threads=2", "latency.op_overhead_s=1"),
         ("latency=calibrated", "latency.repeats=2", "latency.op_overhead_s=1"),
@@ -98,15 +98,15 @@ def test_names_and_places_do_not(override: str) -> None:
         ("execute=none", "execute=local", "execute.repeats=9"),
     ],
 )
-def test_of_times_and_runs_only_what_changes_them_counts(
-    given: str, counts: str, does_not: str
+def test_settings_of_times_and_runs_count_only_where_they_matter(
+    setting: str, counts: str, does_not: str
 ) -> None:
-    base = key_of(read(*BASE, given))
-    assert key_of(read(*BASE, given, counts)) != base
-    assert key_of(read(*BASE, given, does_not)) == base
+    base = key_of(read(*BASE, setting))
+    assert key_of(read(*BASE, setting, counts)) != base
+    assert key_of(read(*BASE, setting, does_not)) == base
 
 
-def test_times_by_default_are_those_of_the_source_that_is_taken() -> None:
+def test_default_times_are_those_of_the_chosen_source() -> None:
     by_default, roofline = (
         {d: key_of(read(*BASE, f"devices=2x{d}", *more)) for d in ("t4", "h100")}
         for more in ((), ("latency=roofline",))
@@ -115,21 +115,21 @@ def test_times_by_default_are_those_of_the_source_that_is_taken() -> None:
     assert by_default["h100"] != roofline["h100"]
 
 
-def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
-    """How its own model would be measured does not count: nothing is."""
+def test_a_calibration_counts_by_its_contents(tmp_path: Path) -> None:
+    """How its own model would be measured does not count: nothing is measured."""
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).write_text(text)
-    given = [*BASE, "latency=calibrated"]
-    keys = [key_of(read(*given, f"latency.file={tmp_path}/{name}")) for name in "abc"]
+    calibrated = [*BASE, "latency=calibrated"]
+    keys = [key_of(read(*calibrated, f"latency.file={tmp_path}/{name}")) for name in "abc"]
     assert keys[0] == keys[1] != keys[2]
-    assert key_of(read(*given)) not in keys
+    assert key_of(read(*calibrated)) not in keys
     for unused in ("device=cuda", "threads=2", "repeats=2"):
-        overrides = [*given, f"latency.file={tmp_path}/a", f"latency.{unused}"]
+        overrides = [*calibrated, f"latency.file={tmp_path}/a", f"latency.{unused}"]
         assert key_of(read(*overrides)) == keys[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "device"),
+    ("setting", "device"),
     [
         ("latency=roofline", None),
         ("latency=calibrated", "cpu"),
@@ -138,9 +138,9 @@ def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
     ],
 )
 def test_the_machine_counts_where_times_are_measured(
-    monkeypatch: pytest.MonkeyPatch, given: str, device: str | None
+    monkeypatch: pytest.MonkeyPatch, setting: str, device: str | None
 ) -> None:
-    config, devices = read(*BASE, given), []
+    config, devices = read(*BASE, setting), []
 
     def elsewhere(device: str) -> dict[str, object]:
         devices.append(device)
@@ -162,14 +162,14 @@ def test_a_calibration_from_a_file_is_the_same_on_any_machine(
     assert key_of(config) == before
 
 
-def test_a_machine_is_told_by_its_device() -> None:
+def test_a_machine_is_identified_by_its_device() -> None:
     on_cpu, on_gpu = identity._machine("cpu"), identity._machine("cuda")
     assert on_cpu["architecture"] == platform.machine() == on_gpu["architecture"]
     assert (on_cpu["cpu"], on_cpu["cores"]) == (cpu_name(), available_cores())
     assert "gpus" in on_gpu
 
 
-def test_names_of_accelerators_do_not() -> None:
+def test_names_of_accelerators_do_not_count() -> None:
     config, renamed = read(*BASE), read(*BASE)
     renamed.devices.pools = [replace(p, name="x", source="y") for p in renamed.devices.pools]
     assert key_of(config) == key_of(renamed)
@@ -186,7 +186,7 @@ def test_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def house(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of both packages that keys are made from."""
+    """A copy of both packages that keys depend on."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
     for place in (identity._FXPART, identity._EXPERIMENT.parent):
         shutil.copytree(place, tmp_path / place.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -223,10 +223,10 @@ def edited_key(config: Config, file: Path, line: str) -> str:
         ("runner/job/job.py", False, False),
     ],
 )
-def test_an_edit_of_the_code_that_decides_a_result_changes_its_key(
+def test_an_edit_of_code_that_affects_a_result_changes_its_key(
     house: Path, file: str, planned: bool, run: bool
 ) -> None:
-    """Of what is carried out on this machine, the code that does so counts too."""
+    """For plans carried out on this machine, the code that does so counts too."""
     assert (house / file).is_file()
     plan, executed = read(*BASE), read(*BASE, "execute=local")
     keys = [key_of(plan), key_of(executed)]
@@ -236,41 +236,43 @@ def test_an_edit_of_the_code_that_decides_a_result_changes_its_key(
     assert (key_of(executed) != keys[1]) is run
 
 
-def test_every_room_that_decides_a_result_is_there() -> None:
+def test_every_package_that_affects_a_result_exists() -> None:
     assert all((identity._FXPART / room).exists() for room in identity._DECIDING)
     assert all((identity._FXPART / room).is_dir() for room in identity._MEASURING)
 
 
-def test_what_is_said_of_a_run_leaves_out_where_it_is_kept() -> None:
-    given = ["mode=a", "tracking=none", "tracking.uri=x", "+tracking.uri=x", "~hydra.a"]
-    given += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
-    given += ["++tracking={uri: x}", "tracking@here=none", "+tracking/x=y"]
-    assert without_elsewhere(given) == ("mode=a", "trackings=1", "model.tracking=2")
-    assert without_elsewhere(given, ["hydra"]) == tuple(arg for arg in given if "hydra" not in arg)
+def test_the_description_of_a_run_leaves_out_its_store() -> None:
+    overrides = ["mode=a", "tracking=none", "tracking.uri=x", "+tracking.uri=x", "~hydra.a"]
+    overrides += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
+    overrides += ["++tracking={uri: x}", "tracking@here=none", "+tracking/x=y"]
+    assert without_elsewhere(overrides) == ("mode=a", "trackings=1", "model.tracking=2")
+    assert without_elsewhere(overrides, ["hydra"]) == tuple(
+        arg for arg in overrides if "hydra" not in arg
+    )
 
 
-def test_a_saved_placement_counts_by_what_it_says(tmp_path: Path) -> None:
-    given = [*BASE, "mode=aot_based"]
+def test_a_saved_placement_counts_by_its_contents(tmp_path: Path) -> None:
+    overrides = [*BASE, "mode=aot_based"]
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "assignment.json").write_text(text)
-    keys = [key_of(read(*given, f"mode.assignment={tmp_path}/{name}")) for name in "abc"]
+    keys = [key_of(read(*overrides, f"mode.assignment={tmp_path}/{name}")) for name in "abc"]
     assert keys[0] == keys[1] != keys[2]
-    direct = key_of(read(*given, f"mode.assignment={tmp_path}/a/assignment.json"))
+    direct = key_of(read(*overrides, f"mode.assignment={tmp_path}/a/assignment.json"))
     assert direct == keys[0]
-    gone = [key_of(read(*given, f"mode.assignment=gone/{name}")) for name in "ab"]
+    gone = [key_of(read(*overrides, f"mode.assignment=gone/{name}")) for name in "ab"]
     assert gone[0] != gone[1]
 
 
-def test_modules_placed_by_hand_count_numbers_among_their_paths_too() -> None:
-    given = [*BASE, "mode=aot_based"]
-    keys = [key_of(read(*given, f"mode.modules={{0: {home}, *: 0}}")) for home in (0, 1)]
+def test_modules_placed_by_hand_count_with_numbers_among_their_paths() -> None:
+    overrides = [*BASE, "mode=aot_based"]
+    keys = [key_of(read(*overrides, f"mode.modules={{0: {home}, *: 0}}")) for home in (0, 1)]
     assert keys[0] != keys[1]
 
 
 def test_overrides_lose_their_marks_and_quotes() -> None:
-    given = ["transfer_rate='16e9'", "+a.b=c=d", "~e", "f="]
-    assert override_values(given) == {
+    overrides = ["transfer_rate='16e9'", "+a.b=c=d", "~e", "f="]
+    assert override_values(overrides) == {
         "transfer_rate": "16e9",
         "a.b": "c=d",
         "e": "",
@@ -278,7 +280,7 @@ def test_overrides_lose_their_marks_and_quotes() -> None:
     }
 
 
-def test_a_model_that_does_not_exist_is_refused_where_it_is_built(tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused_when_it_is_built(tmp_path: Path) -> None:
     config = read("model=custom", "model.factory=nowhere_at_all:f", "model.name=mine")
     job = JobIdentity(CHOICES, (), tmp_path, tmp_path)
     assert identified(config, job) == job
@@ -293,7 +295,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_source_that_changed_since_is_refused(here: Path) -> None:
+def test_a_source_that_changed_meanwhile_is_refused(here: Path) -> None:
     config = read(*OWN, SMALL, "mode=size_based", "tracking=none")
     job = identified(config, JobIdentity(CHOICES, (), here, here))
     assert identified(config, job) is job
@@ -309,7 +311,7 @@ def test_a_source_that_changed_since_is_refused(here: Path) -> None:
     refuse_changed(config, job)
 
 
-def test_so_is_a_file_that_the_model_depends_on(here: Path) -> None:
+def test_a_changed_file_that_the_model_depends_on_is_refused(here: Path) -> None:
     (here / "layers.json").write_text("6")
     config = read(*OWN, SMALL, "model.depends_on=[layers.json]")
     job = identified(config, JobIdentity(CHOICES, (), here, here))
@@ -321,5 +323,5 @@ def test_so_is_a_file_that_the_model_depends_on(here: Path) -> None:
     (here / "layers.json").unlink()
     with pytest.raises(SpecError, match=r"model\.depends_on: cannot read layers\.json \(No such"):
         refuse_changed(config, job)
-    # Of a job that begins so, it is said when the job runs.
+    # For a job that starts with it, the refusal comes when the job runs.
     assert identified(config, JobIdentity(CHOICES, (), here, here)).key is None

@@ -1,4 +1,4 @@
-"""One job in this process: its output, its files, and what it logs."""
+"""A single job in this process: its output, its files and its logged run."""
 
 import json
 from dataclasses import asdict, replace
@@ -49,7 +49,7 @@ def logged(here: Path) -> LoggedRun:
     return run
 
 
-def test_a_job_of_a_sweep_is_silent_and_comes_to_the_same(
+def test_a_job_of_a_sweep_is_silent_and_has_the_same_result(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     alone, swept = identity(here, "alone"), identity(here, "swept", SWEEP)
@@ -67,7 +67,7 @@ def test_a_job_of_a_sweep_is_silent_and_comes_to_the_same(
     assert result(alone)["key"] == result(swept)["key"]
 
 
-def test_a_verbose_job_of_a_sweep_says_what_it_says_alone(
+def test_a_verbose_job_of_a_sweep_prints_the_same_as_alone(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_job(configured("verbose=true"), identity(here, sweep=SWEEP))
@@ -98,7 +98,7 @@ def test_a_step_in_another_order_is_run_and_names_its_engine(
     (engine,) = (line for line in lines if line.startswith("runs with:"))
     assert "zero-bubble schedule of torch.distributed.pipelining" in engine
     assert any(line.startswith("results:   equal to the unsplit model's") for line in lines)
-    # Six layers: the gradient of each activation is there before the first of a weight.
+    # Six layers: the gradients of all activations come before the first of a weight.
     assert done.metrics["measured_peak_gib"] == done.metrics["predicted_peak_gib"]
 
 
@@ -121,12 +121,12 @@ def test_figures_are_drawn_as_asked(
     assert files >= {"assignment.json", "result.json", "config", "device_map.json"}
 
 
-def test_a_choice_of_figures_that_does_not_exist_is_one_line(here: Path) -> None:
+def test_an_unknown_choice_of_figures_is_one_line(here: Path) -> None:
     outcome = run_job(configured("figures=al"), identity(here))
     assert outcome == Outcome("failed", "figures=al does not exist; write auto, all, none")
 
 
-def test_the_written_configuration_is_what_ran_without_a_login(here: Path) -> None:
+def test_the_written_configuration_is_the_one_run_without_a_login(here: Path) -> None:
     config, job = configured("mode=kl_based"), identity(here)
     config.tracking = replace(config.tracking, uri="http://me:a/secret@host:5000/x?token=secret")
     run_job(config, job)
@@ -139,7 +139,7 @@ def test_the_written_configuration_is_what_ran_without_a_login(here: Path) -> No
     assert not [path for path in job.folder.rglob("*.*") if b"secret" in path.read_bytes()]
 
 
-def test_what_does_not_fit_is_an_outcome_with_its_metric(here: Path) -> None:
+def test_a_model_that_does_not_fit_is_an_outcome_with_its_metric(here: Path) -> None:
     job = identity(here)
     outcome = run_job(configured("devices=1x0.06mb"), job)
     assert (outcome.status, outcome.metrics) == ("infeasible", {"feasible": 0.0})
@@ -162,9 +162,7 @@ def test_a_run_can_be_found_and_run_again_by_its_tags(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_run_has_its_tags_while_it_is_under_way(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_progress_has_its_tags(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[LoggedRun] = []
 
     def look(*_: object, **__: object) -> None:
@@ -182,7 +180,7 @@ def test_a_run_has_its_tags_while_it_is_under_way(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_job_whose_configuration_makes_no_sense_is_logged_too(here: Path) -> None:
+def test_a_job_with_a_meaningless_configuration_is_logged_too(here: Path) -> None:
     job = replace(
         identity(here, sweep=SWEEP),
         overrides=("mode=size_based", "model.batch_size=x"),
@@ -198,14 +196,14 @@ def test_a_job_whose_configuration_makes_no_sense_is_logged_too(here: Path) -> N
     assert result(job)["error"] == outcome.error
 
 
-def test_without_a_tracker_it_is_in_its_file_alone(here: Path) -> None:
+def test_without_a_tracker_the_result_is_in_its_file_alone(here: Path) -> None:
     job = identity(here, sweep=SWEEP)
     outcome = keep_failure(None, job, SpecError("no"))
     assert outcome == Outcome("failed", "no")
     assert (result(job)["status"], result(job)["key"]) == ("failed", None)
 
 
-def test_by_itself_it_leaves_no_folder(here: Path) -> None:
+def test_on_its_own_it_leaves_no_folder(here: Path) -> None:
     job = identity(here)
     job.folder.mkdir(parents=True)  # as Hydra does
     assert keep_failure(None, job, SpecError("no")) == Outcome("failed", "no")
@@ -216,7 +214,7 @@ def test_by_itself_it_leaves_no_folder(here: Path) -> None:
     assert [file.name for file in job.folder.iterdir()] == ["of_the_user.txt"]
 
 
-def test_a_store_that_does_not_work_does_not_hide_what_went_wrong(here: Path) -> None:
+def test_a_broken_store_does_not_hide_the_error(here: Path) -> None:
     (here / "file").touch()
     tracking = TrackingConfig(uri=f"sqlite:///{here / 'file' / 'runs.db'}")
     outcome = keep_failure(None, replace(identity(here), tracking=tracking), SpecError("no"))
@@ -243,7 +241,7 @@ def test_a_bug_is_kept_in_a_sweep_and_raised_alone(
     assert "in crash" in (here / where).read_text()
 
 
-def test_a_model_that_does_not_exist_has_no_key(here: Path) -> None:
+def test_an_unknown_model_has_no_key(here: Path) -> None:
     job = identity(here)
     outcome = run_job(configured("model.factory=nowhere:build"), job)
     assert outcome.status == "failed"

@@ -35,7 +35,9 @@ def holder(tmp_path: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_lock_is_released_with_its_process(
+    tmp_path: Path, holder: "subprocess.Popen[str]"
+) -> None:
     locks = Locks(tmp_path)
     assert locks.is_held_elsewhere("mine")
     with locks.held("mine", wait=False) as is_ours:
@@ -61,7 +63,7 @@ def test_the_locks_of_each_folder_have_a_name(tmp_path: Path) -> None:
 def test_the_name_in_a_file_of_an_earlier_version_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     name = bytes(range(1, 17))
-    # It began with the number of jobs that had been begun.
+    # It began with the number of jobs started.
     (tmp_path / "outputs" / ".jobs.lock").write_bytes((7).to_bytes(8, "big") + name)
     assert Locks(tmp_path).name == name.hex()
 

@@ -21,14 +21,14 @@ def _name(*overrides: str, swept: tuple[str, ...] = ()) -> str:
     return run_name(CHOICES, (*FACTORY, *overrides), swept)
 
 
-def test_a_job_begins_with_what_is_swept() -> None:
-    given = ("mode=cost_aware", "devices=2x4gb", "model.batch_size=1", "phase=training")
+def test_the_name_begins_with_the_swept_values() -> None:
+    overrides = ("mode=cost_aware", "devices=2x4gb", "model.batch_size=1", "phase=training")
     swept = ("model.factory_args.layers", "model.batch_size")
-    name = _name("model.factory_args.layers=12", *given, swept=swept)
+    name = _name("model.factory_args.layers=12", *overrides, swept=swept)
     expected = "layers=12 · batch_size=1 · cost_aware · 2x4gb · pcie4 · mine · phase=training"
     assert name == expected
     # In the order of the sweep.
-    other = _name("model.factory_args.layers=12", *given, swept=swept[::-1])
+    other = _name("model.factory_args.layers=12", *overrides, swept=swept[::-1])
     assert other.startswith("batch_size=1 · layers=12 · cost_aware · ")
 
 
@@ -38,12 +38,12 @@ def test_a_swept_choice_is_bare_and_stands_once() -> None:
     assert name == "2x4gb · cost_aware · phase=training · pcie4 · mine"
 
 
-def test_models_of_one_name_are_told_apart_by_what_was_chosen() -> None:
+def test_models_of_one_name_are_distinguished_by_the_choices() -> None:
     names = [run_name(CHOICES, (f"model={model}",), ("model",)) for model in ("one", "two")]
     assert names == [f"{model} · cost_aware · 2x4gb · pcie4" for model in ("one", "two")]
 
 
-def test_more_of_a_key_where_two_have_the_same_last_part() -> None:
+def test_keys_with_the_same_last_part_are_longer() -> None:
     overrides = ("a.size.width=1", "b.size.width=2", "b.depth=3", "devices.nodes.0=4")
     name = _name(*overrides, swept=tuple(arg.partition("=")[0] for arg in overrides))
     assert name.startswith("a.size.width=1 · b.size.width=2 · depth=3 · nodes.0=4 · cost_aware")
@@ -62,7 +62,7 @@ def test_more_of_a_key_where_two_have_the_same_last_part() -> None:
         (("mode.assignment='a plan.json'",), " · assignment=a plan.json"),
     ],
 )
-def test_a_single_run_ends_in_what_was_asked_for_beside(
+def test_the_name_of_a_single_run_ends_in_its_further_settings(
     overrides: tuple[str, ...], beside: str
 ) -> None:
     assert _name(*overrides) == f"cost_aware · 2x4gb · pcie4 · mine{beside}"
@@ -79,7 +79,7 @@ def test_names_are_no_longer_than_a_table_shows() -> None:
     assert len(sweep_title("depth", {arg.partition("=")[0]: ["1"] for arg in many})) == 100
 
 
-def test_a_title_says_the_name_and_what_is_swept() -> None:
+def test_a_title_holds_the_name_and_the_swept_keys() -> None:
     values = {"model.factory_args.layers": ["12", "24", "36"], "model.batch_size": ["1", "2"]}
     assert sweep_title("depth", values) == "depth: layers=12,24,36 · batch_size=1,2"
     assert sweep_title("sweep", {"mode": ["a", "b"], "devices": ["c"]}) == (
@@ -88,14 +88,14 @@ def test_a_title_says_the_name_and_what_is_swept() -> None:
     assert sweep_title("sweep", {}) == "sweep"
 
 
-def test_of_many_values_the_ends_are_said() -> None:
+def test_many_values_are_given_by_their_ends() -> None:
     four = [str(value) for value in (1, 2, 4, 8)]
     assert sweep_title("sweep", {"model.batch_size": four}) == "sweep: batch_size=1,2,4,8"
     longer = {"model.batch_size": [*four, "16", "32"]}
     assert sweep_title("sweep", longer) == "sweep: batch_size=1,2,…,32"
 
 
-def test_where_there_is_no_room_the_ends_are_said_or_how_many() -> None:
+def test_in_little_space_the_ends_or_the_number_is_given() -> None:
     modes = ["size_based", "pipeline", "kl_based", "cost_aware"]
     values = {"mode": modes, "devices": ["1x0.5gb", "2x0.5gb", "4x0.5gb"], "rate": ["a", "b"]}
     more = {**values, "model.config.n_layer": ["12", "24"]}
@@ -112,23 +112,23 @@ BASE = ("model=gpt2", "devices=2x16gb")
 GPT2 = Choices("gpt2", "kl_based", "2x16gb", "pcie4")
 
 
-def test_granularity_is_a_parameter_whether_asked_for_or_not() -> None:
+def test_granularity_is_always_a_parameter() -> None:
     assert parameters(read(*BASE), GPT2, ())["granularity"] == "operator"
     override = "granularity=2"
     assert parameters(read(*BASE, override), GPT2, (override,))["granularity"] == "2"
 
 
 def test_a_recommended_plan_is_one_parameter() -> None:
-    asked = replace(GPT2, mode="recommend")
+    config = replace(GPT2, mode="recommend")
     overrides = ("mode=pipeline", "data_parallel=2", "schedule=1f1b", "microbatches=4")
-    kept = parameters(read(*BASE, *overrides), asked, ())
+    kept = parameters(read(*BASE, *overrides), config, ())
     assert kept["plan"] == "pipeline data_parallel=2 schedule=1f1b microbatches=4"
-    # One that did not fit has none, nor has a job with another mode.
-    assert "plan" not in parameters(read(*BASE, "mode=recommend"), asked, ())
+    # A job that did not fit has none, nor has one with another mode.
+    assert "plan" not in parameters(read(*BASE, "mode=recommend"), config, ())
     assert "plan" not in parameters(read(*BASE, *overrides), GPT2, ())
 
 
-def test_parameters_hold_what_was_overridden_anywhere() -> None:
+def test_parameters_hold_every_overridden_value() -> None:
     overrides = (
         *BASE,
         "model.config={n_layer: 3}",
@@ -152,14 +152,12 @@ def test_parameters_hold_what_was_overridden_anywhere() -> None:
         (("phase=training", "model.loss=mean"), "model.loss", "mean"),
     ],
 )
-def test_what_is_not_as_usual_is_a_parameter(
-    overrides: tuple[str, ...], key: str, value: str
-) -> None:
+def test_unusual_values_are_parameters(overrides: tuple[str, ...], key: str, value: str) -> None:
     assert key not in parameters(read(*BASE), GPT2, ())
     assert parameters(read(*BASE, *overrides), GPT2, ())[key] == value
 
 
-def test_parameters_say_how_a_factory_was_called() -> None:
+def test_parameters_hold_the_arguments_of_a_factory() -> None:
     config = read("model=custom", "model.factory=a.b:c", "model.factory_args.depth=3")
     kept = parameters(config, GPT2, ())
     assert (kept["model.factory"], kept["model.factory_args.depth"]) == ("a.b:c", 3)
@@ -233,7 +231,7 @@ def test_source_is_the_command(program: str, source: str, monkeypatch: pytest.Mo
     assert environment_tags()["mlflow.source.name"] == source
 
 
-def test_coefficients_that_nobody_chose_are_no_parameters() -> None:
+def test_default_coefficients_are_no_parameters() -> None:
     by_default, chosen = (
         parameters(read(*BASE, "devices=2xh100", *more), GPT2, ())
         for more in ((), ("latency=kernels",))

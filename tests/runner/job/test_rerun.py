@@ -1,4 +1,4 @@
-"""A run again, from what it logged."""
+"""Repeating a run from its log."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("store")
 
 @pytest.fixture
 def logged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str | None, Any]:
-    """The runs of a small sweep by their mode, and the sweep's own as None."""
+    """The runs of a small sweep by their mode; under None the sweep's own run."""
     monkeypatch.chdir(folder)
     assert sweep(*OWN, SMALL, "mode=single,kl_based") == 0
     return {run.data.params.get("mode"): run for run in tracked_runs(folder)}
@@ -72,7 +72,7 @@ def test_the_folder_of_a_run_is_enough(
 @pytest.mark.parametrize(
     ("overrides", "expected"), [((), "depth"), (("tracking.experiment=other",), "other")]
 )
-def test_it_is_logged_beside_the_run_unless_another_experiment_is_said(
+def test_it_is_logged_beside_the_run_unless_another_experiment_is_given(
     folder: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], expected: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -90,12 +90,12 @@ def _runs_in(experiment: str) -> list[Any]:
     return list(client.search_runs([stored.experiment_id])) if stored else []
 
 
-def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str | None, Any]) -> None:
+def test_a_run_that_does_not_fit_does_not_fit_again(logged: dict[str | None, Any]) -> None:
     outcome = rerun(*_again(logged["single"].info.run_id))
     assert outcome.status == "infeasible"
 
 
-def test_a_model_that_was_edited_since_is_told(
+def test_a_model_edited_since_is_reported(
     logged: dict[str | None, Any],
     folder: Path,
     capsys: pytest.CaptureFixture[str],
@@ -112,7 +112,7 @@ def test_a_model_that_was_edited_since_is_told(
         assert ("an input of its result has changed: a source of the model" in shown) is is_told
 
 
-def test_a_file_that_the_model_depends_on_and_that_changed_since_is_told(
+def test_a_changed_file_that_the_model_depends_on_is_reported(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -141,7 +141,7 @@ def test_a_file_that_the_model_depends_on_and_that_changed_since_is_told(
     assert str(outcome.error).startswith("model.depends_on: cannot read layers.txt (No such file")
 
 
-def test_one_that_fails_now_is_compared_with_nothing(
+def test_a_run_that_now_fails_is_compared_with_nothing(
     logged: dict[str | None, Any],
     folder: Path,
     capsys: pytest.CaptureFixture[str],
@@ -153,7 +153,7 @@ def test_one_that_fails_now_is_compared_with_nothing(
     assert "rerun:" not in capsys.readouterr().out
 
 
-def test_what_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]) -> None:
+def test_a_run_that_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]) -> None:
     run_id = logged["kl_based"].info.run_id
     with pytest.raises(SpecError, match="leave out mode="):
         rerun(*_again(run_id, "mode=single"))

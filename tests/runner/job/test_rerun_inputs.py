@@ -1,4 +1,4 @@
-"""A run again whose files have changed since, or are gone."""
+"""Repeating a run whose files have changed or are gone."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ CHOICES = Choices("tiny", "size_based", "2x0.06mb", "pcie4")
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a saved assignment and a calibration; no job in it has run but one."""
+    """A folder with a saved assignment and a calibration, in which a single job has run."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     planned = read(*OWN, SMALL, "mode=size_based", "tracking=none")
@@ -62,7 +62,7 @@ def newest(here: Path, tracking: TrackingConfig | None = None) -> LoggedRun:
 
 
 def again(here: Path, run_id: str, name: str = "again") -> tuple[Outcome, LoggedRun]:
-    """Run it again in the folder `name`, and return the same of that."""
+    """Repeat it in the folder `name`, and return the outcome and the newest run."""
     outcome = rerun(*asked_again(here, run_id, name))
     return outcome, newest(here)
 
@@ -84,7 +84,7 @@ def costs(outcome: Outcome) -> Mapping[str, float]:
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("change", ["gone", "changed"])
 @pytest.mark.parametrize("key", list(FILES))
-def test_what_the_file_said_then_is_read(
+def test_the_contents_of_the_first_run_are_read(
     here: Path, key: str, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, was = ran(here, *FILES[key])
@@ -110,7 +110,7 @@ def test_what_the_file_said_then_is_read(
     assert (here / copy).read_bytes() == content
     assert f'"{key}={copy}"' in now.tags["overrides"]
     assert f"{key}={file.name}" not in now.tags["overrides"]
-    # And so on: a run of that one again, whose folder is gone too.
+    # And so on: a repetition of that run, whose folder is gone too.
     shutil.rmtree(here / "outputs" / "again")
     third, last = again(here, now.run_id, "third")
     assert costs(third) == costs(first)
@@ -119,11 +119,11 @@ def test_what_the_file_said_then_is_read(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_file_that_says_the_same_is_named_as_before(
+def test_an_unchanged_file_is_named_as_before(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, was = ran(here, *FILES["mode.assignment"], *FILES["latency.file"][1:])
-    # The store's copies are not asked for: they are spoiled.
+    # The store's copies are not used: they are spoiled.
     for copy in (here / "outputs" / "mlartifacts").rglob("inputs/*"):
         copy.write_text("spoiled")
     _, now = again(here, was.run_id)
@@ -135,7 +135,7 @@ def test_a_file_that_says_the_same_is_named_as_before(
 
 
 @pytest.mark.usefixtures("store")
-def test_what_did_not_fit_or_failed_has_kept_its_files_and_no_others(here: Path) -> None:
+def test_runs_without_a_result_keep_their_files_and_no_others(here: Path) -> None:
     job = here / "outputs" / "job"
     job.mkdir()
     (job / "memory.svg").touch()  # of an earlier attempt
@@ -179,7 +179,7 @@ def test_a_copy_that_is_missing_or_damaged_is_one_line(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_run_from_before_files_were_kept_reads_what_is_there(
+def test_a_run_logged_before_files_were_kept_reads_the_current_file(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runner.job.job.read_inputs", lambda _: ())
@@ -200,7 +200,7 @@ def test_a_run_from_before_files_were_kept_reads_what_is_there(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_tag_that_names_what_the_configuration_does_not_is_one_line(here: Path) -> None:
+def test_a_tag_with_a_file_unknown_to_the_configuration_is_one_line(here: Path) -> None:
     _, was = ran(here, "mode=size_based")
     assert "inputs" not in was.tags
     from mlflow import MlflowClient
@@ -249,7 +249,7 @@ def server(
         served.kill()
 
 
-def test_a_server_that_was_gone_meanwhile_has_the_file_too(
+def test_a_server_that_was_unreachable_gets_the_file_too(
     here: Path, server: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # An experiment of its own, whose files the server keeps.

@@ -26,7 +26,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def words(svg: str) -> list[str]:
-    """Return the text of the drawing that is seen, tips left out."""
+    """Return the visible text of the drawing, without tooltips."""
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
@@ -51,7 +51,7 @@ def test_summary_of_a_fork() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_edges_add_up_to_what_is_sent(seed: int) -> None:
+def test_edges_add_up_to_the_bytes_sent(seed: int) -> None:
     part = [op // 5 for op in range(40)]
     homes: list[tuple[int, ...]] = [((seed + p * 5) % 3,) for p in range(8)]
     what = scene(random_graph(seed, 40), devices(999, 999, 999), part, homes)
@@ -79,8 +79,8 @@ def test_replicas_are_named() -> None:
     assert "P1 (+ 2), 1 op" in words(graph_of(copied))
 
 
-def test_partitions_are_called_after_their_modules() -> None:
-    """Numbered modules are a range, however many numbers there are below."""
+def test_partitions_are_named_after_their_modules() -> None:
+    """Numbered modules are a range, however many numbers are below."""
     what = long_chain(8, 2, 2)
     layers = [f"model.layers.{op}.mlp.experts.{op % 2}" for op in range(6)]
     paths = ("model.embed", *layers, "lm_head")
@@ -92,7 +92,7 @@ def test_partitions_are_called_after_their_modules() -> None:
     assert any(word.endswith(", backward") for word in words(graph_of(two_halves(trained()))))
 
 
-def test_figures_begin_with_what_was_planned() -> None:
+def test_figures_begin_with_the_subject() -> None:
     what, line = fork(), "gpt2, 124M parameters, float32"
     for svg in (
         partition_graph_svg(what.graph, what.assignment, what.evaluation, line),
@@ -107,7 +107,7 @@ def two_halves(what: Scene) -> Scene:
     return scene(what.graph, devices(999, 999), part, [(0,), (1,)])
 
 
-def test_a_device_that_waits_for_its_turn_shows_its_weights_alone() -> None:
+def test_a_waiting_device_shows_its_weights_alone() -> None:
     what = fork()
     copied = scene(
         what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)]
@@ -125,7 +125,7 @@ def test_many_partitions_are_drawn_over_the_time_of_their_devices() -> None:
     tips = re.findall(r"<title>(P\d+):", svg)
     assert set(tips) == {f"P{number}" for number in range(300)}
     assert "busy" in words(svg)
-    # The boxes of a device are as wide as it is busy: of 760 pixels for the whole time.
+    # Boxes of a device are as wide as it is busy: of 760 pixels for the whole time.
     part = what.assignment.partition_of.tolist()
     slow = scene(what.graph, devices(*[10**6] * 4), part, [(p % 4,) for p in range(300)])
     boxes = [
@@ -148,8 +148,8 @@ def test_many_devices_do_not_break_it() -> None:
     assert "39: d39" in words(svg)
 
 
-def test_labels_do_not_lie_on_boxes() -> None:
-    """The arrow from the first to the third lane runs behind the box in the second."""
+def test_labels_do_not_overlap_boxes() -> None:
+    """The arrow from the first to the third lane passes behind the box in the second."""
     sketch = Sketch()
     a = sketch.op([sketch.input(1)], 7)
     b = sketch.op([a], 5)
@@ -181,7 +181,7 @@ def test_memory_names_devices_peaks_and_units() -> None:
 
 
 def test_memory_area_is_drawn_to_scale() -> None:
-    """Of 200 bytes on 110 pixels with a tenth of headroom, the 50 bytes of weights take 25."""
+    """With 200 bytes on 110 pixels and a tenth of headroom, the 50 bytes of weights take 25."""
     root = ElementTree.fromstring(memory_of(fork()))
     heights = [
         float(r.attrib["height"])
@@ -191,7 +191,7 @@ def test_memory_area_is_drawn_to_scale() -> None:
     assert heights == [25.0]
 
 
-def test_what_is_alive_is_seen_beside_large_weights() -> None:
+def test_live_tensors_are_visible_beside_large_weights() -> None:
     """On a scale of its own: a thousandth of the weights is as high as the panel."""
     what = fork()
     heavy = replace(what.graph, weight_bytes=what.graph.weight_bytes * 1000)
@@ -210,7 +210,7 @@ def small_on(topology: Topology) -> Scene:
     return scene(what.graph, topology, part, [(0,), (1,), (1,)])
 
 
-def test_memory_says_what_does_not_fit() -> None:
+def test_memory_shows_what_does_not_fit() -> None:
     tight = words(memory_of(small_on(devices(100, 40))))
     assert any("of 40 B, does not fit, at " in word for word in tight)
     ample = words(memory_of(small_on(devices(10**4, 10**4))))
@@ -218,7 +218,7 @@ def test_memory_says_what_does_not_fit() -> None:
 
 
 def trained() -> Scene:
-    """Return a training step of one device of 200 bytes, 50 of which are reserved."""
+    """Return a training step on one device of 200 bytes, 50 of which are reserved."""
     graph = step()
     spec = DeviceSpec("d0", 150, {"float32": 1.0}, 1.0, reserved_bytes=50)
     return scene(graph, uniform_topology((spec,), Link(1.0)), [0] * 6, [(0,)])
@@ -252,8 +252,8 @@ def test_a_long_place_is_shown_from_its_end() -> None:
 
 def test_a_graph_without_time_or_bytes_can_be_drawn() -> None:
     sketch = Sketch()
-    made = sketch.op([sketch.input(0)], 0)
-    empty = scene(sketch.graph(made), devices(10), [0], [(0,)])
+    value = sketch.op([sketch.input(0)], 0)
+    empty = scene(sketch.graph(value), devices(10), [0], [(0,)])
     ElementTree.fromstring(memory_of(empty))
     assert "P0, 1 op" in words(graph_of(empty))
 
@@ -296,14 +296,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         ("none", 1, False, False, False),
     ],
 )
-def test_what_is_drawn(
+def test_chosen_figures_are_drawn(
     figures: str, operators: int, in_sweep: bool, drawn: bool, traced: bool
 ) -> None:
     assert wants_figures(figures, operators, in_sweep=in_sweep) is drawn
     assert wants_traces(figures, in_sweep=in_sweep) is traced
 
 
-def test_a_choice_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(SpecError, match="figures=every does not exist; write auto, all, none"):
         check_figures("every")
 

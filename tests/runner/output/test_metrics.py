@@ -1,4 +1,4 @@
-"""The table of metrics, and what is made from it."""
+"""The table of metrics, and its uses."""
 
 import json
 from collections import Counter
@@ -41,11 +41,11 @@ UNITS = {
 }
 
 
-def test_the_page_is_what_the_command_prints() -> None:
+def test_the_page_is_the_output_of_the_command() -> None:
     assert PAGE.read_text() == metrics_page(), "python -m runner.output.metrics > docs/metrics.md"
 
 
-def test_rows_are_whole() -> None:
+def test_rows_are_complete() -> None:
     rows = (*METRICS, *DERIVED, *SERIES)
     assert len({metric.name for metric in rows}) == len(rows) == len(BY_NAME)
     for metric in rows:
@@ -97,7 +97,7 @@ def test_a_new_metric_is_a_row(
     assert "| `joules` | J | lower |  | Energy of one input. |" in metrics_page()
 
 
-def test_ranking_goes_by_what_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranking_follows_the_direction_of_each_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(1.0, mode="slow"), row(2.0, mode="fast"), row(2.0, mode="also")]
     assert ranked(sweep(rows, "mode")).finished[0].row.settings["mode"] == "slow"
     higher = {**BY_NAME, "latency_ms": Metric("latency_ms", "ms", ".1f", "higher", "The reverse.")}

@@ -19,7 +19,7 @@ def test_all_values_and_all_ticks_are_on_the_axis(values: list[float]) -> None:
     assert all(-1e-6 <= scale.at(tick) <= 1 + 1e-6 for tick in ticks)
 
 
-def test_what_is_far_apart_gets_a_logarithmic_axis() -> None:
+def test_values_far_apart_get_a_logarithmic_axis() -> None:
     wide, narrow = scale_of([1.0, 64.0]), scale_of([900.0, 1200.0])
     assert (wide.log, narrow.log) == (True, False)
     assert wide.at(8.0) == pytest.approx(0.5)

@@ -14,7 +14,7 @@ def saved(folder: Path, what: Scene) -> Path:
     return path
 
 
-def test_assignment_says_what_was_decided(tmp_path: Path) -> None:
+def test_assignment_holds_the_decisions(tmp_path: Path) -> None:
     document = json.loads(saved(tmp_path, fork()).read_text())
     assert (document["schema"], document["version"]) == ("fxpart.assignment", 1)
     assert document["model"] == {"name": "fork"}
@@ -71,6 +71,6 @@ def test_result_of_a_run_that_failed(tmp_path: Path) -> None:
         read_result(path)
 
 
-def test_result_and_assignment_are_not_confused(tmp_path: Path) -> None:
+def test_result_and_assignment_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"not a fxpart.result file, its schema is 'fxpart.assign"):
         read_result(saved(tmp_path, fork()))

@@ -56,7 +56,7 @@ def test_boxes_lie_where_their_times_are() -> None:
     assert forward.get("fill") != last.get("fill") == other_stage.get("fill")
 
 
-def test_what_is_written() -> None:
+def test_texts_of_the_drawing() -> None:
     seen = words(schedule_svg(step_of_training()))
     assert seen[0] == "gpipe: training step 8000 ms, bubble 50.0%, 2 microbatches"
     assert {"forward", "backward", "device 0", "device 1", "the number is the microbatch"} <= {
@@ -68,7 +68,7 @@ def test_what_is_written() -> None:
     assert "backward" not in words(schedule_svg(step_forward()))
 
 
-def test_stages_of_a_device_are_told_apart() -> None:
+def test_stages_of_a_device_are_distinguished() -> None:
     drawn = schedule_svg(pipeline("interleaved", 2, 6, 4))
     seen = words(drawn)
     assert [word for word in seen if word.startswith("stages ")] == [
@@ -87,13 +87,13 @@ def test_stages_of_a_device_are_told_apart() -> None:
     assert fills["6"] == fills["8"] == fills["10"]
 
 
-def test_numbers_without_room_are_left_out_for_all() -> None:
+def test_numbers_that_do_not_all_fit_are_left_out() -> None:
     seen = words(schedule_svg(pipeline("gpipe", 2, 1, 200)))
     assert "7" not in seen
     assert "the number is the microbatch" not in seen
 
 
-def test_one_digit_does_not_stand_where_two_have_no_room() -> None:
+def test_one_digit_is_left_out_where_two_do_not_fit() -> None:
     """Of 31 equal steps over 882 pixels, a forward has 9 and a backward 19."""
     seen = words(schedule_svg(pipeline("gpipe", 2, 1, 30)))
     assert seen.count("5") == seen.count("25") == 2
@@ -104,9 +104,9 @@ def test_a_long_step_stays_a_small_file() -> None:
     result = pipeline("gpipe", 2, 1, 5000)
     svg = schedule_svg(result)
     assert len(result.events) == 20_000
-    # Not much more than one for each of some 900 pixels, both ways and devices.
+    # Little more than one for each of some 900 pixels, for both passes and devices.
     assert svg.count("<rect") < 4000
-    # Nothing is left white that is busy: what device 1 does first, until its last forward.
+    # No busy time of device 1 is left white before its last forward.
     drawn = [box for tip, box in boxes(svg).items() if re.match(r"forward.*stage 1:", tip)]
     right = 0.0
     for box in drawn:

@@ -34,7 +34,7 @@ def test_summary_is_one_line() -> None:
     )
     tokens = rate_text(12.5, "tokens")
     assert "15.00 s, 12.5 tokens/s, 3" in summary_line(evaluation, tokens)
-    # A schedule has a throughput of its own, and says it.
+    # A schedule reports a throughput of its own.
     assert "15.00 s, 3 partitions" in summary_line(evaluation, None)
     of_a_token = summary_line(evaluation, None, replicas=4, of=" of the last token")
     assert of_a_token.startswith(
@@ -43,7 +43,7 @@ def test_summary_is_one_line() -> None:
     assert "(device 2 idle) in each of 4 replicas, 4 B" in of_a_token
 
 
-def test_summary_says_what_takes_turns() -> None:
+def test_summary_names_devices_that_take_turns() -> None:
     what = fork()
     copied = scene(what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)])
     line = summary_line(copied.evaluation, rate_text(1.0))
@@ -70,7 +70,7 @@ def test_devices_in_a_log(
     assert any(line.split()[:4] == ["2", "d2", "-", "0"] for line in lines)
 
 
-def test_state_and_reserves_are_shown_where_there_are_any(
+def test_state_and_reserves_are_shown_where_they_exist(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = DeviceSpec("d0", 150, {"float32": 1.0}, 1.0, reserved_bytes=50)
@@ -132,7 +132,7 @@ def test_device_table_fits_without_losing_a_digit(
     assert bool(hidden) is (columns == 80 or (columns == 100 and state_bytes > 0))
 
 
-def test_names_that_all_share_are_said_once(
+def test_names_shared_by_all_are_printed_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = long_chain(30, 3, 3).evaluation
@@ -171,19 +171,19 @@ def test_a_long_line_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that `progress` sees, in its only item."""
+    """The time that `progress` reads, in its only item."""
     now = [100.0]
     monkeypatch.setattr("runner.output.terminal.monotonic", lambda: now[0])
     return now
 
 
-def test_short_stage_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_stage_prints_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with progress("quick"):
         clock[0] += 0.9
     assert capsys.readouterr().err == ""
 
 
-def test_long_stage_says_one_line_in_a_log(
+def test_long_stage_prints_one_line_in_a_log(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress("capturing gpt2"):
@@ -200,7 +200,7 @@ def _raise_after(clock: list[float], wait_s: float, error: type[BaseException]) 
 @pytest.mark.parametrize(
     ("error", "outcome"), [(KeyError, "failed"), (KeyboardInterrupt, "interrupted")]
 )
-def test_stage_that_does_not_end_says_so(
+def test_an_unfinished_stage_is_reported(
     error: type[BaseException],
     outcome: str,
     clock: list[float],
@@ -212,9 +212,9 @@ def test_stage_that_does_not_end_says_so(
 
 
 def on_terminal(wait_s: float, patience_s: float) -> str:
-    """Return the terminal output of a stage of that length; check that stdout is untouched.
+    """Return the terminal output of a stage of that length; check that stdout is empty.
 
-    The stage sleeps, since what is shown depends on how long it takes.
+    The stage sleeps, since the output depends on its duration.
     """
     parent, child = pty.openpty()
     code = (
@@ -231,7 +231,7 @@ def on_terminal(wait_s: float, patience_s: float) -> str:
         command, stderr=child, stdout=subprocess.PIPE, env=environment
     ) as running:
         os.close(child)
-        with contextlib.suppress(OSError):  # how Linux says that a terminal has ended
+        with contextlib.suppress(OSError):  # how Linux reports that a terminal has ended
             while part := os.read(parent, 4096):
                 written += part
         os.close(parent)

@@ -15,7 +15,7 @@ ITEMS = st.recursive(
     | st.booleans()
     | st.integers()
     | st.text(max_size=5)
-    # What json.dumps would write as words that JSON does not have becomes null here.
+    # Where json.dumps would write words that JSON does not have, null is written.
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: (
         st.lists(inner, max_size=4)
@@ -26,7 +26,7 @@ ITEMS = st.recursive(
 DOCUMENTS = st.dictionaries(st.text(max_size=3), ITEMS, max_size=4)
 
 
-def test_text_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_text_replaces_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "made" / "a.txt"
     write_text(path, "old")
     write_text(path, "new ü\n")
@@ -59,15 +59,15 @@ def test_json_is_sorted_and_plain() -> None:
 
 
 @given(DOCUMENTS)
-def test_json_is_what_python_writes_with_an_indent(document: dict[str, object]) -> None:
+def test_json_is_the_output_of_python_with_an_indent(document: dict[str, object]) -> None:
     assert json_text(document) == json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def test_what_is_no_list_and_no_dictionary_is_written_as_one() -> None:
+def test_other_sequences_and_mappings_are_written_as_list_and_dictionary() -> None:
     document = {"r": range(2), "m": MappingProxyType({"b": 1, "a": ()}), "e": MappingProxyType({})}
     assert json.loads(json_text(document)) == {"r": [0, 1], "m": {"b": 1, "a": []}, "e": {}}
 
 
-def test_json_refuses_what_it_cannot_say() -> None:
+def test_json_refuses_other_values() -> None:
     with pytest.raises(TypeError, match="object has no place"):
         json_text({"a": object()})

@@ -77,7 +77,7 @@ def test_names_of_processes_and_threads(tmp_path: Path) -> None:
     ]
 
 
-def test_a_replica_that_waits_for_its_turn_has_no_events(tmp_path: Path) -> None:
+def test_a_waiting_replica_has_no_events(tmp_path: Path) -> None:
     what = fork()
     homes = [(0, 2), (1,), (1,)]
     copied = scene(what.graph, what.topology, [0, 1, 2, 2], homes)
@@ -93,7 +93,7 @@ def test_memory_counter_reaches_the_peak(tmp_path: Path) -> None:
         assert all(a != b for a, b in pairwise(held_bytes))
 
 
-def test_memory_counter_speaks_only_of_changes(tmp_path: Path) -> None:
+def test_memory_counter_records_only_changes(tmp_path: Path) -> None:
     """A chain holds its input of 4 and its weight of 10, and one tensor, then always two."""
     sketch = Sketch()
     value, weight = sketch.input(4), sketch.weight(10)
@@ -104,8 +104,8 @@ def test_memory_counter_speaks_only_of_changes(tmp_path: Path) -> None:
     assert [(e["ts"], e["args"]["held"]) for e in counted] == [(0.0, 17), (1e6, 20)]
 
 
-def test_links_into_one_device_are_apart(tmp_path: Path) -> None:
-    """Two values are made at once on two devices and travel at once to a third."""
+def test_links_into_one_device_are_separate(tmp_path: Path) -> None:
+    """Two values are computed at once on two devices and travel at once to a third."""
     sketch = Sketch()
     start = sketch.input(1)
     a, b = (sketch.op([start], 6, flops=2) for _ in range(2))

@@ -13,7 +13,7 @@ from runner.output.units import format_ids, format_s, format_size
         (5 * 2**40, "5120 GiB"),
     ],
 )
-def test_sizes_say_their_unit(size_bytes: int, expected: str) -> None:
+def test_sizes_have_their_unit(size_bytes: int, expected: str) -> None:
     assert format_size(size_bytes) == expected
 
 
@@ -21,7 +21,7 @@ def test_sizes_say_their_unit(size_bytes: int, expected: str) -> None:
     ("time_s", "expected"),
     [(0.0, "0.00 ms"), (5e-6, "5.00 us"), (0.01234, "12.34 ms"), (15.0, "15.00 s")],
 )
-def test_times_say_their_unit(time_s: float, expected: str) -> None:
+def test_times_have_their_unit(time_s: float, expected: str) -> None:
     assert format_s(time_s) == expected
 
 

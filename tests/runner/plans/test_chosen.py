@@ -1,4 +1,4 @@
-"""What ``mode=recommend`` refuses, and what it leaves out."""
+"""Refusals and omissions of ``mode=recommend``."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from tests.runner.composed import TINY_LLAMA, read
 RECOMMEND = (*TINY_LLAMA, "devices=4x16gb", "mode=recommend")
 
 
-def test_a_setting_is_named_as_it_was_given() -> None:
+def test_a_setting_is_named_as_it_was_typed() -> None:
     config = read(*RECOMMEND, "mode.global_batch=3", "mode.space={data_parallel: [2]}")
     with pytest.raises(NotApplicableError, match=r"must divide mode.global_batch=3; use 1 or 3$"):
         recommended_plan(config)
 
 
-def test_what_a_budget_computes_again_is_decided_for_each_plan(
+def test_the_recomputation_of_a_budget_is_decided_for_each_plan(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -34,8 +34,8 @@ def test_what_a_budget_computes_again_is_decided_for_each_plan(
     chosen, summary = recommended_plan(read(*fitting, space))
     assert (chosen.checkpointing, chosen.recomputed_blocks) == ("block", first)
     assert "checkpointing=budget" in summary
-    held, _ = recommended_plan(read(*fitting, "checkpointing=budget"))
-    assert held.recomputed_blocks == first
+    budgeted, _ = recommended_plan(read(*fitting, "checkpointing=budget"))
+    assert budgeted.recomputed_blocks == first
 
 
 @pytest.mark.parametrize("imbalance", [-7, 1.5])
@@ -44,7 +44,7 @@ def test_no_imbalance_without_experts(imbalance: float) -> None:
         recommended_plan(read(*RECOMMEND, f"expert_imbalance={imbalance}"))
 
 
-def test_a_plan_that_goes_with_no_setting_leaves_the_others(
+def test_a_plan_without_a_valid_setting_leaves_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""Where the time of a plan goes."""
+"""What limits the time of a plan."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_a_slow_host_limits_a_stream_of_small_operators() -> None:
     assert _shares("mode=single", "devices=1x16gb", "runtime.host_launch_s=0")["host"] == 0.0
 
 
-def test_slow_links_limit_what_is_split() -> None:
+def test_slow_links_limit_split_plans() -> None:
     split = ("mode=single", "devices=2x16gb", "tensor_parallel=2", "runtime.host_launch_s=0")
     assert _shares(*split, "transfer_rate.bytes_per_s=1e4", streams=False)["links"] > 0.9
     assert _shares(*split, "transfer_rate.bytes_per_s=1e15", "transfer_rate.latency_s=0")[
@@ -31,7 +31,7 @@ def test_slow_links_limit_what_is_split() -> None:
     ] == pytest.approx(0.0, abs=0.01)
 
 
-def test_updates_count_once_a_step() -> None:
+def test_updates_count_once_per_step() -> None:
     slow = ("latency.compute_efficiency=1e-3", "mode=single", "devices=1x16gb")
     step = (*slow, "phase=training", "runtime.host_launch_s=0")
     config = read(*TINY_LLAMA, "capture.use_cache=false", *step)
@@ -46,7 +46,7 @@ def test_updates_count_once_a_step() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_copies_of_weights_are_waited_for_at_links(streams: bool) -> None:
+def test_copies_of_weights_count_as_waiting_for_links(streams: bool) -> None:
     tiers = ("mode=size_based", "devices=1x0.15mb+host1gb", "offload=prefetch", "phase=decode")
     slow = ("context_len=16", "runtime.host_launch_s=0", "transfer_rate=1e6")
     shares = _shares(*tiers, *slow, streams=streams)

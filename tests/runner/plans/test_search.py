@@ -1,4 +1,4 @@
-"""What plans of a space are ranked by."""
+"""The ranking of plans in a space."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_plans_with_idle_devices_come_last(folder: Path, monkeypatch: pytest.Mon
     assert [p.candidate.plan for p in outcome.ranking] == [replicas, split, SINGLE]
     assert [plan.devices_idle for plan in outcome.ranking] == [0, 0, 1]
     assert best.examples_per_s > alone.examples_per_s > sharing.examples_per_s
-    # Nor do they keep others from being costed, or stand behind slower ones if all are slower.
+    # Nor do they prevent others from being costed, or rank behind slower ones if all are slower.
     assert len(_evaluated(Request(rows=1), *slow, space=(SINGLE, split)).ranking) == 2
     assert _evaluated(Request(), *slow, space=(SINGLE, split)).ranking[0].devices_idle == 1
     quick = _evaluated(Request("latency"), *slow, space=(SINGLE, split, replicas)).ranking
@@ -86,14 +86,16 @@ def _space(request: Request, *overrides: str, **typed: object) -> list[Candidate
 
 
 def _check_as_run(costed: Costed, *overrides: str) -> None:
-    """Check that a run of its overrides has the numbers of a plan, to the last digit."""
+    """Check that a run of its overrides has exactly the numbers of a plan."""
     config = read(*overrides, *costed.candidate.overrides)
     values = headline(plan(config, model_spec(config), advises=False))
     for name in values.keys() - {"capture_s", "partition_s"}:
         assert costed.metrics[name] == values[name]
 
 
-def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_left_out_by_bounds_are_no_better(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     step = (*TINY_LLAMA, "phase=training", "devices=2x16gb", "runtime.host_launch_s=0")
     request = Request(rows=1, space=Space(context_parallel=[1, 2]))
@@ -111,7 +113,7 @@ def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.Mo
         _check_as_run(next(sharing), *step)
 
 
-def test_what_is_computed_again_counts_before_a_plan_is_costed(
+def test_recomputation_counts_before_a_plan_is_costed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -142,7 +144,7 @@ def test_replicas_that_shard_updates_need_no_more_than_their_run(
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_no_plan_holds_less_than_its_bound(
+def test_no_plan_needs_less_memory_than_its_bound(
     folder: Path, monkeypatch: pytest.MonkeyPatch, experts: bool
 ) -> None:
     monkeypatch.chdir(folder)
@@ -156,21 +158,21 @@ def test_no_plan_holds_less_than_its_bound(
     for candidate in _space(request, *step, *two_layers, checkpointing="none"):
         config, point = candidate.config, candidate.plan
         result = plan(config, model_spec(config), advises=False)
-        held = [need.parts["tensors"].expected for need in result.device_memory]
+        expected_bytes = [need.parts["tensors"].expected for need in result.device_memory]
         bare = replace(config, zero=0)
         bounds = bounds_of(bare, shared_subject(bare, model_spec(bare)), checkpointing="none")
-        refuse_too_large(point, _with_memory(bounds, held))
+        refuse_too_large(point, _with_memory(bounds, expected_bytes))
         tried.add((point.zero, point.groups > 1))
         if point.groups == 1:
             continue
-        # It is no loose bound: weights, states and gradients are most of a small step.
+        # The bound is not loose: weights, states and gradients are most of a small step.
         with pytest.raises(InfeasibleError, match="a replica holds"):
-            refuse_too_large(point, _with_memory(bounds, [size // 2 for size in held]))
+            refuse_too_large(point, _with_memory(bounds, [size // 2 for size in expected_bytes]))
     assert tried >= {(0, True), (1, True), (2, True), (2, experts)}
 
 
 def _with_memory(bounds: Bounds, sizes: Sequence[int]) -> Bounds:
-    """Return `bounds` on devices of these sizes, and hardly any memory on further ones."""
+    """Return `bounds` on devices of these sizes, with hardly any memory on further ones."""
     topology = bounds.problem.topology
     padded = [*sizes, *[1] * (topology.n_devices - len(sizes))]
     devices = [
@@ -196,46 +198,48 @@ def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.Mon
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     experts = ("model=mixtral_8x7b", *TINY_LLAMA[1:], "model.config.num_local_experts=4")
-    given = (*experts, "devices=2x16gb", "expert_imbalance=1.5")
-    candidates = _space(Request(), *given, tensor_parallel=1)
+    overrides = (*experts, "devices=2x16gb", "expert_imbalance=1.5")
+    candidates = _space(Request(), *overrides, tensor_parallel=1)
     degrees = [(c.plan.data_parallel, c.plan.expert_parallel) for c in candidates]
     assert sorted(set(degrees)) == [(1, 1), (2, 1), (2, 2)]
     ranking = evaluated(candidates, Request(), Refusals({})).ranking
     for costed in ranking:
-        _check_as_run(costed, *given)
+        _check_as_run(costed, *overrides)
     (shared,) = (c for c in ranking if c.candidate.plan.expert_parallel == 2)
     (alone,) = (c for c in ranking if c.candidate.plan.data_parallel == 2 and c is not shared)
     assert shared.memory_bytes < alone.memory_bytes
 
 
-def test_long_sequences_are_cut_and_what_is_given_is_held() -> None:
+def test_long_sequences_are_split_and_given_settings_kept() -> None:
     step = (*TINY_LLAMA[:-2], "reserve=none", "phase=training", "devices=4x16gb")
     for tokens, degrees in {8192: {1}, 16384: {1, 2, 4}}.items():
         space = _space(Request(), *step, f"model.seq_len={tokens}")
         assert {c.plan.context_parallel for c in space} == degrees
         splits = {(c.plan.tensor_parallel > 1, c.plan.sequence_parallel) for c in space}
         assert splits == {(False, False), (True, False), (True, True)}
-    held = _space(Request(), *step, "model.seq_len=8", sequence_parallel=True, context_parallel=2)
-    assert {c.plan.context_parallel for c in held} == {2}
-    for candidate in held:
+    costed_plans = _space(
+        Request(), *step, "model.seq_len=8", sequence_parallel=True, context_parallel=2
+    )
+    assert {c.plan.context_parallel for c in costed_plans} == {2}
+    for candidate in costed_plans:
         assert candidate.plan.sequence_parallel == (candidate.plan.tensor_parallel > 1)
         # Two pieces of a sequence are two replicas that may shard the step.
         assert candidate.plan.batch_size == candidate.plan.data_parallel
-    assert any(c.plan.zero == 3 and c.plan.data_parallel == 1 for c in held)
+    assert any(c.plan.zero == 3 and c.plan.data_parallel == 1 for c in costed_plans)
 
 
-def test_steps_take_as_long_as_their_bound_says() -> None:
+def test_steps_take_as_long_as_their_bound() -> None:
     chosen = replace(PIPELINE, schedule="1f1b", microbatches=4, groups=2)
     step_s = least_time_s(chosen, SimpleNamespace(repeated_s=1.0, alone_s=2.0), streams=False)  # type: ignore[arg-type]
     # Stages of w and 2 - w for a microbatch: 4 w and w + 4 (2 - w) are equal at w = 8 / 7.
     assert step_s == pytest.approx(4 * 8 / 7)
 
 
-def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_habit_has_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     space, refusals = (SINGLE, SPLIT, replace(REPLICAS, groups=1)), Refusals({})
     refusals.add(PIPELINE, NotApplicableError("it has one layer; take another"))
-    # The reason of a pipeline with fewer stages is not that of all.
+    # The reason for a pipeline with fewer stages is not that of all.
     refusals.add(replace(PIPELINE, groups=1), NotApplicableError("another reason"))
     # Nor is that of replicas of groups, which need more devices.
     refusals.reasons["data_parallel", 2] = NotApplicableError("there are too few devices")
@@ -252,9 +256,7 @@ def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.Monke
     assert lines[2].endswith("on 2): not possible: it has one layer")
 
 
-def test_the_plot_counts_stages_that_are_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plot_counts_used_stages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     outcome = _evaluated(Request(), "devices=2x16gb")
     drawn = plot(outcome)

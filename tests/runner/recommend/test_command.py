@@ -1,4 +1,4 @@
-"""``python -m runner.recommend`` as a user gives it: its best is the best of all single runs."""
+"""``python -m runner.recommend`` as users run it: its best plan is the best of all single runs."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def _everything(base: Config) -> Iterator[Config]:
 
 
 def _first_shared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first that splits what lies between layers, and the first that cuts sequences."""
+    """Return the first row that shards values between layers, and the first that cuts sequences."""
     return [next(row for row in rows if row[name] > n) for name, n in SHARED.items()]
 
 
@@ -86,14 +86,14 @@ def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
     done = _recommended(folder, *TRAINING, *small, "recommend.rows=3")
     assert done.code == 0, done.err
     document = _document(folder)
-    # Each plan is what a run of its command is, to the last digit.
+    # Each plan has exactly the numbers of a run of its command.
     for row in document["plans"][:6]:
         assert _costs(read(*_overrides(row["command"]))) == row["metrics"]
     for row in document["plans"]:
         assert sum(row["time_shares"].values()) == pytest.approx(1.0, abs=1e-6)
     speeds = [row["metrics"]["examples_per_s"] for row in document["plans"]]
     assert speeds == sorted(speeds, reverse=True)
-    # What was left out by a bound is below it, and not among the best.
+    # A plan left out by a bound is no better than the bound, and not among the best.
     assert document["bounded"]
     for row in [*document["bounded"][:2], *_first_shared(document["bounded"])]:
         assert (
@@ -101,7 +101,7 @@ def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
             <= row["bound_examples_per_s"]
         )
     assert all(row["bound_examples_per_s"] < speeds[2] for row in document["bounded"])
-    # No combination is faster, whether the space has it or not.
+    # No combination is faster, whether it is in the space or not.
     tried = []
     for config in _everything(read(*TRAINING)):
         try:
@@ -134,11 +134,11 @@ def _check_tracked(folder: Path, document: dict[str, Any]) -> None:
     speeds = sorted((child.data.metrics["examples_per_s"] for child in children), reverse=True)
     best = [row["metrics"]["examples_per_s"] for row in document["plans"][:3]]
     assert speeds == pytest.approx(best, rel=1e-6)
-    # What is in no file of a run is no result that a sweep would take for one of its jobs.
+    # Without this tag, no sweep takes one of these for a result of its jobs.
     assert not any("config_key" in child.data.tags for child in children)
 
 
-def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> None:
+def test_a_typed_setting_and_a_global_batch_are_kept(folder: Path) -> None:
     typed = ("tensor_parallel=2", "recommend.global_batch=4", "recommend.objective=latency")
     command = (*TINY_LLAMA, "devices=4x16gb", "tracking=none", *typed)
     done = _recommended(folder, *command)
@@ -171,7 +171,7 @@ def test_the_cheapest_of_several_devices(folder: Path) -> None:
         len(re.findall(r"^ +\d+  devices=2xh100 .*  # 1 of 2 devices idle$", done.out, re.M)) == 1
     )
     assert {row["devices"] for row in rows} == {"2xh100", "1xt4"}
-    # It is bound by its host, as the larger one is.
+    # Its host limits it, as it limits the larger one.
     assert rows[0]["overrides"] == ["devices=1xt4", "mode=single"]
     assert _costs(read(*_overrides(rows[0]["command"]))) == rows[0]["metrics"]
     for row in rows:
@@ -188,15 +188,15 @@ def test_a_job_of_a_sweep_is_the_best_plan(folder: Path, store: Path) -> None:
     runs = {r.data.params["mode.objective"]: r for r in tracked_runs(folder, "tags.kind = 'run'")}
     small = ("recommend.space.schedule=[none]", "recommend.space.zero=[0,3]")
     for objective, tracked in runs.items():
-        asked = (f"recommend.objective={objective}", "recommend.space.checkpointing=[none]")
-        assert _recommended(folder, *TRAINING, *small, *asked, "tracking=none").code == 0
+        settings = (f"recommend.objective={objective}", "recommend.space.checkpointing=[none]")
+        assert _recommended(folder, *TRAINING, *small, *settings, "tracking=none").code == 0
         best = _document(folder)["plans"][0]
         for name in ("examples_per_s", "latency_ms", "device_memory_gib"):
             assert tracked.data.metrics[name] == pytest.approx(best["metrics"][name], rel=1e-6)
         assert tracked.data.params["mode"] == "recommend"
         assert tracked.data.params["plan.mode"] == best["mode"]
         assert tracked.data.params.get("data_parallel", "1") == str(best["data_parallel"])
-    # The same command finds both settled.
+    # The same command finds both completed.
     assert "2 of 2 jobs done (2 before)" in run(folder, *sweep).err
 
 
@@ -241,7 +241,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
         (("recommend.devices=[1x16gb]",), "fixes what recommend.devices varies; leave out one"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
+def test_impossible_requests_are_refused_in_one_line(
     folder: Path, arguments: Sequence[str], line: str
 ) -> None:
     done = _recommended(folder, *TINY_LLAMA, "devices=4x16gb", "tracking=none", *arguments)
@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert not list(folder.glob("outputs/runs/*"))
 
 
-def test_where_nothing_fits_the_nearest_is_named(folder: Path, store: Path) -> None:
+def test_where_nothing_fits_the_closest_plan_is_named(folder: Path, store: Path) -> None:
     assert store.is_file()
     done = _recommended(folder, *TINY_LLAMA, "devices=2x0.05mb")
     assert done.code == 2

@@ -1,4 +1,4 @@
-"""What may be asked of a recommendation."""
+"""Possible requests for a recommendation."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from tests.runner.composed import read
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_own_settings_are_taken_out_of_the_arguments() -> None:
+def test_the_commands_own_settings_are_removed_from_the_arguments() -> None:
     request, others = read_request(
         [
             "model=gpt2",
@@ -54,21 +54,21 @@ def test_own_settings_are_taken_out_of_the_arguments() -> None:
         ("recommend.rows=[", "has an unreadable value"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(text: str, line: str) -> None:
+def test_a_meaningless_request_is_one_line(text: str, line: str) -> None:
     with pytest.raises(SpecError, match=line) as refused:
         read_request([text])
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["-m", "experiment=link_speed", "execute=local", "rerun=abc"])
-def test_what_is_of_runs_or_sweeps_alone_is_refused(text: str) -> None:
+def test_settings_of_runs_or_sweeps_alone_are_refused(text: str) -> None:
     with pytest.raises(SpecError, match=f"{text} belongs to"):
         refuse_sweeps(["model=gpt2", text])
     refuse_sweeps(["execute=none", "experiment=null"])
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/recommend.md"])
-def test_commands_of_the_docs_are_taken(page: str) -> None:
+def test_commands_of_the_docs_are_accepted(page: str) -> None:
     text = (ROOT / page).read_text()
     commands = re.findall(r"^ +(?:\$ )?python -m runner\.recommend (.+)$", text, re.MULTILINE)
     assert commands

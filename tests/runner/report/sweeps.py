@@ -1,4 +1,4 @@
-"""Sweeps to report on, made by hand."""
+"""Sweeps to report on, written by hand."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def row(
     metrics: dict[str, float] | None = None,
     **settings: str,
 ) -> SweepRow:
-    """Return a job; `settings` with ``__`` for dots."""
+    """Return a job; in `settings`, ``__`` stands for a dot."""
     changed = {key.replace("__", "."): value for key, value in settings.items()}
     done = status == "finished"
     logged = {**METRICS, **(metrics or {})} if done else {}

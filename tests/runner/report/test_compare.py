@@ -1,4 +1,4 @@
-"""Two sweeps job by job."""
+"""Two sweeps compared job by job."""
 
 from dataclasses import replace
 
@@ -22,19 +22,19 @@ from tests.runner.report.test_html import EVIL, Tags
 
 
 def of_modes(*times: float, **settings: str) -> list[SweepRow]:
-    """Return a job of each time, of modes a, b, c and on."""
+    """Return a job for each time, with modes a, b, c and so on."""
     rows = [row(ms, mode=chr(ord("a") + i)) for i, ms in enumerate(times)]
     changed = {key.replace("__", "."): value for key, value in settings.items()}
     return [replace(job, settings={**job.settings, **changed}) for job in rows]
 
 
-def test_what_changed_most_comes_first_whichever_way() -> None:
+def test_the_largest_change_comes_first_in_either_direction() -> None:
     before = [*of_modes(10.0, 10.0, 10.0), unfit(mode="d"), row(1.0, mode="e"), unfit(mode="f")]
     after = [*of_modes(10.5, 10.0, 8.0), row(3.0, mode="d"), unfit(mode="e"), unfit(mode="f")]
     after[1] = row(10.0, mode="b", metrics={"peak_memory_gib": 3.0})
     comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
     modes = [pair.after.settings["mode"] for pair in comparison.pairs]
-    # What fits in one of the two alone, then memory that doubled, -20 %, +5 %; then no result.
+    # First what fits in only one sweep, then doubled memory, -20 %, +5 %; then no result.
     assert modes == ["d", "e", "b", "c", "a", "f"]
     times = [change_text(pair, comparison.time) for pair in comparison.pairs]
     assert times == ["-", "-", "0.0", "-20.0", "+5.0", "-"]
@@ -55,12 +55,12 @@ def test_what_changed_most_comes_first_whichever_way() -> None:
         (0.0, 1.0, "-"),
     ],
 )
-def test_a_change_is_never_said_to_be_none(before: float, after: float, expected: str) -> None:
+def test_a_change_is_never_shown_as_none(before: float, after: float, expected: str) -> None:
     comparison = compared(sweep([row(before)]), sweep([row(after)]))
     assert change_text(comparison.pairs[0], comparison.time) == expected
 
 
-def test_what_differs_as_a_whole_is_said_and_does_not_keep_jobs_apart() -> None:
+def test_overall_differences_are_noted_and_do_not_keep_jobs_apart() -> None:
     before = of_modes(1.0, 2.0, transfer_rate="pcie3", latency__file="x", latency="roofline")
     after = of_modes(1.0, 2.0, transfer_rate="pcie4", latency="profiled", new="1")
     comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
@@ -78,7 +78,7 @@ def test_what_differs_as_a_whole_is_said_and_does_not_keep_jobs_apart() -> None:
     assert comparison.keys == ("mode",)
 
 
-def test_another_model_is_a_difference_as_a_whole() -> None:
+def test_another_model_is_an_overall_difference() -> None:
     before = of_modes(1.0, 2.0, model="small", model__config__n_layer="2")
     after = of_modes(4.0, 8.0, model="large", model__config__n_layer="8")
     comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
@@ -96,7 +96,7 @@ def test_an_option_of_one_mode_differs_for_that_mode() -> None:
     assert [change_pct(pair, comparison.time) for pair in comparison.pairs] == [50.0, 0.0]
 
 
-def test_a_value_more_is_in_one_alone() -> None:
+def test_an_additional_value_is_in_one_sweep_alone() -> None:
     before = [row(1.0, mode="a"), row(2.0, mode="b"), unfit(mode="c")]
     comparison = compared(sweep(before, "mode"), sweep(of_modes(1.0)[:1], "mode"))
     assert [r.settings["mode"] for r in comparison.only_before] == ["b", "c"]
@@ -107,8 +107,8 @@ def test_a_value_more_is_in_one_alone() -> None:
     assert only_lines(comparison, 1)[1] == "only before: 1 more; the report has all"
 
 
-def test_of_equal_jobs_the_first_goes_with_the_first() -> None:
-    """Jobs that were run again beside their first run: no other job is taken for them."""
+def test_of_equal_jobs_the_first_is_paired_with_the_first() -> None:
+    """Jobs that were run again beside their first run: no other job is paired with them."""
     twice = [row(1.0), row(2.0)]
     comparison = compared(sweep(twice), sweep([row(3.0), row(3.0), row(3.0)]))
     assert sorted(change_pct(pair, comparison.time) or 0 for pair in comparison.pairs) == [
@@ -118,7 +118,7 @@ def test_of_equal_jobs_the_first_goes_with_the_first() -> None:
     assert len(comparison.only_after) == 1
 
 
-def test_sweeps_that_share_no_job_say_why() -> None:
+def test_sweeps_without_a_shared_job_give_the_reason() -> None:
     before = [row(1.0, devices=devices) for devices in ("2x16gb", "16x16gb")]
     after = [row(1.0, devices=devices) for devices in ("4x16gb", "8x16gb")]
     comparison = compared(sweep(before, "devices"), sweep(after, "devices"))
@@ -129,7 +129,7 @@ def test_sweeps_that_share_no_job_say_why() -> None:
     assert why_none(comparison) in comparison_html(comparison, "it")
 
 
-def test_one_run_of_both_sweeps_is_said() -> None:
+def test_one_run_of_both_sweeps_is_noted() -> None:
     jobs = [row(1.0, run_id="r1", mode="a"), row(2.0, run_id="r2", mode="b")]
     again = [jobs[0], replace(jobs[1], run_id="r3")]
     assert compared(sweep(jobs), sweep(again)).same_runs == 1
@@ -168,7 +168,7 @@ def test_a_narrow_terminal_shows_the_changes(
     assert "not shown: 1 that change less; --rows 4 shows all" in output
 
 
-def test_the_section_stands_in_a_page_and_names_are_no_markup() -> None:
+def test_the_section_is_part_of_a_page_and_names_are_no_markup() -> None:
     before = [row(1.0, mode=EVIL), row(2.0, mode="b"), row(2.0, mode=f"{EVIL}2")]
     after = [row(2.0, mode=EVIL), row(1.0, mode="b")]
     comparison = compared(sweep(before, "mode"), sweep(after, "mode"))

@@ -1,4 +1,4 @@
-"""The figures of a report: what is drawn, and where."""
+"""The figures of a report: their contents and positions."""
 
 import re
 from itertools import product
@@ -70,7 +70,7 @@ def test_many_numbers_of_devices_share_a_mark() -> None:
     assert "6 or more" in texts(pareto_svg(sweep(rows)))
 
 
-def test_a_parameter_of_numbers_has_an_axis_and_shows_what_does_not_fit() -> None:
+def test_a_numeric_parameter_has_an_axis_and_shows_jobs_that_do_not_fit() -> None:
     svg = parameter_svg(a_grid(), "model.batch_size")
     assert {"1", "2", "64", "x does not fit", "a", "b"} <= set(texts(svg))
     assert "model.batch_size=64: 1 of 3 do not fit" in tips(svg)
@@ -98,7 +98,7 @@ def test_of_many_jobs_the_spread_is_drawn(key: str) -> None:
     assert spread in tips(svg)
 
 
-def test_what_a_search_tried_is_drawn_one_by_one() -> None:
+def test_trials_of_a_search_are_drawn_one_by_one() -> None:
     rows = [row(10.0 + n, mode__x=f"{n / 7:.4f}", mode__y=f"{-n / 3:.4f}") for n in range(30)]
     svg = parameter_svg(sweep(rows, "mode.x", "mode.y"), "mode.x")
     assert len([tip for tip in tips(svg) if tip.startswith("mode.x=")]) == 30
@@ -138,7 +138,7 @@ def test_without_a_result_there_is_no_figure() -> None:
     assert (pareto_svg(data), parameter_svg(data, "mode")) == ("", "")
 
 
-def test_the_heat_map_is_of_one_model_and_never_over_models() -> None:
+def test_a_heat_map_shows_one_model_and_never_several() -> None:
     rows = [
         row(ms, model__config__n=n, mode=mode, devices=devices)
         for n, ms in (("1", 10.0), ("8", 80.0))

@@ -1,11 +1,11 @@
-"""What a sweep found, in words."""
+"""The findings of a sweep, in words."""
 
 from runner.report.findings import counts_text, sweep_reasons, verdict
 from runner.report.ranking import ranked
 from tests.runner.report.sweeps import row, sweep, unfit
 
 
-def test_the_best_and_what_to_take_instead() -> None:
+def test_the_best_job_and_its_alternatives() -> None:
     rows = [
         row(50.0, mode="a", metrics={"devices_used": 4.0, "peak_memory_gib": 2.0}),
         row(100.0, mode="b", metrics={"devices_used": 1.0, "peak_memory_gib": 8.0}),
@@ -23,7 +23,7 @@ def test_the_best_and_what_to_take_instead() -> None:
     )
 
 
-def test_one_that_has_both() -> None:
+def test_one_job_that_is_best_in_both() -> None:
     rows = [
         row(1.0, mode="a"),
         row(2.0, mode="b", metrics={"devices_used": 1.0, "peak_memory_gib": 1.0}),
@@ -34,8 +34,8 @@ def test_one_that_has_both() -> None:
     )
 
 
-def test_of_equals_the_one_with_the_shorter_name() -> None:
-    """A larger box, in which devices stay idle."""
+def test_of_equal_jobs_the_one_with_the_shorter_name() -> None:
+    """A larger machine, in which devices stay idle."""
     used = {"devices_used": 1.0}
     rows = [
         row(1.0, devices="4x16gb"),
@@ -45,7 +45,7 @@ def test_of_equals_the_one_with_the_shorter_name() -> None:
     assert instead.startswith("Fewest devices: devices=1x24gb, 2.000 ms")
 
 
-def test_a_time_says_what_it_is_of() -> None:
+def test_a_time_names_what_it_measures() -> None:
     rows = [
         row(1.0, model__batch_size="1", metrics={"examples_per_s": 1000.0}),
         row(2.0, model__batch_size="4", metrics={"examples_per_s": 2000.0}),
@@ -87,12 +87,12 @@ def test_each_model_is_compared_with_itself_alone() -> None:
     assert large.startswith("mode=a: 90.000 ms, the only result.")
 
 
-def test_a_few_are_said_one_by_one() -> None:
+def test_a_few_failures_are_listed_one_by_one() -> None:
     rows = [row(1.0, mode="a"), unfit("needs 3 GiB", mode="b"), row(status="failed", mode="c")]
     assert sweep_reasons(sweep(rows, "mode")) == ["mode=b: needs 3 GiB", "mode=c: failed"]
 
 
-def test_many_alike_are_one_line() -> None:
+def test_many_equal_failures_are_one_line() -> None:
     rows = [
         unfit(f"{mode}: needs 24.2 GiB, {devices} has {size} GiB", mode=mode, devices=devices)
         for mode in ("single", "size_based")
@@ -119,13 +119,13 @@ def test_too_many_reasons_are_cut() -> None:
     assert len(sweep_reasons(data)) == 12
 
 
-def test_a_result_that_was_not_recorded_is_said() -> None:
+def test_an_unrecorded_result_is_reported() -> None:
     rows = [row(1.0, error="no space left"), row(2.0, mode="b"), row(status="running")]
     assert sweep_reasons(sweep(rows)) == ["mode=kl_based: no space left"]
 
 
-def test_what_was_lost_is_said() -> None:
-    """A job whose process was killed said nothing, unless its launcher knows why."""
+def test_lost_jobs_are_reported() -> None:
+    """A killed process of a job left no reason, unless its launcher knows it."""
     rows = [row(1.0), row(status="lost", mode="b"), row(None, "lost", "out of memory", mode="c")]
     assert sweep_reasons(sweep(rows)) == [
         "mode=b: lost: its process was killed",

@@ -1,4 +1,4 @@
-"""A sweep as a real store has it."""
+"""A sweep read from a real store."""
 
 import json
 import time
@@ -46,7 +46,7 @@ def start(tracker: Tracker, sweep_id: str, **tags: str) -> str:
     return parent
 
 
-def test_a_sweep_is_what_was_logged(store: Path) -> None:
+def test_a_sweep_is_read_as_logged(store: Path) -> None:
     root = store.parent.parent
     tracker = open_tracker(TrackingConfig(), root)
     config = json.dumps({"schedule": {"name": "none"}, "data_parallel": 1})
@@ -71,7 +71,7 @@ def test_a_sweep_is_what_was_logged(store: Path) -> None:
     assert data.swept == ("model.batch_size", "data_parallel")
     first, second = data.rows
     assert (first.status, first.metrics["latency_ms"], first.error) == ("finished", 12.5, None)
-    # What is no parameter where it is 1 is in the configuration.
+    # A setting that is no parameter where it is 1 is in the configuration.
     assert first.settings == {**CHOICES, "model.batch_size": "1", "data_parallel": "1"}
     assert (second.status, second.error) == ("infeasible", "too large")
     assert second.metrics["feasible"] == 0
@@ -97,7 +97,7 @@ def test_one_of_several_sweeps_is_chosen(store: Path) -> None:
     ids = []
     for n in range(3):
         ids.append(start(tracker, f"s{n}", swept=f'["k{n}"]'))
-        time.sleep(0.002)  # the store counts milliseconds: the newest is to be another one
+        time.sleep(0.002)  # the store counts milliseconds: the newest is to be another sweep
     source = open_stored(TrackingConfig(), store.parent.parent)
     with pytest.raises(SpecError, match="has no runs"):
         all_runs(source, [], "fxpart")
@@ -116,12 +116,12 @@ def test_one_of_several_sweeps_is_chosen(store: Path) -> None:
         chosen_sweep([], LATEST, "fxpart")
 
 
-def test_reading_makes_nothing(tmp_path: Path, store: Path) -> None:
+def test_reading_creates_nothing(tmp_path: Path, store: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     with pytest.raises(TrackingError, match="there are no runs at"):
         open_stored(TrackingConfig(), elsewhere)
     assert not elsewhere.exists()
-    for _ in range(2):  # the first time made none either
+    for _ in range(2):  # the first time created none either
         with pytest.raises(TrackingError, match=r"no experiment 'Defalt' at .*nearest: Default"):
             open_stored(TrackingConfig(experiment="Defalt"), store.parent.parent)
     with pytest.raises(TrackingError, match="does not answer"):
@@ -134,14 +134,14 @@ def test_values_of_a_configuration_as_parameters() -> None:
     assert [config_value(config, key) for key in keys] == ["1", "true", "x", None, None, None]
 
 
-def test_a_job_lies_in_the_folder_of_the_sweep_that_ran_it(store: Path) -> None:
+def test_a_job_is_in_the_folder_of_the_sweep_that_ran_it(store: Path) -> None:
     root = store.parent.parent
     tracker = open_tracker(TrackingConfig(), root)
     parents = [start(tracker, f"s{n}", folder=str(root / f"s{n}")) for n in range(3)]
     for n, key in enumerate("abc"):
         (root / f"s{n}" / key).mkdir(parents=True)
         (root / f"s{n}" / key / "result.json").write_text(json.dumps({"key": key}))
-    # The second sweep found `a` settled by the first; `c` is a sweep's that has nothing to do.
+    # The second sweep reused `a` of the first; `c` lies in the folder of an unrelated sweep.
     log(tracker, "a", 1.0, "s0", "s1", **{"mlflow.parentRunId": parents[0]})
     log(tracker, "b", 2.0, "s1", **{"mlflow.parentRunId": parents[1]})
     log(tracker, "c", 3.0, "s1")
@@ -150,6 +150,6 @@ def test_a_job_lies_in_the_folder_of_the_sweep_that_ran_it(store: Path) -> None:
     data = sweep_from_store(source, stored)
     places = [str(root / "s0" / "a"), str(root / "s1" / "b"), None]
     assert [row.folder for row in data.rows] == places
-    # All of an experiment are looked for in the folders of all sweeps.
+    # Jobs of an experiment are looked for in the folders of all sweeps.
     together = all_runs(source, sweeps_of(source), "fxpart")
     assert [row.folder for row in together.rows] == [*places[:2], str(root / "s2" / "c")]

@@ -1,4 +1,4 @@
-"""The report as a file. A browser looks at it in `test_report_in_browser`."""
+"""The report as a file. A browser opens it in `test_report_in_browser`."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ EVIL = '<script>alert("x")</script>&\'"'
 
 
 class Tags(HTMLParser):
-    """Collects what a page is made of; a tag that is not closed is an error."""
+    """Collect the contents of a page; an unclosed tag is an error."""
 
     void = ("meta", "link", "input", "br", "img", "path", "rect")
 
@@ -46,7 +46,7 @@ class Tags(HTMLParser):
 
 
 def large(jobs: int) -> SweepData:
-    """Return a sweep like those that people run: some of its jobs do not fit."""
+    """Return a sweep like those of users: some of its jobs do not fit."""
     pairs = list(product(range(jobs // 25), range(25)))
     return sweep(
         [
@@ -67,7 +67,7 @@ def large(jobs: int) -> SweepData:
     )
 
 
-def test_it_says_what_was_asked_found_and_how_to_repeat_it() -> None:
+def test_it_holds_the_question_the_findings_and_the_command() -> None:
     rows = [row(1.0, mode="a", run_id="abc"), row(2.0, mode="b"), unfit("too big", mode="c")]
     page = report_html(
         sweep(rows, "mode", title="modes", question="Which?", command="python -m runner -m x")
@@ -132,7 +132,7 @@ def test_any_sweep_has_a_report(rows: list[SweepRow]) -> None:
     assert "nan" not in page
 
 
-def test_of_several_models_each_is_seen_at_first() -> None:
+def test_of_several_models_each_is_visible_at_first() -> None:
     rows = [row(float(n), model=model, mode=f"m{n}") for model in "xyz" for n in range(30)]
     page = report_html(sweep([*rows, unfit(model="x")], "model", "mode"))
     shown = re.findall(
@@ -141,14 +141,14 @@ def test_of_several_models_each_is_seen_at_first() -> None:
     assert [shown.count(model) for model in "xyz"] == [6, 5, 5]
 
 
-def test_what_is_under_way_is_said() -> None:
+def test_a_sweep_in_progress_is_marked() -> None:
     words = Tags(report_html(sweep([row(status="running")]))).words
     assert "No job has a result yet." in words
     assert "1 running" in words
 
 
 def of_layers(counts: range) -> SweepData:
-    """Return a sweep of models with so many layers, of two modes each but the last."""
+    """Return a sweep of models with these numbers of layers, each with two modes but the last."""
     rows = [
         row(100.0 * n + (mode == "b"), model__config__n_layer=str(n), mode=mode)
         for n in counts
@@ -157,14 +157,14 @@ def of_layers(counts: range) -> SweepData:
     return sweep(rows, "model.config.n_layer", "mode")
 
 
-def test_of_each_model_the_best_is_said_and_drawn() -> None:
+def test_the_best_of_each_model_is_named_and_drawn() -> None:
     page = report_html(of_layers(range(9, 12)))
     words = Tags(page).words
     assert "Best:" not in words
     named = [word for word in words if word.startswith("n_layer=")]
     assert named == ["n_layer=9", "n_layer=10", "n_layer=11"]
     titles = re.findall(r"<h2>(Latency[^<]*)</h2>", page)
-    # One job is nothing to compare; over all models is what tells them apart.
+    # A single job leaves nothing to compare; over all models, the differing settings are shown.
     assert sorted(titles) == [
         "Latency against memory, n_layer=10",
         "Latency against memory, n_layer=9",
@@ -177,7 +177,7 @@ def test_of_each_model_the_best_is_said_and_drawn() -> None:
     assert rows == [("best", "9"), ("best next", "10"), ("best next", "11")]
 
 
-def test_of_many_models_some_are_said() -> None:
+def test_of_many_models_some_are_named() -> None:
     words = Tags(report_html(of_layers(range(1, 12)))).words
     assert [word for word in words if word.startswith("n_layer=")][-1] == "n_layer=8"
     assert "… and 3 more models in the table" in words

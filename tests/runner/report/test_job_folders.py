@@ -1,4 +1,4 @@
-"""Where jobs lie, and what a row of the report leads to."""
+"""Folders of jobs, and the links in rows of the report."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_jobs_are_found_by_their_keys(tmp_path: Path) -> None:
     assert folders == {"k0": str(later), "k1": str(other)}
 
 
-def test_a_relative_folder_is_another_machines_or_anothers(
+def test_a_relative_folder_may_be_another_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(tmp_path / "s" / "0", "k0")
@@ -42,7 +42,7 @@ def test_a_relative_folder_is_another_machines_or_anothers(
     assert job_folders([Path("s")]) == {}
 
 
-def test_links_lead_from_the_report_to_what_is_there(tmp_path: Path) -> None:
+def test_links_lead_from_the_report_to_existing_files(tmp_path: Path) -> None:
     folder = job(tmp_path / "sweeps" / "a: 100% #1", "k0", "memory.svg", "other.svg")
     place = tmp_path / "reports" / "x"
     place.mkdir(parents=True)
@@ -54,7 +54,7 @@ def test_links_lead_from_the_report_to_what_is_there(tmp_path: Path) -> None:
         assert job_links(replace(row(1.0), folder=gone), place) == []
 
 
-def test_a_row_has_its_run_in_full_and_links_where_its_folder_is_known(tmp_path: Path) -> None:
+def test_a_row_has_its_full_run_id_and_links_where_its_folder_is_known(tmp_path: Path) -> None:
     folder = job(tmp_path / "0", "k0", "memory.svg", "partition_graph.svg")
     known = replace(row(1.0, run_id="0123456789abcdef" * 2), folder=str(folder))
     data = sweep([known, row(2.0, run_id="f" * 32)])

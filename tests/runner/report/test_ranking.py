@@ -1,4 +1,4 @@
-"""The order of a sweep's jobs, what is shown of them, and the Pareto frontier."""
+"""The order of a sweep's jobs, the values shown, and the Pareto frontier."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from runner.report.sweep_data import SweepRow, headings, varied
 from tests.runner.report.sweeps import row, sweep, unfit
 
 
-def test_the_best_comes_first_and_equals_are_best_together() -> None:
+def test_the_best_comes_first_and_equal_jobs_are_best_together() -> None:
     rows = [row(3.0, mode="a"), row(1.0, mode="b"), unfit(mode="c"), row(1.0, mode="d")]
     ranking = ranked(sweep(rows, "mode"))
     assert [(r.row.settings["mode"], r.best) for r in ranking.finished] == [
@@ -47,7 +47,7 @@ def test_time_memory_and_devices_make_the_frontier(metrics: dict[str, float], pa
 
 
 def test_schedules_are_ranked_by_time_per_example() -> None:
-    """A step of fewer microbatches may be shorter, and is not better for it."""
+    """A step of fewer microbatches may be shorter without being better."""
     short = {"step_ms": 20.0, "examples_per_s": 200.0, "schedule_peak_gib": 3.5}
     long = {"step_ms": 32.0, "examples_per_s": 250.0, "schedule_peak_gib": 3.5}
     ranking = ranked(sweep([row(metrics=short, mode="s"), row(metrics=long, mode="l")], "mode"))
@@ -63,7 +63,7 @@ def test_schedules_are_ranked_by_time_per_example() -> None:
 
 
 def test_schedules_are_compared_at_equal_effective_batch() -> None:
-    """A step of 8 examples is ranked among those of 8, whatever they are divided into."""
+    """A step of 8 examples is ranked among those of 8, however they are divided."""
 
     def job(rate: float, schedule: str, batch: str, count: str) -> SweepRow:
         metrics = {"step_ms": 1.0, "examples_per_s": rate, "schedule_peak_gib": 1.0}
@@ -81,13 +81,13 @@ def test_schedules_are_compared_at_equal_effective_batch() -> None:
     assert ranking.models == ("effective batch 8", "effective batch 32")
     eight = [r.row.settings["schedule"] for r in ranking.of_model("effective batch 8") if r.leads]
     assert eight == ["1f1b"]
-    # Where one schedule is asked for its best size, sizes are what is compared.
+    # Where one schedule is to have its best size, sizes are compared.
     alike = [job(rate, "1f1b", "1", count) for rate, count in ((50.0, "4"), (90.0, "16"))]
     assert len(ranked(sweep(alike, "microbatches")).models) == 1
 
 
-def test_what_takes_no_time_has_a_time_per_example() -> None:
-    """Its rate is infinite, and no store keeps that."""
+def test_a_step_without_time_has_a_time_per_example() -> None:
+    """Its rate is infinite, and no store keeps infinity."""
     ranking = ranked(sweep([row(0.0, metrics={"step_ms": 0.0, "schedule_peak_gib": 1.0})]))
     assert (ranking.by.key, ranking.by.value(ranking.finished[0].row)) == ("example_ms", 0.0)
 
@@ -100,7 +100,7 @@ def test_small_numbers_get_a_small_unit() -> None:
     assert ranked(sweep([row(0.002), row(0.2)])).by.unit == "ms"
 
 
-def test_what_varies_is_shown_the_swept_first() -> None:
+def test_varying_settings_are_shown_swept_ones_first() -> None:
     rows = [
         row(mode=mode, model__batch_size=size, mode__depth=depth, model__seq_len="8")
         for mode, depth in (("a", "1"), ("b", "2"))
@@ -113,7 +113,7 @@ def test_what_varies_is_shown_the_swept_first() -> None:
     assert varied(sweep(rows_by_depth, "mode.depth")) == ("mode.depth",)
 
 
-def test_what_says_the_same_is_shown_once() -> None:
+def test_settings_with_the_same_meaning_are_shown_once() -> None:
     rows = [row(model=name, model__factory=name) for name in ("x:f", "y:g")]
     assert varied(sweep(rows, "model.factory")) == ("model",)
 
@@ -135,12 +135,12 @@ def test_batch_sizes_are_ranked_by_time_per_example() -> None:
     assert ranking.by.key == "example_ms"
     assert [entry.row for entry in ranking.finished] == [large, small]
     assert [ranking.by.value(entry.row) for entry in ranking.finished] == [5, 10]
-    # What an older run did not log cannot be compared.
+    # Values that an older run did not log cannot be compared.
     old = row(5, model__batch_size="2")
     assert ranked(sweep([small, large, old])).by.key == "latency_ms"
 
 
-def test_what_changes_the_model_makes_groups_in_the_order_of_its_numbers() -> None:
+def test_settings_that_change_the_model_form_groups_in_numeric_order() -> None:
     rows = [
         row(ms, mode=mode, model__config__n_layer=layers, metrics={"peak_memory_gib": ms})
         for layers, mode, ms in (("12", "a", 30.0), ("12", "b", 20.0), ("2", "a", 5.0))
@@ -155,7 +155,7 @@ def test_what_changes_the_model_makes_groups_in_the_order_of_its_numbers() -> No
 
 
 @pytest.mark.parametrize("key", ["model.batch_size", "model.seq_len", "model.dtype"])
-def test_what_leaves_the_model_what_it_is_makes_no_groups(key: str) -> None:
+def test_settings_that_keep_the_model_form_no_groups(key: str) -> None:
     rows = [
         replace(row(ms), settings={**row().settings, key: text})
         for ms, text in ((1.0, "1"), (2.0, "2"))
@@ -165,7 +165,7 @@ def test_what_leaves_the_model_what_it_is_makes_no_groups(key: str) -> None:
     assert [r.best for r in ranking.finished] == [True, False]
 
 
-def test_models_are_named_by_all_that_tells_them_apart() -> None:
+def test_models_are_named_by_all_that_differs() -> None:
     rows = [
         row(1.0, model="gpt2", model__config__n_layer="2"),
         row(1.0, model="gpt2", model__config__n_layer="4"),
@@ -186,7 +186,7 @@ def test_a_frontier_by_hand() -> None:
 
 
 @given(POINTS)
-def test_it_is_what_the_definition_says(points: list[tuple[int, int, int]]) -> None:
+def test_the_frontier_follows_its_definition(points: list[tuple[int, int, int]]) -> None:
     expected = [
         not any(
             all(o <= m for o, m in zip(other, point, strict=True)) and other != point

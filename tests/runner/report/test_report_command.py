@@ -57,7 +57,7 @@ def test_the_report_of_a_sweep_is_the_same_later(folder: Path, report: Callable[
     assert written.read_text().startswith("<!doctype html>")
     (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
     kept = Path(parent.info.artifact_uri.removeprefix("file://")) / "report.html"
-    # From where the store keeps it, links would lead nowhere.
+    # From the folder of the store, links would lead nowhere.
     page = written.read_text()
     links = re.findall(r' <a href="([^"]+)">\w+</a>', page)
     assert {Path(link).name for link in links if not link.endswith("/")} == {
@@ -65,7 +65,7 @@ def test_the_report_of_a_sweep_is_the_same_later(folder: Path, report: Callable[
         "partition_graph.svg",
     }
     assert all((written.parent / link).exists() for link in links)
-    # One in each row, and one beside what is said of the best.
+    # One in each row, and one beside the best in the findings.
     assert len([link for link in links if link.endswith("/")]) == 4 + 1
     assert kept.read_text() == re.sub(r" ?<a href=.*?</a>", "", page)
     source = open_stored(TrackingConfig(), folder)
@@ -111,7 +111,7 @@ def test_two_sweeps_are_compared_job_by_job(folder: Path, report: Callable[..., 
     jobs: dict[str, tuple[str, float | None]]
     jobs = {"a": ("none", 10.0), "b": ("none", 20.0), "c": ("none", 5.0), "old": ("none", 7.0)}
     before = log_sweep(folder, "s1", jobs)
-    time.sleep(0.002)  # the store counts milliseconds: the newest is to be another one
+    time.sleep(0.002)  # the store counts milliseconds: the newest is to be another sweep
     jobs = {"a": ("gpipe", 11.0), "b": ("gpipe", 15.0), "c": ("gpipe", None), "new": ("gpipe", 4.0)}
     after = log_sweep(folder, "s2", jobs)
     done = report("--against", before[:8])
@@ -162,7 +162,7 @@ def result_file(folder: Path, name: str, **changed: object) -> Path:
     return path
 
 
-def test_files_of_this_sweep_alone_and_those_that_are_damaged(tmp_path: Path) -> None:
+def test_files_of_this_sweep_alone_and_damaged_files(tmp_path: Path) -> None:
     result_file(tmp_path, "10_b", status="infeasible", metrics={}, error="too large")
     result_file(tmp_path, "2_a")
     result_file(tmp_path, "3_other", sweep="s2")
@@ -195,12 +195,12 @@ def test_files_of_this_sweep_alone_and_those_that_are_damaged(tmp_path: Path) ->
         (["--against", "all"], "two sweeps are compared, not all"),
     ],
 )
-def test_arguments_that_mean_nothing(arguments: list[str], message: str) -> None:
+def test_meaningless_arguments_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parsed(arguments)
 
 
-def test_what_is_asked_for() -> None:
+def test_the_parsed_arguments() -> None:
     options = parsed([])
     assert (options.experiment, options.sweep, options.rows) == ("fxpart", "latest", 20)
     assert parsed(["a/b c"]).output == Path("outputs/reports/a_b_c")
@@ -210,7 +210,7 @@ def test_what_is_asked_for() -> None:
     assert parsed(["--against", "a1"]).against == "a1"
 
 
-def test_a_store_that_is_not_there_is_one_line(folder: Path, report: Callable[..., Done]) -> None:
+def test_a_missing_store_is_one_line(folder: Path, report: Callable[..., Done]) -> None:
     done = report("--uri", "sqlite:///none.db")
     assert done.code == 2
     assert done.error.startswith("there are no runs at ")

@@ -1,4 +1,4 @@
-"""The report as a person sees it: a real browser opens the file, with the network off."""
+"""The report as a reader sees it: a real browser opens the file, with the network off."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.browser,
-    # A real browser is no Python package: where there is none, the rest can still be tested.
+    # A real browser is no Python package: without one, the rest can still be tested.
     pytest.mark.skipif(BROWSER is None, reason=f"no browser on PATH: {', '.join(NAMES)}"),
     pytest.mark.skipif(
         importlib.util.find_spec("playwright") is None, reason="playwright is not installed"
@@ -59,7 +59,7 @@ def browser() -> Iterator["Browser"]:
 
 
 class Seen:
-    """A page that was opened, and what it asked for and complained of."""
+    """An opened page, with its requests and errors."""
 
     def __init__(self, browser: "Browser", report: Path, scheme: str, script: bool) -> None:
         context = browser.new_context(
@@ -83,7 +83,7 @@ class Seen:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_reads_at_a_glance(
+def test_everything_important_is_visible_at_once(
     browser: "Browser", report: Path, scheme: str, tmp_path: Path
 ) -> None:
     seen = Seen(browser, report, scheme, script=True)
@@ -100,7 +100,7 @@ def test_it_reads_at_a_glance(
     plot = seen.page.locator(_PLOT).bounding_box()
     assert plot is not None
     assert plot["y"] + plot["height"] < 900
-    # The page follows the scheme, and so do its figures.
+    # The page follows the colour scheme, and so do its figures.
     colour = "getComputedStyle(document.querySelector(%r)).%s"
     paper = seen.page.evaluate(colour % ("section", "backgroundColor"))
     assert seen.page.evaluate(colour % ("figure svg rect", "fill")) == paper
@@ -111,7 +111,7 @@ def test_it_reads_at_a_glance(
     seen.page.close()
 
 
-def test_a_click_sorts_and_another_turns_it_round(browser: "Browser", report: Path) -> None:
+def test_a_click_sorts_and_another_reverses(browser: "Browser", report: Path) -> None:
     seen = Seen(browser, report, "light", script=True)
     shown = seen.column(4)
     assert shown == [f"{100 + job:.3f}" for job in range(len(shown))]
@@ -128,7 +128,7 @@ def test_a_click_sorts_and_another_turns_it_round(browser: "Browser", report: Pa
     everything = seen.column(3)
     assert len(everything) == _JOBS + 1
     assert everything[-1] == "16x16gb"
-    # What has no number is last, whichever way it goes.
+    # Rows without a number are last in either direction.
     for _ in range(2):
         seen.page.get_by_role("button", name="latency").click()
         assert seen.column(4)[-1] == "infeasible"
@@ -136,7 +136,7 @@ def test_a_click_sorts_and_another_turns_it_round(browser: "Browser", report: Pa
     seen.page.close()
 
 
-def test_it_can_be_read_without_script_and_on_a_phone(browser: "Browser", report: Path) -> None:
+def test_it_is_readable_without_script_and_on_a_phone(browser: "Browser", report: Path) -> None:
     seen = Seen(browser, report, "light", script=False)
     seen.page.set_viewport_size({"width": 400, "height": 800})
     assert seen.column(4)[0] == "100.000"

@@ -35,7 +35,7 @@ def lines_of(
     return lines
 
 
-def test_the_plan_that_a_recommendation_chose_has_a_column(
+def test_the_plan_chosen_by_a_recommendation_has_a_column(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
     rows = [
@@ -43,14 +43,14 @@ def test_the_plan_that_a_recommendation_chose_has_a_column(
         row(6.5, mode="recommend", devices="2x80gb", plan="single data_parallel=2"),
     ]
     lines = lines_of(sweep(rows, "devices"), 80, monkeypatch, capsys)
-    # It follows from the devices, but nobody who reads knows how.
+    # It follows from the devices, but no reader knows how.
     assert lines[2].split()[:2] == ["devices", "plan"]
     assert lines[4].split()[:4] == ["*", "2x80gb", "single", "data_parallel=2"]
     alike = [replace(of, settings={**of.settings, "plan": "single"}) for of in rows]
     assert lines_of(sweep(alike, "devices"), 80, monkeypatch, capsys)[0].endswith("plan=single")
 
 
-def test_a_sweep_is_ranked_with_those_without_a_result_last(
+def test_a_sweep_is_ranked_with_jobs_without_a_result_last(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
     rows = [
@@ -83,7 +83,7 @@ def test_a_sweep_is_ranked_with_those_without_a_result_last(
     ]
 
 
-def test_what_no_other_beats_in_all_is_marked(monkeypatch: Patch, capsys: Capture) -> None:
+def test_jobs_that_no_other_dominates_are_marked(monkeypatch: Patch, capsys: Capture) -> None:
     rows = [row(1.0, mode="a"), row(3.0, mode="b")]
     rows += [row(2.0, mode="c", metrics={"devices_used": 1.0})]
     lines = lines_of(sweep(rows, "mode"), 80, monkeypatch, capsys)
@@ -91,7 +91,7 @@ def test_what_no_other_beats_in_all_is_marked(monkeypatch: Patch, capsys: Captur
     assert lines[-1] == "+ Pareto-optimal in time, peak and devices used"
 
 
-def test_of_equals_the_first_is_marked_and_uses_the_fewest_devices(
+def test_of_equal_jobs_the_first_is_marked_and_uses_the_fewest_devices(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
     two = {"devices_used": 2.0, "peak_memory_gib": 1.0}
@@ -149,7 +149,7 @@ def test_some_of_many_rows_of_each_model(
         row(float(i), model=m, mode=f"m{i}") for m, count in counts.items() for i in range(count)
     ]
     data = sweep([*rows, unfit(model="x")], "model", "mode")
-    if most == 6:  # one of them is of those without a result
+    if most == 6:  # one of them has no result
         most, data = 5, sweep(rows, "model", "mode")
     assert [best.model for best in best_rows(ranked(data), most)] == kept
     lines = lines_of(data, 80, monkeypatch, capsys, most)
@@ -165,7 +165,7 @@ def test_each_job_has_one_throughput(monkeypatch: Patch, capsys: Capture) -> Non
     assert "/s" not in lines.replace("examples/s", "", 1)
 
 
-def test_the_gap_is_blank_for_jobs_that_have_none(monkeypatch: Patch, capsys: Capture) -> None:
+def test_the_gap_is_blank_for_jobs_without_one(monkeypatch: Patch, capsys: Capture) -> None:
     plain, copied = row(2.0, mode="single"), row(1.0, mode="pipeline")
     without = {name: value for name, value in copied.metrics.items() if "gap" not in name}
     copied = replace(copied, metrics=without)
@@ -186,7 +186,7 @@ SCHEDULED = {
 }
 
 
-def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) -> None:
+def test_schedules_and_measurements(monkeypatch: Patch, capsys: Capture) -> None:
     ran = {**SCHEDULED, "measured_ms": 40.0, "time_error_pct": -20.0}
     slow = {**SCHEDULED, "examples_per_s": 125.0}
     rows = [row(metrics=ran, schedule="1f1b"), row(metrics=slow, schedule="gpipe")]
@@ -205,10 +205,10 @@ def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) ->
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_narrow_terminal_does_without_some_numbers(
+def test_a_narrow_terminal_leaves_out_some_numbers(
     monkeypatch: Patch, capsys: Capture, columns: int
 ) -> None:
-    """Words are not cut, and what the rows are ranked by stays."""
+    """Words are not cut, and the ranking column stays."""
     ran = {**SCHEDULED, "measured_ms": 1234.5, "time_error_pct": -20.0}
     rows = [
         row(metrics=ran, mode=mode, microbatches=count, model__batch_size="16")
@@ -233,7 +233,7 @@ def words_of(lines: list[str]) -> set[str]:
 
 
 def test_no_word_is_cut_in_a_sweep_of_batch_sizes(monkeypatch: Patch, capsys: Capture) -> None:
-    """The columns of ``experiment=batch_frontier``, and those that all share in the title."""
+    """The columns of ``experiment=batch_frontier``, with the values shared by all in the title."""
     rows = [
         row(
             metrics={**SCHEDULED, "step_ms": 1032.0, "examples_per_s": 120.0},
@@ -257,7 +257,7 @@ def test_no_word_is_cut_in_a_sweep_of_batch_sizes(monkeypatch: Patch, capsys: Ca
 
 
 def test_settings_that_are_too_long_are_shortened(monkeypatch: Patch, capsys: Capture) -> None:
-    """They are not wrapped, differ as before, and the last line says where they are whole."""
+    """They are not wrapped, still differ, and the last line says where they are complete."""
     rows = [
         row(mode=mode, devices=devices, transfer_rate="ethernet_100g", schedule="interleaved_1f1b")
         for mode in ("communication_aware", "kl_based")
@@ -275,7 +275,7 @@ def test_settings_that_are_too_long_are_shortened(monkeypatch: Patch, capsys: Ca
     assert whole <= words_of(lines_of(data, 120, monkeypatch, capsys))
 
 
-def test_different_settings_stay_different_however_short() -> None:
+def test_different_settings_stay_different_when_shortened() -> None:
     texts = ["blocks_of_two_a_x", "blocks_of_two_b_x", "y"]
     short = shortened(texts, 5)
     assert len(set(short.values())) == 3
@@ -294,13 +294,13 @@ def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> No
 
 
 def test_a_title_has_the_whole_width(monkeypatch: Patch, capsys: Capture) -> None:
-    """And not that of a table of two columns."""
+    """Even above a table of two columns."""
     lines = lines_of(sweep([row(1.0, mode="a_mode")]), 100, monkeypatch, capsys)
     assert lines[0] == "1 run, model=gpt2, mode=a_mode, devices=2x80gb, transfer_rate=pcie4"
     assert len(lines[1].rstrip()) < 50
 
 
-def test_models_stand_apart_where_they_have_several_rows(
+def test_models_are_separated_where_they_have_several_rows(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -313,11 +313,11 @@ def test_models_stand_apart_where_they_have_several_rows(
     assert "* lowest latency for its model" in lines
 
 
-def test_all_rows_are_had_as_the_command_says(monkeypatch: Patch, capsys: Capture) -> None:
+def test_the_command_in_the_note_gives_all_rows(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     rows = [row(1.0), row(2.0), row(3.0)]
     show_sweep(sweep(rows), 1, "--rows 3")
     assert "not shown: 2 that rank below; --rows 3 shows all" in capsys.readouterr().out
-    # What is said of a single one would take as much room as its row.
+    # A note about a single hidden row would take as much space as the row.
     show_sweep(sweep(rows), 2, "--rows 3")
     assert "not shown" not in capsys.readouterr().out

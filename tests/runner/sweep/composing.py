@@ -1,4 +1,4 @@
-"""Sweeps composed in a user's folder, whose files are made to hang together."""
+"""Sweeps composed in a user's folder, whose files depend on each other."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +19,10 @@ from runner.sweep.axes import read_axes
 from runner.sweep.composition import Composed, Load, SweepLoad, compose_grid, compose_one
 
 FILES = {
-    # Says what kl_based says anyway: whoever compares values alone does not see it.
+    # Sets what kl_based sets anyway: a comparison of values alone does not see it.
     "preset/same_passes.yaml": "# @package _global_\nmode: {max_passes: 8}\n",
     "preset/fewer_passes.yaml": "# @package _global_\nmode: {max_passes: 2}\n",
-    # Of two files that choose the same thing, the first wins; hiding the other's choice.
+    # Of two files that choose the same option, the first wins; hiding the other's choice.
     "preset/own_link.yaml": "# @package _global_\ndefaults:\n  - override /transfer_rate: pcie4\n",
     "preset/links.yaml": (
         "# @package _global_\ndefaults:\n  - override /transfer_rate: nvlink3\n"
@@ -49,7 +49,7 @@ FILES = {
 
 
 class CountedLoad(SweepLoad):
-    """Counts what is left to Hydra."""
+    """Count the jobs left to Hydra."""
 
     full = 0
 
@@ -79,7 +79,7 @@ class Scene:
 
 @contextmanager
 def scene_in(folder: Path) -> Iterator[Scene]:
-    """Have Hydra look into `folder`, where the files are written."""
+    """Let Hydra search `folder`, to which the files are written."""
     for name, text in FILES.items():
         path = folder / "conf" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Sweeps in this process: what the command does, without its start-up."""
+"""Sweeps in this process: the work of the command, without its start-up."""
 
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
@@ -19,12 +19,12 @@ def sweep(*arguments: str) -> int:
     """Run the sweep of the command line in the working directory; return its exit code."""
     register()
     choices.register()
-    given = choices.quoted_overrides(hydra_arguments(arguments))
+    overrides = choices.quoted_overrides(hydra_arguments(arguments))
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fxpart"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         config = hydra.compose_config(
-            "config", given, run_mode=RunMode.MULTIRUN, with_log_configuration=False
+            "config", overrides, run_mode=RunMode.MULTIRUN, with_log_configuration=False
         )
         context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
         exit_codes._codes.clear()

@@ -1,4 +1,4 @@
-"""What a sweep turns: counted by hand, and against Hydra's own sweeper."""
+"""The axes of a sweep: counted by hand, and compared with Hydra's own sweeper."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,17 +81,17 @@ def test_the_grid_is_that_of_hydras_own_sweeper(overrides: list[str]) -> None:
     assert [sorted(job) for job in ours] == [sorted(job) for job in hydras]
 
 
-def test_a_value_that_is_there_twice_counts_once() -> None:
+def test_a_duplicate_value_counts_once() -> None:
     _, (axis,) = axes_of("mode=a,b,a")
     assert axis.values == (("mode=a",), ("mode=b",))
 
 
-def test_a_glob_asks_the_configuration(loader: ConfigLoader) -> None:
+def test_a_glob_reads_the_configuration(loader: ConfigLoader) -> None:
     _, (axis,) = axes_of("schedule=glob(*,exclude=none)", loader=loader)
     assert axis.values == (("schedule=1f1b",), ("schedule=gpipe",), ("schedule=interleaved",))
 
 
-def test_values_of_a_file_come_first_and_give_way() -> None:
+def test_values_of_a_file_come_first_and_are_replaced() -> None:
     params = {
         "mode": "single,kl_based",
         "transfer_rate": "16e9,pcie4",
@@ -118,7 +118,7 @@ def test_a_value_in_a_list_of_a_file_keeps_its_type(value: object) -> None:
     assert OverridesParser.create().parse_override(first).value() == value
 
 
-def test_zipped_keys_turn_together_where_the_first_stands() -> None:
+def test_zipped_keys_advance_together_in_the_place_of_the_first() -> None:
     _, axes = axes_of("a=1,2", "b=5,6,7", "c=x,y", "d=8,9", zips=["c", "a"])
     assert axes == (
         Axis(("a", "c"), (("a=1", "c=x"), ("a=2", "c=y"))),
@@ -133,7 +133,7 @@ def test_several_zips() -> None:
     assert axes[1].values == (("b=3", "d=7"), ("b=4", "d=8"))
 
 
-def test_only_a_whole_row_is_the_same_twice() -> None:
+def test_only_a_complete_row_is_a_duplicate() -> None:
     _, (axis,) = axes_of("a=1,1,2,1", "b=3,4,4,3", zips=["a", "b"])
     assert axis.values == (("a=1", "b=3"), ("a=1", "b=4"), ("a=2", "b=4"))
 
@@ -145,7 +145,7 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "given", "message"),
+    ("overrides", "settings", "message"),
     [
         (["a=interval(0,1)"], {}, "a=interval(0,1): a grid needs a finite list of values, not an interval"),
         (["a=range(1,1)"], {}, "a=range(1,1) has no values"),
@@ -171,11 +171,11 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
         (["a=1,2"], {"zips": [1, 2]}, "zip=[1,2] is neither a list of keys"),
     ],
 )
-def test_what_cannot_be_swept_is_one_line(
-    overrides: list[str], given: dict[str, Any], message: str
+def test_an_invalid_sweep_is_one_line(
+    overrides: list[str], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        axes_of(*overrides, **given)
+        axes_of(*overrides, **settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Sweeps that are not alone: other processes, other folders, workers that are killed."""
+"""Concurrent sweeps: other processes, other folders, workers that are killed."""
 
 import sys
 from collections import Counter
@@ -132,7 +132,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
+def test_a_job_completed_by_another_sweep_meanwhile_is_not_run_again(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
@@ -149,7 +149,7 @@ def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_model_that_is_edited_before_it_is_read_is_no_result_of_the_old_one(
+def test_a_model_edited_before_it_is_read_is_no_result_of_the_old_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in (("edits_next.py", EDITS), ("read_late.py", LATER)):
@@ -168,10 +168,8 @@ def test_a_model_that_is_edited_before_it_is_read_is_no_result_of_the_old_one(
 
 @pytest.mark.usefixtures("store", "_ended")
 @pytest.mark.parametrize("when", ["begun_before", "begun_after", "waited_for"])
-def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
-    here: Path, when: str
-) -> None:
-    # The model that waits is built in each of these tests, whoever did it before.
+def test_a_job_whose_process_dies_before_its_turn_here_is_shown_once(here: Path, when: str) -> None:
+    # The model that waits is built in each of these tests, although another may have built it.
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "capture.use_cache=false"]
     arguments = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
     (here / "waits.py").write_text(WAITS)
@@ -194,13 +192,13 @@ def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_lost_job_that_another_sweep_settles_meanwhile_is_not_lost(
+def test_a_lost_job_completed_by_another_sweep_meanwhile_is_not_lost(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     swept = [*OWN, SMALL, "mode=single,size_based", "devices=1x1mb"]
     goes = []
 
-    # That it is settled between two looks at the store cannot be brought about with real workers.
+    # Real workers cannot be made to complete it between two reads of the store.
     def loses_all(*_: object) -> str:
         goes.append(1)
         if len(goes) == 2:
@@ -214,16 +212,16 @@ def test_a_lost_job_that_another_sweep_settles_meanwhile_is_not_lost(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_job_whose_worker_is_killed_is_run_by_another_though_it_was_done_before(
+def test_a_job_of_a_killed_worker_is_run_by_another_despite_an_earlier_result(
     folder: Path,
 ) -> None:
     swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL]
     swept += ["model.factory=tiny:build,tiny:is_killed,tiny:nested"]
-    swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
+    swept += ["capture.use_cache=false"]  # always build the model
     (folder / "struck").touch()
     assert run(folder, *swept).code == 0
     (folder / "struck").unlink()
-    # No earlier result takes the place of a lost one that is to be new.
+    # No earlier result replaces a lost one that is to be new.
     two_workers = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     done = run(folder, *swept, *two_workers, "resume=false")
     assert done.code == 0, done.err
@@ -231,7 +229,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another_though_it_was_done_befor
     assert "3 runs" in done.out
     kinds = Counter(logged.data.tags["kind"] for logged in tracked_runs(folder))
     assert (kinds["sweep"], kinds["run"]) == (2, 6)
-    # A pool may lose what its other worker was at, too.
+    # A pool may also lose the job of its other worker.
     assert kinds["cut_off"] in (1, 2)
     # As a cluster does that starts a job once more.
     (job, *_) = sorted(folder.rglob("job.json"))
@@ -249,8 +247,8 @@ def test_a_sweep_repeats_no_single_run() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_two_of_the_same_sweep_do_not_run_at_a_time(here: Path) -> None:
-    # In the middle of it the same command is given again.
+def test_a_second_run_of_the_same_sweep_is_refused(here: Path) -> None:
+    # During the sweep the same command is given again.
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "model.factory=again:build"]
     again = ["-m", *common, "mode=kl_based,size_based"]
     text = AGAIN.replace("{arguments}", repr(again))

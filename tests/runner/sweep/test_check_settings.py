@@ -10,7 +10,7 @@ from tests.runner.composed import composed_with_hydra
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all packages there: no launcher is started."""
+    """Pretend that all packages are installed: no launcher is started."""
     monkeypatch.setattr("runner.sweep.check_settings.find_spec", lambda _: True)
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -28,7 +28,7 @@ def _config(launcher: str, **settings: object) -> DictConfig:
 
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "ray", "submitit_local", "submitit_slurm"])
-def test_what_is_shipped_is_fine(launcher: str) -> None:
+def test_shipped_settings_are_accepted(launcher: str) -> None:
     check_launcher(_config(launcher))
 
 
@@ -61,7 +61,7 @@ def test_what_is_shipped_is_fine(launcher: str) -> None:
         ("submitit_slurm", {"mem_gb": "4gb"}, "mem_gb=4gb must be a number from 0, or null"),
     ],
 )
-def test_a_setting_of_which_all_jobs_would_fail(
+def test_a_setting_that_would_fail_all_jobs_is_refused(
     launcher: str, settings: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -71,7 +71,7 @@ def test_a_setting_of_which_all_jobs_would_fail(
     assert message in str(refused.value)
 
 
-def test_a_cluster_that_is_started_here_has_the_cores_of_this_machine(
+def test_a_cluster_started_here_has_the_cores_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -83,19 +83,19 @@ def test_a_cluster_that_is_started_here_has_the_cores_of_this_machine(
         check_launcher(_config("ray", remote__num_cpus=4))
 
 
-def test_a_cluster_that_is_there_has_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_cluster_has_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     check_cores({"init": {"num_cpus": 2}, "remote": {"num_cpus": 4}})
 
 
-def test_no_slurm_is_said_before_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_slurm_is_reported_before_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None if name == "sbatch" else name)
     with pytest.raises(SpecError, match=r"there is no Slurm here \(no sbatch on PATH\); start"):
         check_launcher(_config("submitit_slurm"))
 
 
 @pytest.mark.parametrize("left_out", ["init", "remote"])
-def test_a_number_that_is_left_out_is_rays_own(
+def test_an_omitted_number_is_the_default_of_ray(
     left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -104,12 +104,12 @@ def test_a_number_that_is_left_out_is_rays_own(
     check_launcher(config)
 
 
-def test_a_launcher_that_is_none() -> None:
+def test_an_unknown_launcher() -> None:
     with pytest.raises(SpecError, match=r"hydra\.launcher=3 is not a launcher; choose one by name"):
         check_launcher(OmegaConf.create({"hydra": {"launcher": 3}}))
 
 
-def test_a_launcher_of_somebody_elses_is_not_read() -> None:
+def test_a_launcher_of_another_package_is_not_checked() -> None:
     check_launcher(OmegaConf.create({"hydra": {"launcher": {"_target_": "a.B", "n_jobs": "x"}}}))
 
 

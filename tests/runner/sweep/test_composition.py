@@ -1,4 +1,4 @@
-"""All jobs at once: the same as Hydra makes of each, for much less."""
+"""All jobs composed at once: the same as Hydra composes each, in much less time."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     ("overrides", "index", "path", "value"),
     [
-        # What the pipeline refers to is swept: neither the first nor the last job shows it.
+        # The key that the pipeline refers to is swept: neither the first nor the last job shows it.
         (
             ["mode=single,pipeline,kl_based", "schedule=none,gpipe"],
             3,
@@ -29,7 +29,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             "gpipe",
         ),
         (["+preset=refers", "model.batch_size=1,2"], 1, "microbatches", 2),
-        # What is set inside of a reference is set in what it refers to, there and then.
+        # A value set inside a reference is set at once in its target.
         (
             ["+preset=refers", "model.factory_args={a: 1},{a: 2}", "+model.config.b=3"],
             1,
@@ -42,14 +42,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             "devices.between_nodes.name",
             "nvlink4",
         ),
-        # A file that says what is so anyway says it of the other mode, too.
+        # A file that sets what holds anyway sets it for the other mode, too.
         (
             ["+preset=fewer_passes,same_passes", "mode=kl_based,cost_aware,single"],
             4,
             "mode.options.max_passes",
             8,
         ),
-        # The file that comes first decides the link; the other decides where the first does not.
+        # The first file decides the link; the other decides where the first does not.
         (
             ["devices=2x16gb,boxes,4x16gb", "+preset=links,fewer_passes"],
             2,
@@ -62,12 +62,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             "transfer_rate.name",
             "pcie5",
         ),
-        # A choice that follows from another one.
+        # A choice that follows from another.
         (["+preset=links,leads_on", "mode=single"], 1, "microbatches", 5),
         (["model=gpt2,sub/tiny,bert_large", "model.batch_size=1,2"], 2, "model.name", "tiny:build"),
     ],
 )
-def test_what_hangs_together_stays_together(
+def test_dependent_values_stay_together(
     scene: Scene, overrides: list[str], index: int, path: str, value: object
 ) -> None:
     job = scene.grid(scene.load(), *overrides)[index]
@@ -112,7 +112,7 @@ def test_a_grid_of_choices_is_composed_from_sections_as_hydra_composes_each_job(
 
 def test_a_section_that_refers_to_another_is_merged_with_it(scene: Scene) -> None:
     load = scene.load()
-    # The last file sets a key inside of what the one before it only refers to.
+    # The last file sets a key inside a section to which the file before it only refers.
     jobs = [
         compose_one(load, [f"+preset={preset}", "+extra=refers_to_price", "+inside=extra"])
         for preset in ("cheap", "dear", "cheap")
@@ -122,13 +122,13 @@ def test_a_section_that_refers_to_another_is_merged_with_it(scene: Scene) -> Non
     assert_same(scene, jobs)
 
 
-def test_jobs_cost_hydra_nothing(scene: Scene) -> None:
+def test_jobs_need_no_composition_by_hydra(scene: Scene) -> None:
     load = scene.load()
     modes, rates = "mode=single,kl_based,pipeline", "transfer_rate=1e9,2e9,3e9,4e9,nvlink4"
     jobs = scene.grid(load, "tracking=none", modes, "devices=1x16gb,2x16gb,boxes", rates)
     assert len(jobs) == 45
     assert load.full == 0
-    # The last turns fastest.
+    # The last varies fastest.
     assert jobs[16].overrides == (
         "tracking=none",
         "mode=kl_based",
@@ -140,12 +140,12 @@ def test_jobs_cost_hydra_nothing(scene: Scene) -> None:
     assert (choices.devices, choices.transfer_rate) == ("1x16gb", "2e9")
 
 
-def test_the_model_is_called_what_it_was_filled_with(scene: Scene) -> None:
+def test_the_name_of_the_model_is_the_interpolated_one(scene: Scene) -> None:
     (job,) = scene.grid(scene.load(), "model=transformers", "model.architecture=ViTModel")
     assert job.choices.model == "ViTModel"
 
 
-def test_jobs_share_nothing_that_could_be_changed(scene: Scene) -> None:
+def test_jobs_share_no_mutable_values(scene: Scene) -> None:
     first, second = scene.grid(scene.load(), "mode=kl_based,cost_aware")
     assert first.config is not None
     assert second.config is not None
@@ -187,7 +187,7 @@ def test_a_change_below_a_reference_reaches_no_other_job(scene: Scene) -> None:
     assert_same(scene, jobs)
 
 
-def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> None:
+def test_meaningless_values_are_an_error_of_their_jobs(scene: Scene) -> None:
     load = scene.load()
     jobs = scene.grid(load, "model=custom,gpt2", "mode=single,kl_based", "+model.extra=1")
     errors = [job.error for job in jobs]
@@ -210,7 +210,7 @@ def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> N
         ("nonsense=1,2", "Could not override 'nonsense'"),
     ],
 )
-def test_what_hydra_refuses_it_refuses_before_the_sweep(
+def test_overrides_refused_by_hydra_are_refused_before_the_sweep(
     scene: Scene, override: str, message: str
 ) -> None:
     with pytest.raises(HydraException) as caught:
@@ -218,7 +218,7 @@ def test_what_hydra_refuses_it_refuses_before_the_sweep(
     assert message in str(caught.value)
 
 
-def test_another_hydra_costs_time_and_not_the_sweep(
+def test_another_version_of_hydra_costs_time_and_not_the_sweep(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def renamed(*_: object, **__: object) -> None:
@@ -232,7 +232,7 @@ def test_another_hydra_costs_time_and_not_the_sweep(
     assert [job.config for job in jobs] == [job.config for job in hydras_jobs]
 
 
-def test_any_composition_will_do(scene: Scene) -> None:
+def test_any_composition_is_accepted(scene: Scene) -> None:
     load = scene.load()
     quick = scene.grid(load, "mode=single,kl_based")
     slow = scene.grid(scene.hydras, "mode=single,kl_based")
@@ -250,7 +250,7 @@ def test_files_are_read_once_in_a_sweep(scene: Scene) -> None:
     path.unlink()
 
 
-def test_hydra_is_left_as_it_was(scene: Scene) -> None:
+def test_hydra_is_left_unchanged(scene: Scene) -> None:
     make_map = hydras._create_interpolation_map
     scene.grid(scene.load(), "mode=single,kl_based")
     assert hydras._create_interpolation_map is make_map

@@ -1,4 +1,4 @@
-"""A sweep over models that depend on files: an edit of one runs again what it changes."""
+"""A sweep over models that depend on files: an edit of one runs the affected jobs again."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_an_edit_of_a_file_runs_its_jobs_again(
     after = [logged for logged in _runs(here) if logged.info.run_id not in before]
     # Half the layers: now they fit on one device.
     assert [logged.data.tags["outcome"] for logged in after] == ["finished"] * 2
-    # They are jobs of another sweep: no table of either counts those of the other.
+    # They are jobs of another sweep: neither table counts jobs of the other.
     assert len(_runs(here, "sweep")) == 2
     (here / "layers.json").write_text("6")
     assert sweep(*SWEPT, *READING) == 0
@@ -63,7 +63,7 @@ def test_an_edit_of_a_file_runs_its_jobs_again(
 
 
 @pytest.mark.usefixtures("store")
-def test_only_what_depends_on_the_file_runs_again(here: Path) -> None:
+def test_only_jobs_that_depend_on_the_file_run_again(here: Path) -> None:
     (here / "other.json").write_text("6")
     both = [
         *SWEPT[:-1],
@@ -82,7 +82,7 @@ def test_only_what_depends_on_the_file_runs_again(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_file_that_is_not_there_is_one_line(here: Path) -> None:
+def test_a_missing_file_is_one_line(here: Path) -> None:
     (here / "layers.json").unlink()
     with pytest.raises(SpecError) as refused:
         sweep(*SWEPT, *READING)
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_there_is_one_line(here: Path) -> None:
     assert [path.name for path in (here / "outputs").iterdir()] == ["mlflow.db"]
 
 
-def test_without_a_store_the_files_of_the_sweep_say_it(here: Path) -> None:
+def test_without_a_store_the_files_of_the_sweep_decide(here: Path) -> None:
     common = ("tracking=none", "mode=size_based", f"hydra.sweep.dir={here}/kept")
 
     def weights() -> float:

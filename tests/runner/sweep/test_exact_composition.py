@@ -1,4 +1,4 @@
-"""Random sweeps over files that hang together: each job is what Hydra composes."""
+"""Random sweeps over files that depend on each other: each job is as Hydra composes it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, product
@@ -55,7 +55,7 @@ def sweeps(draw: st.DrawFn) -> list[str]:
     return overrides
 
 
-REFUSALS = (HydraException, AssertionError)  # the latter is OmegaConf's, inside of nothing
+REFUSALS = (HydraException, AssertionError)  # the latter is OmegaConf's, for the top level
 
 
 def _refusal(load: Load, overrides: Sequence[str]) -> str | None:

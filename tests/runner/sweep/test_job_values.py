@@ -1,4 +1,4 @@
-"""Names of a job's values: each known one has a value, and near ones are proposed."""
+"""Names of a job's values: each known name has a value, and similar names are suggested."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from runner.sweep.job_values import look_up, why_unknown
 CHOICES = Choices(model="a", mode="b", devices="c", transfer_rate="d")
 
 
-def test_what_is_asked_of_a_sweep_is_left_out_of_its_jobs() -> None:
+def test_settings_of_a_sweep_are_left_out_of_its_jobs() -> None:
     kept = ("mode=single", "+model.config.where=1", "zipped=1")
     common = ("figures=all", "verbose=true", "tracking=none", "++tracking.uri=x", "hydra.job.x=1")
-    of_it = ("question=Why?", "resume=false", "where='a > 1'", "+zip=[a,b]", "rerun=abc")
-    assert for_jobs((*kept, *common, *of_it)) == (*kept, *common)
-    assert deciding((*kept, *common, *of_it)) == kept
+    of_sweep = ("question=Why?", "resume=false", "where='a > 1'", "+zip=[a,b]", "rerun=abc")
+    assert for_jobs((*kept, *common, *of_sweep)) == (*kept, *common)
+    assert deciding((*kept, *common, *of_sweep)) == kept
 
 
 def test_sums_count_every_device() -> None:
@@ -62,7 +62,7 @@ def test_a_bare_name_is_the_choice_a_dotted_one_the_value() -> None:
         ("model.name.upper", "model.name.upper does not exist"),
     ],
 )
-def test_what_no_job_has(name: str, message: str) -> None:
+def test_names_unknown_to_all_jobs_are_refused(name: str, message: str) -> None:
     assert str(why_unknown(name)).startswith(message)
 
 
@@ -70,5 +70,5 @@ def test_what_no_job_has(name: str, message: str) -> None:
     "name",
     ["n_devices", "mode.stages", "model.config.anything.at_all", "devices.between_nodes.name"],
 )
-def test_what_some_job_may_have(name: str) -> None:
+def test_names_known_to_some_jobs_are_accepted(name: str) -> None:
     assert why_unknown(name) is None

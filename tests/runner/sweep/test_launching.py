@@ -1,4 +1,4 @@
-"""A job as a file: what another process reads is what the sweep decided."""
+"""A job as a file: another process reads what the sweep decided."""
 
 from dataclasses import replace
 from pathlib import Path

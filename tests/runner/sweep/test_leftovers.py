@@ -1,4 +1,4 @@
-"""What a sweep does about files that a kill, or somebody, has left or taken."""
+"""How a sweep treats files that a kill has left, or that somebody has removed."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _half_written(folder: Path) -> Path:
-    """Leave what a process that is dead was writing in `folder`."""
+    """Leave a file in `folder` that a dead process was writing."""
     never = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     name = temporary_name().replace(f"_{os.getpid()}_", f"_{never}_")
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def _half_written(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("store")
-def test_results_that_are_gone_are_said_and_cost_nothing(
+def test_missing_results_are_reported_and_cost_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(*SWEPT) == 0
@@ -50,17 +50,17 @@ def test_results_that_are_gone_are_said_and_cost_nothing(
     runs = {logged.info.run_id for logged in tracked_runs(here, "tags.kind = 'run'")}
     assert len(runs) == 2
     assert any(f"run {run_id}, ..." in line for run_id in runs)
-    # The table is as before: it is not made of the files.
+    # The table is as before: it does not depend on the files.
     assert [text for text in shown.splitlines() if text != line] == before.splitlines()
 
 
-def test_without_a_store_a_job_whose_result_is_gone_is_run_again(
+def test_without_a_store_a_job_with_a_missing_result_is_run_again(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     swept = [*SWEPT, "tracking=none", "hydra.sweep.dir=outputs/mine"]
     assert sweep(*swept) == 0
     damaged, gone = sorted((here / "outputs" / "mine").glob("*/result.json"))
-    # Sound JSON, and no result.
+    # Valid JSON, and no result.
     damaged.write_text(damaged.read_text().replace('"metrics": {', '"metrics": 3, "other": {'))
     gone.unlink()
     capsys.readouterr()
@@ -72,7 +72,7 @@ def test_without_a_store_a_job_whose_result_is_gone_is_run_again(
     assert gone.exists()
 
 
-def test_what_was_half_written_is_removed(here: Path) -> None:
+def test_half_written_files_are_removed(here: Path) -> None:
     swept = [*SWEPT, "tracking=none", "hydra.sweep.dir=outputs/mine", "capture.cache_dir=cache"]
     places = ["outputs", "outputs/mine", "outputs/mine/1_tiny_2x0.06mb_kl_based/config", "cache"]
     left = [_half_written(here / place) for place in places]
@@ -83,7 +83,7 @@ def test_what_was_half_written_is_removed(here: Path) -> None:
     assert under_way.exists()
 
 
-def test_a_database_that_was_never_made_is_removed(store: Path) -> None:
+def test_an_uninitialized_database_is_removed(store: Path) -> None:
     half = _half_written(store.parent)
     beside = half.with_name(f"{half.name}-wal")
     beside.touch()
@@ -93,7 +93,7 @@ def test_a_database_that_was_never_made_is_removed(store: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_sweep_that_is_refused_leaves_nothing_behind(folder: Path) -> None:
+def test_a_refused_sweep_leaves_no_files(folder: Path) -> None:
     half = _half_written(folder / "outputs")
     joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=foo"]
     metric = ["hydra/sweeper=optuna", "hydra.sweeper.metric=nonsense"]

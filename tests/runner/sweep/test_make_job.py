@@ -1,4 +1,4 @@
-"""A job and what it is known by."""
+"""A job and its identity."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def senseless(*overrides: str) -> Composed:
     return Composed(overrides, None, CHOICES, "modes=a does not exist")
 
 
-def test_a_job_does_not_hold_where_it_is_logged() -> None:
+def test_a_job_does_not_store_where_it_is_logged() -> None:
     composed = Composed(("mode=single", *PLACE), read("mode=single"), CHOICES, None)
     job = make_job(3, composed)
     assert job.config is not None
@@ -26,7 +26,7 @@ def test_a_job_does_not_hold_where_it_is_logged() -> None:
     assert job.key == config_key(job.config, job.inputs)
 
 
-def test_a_job_without_sense_is_known_by_what_would_decide_it() -> None:
+def test_a_meaningless_job_is_identified_by_the_deciding_settings() -> None:
     job = make_job(0, senseless("modes=a"))
     assert (job.config, job.error) == (None, "modes=a does not exist")
     beside = make_job(0, senseless("modes=a", "verbose=true", "figures=all", *PLACE))
@@ -34,7 +34,7 @@ def test_a_job_without_sense_is_known_by_what_would_decide_it() -> None:
     assert make_job(0, senseless("modes=a", "microbatches=2")).key != job.key
 
 
-def test_a_model_that_does_not_exist_is_a_job_without_sense() -> None:
+def test_an_unknown_model_makes_a_meaningless_job() -> None:
     config = read("model=gpt2")
     config = replace(config, model=replace(config.model, factory="nowhere_at_all:f"))
     try:
@@ -45,6 +45,6 @@ def test_a_model_that_does_not_exist_is_a_job_without_sense() -> None:
     assert (job.config, job.error) == (None, message)
 
 
-def test_a_command_is_said_without_where_runs_are_kept() -> None:
-    given = ["hydra/sweeper=optuna", "mode=a,b", "++tracking.uri=secret", "tracking=none"]
-    assert command_line(given) == "python -m runner -m hydra/sweeper=optuna mode=a,b"
+def test_a_command_is_shown_without_the_place_of_runs() -> None:
+    overrides = ["hydra/sweeper=optuna", "mode=a,b", "++tracking.uri=secret", "tracking=none"]
+    assert command_line(overrides) == "python -m runner -m hydra/sweeper=optuna mode=a,b"

@@ -1,4 +1,4 @@
-"""The search with Optuna as a command: interrupted, resumed, and its refusals of mistakes."""
+"""The search with Optuna as a command: interrupted, resumed, and refused."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from runner.sweep.optuna.sweeper import run_optuna
 from tests.runner.command import MODEL, OWN, SMALL, Done, tracked_runs
 from tests.runner.several import run_several
 
-# Of so small a model, the host that starts its operators would make all plans as fast.
+# With such a small model, the host that starts its operators would make all plans equally fast.
 OPTUNA = ["-m", "hydra/sweeper=optuna", *OWN, "runtime=graph"]
 SEARCH = [
     *OPTUNA,
@@ -28,14 +28,14 @@ SEARCH = [
 NONE = ["tracking=none", "hydra.sweep.dir=outputs/swept"]
 COMMANDS = {
     "first": [*SEARCH, "hydra.sweeper.n_trials=5"],
-    # What is no part of a job makes it no other sweep.
+    # Settings that are no part of a job do not make it another sweep.
     "second": [*SEARCH, "hydra.sweeper.n_trials=10", "-v", "figures=none", "question=Why?"],
     "whole": [*SEARCH, "hydra.sweeper.n_trials=10", "tracking=none"],
     "where": [*SEARCH, *NONE, "where='n_devices > 1 and mode == \"kl_based\"'"],
     "pareto": [
         *SEARCH,
         "hydra.sweeper.metric=[latency_ms,lower_bound_ms]",
-        # Against each other, so that there are several.
+        # Two opposed goals, so that several jobs are best.
         "hydra.sweeper.direction=[minimize,maximize]",
         "hydra.sweeper.n_jobs=4",
     ],
@@ -73,7 +73,7 @@ def searched(
 Searched = tuple[Path, dict[str, Done]]
 
 
-def test_a_search_that_was_cut_short_goes_on_where_it_was(searched: Searched) -> None:
+def test_an_interrupted_search_continues(searched: Searched) -> None:
     folder, done = searched
     assert [done[name].code for name in ("first", "second", "whole")] == [0] * 3
     assert "5 of 5 jobs done" in done["first"].err
@@ -95,14 +95,14 @@ def test_the_best_is_logged_to_the_sweep(searched: Searched) -> None:
     latencies = {child.info.run_id: child.data.metrics.get("latency_ms") for child in children}
     assert latencies[parent.data.tags["best_run"]] == latency
     assert latency == min(value for value in latencies.values() if value is not None)
-    # Of jobs run now as of those that were there, and of several no command.
+    # Of jobs run now as of earlier ones; for several, no command.
     ids = pareto.data.tags["best_run"].split()
     assert len(ids) == done["pareto"].out.count("best: ") > 1
     assert set(ids) <= set(latencies)
     assert not pareto.data.tags.get("best_command")
 
 
-def test_a_search_ends_when_there_is_nothing_new(searched: Searched) -> None:
+def test_a_search_ends_when_no_combination_is_left(searched: Searched) -> None:
     _, done = searched
     assert done["where"].code == 0, done["where"].err
     assert "nothing new to propose after 4 jobs" in done["where"].out
@@ -111,7 +111,7 @@ def test_a_search_ends_when_there_is_nothing_new(searched: Searched) -> None:
     assert "devices=1x0.06mb" not in overrides
 
 
-def test_with_two_goals_the_best_are_those_that_no_other_beats(searched: Searched) -> None:
+def test_with_two_goals_the_best_are_those_that_no_other_dominates(searched: Searched) -> None:
     _, done = searched
     assert done["pareto"].code == 0, done["pareto"].err
     match = re.search(r"pareto: +(\d+) of 18 jobs that no other beats in (.+)", done["pareto"].out)
@@ -141,7 +141,7 @@ def test_an_unknown_metric_is_one_line(searched: Searched) -> None:
         "hydra.sweeper.metric=latency is not a metric of a finished job; nearest: latency_ms"
     )
     assert "jobs done" not in done["typo"].err
-    # What depends on the configuration is not known before.
+    # Names that depend on the configuration are not known before.
     assert done["no_step"].code == 2
     assert "2 of 2 jobs done" in done["no_step"].err
     assert (
@@ -158,7 +158,7 @@ def test_an_unknown_metric_is_one_line(searched: Searched) -> None:
         ({"seed": "x"}, "hydra.sweeper.seed=x must be a whole number from 0"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(mistake: dict[str, object], message: str) -> None:
+def test_meaningless_numbers_are_refused(mistake: dict[str, object], message: str) -> None:
     sweeper = {"params": None, "n_trials": 3, "n_jobs": 1, "seed": None, **mistake}
     config = OmegaConf.create({"hydra": {"sweeper": sweeper}})
     with pytest.raises(SpecError, match=message):

@@ -1,4 +1,4 @@
-"""What Optuna searches, of what was typed."""
+"""The space that Optuna searches for the given overrides."""
 
 import math
 from typing import cast
@@ -35,13 +35,13 @@ def space(*overrides: str, params: dict[str, object] | None = None, zips: object
         ("a='range(1,2)',y", Axis(("a",), (("a='range(1,2)'",), ("a=y",)))),
     ],
 )
-def test_a_dimension_is_as_hydra_reads_it(override: str, dimension: object) -> None:
+def test_a_dimension_is_read_as_by_hydra(override: str, dimension: object) -> None:
     assert space("b=1", override) == Space(("b=1",), (dimension,))  # type: ignore[arg-type]
     assert isinstance(dimension, Interval | Steps | Axis)
     assert keys_of(dimension) == ("a",)
 
 
-def test_the_command_line_wins_over_the_file() -> None:
+def test_the_command_line_takes_precedence_over_the_file() -> None:
     params: dict[str, object] = {"a": "interval(0.0,1.0)", "b": "range(3)", "c": "x,y", "d": 1}
     searched = space("a=1", "+c=interval(2.0,3.0)", "e=u,v", params=params)
     assert searched.fixed == ("d=1", "a=1")
@@ -106,7 +106,7 @@ def test_a_number_has_few_digits() -> None:
         (["a=range(3,3)"], "this range is empty"),
     ],
 )
-def test_what_cannot_be_searched_is_one_line(overrides: list[str], message: str) -> None:
+def test_overrides_that_cannot_be_searched_are_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as raised:
         space(*overrides)
     assert message in str(raised.value)

@@ -38,7 +38,7 @@ def job(overrides: tuple[str, ...]) -> JobEnd:
 
 
 def asked(search: Search, trials: int, n_jobs: int = 1) -> list[tuple[str, ...]]:
-    """Return the jobs of a whole search, in the order of asking."""
+    """Return the jobs of a complete search, in the order of proposals."""
     jobs: list[tuple[str, ...]] = []
     while len(jobs) < trials:
         proposals = search.ask(min(n_jobs, trials - len(jobs)))
@@ -52,7 +52,7 @@ def asked(search: Search, trials: int, n_jobs: int = 1) -> list[tuple[str, ...]]
 
 @pytest.mark.parametrize("goals", [LATENCY, BOTH], ids=["one", "two"])
 @pytest.mark.parametrize(("sampler", "n_jobs"), [*((name, 1) for name in SAMPLERS), ("tpe", 3)])
-def test_a_search_that_is_begun_again_asks_the_same(
+def test_a_restarted_search_proposes_the_same_jobs(
     sampler: str, n_jobs: int, goals: tuple[Goal, ...]
 ) -> None:
     space = LISTED if sampler == "grid" else ENDLESS
@@ -66,7 +66,7 @@ def test_a_search_that_is_begun_again_asks_the_same(
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_all_combinations_are_asked_for_once_and_no_more(sampler: str) -> None:
+def test_all_combinations_are_proposed_exactly_once(sampler: str) -> None:
     jobs = asked(Search(LISTED, LATENCY, sampler), 100)
     sizes, modes = ("1", "2", "4"), "abc"
     every = {("model=x", f"mode={m}", f"size={s}") for m, s in itertools.product(modes, sizes)}
@@ -83,18 +83,18 @@ def test_the_best_is_the_first_of_the_best_that_finished() -> None:
     assert jobs[best.job] == best.overrides
     most = Search(LISTED, read_goals("throughput", "maximize"))
     asked(most, 100)
-    # Mode c of size 4 would have the largest throughput but one; it does not fit.
+    # Mode c of size 4 would have the second largest throughput; it does not fit.
     assert [trial.overrides for trial in most.best()] == [("model=x", "mode=a", "size=4")]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
-def test_of_two_goals_the_best_are_those_that_none_beats(values: list[tuple[int, int]]) -> None:
+def test_of_two_goals_the_best_are_the_undominated(values: list[tuple[int, int]]) -> None:
     space = Space((), (Steps("n", tuple(map(str, range(9)))),))
     search = Search(space, read_goals(["down", "up"], ["minimize", "maximize"]), "random")
-    told = {}
+    results = {}
     for proposal, (down, up) in zip(search.ask(len(values)), values, strict=True):
         search.tell(proposal, JobEnd("finished", {"down": float(down), "up": float(up)}))
-        told[proposal.job] = (down, up)
+        results[proposal.job] = (down, up)
     expected = {
         (down, up)
         for down, up in values
@@ -104,12 +104,13 @@ def test_of_two_goals_the_best_are_those_that_none_beats(values: list[tuple[int,
     assert {(int(t.values[0]), int(t.values[1])) for t in best} == expected
     assert len(best) == len(expected)
     assert [trial.job for trial in best] == sorted(
-        min(number for number, pair in told.items() if pair == best_pair) for best_pair in expected
+        min(number for number, pair in results.items() if pair == best_pair)
+        for best_pair in expected
     )
 
 
-def test_a_search_goes_where_it_is_better() -> None:
-    # Of 40 jobs drawn blindly about 13 would have mode a.
+def test_a_search_prefers_better_jobs() -> None:
+    # Of 40 random jobs about 13 would have mode a.
     jobs = asked(Search(ENDLESS, LATENCY, "tpe", seed=0), 40)
     assert sum("mode=a" in overrides for overrides in jobs) >= 20
 
@@ -135,7 +136,7 @@ def test_a_job_without_a_result_is_never_the_best(end: JobEnd) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_not_wanted_is_not_asked_for(sampler: str) -> None:
+def test_excluded_jobs_are_not_proposed(sampler: str) -> None:
     def wanted(overrides: tuple[str, ...]) -> bool:
         return "mode=b" not in overrides
 
@@ -146,19 +147,19 @@ def test_what_is_not_wanted_is_not_asked_for(sampler: str) -> None:
     assert not any("mode=b" in proposal.overrides for proposal in proposals)
 
 
-def test_the_one_job_that_is_wanted_is_found() -> None:
+def test_the_only_wanted_job_is_found() -> None:
     only = ("model=x", "mode=c", "size=4")
     for seed in range(20):
         search = Search(LISTED, LATENCY, "tpe", seed)
         assert [proposal.overrides for proposal in search.ask(3, only.__eq__)] == [only]
 
 
-def test_a_search_for_what_there_is_not_has_an_end() -> None:
+def test_a_search_without_a_wanted_job_ends() -> None:
     assert Search(ENDLESS, LATENCY, "random").ask(1, lambda _: False) == []
     assert Search(LISTED, LATENCY, "random").ask(1, lambda _: False) == []
 
 
-def test_a_result_from_the_store_is_the_same_as_the_first_time() -> None:
+def test_a_result_from_the_store_has_the_same_effect_as_the_first_time() -> None:
     exact, kept = 1.23456789012, float(f"{1.23456789012:.7g}")
     searches = [Search(ENDLESS, LATENCY, "tpe") for _ in range(2)]
     for search, value in zip(searches, (exact, kept), strict=True):
@@ -167,8 +168,8 @@ def test_a_result_from_the_store_is_the_same_as_the_first_time() -> None:
     assert searches[0].best()[0].values == searches[1].best()[0].values == (kept,)
 
 
-def test_an_infinite_result_is_bad_and_so_it_is_when_it_is_read_again() -> None:
-    """A store keeps no infinite number, and a file none: the same proposals follow."""
+def test_an_infinite_result_is_bad_also_when_read_again() -> None:
+    """A store keeps no infinite number, nor does a file: the same proposals follow."""
     followed = []
     for metrics, known in (
         ({"latency_ms": float("inf"), "peak": 1.0}, False),
@@ -204,7 +205,7 @@ def _tell_without_metric() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_some_jobs_may_lack_the_metric(known: bool) -> None:
-    """As those do whose mode has no steps, in the first command as in the next."""
+    """Modes without steps do not have it, in the first command as in the next."""
     search = Search(LISTED, read_goals("step_ms", "minimize"))
     *lacking, last = search.ask(5)
     for proposal in lacking:

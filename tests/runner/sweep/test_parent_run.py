@@ -1,4 +1,4 @@
-"""A sweep's own run and its lock: held while the sweep is under way, and never longer."""
+"""A sweep's own run and its lock, which is held exactly while the sweep is in progress."""
 
 import atexit
 import subprocess
@@ -26,7 +26,7 @@ sys.exit(Locks(Path.cwd()).is_held_elsewhere({sweep_lock(SPEC.key)!r}))
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether this process holds the sweep's lock: only another one can tell."""
+    """Return whether this process holds the sweep's lock: only another process can tell."""
     return bool(subprocess.run([sys.executable, "-c", IS_HELD], cwd=folder, check=False).returncode)
 
 
@@ -38,7 +38,7 @@ def config(folder: Path) -> DictConfig:
 
 @pytest.fixture
 def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """With which statuses the run was closed."""
+    """The statuses with which the run was closed."""
     statuses: list[str] = []
     tracker = open_tracker(TrackingConfig(name="none"), folder)
 
@@ -52,7 +52,7 @@ def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return statuses
 
 
-def test_a_run_is_closed_by_how_its_sweep_ends(
+def test_a_run_is_closed_with_the_status_of_its_sweep(
     folder: Path, config: DictConfig, closed: list[str]
 ) -> None:
     with opened_parent(config, SPEC, folder) as parent:
@@ -102,6 +102,6 @@ def test_a_run_that_cannot_be_opened_leaves_no_lock_and_a_closed_one_no_hook(
         ),
     ],
 )
-def test_what_to_type(resumes: bool, folder_name: str | None, words: str) -> None:
+def test_the_command_to_type(resumes: bool, folder_name: str | None, words: str) -> None:
     place = Path.cwd() / folder_name if folder_name else None
     assert how_to_resume(resumes=resumes, needs_folder=place) == words

@@ -17,12 +17,12 @@ def test_a_log_gets_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> N
         jobs.add("known", _end("finished", known=True))
         for status in ("finished", "infeasible", "failed", "lost"):
             jobs.add(status, _end(status))
-            jobs.add(status, _end(status))  # heard of twice, by its file and at the end
+            jobs.add(status, _end(status))  # reported twice, by its file and at the end
     err = capsys.readouterr().err
     assert err == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
 
 
-def test_an_interrupt_is_said_by_the_end_of_the_command(
+def test_an_interrupt_is_reported_by_the_end_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     jobs = SweepProgress(6)
@@ -33,7 +33,7 @@ def test_an_interrupt_is_said_by_the_end_of_the_command(
     assert jobs.tally == "1 of 6 jobs done"
 
 
-def test_a_long_sweep_says_how_far_it_is(
+def test_a_long_sweep_prints_its_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -69,5 +69,5 @@ def test_a_terminal_sees_a_bar(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (80, "1 min 20 s"), (7500, "2 h 5 min")]
 )
-def test_times_as_a_person_says_them(seconds: float, text: str) -> None:
+def test_durations_in_words(seconds: float, text: str) -> None:
     assert time_text(seconds) == text

@@ -1,4 +1,4 @@
-"""A sweep that is started again: only what is missing, and everything once."""
+"""A restarted sweep runs only the missing jobs, and each job once."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from runner.sweep.grid import _title
 from tests.runner.command import OWN, SMALL, run, tracked_runs
 from tests.runner.sweep.sweeping import sweep
 
-# Of a full disk what counts: a write that fails in the middle.
+# The relevant effect of a full disk: a write that fails in the middle.
 LITTLE_ROOM = """
 import resource, sys
 from runner.app import main
@@ -40,7 +40,7 @@ def _by_kind(folder: Path) -> dict[str, list[Any]]:
 
 
 def _each_once(folder: Path, jobs: int) -> list[Any]:
-    """Check that every job is settled exactly once in one finished sweep; return its runs."""
+    """Check that every job has exactly one result in one finished sweep; return its runs."""
     runs = _by_kind(folder)
     keys = Counter(logged.data.tags["config_key"] for logged in runs["run"])
     assert sorted(keys.values()) == [1] * jobs
@@ -62,12 +62,12 @@ def _each_once(folder: Path, jobs: int) -> list[Any]:
         ("is_interrupted", 130, "interrupted: 1 of 3 jobs done; the same command resumes it"),
     ],
 )
-def test_a_sweep_that_was_cut_off_goes_on(
+def test_an_interrupted_sweep_continues(
     folder: Path, factory: str, code: int, last: str | None
 ) -> None:
     factories = f"model.factory=tiny:build,tiny:{factory},tiny:nested"
     swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
-    swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
+    swept += ["capture.use_cache=false"]  # always build the model
     first = run(folder, *swept)
     assert first.code == code, first.err
     # A slow machine is told how much is left, too.
@@ -88,7 +88,7 @@ def test_a_sweep_that_was_cut_off_goes_on(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_sweep_that_ended_has_nothing_to_do(
+def test_a_completed_sweep_has_nothing_to_do(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     swept = [*OWN, "devices=1x0.06mb,2x0.06mb", "mode=single,size_based"]
@@ -106,7 +106,7 @@ def test_a_sweep_that_ended_has_nothing_to_do(
 
 
 @pytest.mark.usefixtures("store")
-def test_runs_and_sweeps_are_told_apart_by_their_names(here: Path) -> None:
+def test_runs_and_sweeps_have_different_names(here: Path) -> None:
     layers = "+model.factory_args.layers=2,4"
     assert sweep(*OWN, SMALL, layers, "mode=single,size_based", "model.batch_size=3") == 0
     runs = _by_kind(here)
@@ -120,7 +120,7 @@ def test_runs_and_sweeps_are_told_apart_by_their_names(here: Path) -> None:
     assert parent.info.run_name == "sweep: layers=2,4 · mode=single,size_based"
 
 
-def test_a_title_says_nothing_of_where_it_is_logged() -> None:
+def test_a_title_does_not_depend_on_the_place_of_the_log() -> None:
     swept = ("tracking.uri=postgresql://me:word@host/a", "tracking.uri=postgresql://me:word@host/b")
     axes = (
         Axis(("tracking.uri",), tuple((override,) for override in swept)),
@@ -131,7 +131,7 @@ def test_a_title_says_nothing_of_where_it_is_logged() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_larger_sweep_takes_in_what_another_settled(here: Path) -> None:
+def test_a_larger_sweep_takes_over_results_of_another(here: Path) -> None:
     assert sweep(*OWN, SMALL, "mode=size_based") == 0
     assert sweep(*OWN, SMALL, "mode=size_based,kl_based") == 0
     runs = _by_kind(here)
@@ -157,7 +157,7 @@ def test_a_job_that_failed_is_run_again_and_shown_once(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_full_disk_costs_what_was_not_written(folder: Path) -> None:
+def test_a_full_disk_loses_only_the_unwritten_results(folder: Path) -> None:
     swept = ["-m", *OWN, "devices=2x0.06mb,3x0.06mb,4x0.06mb", "mode=size_based,kl_based"]
 
     full = run(folder, *swept, program=("-c", LITTLE_ROOM))
@@ -169,9 +169,7 @@ def test_a_full_disk_costs_what_was_not_written(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_without_a_store_the_files_are_what_is_known(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_store_the_files_are_used(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     swept = [*OWN, SMALL, "mode=size_based,kl_based", "tracking=none"]
     swept += ["hydra.sweep.dir=outputs/mine"]
     assert sweep(*swept) == 0
@@ -185,7 +183,7 @@ def test_without_a_store_the_files_are_what_is_known(
 
 
 @pytest.mark.usefixtures("store")
-def test_an_edit_during_a_sweep_changes_nothing(here: Path) -> None:
+def test_an_edit_during_a_sweep_has_no_effect(here: Path) -> None:
     (here / "conf" / "model").mkdir(parents=True)
     for name in ("one", "two"):
         text = "name: mine\nfactory: edits:build\nfactory_args: {layers: 2}\n"
@@ -203,9 +201,7 @@ def test_an_edit_during_a_sweep_changes_nothing(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_jobs_that_are_the_same_are_run_once(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_identical_jobs_are_run_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(*OWN, SMALL, "optimizer=adamw,sgd") == 0
     assert "is" in capsys.readouterr().out
     assert len(_by_kind(here)["run"]) == 1

@@ -1,4 +1,4 @@
-"""Sweeps, in a process of their own."""
+"""Sweeps in a process of their own."""
 
 import json
 import os
@@ -23,7 +23,7 @@ sys.exit(main())
 
 
 @pytest.mark.usefixtures("store")
-def test_a_sweep_ranks_its_jobs_and_goes_on_after_infeasible_ones(folder: Path) -> None:
+def test_a_sweep_ranks_its_jobs_and_continues_after_infeasible_ones(folder: Path) -> None:
     done = run(
         folder,
         "-m",
@@ -46,7 +46,7 @@ def test_a_sweep_ranks_its_jobs_and_goes_on_after_infeasible_ones(folder: Path) 
         assert ("error" in child.data.tags) is not feasible
 
 
-def test_a_failed_job_in_a_sweep_makes_its_exit_code_2(folder: Path) -> None:
+def test_a_failed_job_in_a_sweep_gives_exit_code_2(folder: Path) -> None:
     done = run(folder, "-m", *OWN, "model.batch_size=0,1", SMALL, "tracking=none")
     assert done.code == 2
     assert "batch_size=0 must be a whole number" in done.out
@@ -55,7 +55,7 @@ def test_a_failed_job_in_a_sweep_makes_its_exit_code_2(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_crash_in_one_job_leaves_the_others(folder: Path) -> None:
+def test_a_crash_in_one_job_does_not_stop_the_others(folder: Path) -> None:
     swept = [*OWN, SMALL, "mode=size_based,kl_based", "hydra.sweep.dir=outputs/swept"]
     done = run(folder, "-m", *swept, program=("-c", CRASH))
     assert done.code == 2
@@ -86,7 +86,7 @@ def test_a_crash_alone_shows_its_traceback(folder: Path) -> None:
     assert [tracked.info.status for tracked in tracked_runs(folder)] == ["FAILED"]
 
 
-def test_a_dead_store_ends_a_sweep_before_it_begins(folder: Path) -> None:
+def test_a_broken_store_ends_a_sweep_before_it_begins(folder: Path) -> None:
     store = "tracking.uri=sqlite:///tiny.py/runs.db"
     done = run(folder, "-m", *OWN, SMALL, "mode=single,size_based", store)
     assert done.code == 2
@@ -95,7 +95,7 @@ def test_a_dead_store_ends_a_sweep_before_it_begins(folder: Path) -> None:
     assert not (folder / "outputs").exists()
 
 
-def test_a_folder_used_again_shows_this_sweep_alone(folder: Path) -> None:
+def test_a_reused_folder_shows_this_sweep_alone(folder: Path) -> None:
     (folder / "conf" / "model" / "sub").mkdir(parents=True)
     text = "name: ${oc.select:.factory}\nfactory: tiny:build\n"
     (folder / "conf" / "model" / "sub" / "mine.yaml").write_text(text)
@@ -129,7 +129,7 @@ def test_a_rate_can_be_swept_by_number(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_what_does_not_go_together_is_no_failure(folder: Path) -> None:
+def test_an_incompatible_combination_is_no_failure(folder: Path) -> None:
     """In a grid over modes and schedules: exit code 0, no metric, and nothing is run again."""
     swept = ("-m", *OWN, SMALL, "schedule=none,gpipe", "mode=pipeline", "microbatches=2")
     done = run(folder, *swept)
@@ -146,7 +146,7 @@ def test_what_does_not_go_together_is_no_failure(folder: Path) -> None:
     assert (aside.info.status, aside.data.metrics) == ("FINISHED", {})
     assert aside.data.tags["mlflow.note.content"].startswith("not applicable: microbatches=2")
     assert run(folder, *swept).err.startswith("2 of 2 jobs done (2 before, 1 not applicable)")
-    # Alone it is a mistake.
+    # On its own it is a mistake.
     alone = run(folder, *OWN, SMALL, "microbatches=2")
     assert alone.code == 2
     (failed,) = tracked_runs(folder, "tags.outcome = 'failed'")

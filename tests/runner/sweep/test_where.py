@@ -106,7 +106,7 @@ def test_known_answers(text: str, expected: bool) -> None:
         ("not mode.stages", True),
     ],
 )
-def test_what_a_job_does_not_have_is_null(text: str, expected: bool) -> None:
+def test_values_that_a_job_lacks_are_null(text: str, expected: bool) -> None:
     assert holds(text) is expected
 
 
@@ -145,7 +145,7 @@ def test_what_a_job_does_not_have_is_null(text: str, expected: bool) -> None:
         ("-" * 1900 + "1 == 1", "where=---"),
     ],
 )
-def test_what_is_no_condition_is_refused_at_once(text: str, message: str) -> None:
+def test_an_invalid_condition_is_refused_at_once(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_where(text)
     assert message in str(caught.value)
@@ -170,14 +170,14 @@ def test_what_is_no_condition_is_refused_at_once(text: str, message: str) -> Non
         ("layer > 40", "layer does not exist; nearest: latency"),
     ],
 )
-def test_a_key_is_proposed_by_its_last_part(text: str, message: str) -> None:
+def test_a_key_is_suggested_by_its_last_part(text: str, message: str) -> None:
     model = ModelConfig(factory_args={"layers": 12}, config={"rope": {"deeper": 1}})
     with pytest.raises(SpecError) as caught:
         parse_where(text, open_names([CONFIG, replace(CONFIG, model=model)]))
     assert message in str(caught.value)
 
 
-def test_of_many_keys_of_one_last_part_some_are_proposed() -> None:
+def test_of_many_keys_with_one_last_part_some_are_suggested() -> None:
     with pytest.raises(SpecError, match=r"did you mean (\S+ or ){3}\.\.\.\?$"):
         parse_where("name == 'a'")
 
@@ -208,7 +208,7 @@ def test_of_many_keys_of_one_last_part_some_are_proposed() -> None:
         ("1e308 * 10 // 0 == 1", "cannot be computed"),
     ],
 )
-def test_a_comparison_that_means_nothing_is_one_line(text: str, message: str) -> None:
+def test_a_meaningless_comparison_is_one_line(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         holds(text)
     assert message in str(caught.value)
@@ -239,7 +239,7 @@ COMPARISONS = st.tuples(
 
 
 @given(st.recursive(COMPARISONS, _combined, max_leaves=6))
-def test_it_means_what_it_means_in_python(text: str) -> None:
+def test_a_condition_has_its_meaning_in_python(text: str) -> None:
     names = {"n_devices": 6, "microbatches": 4}
     expected = eval(compile(ast.parse(text, mode="eval"), "", "eval"), {}, names)
     assert holds(text) is expected

@@ -1,4 +1,4 @@
-"""The comparison page as a person sees it: a real browser on a real `mlflow ui`."""
+"""The comparison page as a user sees it: a real browser on a real `mlflow ui`."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _PAGE_MS = 60_000
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
-    # A real browser is no Python package: where there is none, the rest can still be tested.
+    # A real browser is no Python package: without one, the rest can still be tested.
     pytest.mark.skipif(BROWSER is None, reason=f"no browser on PATH: {', '.join(NAMES)}"),
     pytest.mark.skipif(
         importlib.util.find_spec("playwright") is None, reason="playwright is not installed"
@@ -73,7 +73,7 @@ def _fill(root: Path) -> ComparisonPage:
         tracker.start(f"{mode} · {devices}", params, _MARKS, parent),
     ):
         raise InfeasibleError("llama2_13b needs 24.2 GiB, 1x16gb has 14.9 GiB")
-    # Neither what was cut off nor what is another sweep's may be seen.
+    # Neither interrupted runs nor those of another sweep may be visible.
     for sweep in (_SWEEP, f"{_SWEEP}0"):
         with tracker.start("not here", params, {"sweeps": f" {sweep} "}, parent) as run:
             run.log(metrics={"latency_ms": 1.0})
@@ -88,7 +88,7 @@ def _fill(root: Path) -> ComparisonPage:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
-    """The page of a sweep, on a server that runs for as long as the tests of this file."""
+    """The page of a sweep, on a server that runs during the tests of this file."""
     root = tmp_path_factory.mktemp("dashboard")
     printed = _fill(root)
     assert printed.command is not None
@@ -126,7 +126,7 @@ def test_table_shows_choices_and_costs_without_a_click(
     browser_page.goto(pages.url)
     browser_page.locator(".ag-cell", has_text="101.25").wait_for()
     browser_page.screenshot(path=tmp_path / "table.png")
-    # What lies right of the table's edge is in the page too, but nobody sees it.
+    # Cells to the right of the table's edge are in the page too, but invisible.
     edge = browser_page.locator(".ag-center-cols-viewport").bounding_box()
     assert edge is not None
     columns = ["params.`devices`", "params.`mode`"]  # as it was swept

@@ -1,4 +1,4 @@
-"""A run found by how its id begins, in a file; the tests of servers and of PostgreSQL ask them."""
+"""A run found by the beginning of its id, in a file; server and PostgreSQL tests use this too."""
 
 from pathlib import Path
 from unittest.mock import patch
@@ -15,18 +15,18 @@ IDS = ("a05e2893" + "0" * 24, "a05e28b1" + "0" * 24, "123456e7" + "0" * 24)
 
 @pytest.fixture
 def ids(tracker: MlflowTracker, tmp_path: Path) -> tuple[str, ...]:
-    """Runs with ids of our choice, the last in an experiment of its own."""
+    """Runs with chosen ids, the last in an experiment of its own."""
     other = MlflowTracker(TrackingConfig(experiment="depth"), tmp_path)
     for place, run_id in ((tracker, IDS[0]), (tracker, IDS[1]), (other, IDS[2])):
-        with patch("uuid.uuid4") as made:
-            made.return_value.hex = run_id
+        with patch("uuid.uuid4") as uuid4:
+            uuid4.return_value.hex = run_id
             with place.start(run_id[:8], {}) as run:
                 pass
         assert run.run_id == run_id
     return IDS
 
 
-def test_a_beginning_that_one_id_has_is_enough(ids: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_unique_beginning_is_enough(ids: tuple[str, ...], tmp_path: Path) -> None:
     for start in ("a05e289", ids[0], ids[0][:-1]):
         assert find_run(TrackingConfig(), tmp_path, start) == FoundRun(ids[0], "fxpart")
     elsewhere = TrackingConfig(experiment="never made")
@@ -47,13 +47,13 @@ def test_a_beginning_that_one_id_has_is_enough(ids: tuple[str, ...], tmp_path: P
         ("x' or 1=1 --", "there is no run"),
     ],
 )
-def test_what_names_no_run_is_one_line(start: str, message: str, tmp_path: Path) -> None:
+def test_a_beginning_of_no_run_is_one_line(start: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         find_run(TrackingConfig(), tmp_path, start)
     assert "\n" not in str(caught.value)
 
 
-def test_where_there_is_no_store_none_is_made(tmp_path: Path) -> None:
+def test_a_missing_store_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="there is no run 'a05e2893' at sqlite:"):
         find_run(TrackingConfig(), tmp_path, "a05e2893")
     assert not (tmp_path / "outputs").exists()

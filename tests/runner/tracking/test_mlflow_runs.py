@@ -1,4 +1,4 @@
-"""What the tracker finds and marks, in one real store."""
+"""The runs that the tracker finds and marks, in one real store."""
 
 import os
 import shutil
@@ -52,10 +52,10 @@ def word(request: pytest.FixtureRequest) -> str:
     return str(request.node.name).replace("[", "-").replace("]", "")
 
 
-def test_nothing_that_is_asked_of_a_store_is_answered_as_where_nothing_is_kept() -> None:
-    asked = {name for name in vars(Runs) if not name.startswith("_")}
-    assert {"run", "runs", "settled", "mark_cut_off"} <= asked <= vars(MlflowRuns).keys()
-    # What only trackers do is not there, rather than done without effect.
+def test_the_tracker_implements_every_query_of_runs() -> None:
+    queries = {name for name in vars(Runs) if not name.startswith("_")}
+    assert {"run", "runs", "settled", "mark_cut_off"} <= queries <= vars(MlflowRuns).keys()
+    # Methods of trackers alone do not exist, rather than have no effect.
     assert not hasattr(MlflowRuns, "send")
     asked_of_trackers = {name for name in vars(Tracker) if not name.startswith("_")}
     assert "start" in asked_of_trackers <= vars(MlflowTracker).keys()
@@ -74,7 +74,7 @@ def _run(tracker: MlflowTracker, name: str, key: str, error: BaseException | Non
 
 
 def _running(tracker: MlflowTracker, client: MlflowClient, key: str) -> str:
-    """Leave a run as a process that is killed leaves it."""
+    """Leave a run as a killed process leaves it."""
     run_id = tracker.start_sweep("killed", {"kind": "run", "config_key": key})
     client.set_tag(run_id, "mlflow.parentRunId", "the-parent")
     return run_id
@@ -89,10 +89,10 @@ def many_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("many_values")
-def test_settled_is_the_newest_run_with_a_result(
+def test_the_settled_run_is_the_newest_with_a_result(
     tracker: MlflowTracker, runs: MlflowRuns, word: str
 ) -> None:
-    keys = [f"{word}{number}" for number in range(40)]  # more than are searched for singly
+    keys = [f"{word}{number}" for number in range(40)]  # more than are searched for individually
     _run(tracker, "old", keys[0])
     newest = _run(tracker, "new", keys[0])
     infeasible = _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
@@ -113,7 +113,7 @@ def test_settled_is_the_newest_run_with_a_result(
     assert runs.settled("config_key", []) == {}
 
 
-def test_a_run_that_was_killed_just_before_its_end_is_settled_and_ended(
+def test_a_run_killed_just_before_its_end_is_settled_and_ended(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
     run_id = _running(tracker, client, word)
@@ -134,7 +134,7 @@ def test_a_result_of_a_process_that_died_is_not_unfinished(
 
 
 @pytest.mark.usefixtures("many_values")
-def test_unfinished_are_those_without_a_result(
+def test_runs_without_a_result_are_unfinished(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
     keys = [f"{word}{number}" for number in range(40)]
@@ -151,7 +151,7 @@ def test_unfinished_are_those_without_a_result(
     assert [run.start_ms for run in unfinished] == sorted(run.start_ms for run in unfinished)
 
 
-def test_a_run_that_is_cut_off_leaves_its_sweep_and_is_kept(
+def test_an_interrupted_run_leaves_its_sweep_and_is_kept(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
     run_id = _running(tracker, client, word)
@@ -172,7 +172,7 @@ def test_a_run_that_is_cut_off_leaves_its_sweep_and_is_kept(
     assert runs.unfinished("config_key", [word]) == []
 
 
-def test_a_mark_that_was_cut_off_itself_is_completed(
+def test_an_interrupted_mark_is_completed(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
     run_id = _running(tracker, client, word)
@@ -187,7 +187,7 @@ def test_a_mark_that_was_cut_off_itself_is_completed(
     assert (tags["kind"], tags["cut_off_from"]) == ("cut_off", "the-parent")
 
 
-def test_a_failed_run_that_is_done_again_leaves_its_sweep(
+def test_a_repeated_failed_run_leaves_its_sweep(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
     run_id = _run(tracker, "crashed", word, ZeroDivisionError("by zero"))
@@ -226,7 +226,7 @@ def test_of_very_many_sweeps_the_first_are_listed(
 
 
 @pytest.mark.parametrize("odd", ["a'b", 'a"b', "a'b\"c", "100 % _", "a\\b"])
-def test_any_value_of_a_tag_can_be_asked_for(
+def test_runs_are_found_by_any_value_of_a_tag(
     odd: str, tracker: MlflowTracker, runs: MlflowRuns, word: str
 ) -> None:
     run_id = tracker.start_sweep("odd", {"note": odd, "of": word})
@@ -260,7 +260,7 @@ def test_a_run_is_found_by_its_id(tracker: MlflowTracker, client: MlflowClient, 
         tracker.run("nobody")
 
 
-def test_a_sweep_is_opened_again_and_added_to(
+def test_a_sweep_is_reopened_and_added_to(
     tracker: MlflowTracker, client: MlflowClient, word: str, tmp_path: Path
 ) -> None:
     (tmp_path / "report.html").write_text("<html/>")

@@ -1,4 +1,4 @@
-"""Runs at a real `mlflow server`, which is killed in the middle of one and started again."""
+"""Runs at a real `mlflow server`, which is killed in the middle of one and restarted."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def server(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("served")
     served = Served(folder, Path(shutil.copy(empty_store, folder)))
     with patch.dict(os.environ):
-        # It is asked once more, not for seconds.
+        # It is tried once more, not for seconds.
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "1"
         served.start()
         try:
@@ -68,7 +68,7 @@ def _log_one(tracker: MlflowTracker, job: Path) -> str:
     return str(run.run_id)
 
 
-def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
+def test_a_killed_server_loses_and_doubles_no_result(
     server: Served,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +123,7 @@ def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
     assert page.url.startswith(f"{server.uri}/#/experiments/")
 
 
-def test_a_sweep_whose_server_is_killed_says_what_to_do_and_goes_on(
+def test_a_sweep_with_a_killed_server_gives_advice_and_continues(
     server: Served,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
 @pytest.fixture(autouse=True)
 def _environment() -> Iterator[None]:
-    """Leave the environment as it was: opening a store sets MLflow's switches in it."""
+    """Restore the environment: opening a store sets MLflow's switches in it."""
     with patch.dict(os.environ):
         for name in [name for name in os.environ if name.startswith("MLFLOW")]:
             del os.environ[name]
@@ -49,7 +49,7 @@ def test_default_is_a_file_below_the_root(tmp_path: Path) -> None:
     assert store_uri(TrackingConfig(), tmp_path) == f"sqlite:///{tmp_path}/outputs/mlflow.db"
 
 
-def test_environment_is_asked_before_the_default(
+def test_the_environment_takes_precedence_over_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there:5000/")
@@ -75,7 +75,7 @@ def test_a_database_without_a_file_is_refused(uri: str, tmp_path: Path) -> None:
     assert "names no file" in _refused(TrackingConfig(uri=uri), tmp_path)
 
 
-def test_a_path_that_a_uri_would_read_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_a_uri_would_change_is_refused(tmp_path: Path) -> None:
     assert "must not contain % or ?" in _refused(TrackingConfig(), tmp_path / "50%41")
     assert "must not contain % or ?" in _refused(TrackingConfig(uri="sqlite:///a.db?x=1"), tmp_path)
 
@@ -128,12 +128,12 @@ def _use_with_others(root: Path, barrier: Barrier) -> None:
     barrier.wait(30)
     with open_tracker(TrackingConfig(), root).start("first", {"process": os.getpid()}):
         pass
-    for name in _LATER:  # these find the store there, and no experiment in it
+    for name in _LATER:  # these find an existing store, without an experiment
         barrier.wait(30)
         open_tracker(TrackingConfig(experiment=name), root)
 
 
-def test_six_processes_make_and_use_one_store_at_once(tmp_path: Path) -> None:
+def test_six_processes_create_and_use_one_store_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["mlflow.store.tracking.sqlalchemy_store", "runner.tracking.mlflow_opening"]
@@ -164,7 +164,7 @@ def test_postgresql_is_reached_by_the_driver_of_the_extra(scheme: str, tmp_path:
     assert store_uri(config, tmp_path) == "postgresql+psycopg2://me:word@host/runs"
 
 
-def test_a_driver_that_is_missing_is_named_with_its_extra(
+def test_a_missing_driver_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg2", None)  # as if it were not installed
@@ -186,7 +186,7 @@ def test_garbage_is_refused(tmp_path: Path) -> None:
     assert database.read_bytes() == b"not a database" * 1000
 
 
-def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_database_is_refused_and_unchanged(tmp_path: Path) -> None:
     database = tmp_path / "shop.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE customers (name TEXT)")
@@ -228,16 +228,14 @@ def test_a_read_only_database_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port that nobody listens at, held so that nobody else is given it meanwhile."""
+    """A port without a listener, held so that no other process gets it meanwhile."""
     with closing(socket.socket()) as holder:
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg2"])
-def test_a_server_that_is_not_there_is_refused(
-    scheme: str, tmp_path: Path, closed_port: int
-) -> None:
+def test_a_missing_server_is_refused(scheme: str, tmp_path: Path, closed_port: int) -> None:
     place = f"127.0.0.1:{closed_port}"
     message = _refused(TrackingConfig(uri=f"{scheme}://me:secret@{place}"), tmp_path)
     assert f"{scheme}://{place} does not answer: Connection refused" in message
@@ -254,7 +252,7 @@ def test_a_server_that_never_answers_is_refused(
         assert f"{uri} does not answer" in _refused(TrackingConfig(uri=uri), tmp_path)
 
 
-def test_switches_that_the_user_set_stay(
+def test_switches_set_by_the_user_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed_port: int
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")

@@ -31,7 +31,7 @@ def test_legal_name(name: str, legal: str) -> None:
     assert legal_names([name]) == {name: legal}
 
 
-def test_names_that_become_the_same_stay_apart() -> None:
+def test_names_that_become_equal_stay_apart() -> None:
     assert legal_names(["a+b", "a=b", "a_b"]) == {"a+b": "a_b", "a=b": "a_b_2", "a_b": "a_b_3"}
     long = legal_names(["x" * 300, "x" * 301])
     assert len(set(long.values())) == 2
@@ -62,7 +62,7 @@ def test_tags_are_cut() -> None:
     }
 
 
-def test_characters_that_no_database_takes_are_replaced() -> None:
+def test_characters_that_no_database_accepts_are_replaced() -> None:
     assert tag_texts({"error": "a\0b\udc80c"}) == {"error": "a?b?c"}
     assert param_texts({"name": "\udc80ä"}) == {"name": "?ä"}
 
@@ -74,7 +74,7 @@ def test_thin_keeps_a_short_series_as_it_is() -> None:
 
 
 def test_thin_keeps_the_largest_of_each_stretch_with_its_step() -> None:
-    # Stretches of 10 at most 3 points: steps 0-2, 3-5, 6-9.
+    # Stretches of 10 with at most 3 points: steps 0-2, 3-5, 6-9.
     series = [(step, value) for step, value in enumerate([1, 5, 2, 9, 8, 7, 0, 0, 4, 3])]
     assert thin(series, most=3) == [(1, 5.0), (3, 9.0), (8, 4.0)]
 
@@ -97,7 +97,7 @@ def test_batches_respect_every_limit_and_lose_nothing() -> None:
         assert [item for batch in sent for item in batch[joined]] == whole
 
 
-def test_tags_come_when_all_else_is_there() -> None:
+def test_tags_are_sent_last() -> None:
     (first, last) = batches([1] * 990, [2] * 10, [3])
     assert (len(first.metrics), len(first.params), first.tags) == (990, 10, [])
     assert last.tags == [3]

@@ -1,4 +1,4 @@
-"""The view of the comparison page. A browser looks at it in `test_mlflow_dashboard`."""
+"""The view of the comparison page. A browser opens it in `test_mlflow_dashboard`."""
 
 import json
 from pathlib import Path
@@ -27,8 +27,8 @@ def state_of(parent: str | None, *swept: str) -> dict[str, Any]:
     return state
 
 
-def test_what_is_always_there_comes_first() -> None:
-    """A metric that no run has gets no column; these are in every run's first look."""
+def test_columns_of_all_runs_come_first() -> None:
+    """A metric that no run has gets no column; these are in the first view of every run."""
     columns = state_of("abc")["selectedColumns"]
     assert columns[:5] == [
         "params.`mode`",
@@ -40,7 +40,7 @@ def test_what_is_always_there_comes_first() -> None:
     assert len(set(columns)) == len(columns)
 
 
-def test_a_schedule_and_what_was_measured_have_columns() -> None:
+def test_a_schedule_and_measurements_have_columns() -> None:
     state = state_of("abc")
     for name in ("step_ms", "bubble_pct", "measured_ms", "time_error_pct"):
         assert f"metrics.`{name}`" in state["selectedColumns"]
@@ -54,11 +54,11 @@ def test_a_sweep_shows_its_runs_alone() -> None:
     expected = "tags.`kind` = 'run' AND tags.`sweeps` LIKE '% 5e %'"
     assert state_of("abc")["searchFilter"] == expected
     assert state_of(None)["searchFilter"] == "tags.`kind` = 'run'"
-    # One that was made before runs could belong to several sweeps.
+    # A sweep made before runs could belong to several sweeps.
     assert sweep_filter("abc") == "tags.`mlflow.parentRunId` = 'abc'"
 
 
-def test_what_is_swept_comes_before_all_else() -> None:
+def test_swept_settings_come_before_all_others() -> None:
     state = state_of("abc", "devices", "model.batch_size")
     assert state["selectedColumns"][:4] == [
         "params.`devices`",
@@ -68,7 +68,7 @@ def test_what_is_swept_comes_before_all_else() -> None:
     ]
     assert len(set(state["selectedColumns"])) == len(state["selectedColumns"])
     assert state["columnWidths"]["params.`model.batch_size`"] >= 8 * len("model.batch_size")
-    # Lines of twenty runs over each other show nothing.
+    # Lines of twenty overlapping runs show nothing.
     kinds = [chart["type"] for chart in state["compareRunCharts"]]
     assert kinds == ["BAR", "BAR", "SCATTER", "BAR", "DIFFERENCE"]
     assert "metrics.`latency_ms`" in state["columnWidths"]
@@ -83,7 +83,7 @@ def test_what_is_swept_comes_before_all_else() -> None:
         (("microbatches",), "examples_per_s", False),
     ],
 )
-def test_the_order_is_that_of_our_ranking(
+def test_the_order_is_that_of_the_ranking(
     swept: tuple[str, ...], key: str, least_first: bool
 ) -> None:
     state = state_of("abc", *swept)
@@ -114,7 +114,7 @@ def test_comparison_page_of_a_sweep(
         f"ui --workers 1 --backend-store-uri sqlite:///{tmp_path}/outputs/mlflow.db"
     )
     written = experiment.tags[f"{VIEW_TAG}fxpart-{parent}"]
-    assert len(written) < 5000  # what older servers take
+    assert len(written) < 5000  # the form that older servers take
     view = json.loads(written)
     assert view["name"] == "sweep · two"
     state = json.loads(view["state"])
@@ -126,7 +126,7 @@ def test_comparison_page_of_a_sweep(
     assert colors[0] != colors[1]
 
 
-def test_an_address_and_a_command_are_said_without_a_password() -> None:
+def test_an_address_and_a_command_are_shown_without_a_password() -> None:
     page = page_of("http://me:a/secret@host:5000", "1", None)
     assert page.url.startswith("http://host:5000/#/experiments/1/")
     assert page.command is None
@@ -165,7 +165,7 @@ def test_a_page_that_cannot_be_prepared_still_has_an_address(
     assert "keeps MLflow's own columns" in caplog.text
 
 
-def test_a_tag_that_was_cut_off_does_not_cost_the_page(tracker: MlflowTracker) -> None:
+def test_a_truncated_tag_does_not_lose_the_page(tracker: MlflowTracker) -> None:
     parent = tracker.start_sweep("sweep", {"sweep_id": "a1", "swept": '["mode", "dev'})
     page = tracker.comparison_page(parent)
     assert page is not None

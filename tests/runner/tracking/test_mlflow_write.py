@@ -66,7 +66,7 @@ def _record(record_id: str) -> UnsentRun:
 
 
 def _described(store: Store, run_id: str) -> dict[str, Any]:
-    """Return a run as MLflow has it, apart from its id and where its files are."""
+    """Return a run as stored by MLflow, apart from its id and the place of its files."""
     client = store.client
     run = client.get_run(run_id)
     files = client.list_artifacts(run_id)
@@ -142,14 +142,14 @@ def test_mlflow_loads_a_table_from_the_runs_that_have_it(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = _written(store, folder, "t")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)  # what it asks there
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)  # the query it makes there
     frame = store.client.load_table(store.experiment_id, "devices.json", [run_id], ["run_id"])
     assert list(frame["name"]) == ["a", "b"]
     assert list(frame["load"].isna()) == [False, True]
     assert set(frame["run_id"]) == {run_id}
 
 
-def test_a_run_that_is_sent_again_is_there_once(store: Store, folder: Path) -> None:
+def test_a_run_sent_again_is_stored_once(store: Store, folder: Path) -> None:
     run = _record("again")
     first = find_or_make(store, run)  # and the process dies
     assert "outcome" not in store.client.get_run(first).data.tags
@@ -189,10 +189,10 @@ def _killed_at(number: int, *, after: bool) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", range(1, 8))
-def test_a_sender_that_is_killed_at_any_write_leaves_one_whole_run(
+def test_a_sender_killed_at_any_write_leaves_one_complete_run(
     number: int, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:
-    """They are: the run, a folder, a file, a table that is a file too, all values, the end."""
+    """The writes: the run, a folder, a file, a table that is a file too, all values, the end."""
     run = _record(f"killed-{number}-{after}")
     with monkeypatch.context() as patched:
         wrap = _killed_at(number, after=after)
@@ -202,7 +202,7 @@ def test_a_sender_that_is_killed_at_any_write_leaves_one_whole_run(
             fill_and_close(store, find_or_make(store, run), run, folder)
     tagged = f"tags.record_id = '{run.record_id}'"
     for half in store.client.search_runs([store.experiment_id], tagged):
-        # Whoever has the outcome has everything.
+        # A reader that has the outcome has everything.
         assert "outcome" not in half.data.tags or len(half.data.metrics) == 6
         assert half.info.status == "RUNNING" or "outcome" in half.data.tags
     fill_and_close(store, find_or_make(store, run), run, folder)
@@ -211,7 +211,7 @@ def test_a_sender_that_is_killed_at_any_write_leaves_one_whole_run(
     assert _described(store, kept.info.run_id) == whole
 
 
-def test_what_only_a_launcher_needs_is_left_out(store: Store, tmp_path: Path) -> None:
+def test_values_for_launchers_alone_are_left_out(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     (folder / "config").mkdir(parents=True)
     (folder / "stages").mkdir()

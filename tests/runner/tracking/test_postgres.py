@@ -48,7 +48,7 @@ def _log_at_once(uri: str, root: Path, processes: int) -> None:
             process.kill()
 
 
-def test_runs_are_kept_in_a_database_that_several_make_at_once(
+def test_runs_are_stored_in_a_database_created_by_several_processes_at_once(
     postgres_server: str, tmp_path: Path
 ) -> None:
     uri = new_database(postgres_server, "runs")
@@ -69,11 +69,11 @@ def test_runs_are_kept_in_a_database_that_several_make_at_once(
     _keep_and_send(tracker, client, tmp_path)
     _find(MlflowTracker(TrackingConfig(uri=uri), tmp_path))
     _say_no_password(tracker, tmp_path)
-    make_schema(uri)  # which is there
+    make_schema(uri)  # which exists
 
 
 def _keep_and_send(tracker: MlflowTracker, client: MlflowClient, root: Path) -> None:
-    """A run that was kept is completed; its record knows no password."""
+    """A run that was kept is completed; its record contains no password."""
     job = root / "job"
     job.mkdir()
     (job / "a.txt").write_text("a")
@@ -92,7 +92,7 @@ def _keep_and_send(tracker: MlflowTracker, client: MlflowClient, root: Path) -> 
 
 
 def _let_in(uri: str, allowed: str) -> None:
-    """Open the database to connections, or close it and end those that there are."""
+    """Open the database to connections, or close it and end the existing ones."""
     server, _, name = uri.rpartition("/")
     engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with engine.connect() as connection:

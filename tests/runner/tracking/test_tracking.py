@@ -33,7 +33,7 @@ def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
         open_tracker(TrackingConfig(name="mlfow"), tmp_path)
 
 
-def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
+def test_no_tracking_stores_nothing(tmp_path: Path) -> None:
     tracker = open_tracker(TrackingConfig(name="none"), tmp_path)
     parent = tracker.start_sweep("sweep")
     with tracker.start("run", PARAMS, parent_run_id=parent) as run:
@@ -49,7 +49,7 @@ def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
     assert type(tracker) is Tracker
 
 
-def test_the_tracker_of_mlflow_inherits_nothing_that_keeps_nothing() -> None:
+def test_the_tracker_of_mlflow_inherits_nothing_from_no_tracking() -> None:
     kept = {**vars(Runs), **vars(Tracker)}
     public = [name for name in kept if not name.startswith("_")]
     assert len(public) > 15
@@ -86,7 +86,7 @@ def test_a_run_is_read_back_as_logged(
     assert json.loads(table) == {"columns": ["device", "name"], "data": [[0, "a"], [1, "b"]]}
 
 
-def test_a_folder_that_is_left_out_stays_where_it_is(
+def test_an_excluded_folder_stays_in_place(
     tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
 ) -> None:
     for name in ("graph/a.svg", "stages/stage_0.pt2", "result.json"):
@@ -125,7 +125,7 @@ def test_infinite_numbers_and_odd_names_do_no_harm(
     assert len(data.tags["long"]) == 8000
 
 
-def test_an_infeasible_run_says_so(tracker: MlflowTracker, client: MlflowClient) -> None:
+def test_an_infeasible_run_is_marked_as_such(tracker: MlflowTracker, client: MlflowClient) -> None:
     reason = "gpt2 needs 20 GiB, 1x16gb has 14.9 GiB"
     with pytest.raises(InfeasibleError), tracker.start("bad", PARAMS) as run:
         raise InfeasibleError(reason)
@@ -154,7 +154,7 @@ def test_a_failure_after_the_result_keeps_the_result(
     assert kept.data.tags["error"] == "ZeroDivisionError: division by zero"
 
 
-def test_an_interrupt_does_not_leave_the_run_running(
+def test_an_interrupted_run_does_not_stay_running(
     tracker: MlflowTracker, client: MlflowClient
 ) -> None:
     with pytest.raises(KeyboardInterrupt), tracker.start("stopped", PARAMS) as run:
@@ -166,7 +166,7 @@ def test_an_interrupt_does_not_leave_the_run_running(
     assert kept.data.metrics == {}
 
 
-def test_a_store_that_breaks_meanwhile_hides_no_error(
+def test_a_store_that_breaks_during_a_run_hides_no_error(
     tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def break_then_fail() -> None:
@@ -205,7 +205,7 @@ def test_a_process_opens_a_store_once(tracker: MlflowTracker, tmp_path: Path) ->
     assert open_tracker(TrackingConfig(experiment="else"), tmp_path) is not tracker
 
 
-def test_a_file_that_was_replaced_is_another_store(
+def test_a_replaced_file_is_another_store(
     tracker: MlflowTracker, empty_store: Path, tmp_path: Path
 ) -> None:
     with tracker.start("before", PARAMS):
@@ -231,7 +231,7 @@ def _log_in_a_fork(root: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_process_that_is_forked_has_connections_of_its_own(
+def test_a_forked_process_has_connections_of_its_own(
     tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
 ) -> None:
     with tracker.start("before", PARAMS):

@@ -49,7 +49,7 @@ def root(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def tracker(root: Path, impatient: None) -> MlflowTracker:
-    """A tracker that does not wait long for a store that another has locked."""
+    """A tracker with a short timeout for a store that another process has locked."""
     opened = open_tracker(TrackingConfig(), root)
     assert isinstance(opened, MlflowTracker)
     return opened
@@ -65,7 +65,7 @@ def _kept(root: Path) -> list[tuple[str, str, dict[str, float]]]:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Keep the store from being written, as a broken one is."""
+    """Make the store unwritable, like a broken one."""
     with closing(sqlite3.connect(root / "outputs" / "mlflow.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -89,7 +89,7 @@ def _run(name: str = "run", uri: str = "") -> UnsentRun:
     )
 
 
-def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_run_is_read_as_written(tmp_path: Path) -> None:
     path = write_unsent(tmp_path / "job", _run())
     assert path == tmp_path / "job" / "unsent.json"
     again = write_unsent(tmp_path / "again", read_unsent(path))
@@ -98,7 +98,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [list(point) for point in read_unsent(path).series["memory_gib"]] == [[0, 1.0], [7, 2.0]]
 
 
-def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_file_is_refused(tmp_path: Path) -> None:
     path = write_unsent(tmp_path, _run())
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "version": 2}))
@@ -127,7 +127,7 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
         ("end_ms", "now"),
     ],
 )
-def test_a_file_that_says_what_no_run_of_ours_does_is_refused(
+def test_a_file_with_foreign_contents_is_refused(
     root: Path, tracker: MlflowTracker, part: str, value: object
 ) -> None:
     path = write_unsent(root / "outputs" / "job", _run("one", tracker.uri))
@@ -148,14 +148,14 @@ def test_links_are_not_sent(root: Path, tracker: MlflowTracker) -> None:
     assert _kept(root) == []
 
 
-def test_files_are_found_but_for_those_that_mlflow_keeps(tmp_path: Path) -> None:
+def test_files_are_found_except_those_kept_by_mlflow(tmp_path: Path) -> None:
     for name in ("sweeps/b/1_x", "sweeps/a", "mlartifacts/1/artifacts"):
         write_unsent(tmp_path / name, _run())
     folders = [str(path.parent.relative_to(tmp_path)) for path in unsent_files(tmp_path)]
     assert folders == ["sweeps/a", "sweeps/b/1_x"]
 
 
-def test_a_store_that_goes_away_costs_no_result(root: Path, tracker: MlflowTracker) -> None:
+def test_a_store_that_goes_away_loses_no_result(root: Path, tracker: MlflowTracker) -> None:
     job, after = root / "outputs" / "job", root / "outputs" / "after"
     (job / "result.json").write_text("{}")
     after.mkdir()
@@ -197,7 +197,7 @@ def _send_what_is_left(root: Path) -> None:
     assert [item.path for item in client.list_artifacts(settled["k"].run_id)] == ["result.json"]
 
 
-def test_a_run_that_was_made_before_the_store_went_away_is_completed(
+def test_a_run_created_before_the_store_went_away_is_completed(
     root: Path, tracker: MlflowTracker
 ) -> None:
     job = root / "outputs" / "job"
@@ -212,7 +212,7 @@ def test_a_run_that_was_made_before_the_store_went_away_is_completed(
     assert _kept(root) == [("lost", "FINISHED", {"latency_ms": 2.5})]
 
 
-def test_artifacts_that_cannot_be_kept_cost_no_result(root: Path, tracker: MlflowTracker) -> None:
+def test_artifacts_that_cannot_be_kept_lose_no_result(root: Path, tracker: MlflowTracker) -> None:
     (root / "outputs" / "mlartifacts").write_text("a file where the folder should be")
     with tracker.start("run", {}, folder=root / "outputs" / "job") as run:
         run.log(metrics={"latency_ms": 2.5}, tables={"devices": {"device": [0]}})
@@ -224,7 +224,7 @@ def test_artifacts_that_cannot_be_kept_cost_no_result(root: Path, tracker: Mlflo
     assert _kept(root) == [("run", "FINISHED", {"latency_ms": 2.5})]
 
 
-def test_a_store_that_comes_back_is_used_after_a_pause(
+def test_a_store_that_returns_is_used_after_a_pause(
     root: Path, tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
@@ -251,7 +251,7 @@ def test_without_a_folder_a_store_that_fails_is_an_error(
         pass
 
 
-def test_a_disk_that_is_full_as_well_is_said(root: Path, tracker: MlflowTracker) -> None:
+def test_a_full_disk_as_well_is_reported(root: Path, tracker: MlflowTracker) -> None:
     (root / "file").write_text("where the folder should be")
     with _locked(root), tracker.start("lost", {}, folder=root / "file") as run:
         pass
@@ -271,9 +271,7 @@ def test_a_job_of_a_sweep_starts_without_its_store(root: Path) -> None:
     assert tracker.comparison_page() is None
 
 
-def test_a_run_is_sent_to_the_store_that_it_was_meant_for(
-    root: Path, tracker: MlflowTracker
-) -> None:
+def test_a_run_is_sent_to_its_intended_store(root: Path, tracker: MlflowTracker) -> None:
     write_unsent(root / "outputs" / "job", _run(uri="http://somewhere.else:5000"))
     assert send_unsent(root / "outputs", tracker) == 0
     (root / "outputs" / "damaged").mkdir()
@@ -284,7 +282,7 @@ def test_a_run_is_sent_to_the_store_that_it_was_meant_for(
     assert len(unsent_files(root)) == 2
 
 
-def test_a_sender_that_is_killed_leaves_no_second_run(root: Path, tracker: MlflowTracker) -> None:
+def test_a_killed_sender_leaves_no_second_run(root: Path, tracker: MlflowTracker) -> None:
     path = write_unsent(root / "outputs" / "job", _run(uri=tracker.uri))
     for step in ("runner.tracking.mlflow_tracker.fill_and_close", "pathlib.Path.unlink"):
         with patch(step, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
@@ -294,7 +292,9 @@ def test_a_sender_that_is_killed_leaves_no_second_run(root: Path, tracker: Mlflo
     assert _kept(root) == [("run", "FINISHED", {"latency_ms": 1.5, "memory_gib": 2.0})]
 
 
-def test_a_run_that_another_is_sending_is_left_to_it(root: Path, tracker: MlflowTracker) -> None:
+def test_a_run_being_sent_by_another_process_is_left_to_it(
+    root: Path, tracker: MlflowTracker
+) -> None:
     path = write_unsent(root / "outputs" / "job", _run(uri=tracker.uri))
     with path.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -339,6 +339,6 @@ def test_the_command_sends_all(
         (["--url"], r"unrecognized arguments: --url; see python -m runner.send --help"),
     ],
 )
-def test_what_the_command_does_not_know_is_refused(arguments: list[str], message: str) -> None:
+def test_unknown_arguments_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         send.parsed(arguments)

@@ -1,4 +1,4 @@
-"""Addresses and messages of a store, as they may be shown and kept."""
+"""Addresses and messages of a store, in the form that may be shown and kept."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from runner.config.passwords import hide_password, password_to_fill_in, without_
         ("sqlite:////a/b@c.db", "sqlite:////a/b@c.db"),
         ("sqlite:///outputs/a:b@c.db", "sqlite:///outputs/a:b@c.db"),
         ("http://host/x@y", "http://host/x@y"),
-        # A password as no address may have it, and as people type it.
+        # A password that no address may have, and that people type.
         ("postgresql://me:p/w#x?y@z@host:5432/db", "postgresql://host:5432/db"),
         ("postgresql://me@realm:p:w@host/db", "postgresql://host/db"),
         ("http://:pw@[::1]:5000", "http://[::1]:5000"),
@@ -38,12 +38,12 @@ def test_a_uri_is_shown_without_its_password(uri: str, shown: str) -> None:
             "postgresql://host/db?user=me&password=a",
             "postgresql://host/db?user=me&password=PASSWORD",
         ),
-        # Whoever has none in it keeps it elsewhere, as in ~/.pgpass.
+        # Users without a password in it keep it elsewhere, as in ~/.pgpass.
         ("postgresql://me@host/db", "postgresql://me@host/db"),
         ("sqlite:////a/b.db", "sqlite:////a/b.db"),
     ],
 )
-def test_a_command_says_where_the_password_goes(uri: str, shown: str) -> None:
+def test_a_command_shows_where_the_password_goes(uri: str, shown: str) -> None:
     assert password_to_fill_in(uri) == shown
 
 
@@ -60,6 +60,6 @@ def test_a_message_of_the_store_has_no_password_either(uri: str, message: str, s
     assert hide_password(message, uri) == shown
 
 
-def test_a_message_without_a_password_stays_as_it_is() -> None:
+def test_a_message_without_a_password_is_unchanged() -> None:
     for uri in ("http://host:5000", "postgresql://me@host", "postgresql://me:@host?password="):
         assert hide_password("me at host: no such table", uri) == "me at host: no such table"

@@ -1,4 +1,4 @@
-"""Static graphs: written out by hand, of known shapes, or drawn by chance."""
+"""Static graphs: written by hand, of known shapes, or random."""
 
 import random
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def random_graph(rng: random.Random, n: int, degree: float = 1.5) -> StaticGraph
     for i in range(n):
         near = rng.random() < 0.7
         lowest = max(0, i - 4) if near else 0
-        wanted = min(i - lowest, int(rng.expovariate(1 / degree)) + (i > 0 and rng.random() < 0.9))
-        reads.append(rng.sample(range(lowest, i), wanted))
+        n_reads = min(i - lowest, int(rng.expovariate(1 / degree)) + (i > 0 and rng.random() < 0.9))
+        reads.append(rng.sample(range(lowest, i), n_reads))
         often = 0.8 if not reads[-1] else 0.15
         sources.append([s for s in range(count) if rng.random() < often / count + 0.05])
     output = [rng.choice([4, 8, 16, 32, 64]) for _ in range(n)]
@@ -58,7 +58,7 @@ def random_graph(rng: random.Random, n: int, degree: float = 1.5) -> StaticGraph
 
 
 def random_problem(seed: int, most_ops: int = 14, most_devices: int = 4) -> StaticProblem:
-    """Return a problem on which a device holds 0.3 to 0.9 of the graph."""
+    """Return a problem whose devices hold 0.3 to 0.9 of the graph each."""
     rng = random.Random(seed)
     graph = random_graph(rng, rng.randint(3, most_ops), rng.choice([0.5, 1.0, 1.5]))
     devices = rng.randint(2, most_devices)
@@ -71,7 +71,7 @@ def random_problem(seed: int, most_ops: int = 14, most_devices: int = 4) -> Stat
 
 
 def chain(n: int, seed: int = 0) -> StaticGraph:
-    """Return n operators in a row, with weights and outputs drawn by chance."""
+    """Return a chain of n operators with random weights and outputs."""
     rng = random.Random(seed)
     output = [rng.randint(10, 60) for _ in range(n)]
     return static_graph(
@@ -85,7 +85,7 @@ def chain(n: int, seed: int = 0) -> StaticGraph:
 
 
 def diamonds(n: int, seed: int = 0) -> StaticGraph:
-    """Return n diamonds in a row: each splits in two operators that the next one reads."""
+    """Return a chain of n diamonds: each splits into two operators that the next one reads."""
     rng = random.Random(seed)
     reads: list[list[int]] = [[]]
     for _ in range(n):

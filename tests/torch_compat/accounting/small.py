@@ -1,4 +1,4 @@
-"""Small graphs for the tests of torch's accounting, written by hand or drawn by chance."""
+"""Small graphs for the tests of torch's accounting, written by hand or random."""
 
 import random
 
@@ -8,7 +8,7 @@ from fxpart.core.graph import csr
 from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
 
 Row = tuple[int, int, list[int], list[int]]
-"""Weights, output, operators read and sources read, of one operator."""
+"""Weights, output, operators read and sources read, for one operator."""
 
 
 def small_graph(rows: list[Row], sources: list[int]) -> StaticGraph:

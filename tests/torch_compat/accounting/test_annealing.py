@@ -1,4 +1,4 @@
-"""How much worse a step may be: as often as the rule of annealing says, and less and less."""
+"""The allowed worsening of a step: with the probability of annealing, decreasing over time."""
 
 import numpy as np
 import pytest
@@ -8,19 +8,19 @@ from fxpart.torch_compat.accounting.walk import allowance
 
 
 @pytest.mark.parametrize("worse", [0.5, 2.0, 4.0])
-def test_a_worse_step_is_taken_as_often_as_the_temperature_says(worse: float) -> None:
+def test_a_worse_step_is_accepted_with_the_annealing_probability(worse: float) -> None:
     state, temperature = chance(11), 2.0
-    taken = [allowance(temperature, 0, 100, state) >= worse for _ in range(20_000)]
-    assert float(np.mean(taken)) == pytest.approx(np.exp(-worse / temperature), abs=0.015)
+    accepted = [allowance(temperature, 0, 100, state) >= worse for _ in range(20_000)]
+    assert float(np.mean(accepted)) == pytest.approx(np.exp(-worse / temperature), abs=0.015)
 
 
-def test_the_temperature_sinks_to_a_thousandth() -> None:
+def test_the_temperature_falls_to_a_thousandth() -> None:
     first, last = chance(5), chance(5)
     for _ in range(10):
         ratio = allowance(1.0, 100, 100, last) / allowance(1.0, 0, 100, first)
         assert ratio == pytest.approx(np.exp(-7.0), rel=1e-9)
 
 
-def test_without_heat_nothing_worse_is_allowed() -> None:
+def test_at_zero_temperature_nothing_worse_is_allowed() -> None:
     state = chance(1)
-    assert all(allowance(0.0, done, 10, state) == 0 for done in range(10))
+    assert all(allowance(0.0, step, 10, state) == 0 for step in range(10))

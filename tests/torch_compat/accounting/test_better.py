@@ -1,4 +1,4 @@
-"""Exact reading or search: whichever is lower, and how often that is the exact reading."""
+"""Exact reading or search: the lower one is chosen; how often that is the exact reading."""
 
 import random
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def _pair() -> StaticProblem:
 
 
 @BOTH
-def test_never_above_the_exact_reading(mode: Mode, exact: Exact) -> None:
+def test_the_result_is_never_above_the_exact_reading(mode: Mode, exact: Exact) -> None:
     compared = 0
     for seed in range(60):
         problem = _problem(seed)
@@ -83,20 +83,20 @@ def test_the_lower_latency_is_chosen() -> None:
 
 
 def test_an_exact_plan_with_less_latency_is_kept() -> None:
-    # As if the search were worse: this plan overfills a device, so no search may find it.
+    # As if the search were worse: this plan overfills a device, so no search may return it.
     problem = _pair()
     together = StaticPlan(np.array([0, 0]), ((0,),))
     assert better(problem, lambda _: together) is together
 
 
-def test_of_equal_plans_the_one_with_fewer_partitions() -> None:
+def test_of_equal_plans_the_one_with_fewer_partitions_is_chosen() -> None:
     graph = static_graph([[], [0], [1]], total=[10] * 3, output=[1] * 3, seconds=[1.0] * 3)
     problem = StaticProblem(graph, np.array([100]), 1.0)
     three = StaticPlan(np.arange(3), ((0,), (0,), (0,)))
     assert better(problem, lambda _: three).partition_of.tolist() == [0, 0, 0]
 
 
-def test_of_equal_plans_with_as_many_partitions_the_exact_one() -> None:
+def test_of_plans_with_equal_partitions_the_exact_one_is_chosen() -> None:
     problem = _pair()
     swapped = StaticPlan(np.array([0, 1]), ((1,), (0,)))
     plan = StaticPlan(np.array([0, 1]), ((0,), (1,)))
@@ -104,7 +104,7 @@ def test_of_equal_plans_with_as_many_partitions_the_exact_one() -> None:
     assert better(problem, lambda _: plan) is plan
 
 
-def test_where_the_search_finds_none_the_exact_plan_stands() -> None:
+def test_the_exact_plan_is_used_if_the_search_finds_none() -> None:
     problem = StaticProblem(_pair().graph, np.array([9, 9]), 1.0)
     plan = StaticPlan(np.array([0, 1]), ((0,), (1,)))
     assert better(problem, lambda _: plan) is plan
@@ -119,7 +119,7 @@ def test_where_the_search_finds_none_the_exact_plan_stands() -> None:
         (cost_aware, exact_cost_aware, COST_AWARE_EXACT_OPERATORS),
     ],
 )
-def test_where_it_switches(
+def test_large_graphs_skip_the_exact_reading(
     mode: Mode, exact: Exact, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = list[int]()

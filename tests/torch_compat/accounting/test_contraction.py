@@ -1,4 +1,4 @@
-"""Operators made one: circles are closed, sizes are never too small, plans can be taken back."""
+"""Contracted operators: cycles are closed, sizes are never too small, plans can be expanded."""
 
 import random
 
@@ -37,38 +37,38 @@ def _reads(graph: StaticGraph) -> list[list[int]]:
     ]
 
 
-def test_nothing_tied_is_the_same_graph() -> None:
+def test_without_ties_the_graph_is_unchanged() -> None:
     graph = _graph([[], [0]])
     contraction = contract(graph, [])
     assert contraction.graph is graph
     assert contraction.whole_of.tolist() == [0, 1]
 
 
-def test_two_of_a_fork_become_one() -> None:
+def test_two_operators_of_a_fork_are_contracted() -> None:
     # 0 -> 1, 0 -> 2, (1, 2) -> 3; 1 and 2 stay together.
     contraction = contract(_graph([[], [0], [0], [1, 2]]), [(1, 2)])
     assert contraction.whole_of.tolist() == [0, 1, 1, 2]
     assert _reads(contraction.graph) == [[], [0], [1]]
     assert contraction.graph.names == ("op0", "op1 (together with op2)", "op3")
-    # Both read the 1 byte of operator 0: the second reader's is added.
+    # Both read the 1 byte of operator 0: that of the second reader is added.
     assert contraction.graph.total_bytes.tolist() == [11, 10 + 3 + 10 + 9 + 1, 10 + 27]
     assert contraction.graph.output_bytes.tolist() == [1, 3 + 9, 27]
     assert contraction.graph.latency_s.tolist() == [1.0, 3.0, 4.0]
 
 
-def test_what_lies_between_is_drawn_in() -> None:
+def test_operators_in_between_are_contracted_too() -> None:
     contraction = contract(_graph([[], [0], [1], [2]]), [(0, 2)])
     assert contraction.whole_of.tolist() == [0, 0, 0, 1]
     assert contraction.graph.latency_s.tolist() == [1.0 + 2.0 + 3.0, 4.0]
 
 
-def test_two_ties_that_wait_for_each_other_become_one() -> None:
+def test_two_ties_that_wait_for_each_other_are_contracted() -> None:
     # 0 -> 1 and 2 -> 3; the ties (0, 3) and (1, 2) wait for each other.
     contraction = contract(_graph([[], [0], [], [2]]), [(0, 3), (1, 2)])
     assert contraction.whole_of.tolist() == [0, 0, 0, 0]
 
 
-def test_a_tie_comes_after_what_any_of_it_reads() -> None:
+def test_a_tie_follows_all_operators_that_it_reads() -> None:
     # 0 stays with 3, which reads 2, which reads 1.
     contraction = contract(_graph([[], [], [1], [2]]), [(0, 3)])
     assert contraction.whole_of.tolist() == [2, 0, 1, 2]
@@ -96,7 +96,7 @@ def test_a_long_chain_needs_no_recursion() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_graphs(seed: int) -> None:
+def test_invariants_of_random_graphs(seed: int) -> None:
     rng = random.Random(seed)
     n = rng.randint(3, 14)
     before = [sorted(rng.sample(range(op), min(op, rng.randint(0, 3)))) for op in range(n)]
@@ -105,13 +105,13 @@ def test_random_graphs(seed: int) -> None:
     contraction = contract(graph, ties)
     whole_of = contraction.whole_of.tolist()
     assert all(whole_of[a] == whole_of[b] for a, b in ties)
-    # In order, and so without a circle.
+    # In order, and so without a cycle.
     for op, row in enumerate(before):
         for read in row:
             assert whole_of[read] <= whole_of[op]
     assert all(read < op for op, row in enumerate(_reads(contraction.graph)) for read in row)
     assert whole_of == _by_reachability(before, ties, whole_of)
-    # Whatever partitions the wholes are put into, they need no more than was reckoned with.
+    # Partitions of the wholes never need more than was counted.
     for _ in range(5):
         placed = np.array(
             [rng.randrange(3) for _ in range(contraction.graph.n_ops)], dtype=np.int64
@@ -121,7 +121,7 @@ def test_random_graphs(seed: int) -> None:
 
 
 def _by_reachability(before: list[list[int]], ties: list[list[int]], order: list[int]) -> list[int]:
-    """Return the wholes by the definition: operators that reach each other, with ties both ways."""
+    """Return the wholes by definition: operators that reach each other, with ties both ways."""
     n = len(before)
     reach = np.eye(n, dtype=bool)
     for op, row in enumerate(before):

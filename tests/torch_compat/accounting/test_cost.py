@@ -1,4 +1,4 @@
-"""Latency of a plan: by hand, and to the last bit as torch's own functions say."""
+"""Latency of a plan: by hand, and bit for bit as predicted by torch's own functions."""
 
 import random
 
@@ -39,12 +39,12 @@ def test_a_transfer_takes_the_output_and_the_common_source() -> None:
     assert _latency(_diamond(), [0, 1, 1, 1], [0, 1]) == 1 + (10 + 30) / 10 + 3 + 4
 
 
-def test_what_two_operators_read_passes_once() -> None:
+def test_a_value_read_by_two_operators_is_sent_once() -> None:
     assert _latency(_diamond(), [0, 0, 0, 1], [0, 1]) == 1 + 3 + (20 + 40) / 10 + 4
     assert _latency(_diamond(), [0, 1, 2, 2], [0, 1, 1]) == 1 + 4 + 2 + (3 + 4)
 
 
-def test_partitions_on_the_same_devices_pass_for_nothing() -> None:
+def test_transfers_between_partitions_on_the_same_devices_are_free() -> None:
     assert _latency(_diamond(), [0, 1, 2, 3], [1, 1, 1, 1]) == 8
     problem = StaticProblem(_diamond(), np.array([1000, 1000]), 10.0)
     plan = StaticPlan(np.array([0, 0, 0, 1]), ((0, 1), (0, 1)))
@@ -53,18 +53,18 @@ def test_partitions_on_the_same_devices_pass_for_nothing() -> None:
     assert latency_s(problem, other) == 4 + 6 + 4
 
 
-def test_a_circle_is_refused() -> None:
+def test_a_cycle_is_refused() -> None:
     with pytest.raises(CycleError, match=r"2 partitions wait .* circle"):
         _latency(_diamond(), [0, 1, 0, 0], [0, 1])
 
 
-def test_a_rate_of_nothing_is_refused() -> None:
+def test_a_rate_of_zero_is_refused() -> None:
     with pytest.raises(SpecError, match="positive transfer rate, got 0"):
         _latency(_diamond(), [0, 0, 0, 0], [0], rate=0.0)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_as_torch_predicts(seed: int) -> None:
+def test_latencies_equal_those_of_torch(seed: int) -> None:
     rng, problem = random.Random(seed), random_problem(seed)
     graph = problem.graph
     drawn = [rng.randrange(1 + graph.n_ops // 2) for _ in range(graph.n_ops)]
@@ -81,7 +81,7 @@ def test_as_torch_predicts(seed: int) -> None:
         assert latency_s(problem, plan) == expected
 
 
-def test_deep_and_wide_graphs_end() -> None:
+def test_deep_and_wide_graphs_finish() -> None:
     deep = chain(100_000)
     part = np.arange(100_000) // 25_000
     memory = np.array([1, 1])

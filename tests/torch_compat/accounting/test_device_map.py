@@ -1,4 +1,4 @@
-"""Partitions to devices: as torch where torch finds them, and more where it does not."""
+"""Partitions to devices: as torch if it finds some, and in more cases than torch."""
 
 import random
 from functools import cache
@@ -38,7 +38,7 @@ def _mapped(graph: StaticGraph, memory: list[int], fixed: list[int] | None = Non
     return [int(device) for device in home]
 
 
-def test_each_goes_where_least_is_left() -> None:
+def test_each_partition_goes_where_the_least_memory_remains() -> None:
     assert _mapped(_apart(10, 10, 5), [100, 30, 16]) == [2, 1, 2]
 
 
@@ -46,21 +46,21 @@ def test_a_fixed_partition_takes_its_memory_first() -> None:
     assert _mapped(_apart(10, 10), [100, 15], [-1, 1]) == [0, 1]
 
 
-def test_an_exact_fit_is_one() -> None:
+def test_an_exact_fit_is_accepted() -> None:
     assert _mapped(_apart(10, 20), [20, 10]) == [1, 0]
 
 
-def test_a_source_lies_once_on_a_device() -> None:
+def test_a_source_counts_once_per_device() -> None:
     # Torch counts the 50 bytes twice, and finds no device for the second.
     assert _mapped(_apart(10, 10, shared_source=50), [71]) == [0, 0]
 
 
-def test_largest_first_when_the_order_given_does_not_fit() -> None:
+def test_largest_first_is_tried_if_the_given_order_fails() -> None:
     # In order, 4 and 4 fill the first device, and 6 and 6 do not both fit the second.
     assert sorted(_mapped(_apart(4, 4, 6, 6), [10, 10])) == [0, 0, 1, 1]
 
 
-def test_what_does_not_fit_has_no_devices() -> None:
+def test_partitions_that_do_not_fit_get_no_devices() -> None:
     problem = _problem(_apart(10, 10), [15])
     assert map_partitions(problem, np.arange(2), 2, [-1, -1]) is None
 
@@ -75,7 +75,7 @@ SEEDS = range(60)
 
 @cache
 def _case(seed: int) -> tuple[StaticProblem, npt.NDArray[np.int64], list[int], list[int] | None]:
-    """Return a problem, partitions, their fixed devices, and all devices by torch if it has any."""
+    """Return a problem, partitions, their fixed devices, and torch's devices if it finds any."""
     rng, problem = random.Random(seed), random_problem(seed)
     part = _random_parts(rng, problem.graph.n_ops)
     devices = len(problem.memory_bytes)
@@ -87,7 +87,7 @@ def _case(seed: int) -> tuple[StaticProblem, npt.NDArray[np.int64], list[int], l
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_as_torch_maps(seed: int) -> None:
+def test_devices_equal_those_of_torch(seed: int) -> None:
     problem, part, fixed, expected = _case(seed)
     home = map_partitions(problem, part, len(fixed), fixed)
     if expected is not None:
@@ -101,7 +101,7 @@ def test_as_torch_maps(seed: int) -> None:
         assert (used[free] <= problem.memory_bytes[free]).all()
 
 
-def test_torch_has_answers_to_compare_with_and_ours_has_more() -> None:
+def test_the_cases_include_answers_of_torch_and_further_ones_of_ours() -> None:
     by_torch = [seed for seed in SEEDS if _case(seed)[3] is not None]
     ours = []
     for seed in SEEDS:

@@ -1,4 +1,4 @@
-"""One candidate: devices and latency as torch's own functions give them."""
+"""One candidate: devices and latency as given by torch's own functions."""
 
 import math
 import random
@@ -24,14 +24,14 @@ from tests.torch_compat.accounting.torch_side import (
 
 
 def _random_parts(rng: random.Random, n: int) -> tuple[int, IntArray]:
-    """Return runs of the graph order, or any sets; some may be empty."""
+    """Return consecutive operators as partitions, or any sets; some may be empty."""
     count = rng.randint(2, n + 1)
     part = [rng.randrange(count) for _ in range(n)]
     return count, np.array(sorted(part) if rng.random() < 0.6 else part, dtype=np.int64)
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_as_torch(seed: int) -> None:
+def test_candidates_equal_those_of_torch(seed: int) -> None:
     problem = random_problem(seed)
     count, part = _random_parts(random.Random(seed), problem.graph.n_ops)
     side = torch_side(problem.graph)
@@ -62,14 +62,14 @@ def test_the_graphs_above_cover_each_outcome() -> None:
     assert outcomes == {"circle", "latency", "no devices"}
 
 
-def test_a_circle_costs_without_end() -> None:
+def test_a_cycle_has_infinite_cost() -> None:
     tables = tables_of(chain(3), 1.0)
-    room = np.array([10_000, 10_000], dtype=np.int64)
-    assert math.isinf(candidate_s(tables, room, np.array([0, 1, 0]), 2))
-    assert candidate_s(tables, room, np.array([0, 0, 1]), 2) == chain(3).latency_s.sum()
+    memory_bytes = np.array([10_000, 10_000], dtype=np.int64)
+    assert math.isinf(candidate_s(tables, memory_bytes, np.array([0, 1, 0]), 2))
+    assert candidate_s(tables, memory_bytes, np.array([0, 0, 1]), 2) == chain(3).latency_s.sum()
 
 
-def test_empty_partitions_are_left_out() -> None:
+def test_empty_partitions_are_dropped() -> None:
     plan = plan_of(np.array([2, 0, 2]), np.array([1, 3, 0]))
     assert plan.partition_of.tolist() == [1, 0, 1]
     assert plan.devices_of_partition == ((1,), (0,))

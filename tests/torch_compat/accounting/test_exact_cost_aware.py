@@ -24,24 +24,24 @@ def _ours(problem: StaticProblem) -> Parts | None:
 
 
 def _theirs(problem: StaticProblem) -> Parts | None:
-    """Return torch's partitions, or None where one is left without a device."""
+    """Return torch's partitions, or None if one has no device."""
     side, partitions = torch_result(problem, "cost_aware")
     if not all(partition.logical_device_ids for partition in partitions):
         return None
-    place = {node: index for index, node in enumerate(side.ops)}
+    index_of = {node: index for index, node in enumerate(side.ops)}
     return [
-        (sorted(place[node] for node in p.nodes if node in place), p.logical_device_ids)
+        (sorted(index_of[node] for node in p.nodes if node in index_of), p.logical_device_ids)
         for p in partitions
     ]
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_partitions_and_devices_of_torch(seed: int) -> None:
+def test_partitions_and_devices_equal_those_of_torch(seed: int) -> None:
     problem = random_problem(seed, most_ops=10)
     assert _ours(problem) == _theirs(problem)
 
 
-def test_torch_has_results_and_holes_to_compare_with() -> None:
+def test_the_cases_include_results_and_failures_of_torch() -> None:
     whole = [exact_cost_aware(random_problem(seed, most_ops=10)) is not None for seed in range(60)]
     assert whole.count(True) >= 30
     assert whole.count(False) >= 5
@@ -53,9 +53,9 @@ def test_a_chain_on_one_device_becomes_one_partition() -> None:
     assert _ours(problem) == [([0, 1, 2], [0])]
 
 
-def test_a_chain_is_joined_where_most_passes() -> None:
-    # Each device holds two operators and the 3 bytes that pass between 1 and 2. First 2 and 3 are
-    # joined, between which 50 bytes pass, then 0 and 1; all four fit nowhere.
+def test_a_chain_is_merged_where_the_most_bytes_cross() -> None:
+    # Each device holds two operators and the 3 bytes between 1 and 2. First 2 and 3 are
+    # merged, between which 50 bytes cross, then 0 and 1; all four fit nowhere.
     graph = static_graph(
         [[], [0], [1], [2]], total=[60] * 4, output=[7, 3, 50, 1], seconds=[1.0] * 4
     )
@@ -66,18 +66,18 @@ def test_a_chain_is_joined_where_most_passes() -> None:
     assert latency_s(problem, plan) == 4 + 3
 
 
-def test_no_devices_is_no_result() -> None:
-    # The two cannot be joined, as no device holds both, and one of them finds none alone.
+def test_without_devices_there_is_no_result() -> None:
+    # The two cannot be merged, as no device holds both, and one of them fits on none.
     graph = static_graph([[], []], total=[10, 10], output=[1, 1], seconds=[1.0, 1.0])
     assert exact_cost_aware(StaticProblem(graph, np.array([15, 5]), 1.0)) is None
 
 
 def test_one_operator_gets_a_device() -> None:
-    # Torch ends before it looks for one.
+    # Torch ends before it searches for one.
     graph = static_graph([[]], total=[10], output=[1], seconds=[1.0])
     assert _ours(StaticProblem(graph, np.array([5, 15]), 1.0)) == [([0], [1])]
 
 
-def test_the_same_problem_has_the_same_plan() -> None:
+def test_the_plan_is_deterministic() -> None:
     problem = random_problem(3, most_ops=12)
     assert _ours(problem) == _ours(problem)

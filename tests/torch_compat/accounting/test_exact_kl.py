@@ -1,4 +1,4 @@
-"""The exact reading of kl_based: torch's own steps and result, and examples worked by hand."""
+"""The exact reading of kl_based: torch's own steps and result, and examples by hand."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ SEEDS = range(100)
 
 
 def _sets(side: TorchSide, partitions: list[Partition]) -> list[list[int]]:
-    """Return the operators of each partition, without the empty ones."""
+    """Return the operators of each non-empty partition."""
     sets = [[i for i, node in enumerate(side.ops) if node in p.nodes] for p in partitions]
     return [ops for ops in sets if ops]
 
@@ -48,7 +48,7 @@ def _mended(seed: int) -> tuple[StaticProblem, Exchanges | None]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_steps_of_torch_mended(seed: int) -> None:
+def test_the_steps_equal_those_of_corrected_torch(seed: int) -> None:
     problem, steps = _mended(seed)
     if steps is None:
         return
@@ -58,20 +58,20 @@ def test_the_steps_of_torch_mended(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_result_of_torch_where_no_fault_shows(seed: int) -> None:
+def test_the_result_equals_that_of_torch_where_no_fault_matters(seed: int) -> None:
     problem, steps = _mended(seed)
     if steps is None or steps.faults or steps.ties:
         return
     side, partitions = torch_result(problem, "kl_based")
     sets, devices = _ours(problem)
     assert sets == _sets(side, partitions)
-    # Without an exchange torch chooses devices anew, and may find none.
+    # Without an exchange torch chooses devices again, and may find none.
     if steps.applied and not steps.stale:
         assert devices == [p.logical_device_ids for p in partitions if p.nodes]
         assert has_answer(side, [p for p in partitions if p.nodes], problem)
 
 
-def test_there_are_results_of_torch_to_compare_with() -> None:
+def test_the_cases_include_results_of_torch() -> None:
     steps = [step for _, step in map(_mended, SEEDS) if step is not None]
     faultless = [step for step in steps if not step.faults and not step.ties]
     assert len(steps) >= 50
@@ -85,9 +85,9 @@ def _torch_sets(problem: StaticProblem) -> list[list[int]]:
 
 
 def test_the_best_exchange_counts_not_the_last() -> None:
-    # Filled in graph order: 0 and 1 on device 0, 2 and 3 on device 1, so that 40 bytes pass twice.
-    # No device holds three. 0 in exchange for 3 leaves nothing to pass; torch looks at the cost of
-    # what it tries last, 0 in exchange for none, which has no room.
+    # Filled in graph order: 0 and 1 on device 0, 2 and 3 on device 1, so 40 bytes cross twice.
+    # No device holds three. Exchanging 0 and 3 leaves nothing to send; torch looks at the cost of
+    # its last trial, 0 in exchange for none, which does not fit.
     graph = static_graph(
         [[], [], [0], [1]], total=[60, 60, 21, 21], output=[40, 40, 1, 1], seconds=[1.0] * 4
     )
@@ -98,7 +98,7 @@ def test_the_best_exchange_counts_not_the_last() -> None:
 
 
 def test_where_its_faults_show_torch_ends_higher() -> None:
-    # By chance it ends lower now and then. Half of the figures below would do.
+    # By chance it sometimes ends lower. Half of the figures below would be enough.
     higher, lower = 0, 0
     for seed in SEEDS:
         problem, steps = _mended(seed)
@@ -114,8 +114,8 @@ def test_where_its_faults_show_torch_ends_higher() -> None:
     assert higher >= 5 > lower, (higher, lower)
 
 
-def test_a_move_that_pays_is_taken() -> None:
-    # Filled in graph order, 2 lies apart from 0, which it reads. Moved there, 1 is left alone.
+def test_a_move_that_pays_is_made() -> None:
+    # Filled in graph order, 2 is apart from 0, which it reads. If it is moved there, 1 is alone.
     graph = static_graph([[], [], [0]], total=[30] * 3, output=[2] * 3, seconds=[1.0] * 3)
     problem = StaticProblem(graph, np.array([62, 65]), 1.0)
     assert latency_s(problem, size_based(problem)) == 1 + 2 + 1
@@ -123,16 +123,16 @@ def test_a_move_that_pays_is_taken() -> None:
     assert latency_s(problem, StaticPlan(np.array([1, 0, 1]), ((0,), (1,)))) == 2
 
 
-def test_each_operator_is_taken_once() -> None:
-    # 0 in exchange for 2 saves 28 of the 30 bytes that pass. All three would fit device 1, but no
-    # one move or exchange leads there: whoever comes alone closes a circle, or 30 bytes pass.
+def test_each_operator_is_exchanged_once() -> None:
+    # Exchanging 0 and 2 saves 28 of the 30 bytes that cross. All three would fit device 1, but no
+    # single move or exchange leads there: one alone closes a cycle, or makes 30 bytes cross.
     graph = static_graph([[], [0], [1]], total=[30, 30, 30], output=[2, 30, 1], seconds=[1.0] * 3)
     problem = StaticProblem(graph, np.array([62, 92]), 1.0)
     assert size_based(problem).partition_of.tolist() == [0, 0, 1]
     assert _ours(problem)[0] == [[1, 2], [0]]
 
 
-def test_without_a_size_based_plan_there_is_none() -> None:
+def test_without_a_size_based_plan_there_is_no_result() -> None:
     graph = static_graph([[], []], total=[10, 10], output=[1, 1], seconds=[1.0, 1.0])
     assert exact_kl(StaticProblem(graph, np.array([15, 5]), 1.0)) is None
 
@@ -145,7 +145,7 @@ def _start(problem: StaticProblem) -> StaticPlan | None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_never_slower_than_its_start(seed: int) -> None:
+def test_the_result_is_never_slower_than_its_start(seed: int) -> None:
     problem = random_problem(seed, most_ops=30)
     start, plan = _start(problem), exact_kl(problem)
     if start is None:
@@ -156,7 +156,7 @@ def test_never_slower_than_its_start(seed: int) -> None:
     assert latency_s(problem, plan) <= latency_s(problem, start)
 
 
-def test_there_are_starts_to_compare_with_and_some_are_improved() -> None:
+def test_the_cases_include_starts_and_improvements() -> None:
     problems = [random_problem(seed, most_ops=30) for seed in range(40)]
     pairs = [(p, start, exact_kl(p)) for p in problems if (start := _start(p)) is not None]
     assert 20 <= len(pairs) < 40
@@ -166,6 +166,6 @@ def test_there_are_starts_to_compare_with_and_some_are_improved() -> None:
     assert sum(improved) >= 10
 
 
-def test_the_same_problem_has_the_same_plan() -> None:
+def test_the_plan_is_deterministic() -> None:
     problem = random_problem(3, most_ops=12)
     assert _ours(problem) == _ours(problem)

@@ -1,4 +1,4 @@
-"""The search for the least latency: the optimum of small graphs, torch's answers, and deep ones."""
+"""The search for the minimum latency: optimal for small graphs, against torch, and deep graphs."""
 
 import itertools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _devices(plan: StaticPlan) -> IntArray:
 
 
 def _slowly(problem: StaticProblem, device_of: tuple[int, ...]) -> float:
-    """Return the longest path over operators, computed the slow way."""
+    """Return the longest path over operators, by direct computation."""
     graph, ends = problem.graph, list[float]()
     contents = [
         set(graph.sources[a:b].tolist()) for a, b in itertools.pairwise(graph.source_start.tolist())
@@ -50,7 +50,7 @@ def _slowly(problem: StaticProblem, device_of: tuple[int, ...]) -> float:
 
 
 def _optimum(problem: StaticProblem) -> float | None:
-    """Return the least latency of all placements that fit, or None."""
+    """Return the minimum latency of all placements that fit, or None."""
     devices = len(problem.memory_bytes)
     fitting = [
         device_of
@@ -61,7 +61,7 @@ def _optimum(problem: StaticProblem) -> float | None:
 
 
 def _check(problem: StaticProblem, plan: StaticPlan) -> float:
-    """Check that a plan is one, and return its latency."""
+    """Check that a plan is valid, and return its latency."""
     count = len(plan.devices_of_partition)
     assert sorted(set(plan.partition_of.tolist())) == list(range(count))
     assert all(len(homes) == 1 for homes in plan.devices_of_partition)
@@ -71,7 +71,7 @@ def _check(problem: StaticProblem, plan: StaticPlan) -> float:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_small_graphs_get_the_optimum(seed: int) -> None:
+def test_small_graphs_reach_the_optimum(seed: int) -> None:
     problem = random_problem(seed, most_ops=6, most_devices=3)
     best = _optimum(problem)
     if best is None:
@@ -85,7 +85,7 @@ def test_small_graphs_get_the_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
 @pytest.mark.parametrize("seed", range(40))
-def test_never_slower_than_torch(seed: int, mode: str) -> None:
+def test_the_result_is_never_slower_than_torch(seed: int, mode: str) -> None:
     problem = random_problem(seed, most_ops=12)
     try:
         side, theirs = torch_result(problem, mode)
@@ -101,7 +101,7 @@ def test_never_slower_than_torch(seed: int, mode: str) -> None:
     assert torch_latency_s(side, ours, problem.bytes_per_s) <= torch_s * SAME
 
 
-def test_torch_has_answers_to_compare_with() -> None:
+def test_the_cases_include_answers_of_torch() -> None:
     answers = 0
     for seed in range(40):
         problem = random_problem(seed, most_ops=12)
@@ -114,7 +114,7 @@ def test_torch_has_answers_to_compare_with() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_never_slower_than_size_based(seed: int) -> None:
+def test_the_result_is_never_slower_than_size_based(seed: int) -> None:
     problem = random_problem(seed, most_ops=40)
     try:
         start = size_based(problem)
@@ -123,7 +123,7 @@ def test_never_slower_than_size_based(seed: int) -> None:
     assert _check(problem, kl_based(problem)) <= latency_s(problem, start) * SAME
 
 
-def test_a_chain_is_cut_where_least_passes() -> None:
+def test_a_chain_is_cut_where_the_fewest_bytes_cross() -> None:
     graph = static_graph(
         [[], [0], [1], [2]],
         total=[50, 50, 50, 50],
@@ -135,8 +135,8 @@ def test_a_chain_is_cut_where_least_passes() -> None:
     assert latency_s(StaticProblem(graph, np.array([160, 160]), 1.0), plan) == 4 + 3
 
 
-def test_side_branches_leave_for_nothing() -> None:
-    # Operator 1 is so quick that its transfers delay nothing, so the long way stays together.
+def test_side_branches_move_away_for_free() -> None:
+    # Operator 1 is so quick that its transfers delay nothing, so the long path stays together.
     graph = static_graph(
         [[], [0], [0], [2], [1, 3]],
         total=[10, 90, 10, 10, 10],
@@ -151,7 +151,7 @@ def test_side_branches_leave_for_nothing() -> None:
     assert device[1] != device[0]
 
 
-def test_the_same_problem_has_the_same_plan() -> None:
+def test_the_plan_is_deterministic() -> None:
     problem = random_problem(5, most_ops=40)
     first, second = least_latency(problem), least_latency(problem)
     assert first.partition_of.tolist() == second.partition_of.tolist()
@@ -170,8 +170,8 @@ def test_a_graph_larger_than_the_devices_is_refused() -> None:
         cost_aware(StaticProblem(graph, np.array([14, 14]), 1.0))
 
 
-def test_found_where_graph_order_does_not_fit() -> None:
-    # Filled in graph order, the last operator of 6 has no room; exchanged, all fit exactly.
+def test_a_plan_is_found_if_graph_order_does_not_fit() -> None:
+    # Filled in graph order, the last operator of 6 does not fit; exchanged, all fit exactly.
     graph = static_graph(
         [[] for _ in range(4)], total=[4, 4, 6, 6], output=[1] * 4, seconds=[1.0] * 4
     )
@@ -180,7 +180,7 @@ def test_found_where_graph_order_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize(("kind", "size", "most"), [(chain, 20_000, 4), (diamonds, 3_000, 20)])
-def test_deep_graphs_end_in_few_partitions(
+def test_deep_graphs_have_few_partitions(
     kind: Callable[[int], StaticGraph], size: int, most: int
 ) -> None:
     graph = kind(size)

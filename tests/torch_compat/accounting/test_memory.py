@@ -1,4 +1,4 @@
-"""Static memory: by hand, and as torch's partitions count it."""
+"""Static memory: by hand, and as counted by torch's partitions."""
 
 import random
 
@@ -10,7 +10,7 @@ from tests.torch_compat.accounting.graphs import random_graph, static_graph
 from tests.torch_compat.accounting.torch_side import torch_partitions, torch_side
 
 
-def test_by_hand() -> None:
+def test_memory_by_hand() -> None:
     # Operators 1 and 2 read 0, 3 reads both; 0 and 3 read source 0, 1 and 2 read source 1.
     graph = static_graph(
         [[], [0], [0], [1, 2]],
@@ -29,7 +29,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_as_torch_counts(seed: int) -> None:
+def test_memory_equals_that_of_torch(seed: int) -> None:
     rng = random.Random(seed)
     graph = random_graph(rng, rng.randint(1, 20))
     count = rng.randint(1, 5)

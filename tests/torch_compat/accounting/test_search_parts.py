@@ -1,4 +1,4 @@
-"""What the search is made of: moves, paths, orders, cuts, and joining."""
+"""Parts of the search: moves, paths, orders, cuts, and merging."""
 
 import itertools
 import random
@@ -40,7 +40,7 @@ from tests.torch_compat.accounting.graphs import (
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_moves_keep_the_bytes_of_devices(seed: int) -> None:
+def test_moves_update_the_bytes_of_devices(seed: int) -> None:
     rng = random.Random(seed)
     graph = random_graph(rng, 20)
     tables = tables_of(graph, 1.0)
@@ -56,7 +56,7 @@ def test_moves_keep_the_bytes_of_devices(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_trial_says_what_a_new_evaluation_says(seed: int) -> None:
+def test_a_trial_equals_a_new_evaluation(seed: int) -> None:
     problem = random_problem(seed, most_ops=30)
     tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes * 9
     n, rng = problem.graph.n_ops, random.Random(seed)
@@ -65,30 +65,30 @@ def test_a_trial_says_what_a_new_evaluation_says(seed: int) -> None:
     paths, cuts = paths_of(tables, start), np.empty((n, 2), dtype=np.int64)
     head, tail, state = paths.head, paths.tail, chance(seed)
     assert longest(head) == pytest.approx(float((head + tail).max()), rel=1e-12)
-    tails_anew, taken, refused = tail.copy(), 0, 0
+    tails_anew, n_kept, refused = tail.copy(), 0, 0
     for _ in range(60):
         n_cuts = transfers(tables, placing.device, head, cuts)
         assert propose(tables, placing, memory, moved, cuts, n_cuts, state) or moved.many[0] == 0
         if moved.many[0] == 0:
             continue
         exact, before_s = longest(heads(tables, placing.device)), longest(head)
-        kept, looked_at = keep_if_short(tables, placing, moved, paths, before_s * 1.02)
-        assert kept == (exact <= before_s * 1.02)
+        is_kept, looked_at = keep_if_short(tables, placing, moved, paths, before_s * 1.02)
+        assert is_kept == (exact <= before_s * 1.02)
         assert 0 < looked_at <= 2 * n
-        taken, refused = taken + kept, refused + (not kept)
-        # Whether kept or undone, what is known is that of the placement as it is now.
+        n_kept, refused = n_kept + is_kept, refused + (not is_kept)
+        # Kept or undone, the tables are those of the current placement.
         assert moved.many[0] == 0
         assert head.tolist() == paths.fresh.tolist() == heads(tables, placing.device).tolist()
         tails(tables, placing.device, tails_anew, n - 1)
         assert tail.tolist() == tails_anew.tolist()
-        assert longest(head) == (exact if kept else before_s)
-    assert taken > 0
+        assert longest(head) == (exact if is_kept else before_s)
+    assert n_kept > 0
     assert refused > 0
     assert not moved.marked.any()
 
 
 def test_a_walk_leaves_a_bad_start() -> None:
-    # Odd and even operators apart: all 29 reads are transfers. One is enough.
+    # Odd and even operators are apart: all 29 reads are transfers. One is enough.
     tables, device_of = tables_of(chain(30), 1.0), np.arange(30) % 2
     memory = np.full(2, 3 * int(tables.total.sum()) // 5)
     least_s = float(tables.seconds.sum())
@@ -99,15 +99,15 @@ def test_a_walk_leaves_a_bad_start() -> None:
     assert walked_s < longest(heads(tables, device_of)) / 2
 
 
-def test_depth_first_finishes_a_branch() -> None:
-    # 0 splits in the branches 1, 3 and 2, 4, which 5 reads.
+def test_depth_first_order_finishes_a_branch() -> None:
+    # 0 splits into the branches 1, 3 and 2, 4, which 5 reads.
     graph = static_graph(
         [[], [0], [0], [1], [2], [3, 4]], total=[1] * 6, output=[1] * 6, seconds=[1.0] * 6
     )
     assert depth_first(tables_of(graph, 1.0)).tolist() == [0, 1, 3, 2, 4, 5]
 
 
-def test_boundaries_cost_the_largest_read_across() -> None:
+def test_a_boundary_costs_its_largest_read() -> None:
     graph = static_graph(
         [[], [0], [1], [0, 2]], total=[1] * 4, output=[8, 2, 4, 1], seconds=[1.0] * 4
     )
@@ -119,26 +119,26 @@ def test_boundaries_cost_the_largest_read_across() -> None:
 
 @pytest.mark.parametrize("memory", [[400, 400, 400], [300, 500, 700], [900, 200]])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_chain_is_cut_best(seed: int, memory: list[int]) -> None:
+def test_a_chain_is_cut_optimally(seed: int, memory: list[int]) -> None:
     graph = chain(9, seed)
-    tables, room, n = tables_of(graph, 1.0), np.array(memory), 9
+    tables, memory_bytes, n = tables_of(graph, 1.0), np.array(memory), 9
     order = np.arange(n, dtype=np.int64)
     boundary = delays(tables, order, tables.read_s)
-    devices_of = contiguous(tables, order, boundary, room, steps_over(room))
+    devices_of = contiguous(tables, order, boundary, memory_bytes, steps_over(memory_bytes))
     costs = []
     for permutation in itertools.permutations(range(len(memory))):
         for cuts in itertools.combinations_with_replacement(range(n + 1), len(memory) - 1):
             device_of = np.repeat(permutation, np.diff([0, *cuts, n]))
-            if (used_bytes(graph, device_of, len(memory)) <= room).all():
+            if (used_bytes(graph, device_of, len(memory)) <= memory_bytes).all():
                 costs.append(longest(heads(tables, device_of)))
     if not costs:
         assert (devices_of < 0).any()
     else:
-        assert (used_bytes(graph, devices_of, len(memory)) <= room).all()
+        assert (used_bytes(graph, devices_of, len(memory)) <= memory_bytes).all()
         assert longest(heads(tables, devices_of)) == min(costs)
 
 
-def test_many_unlike_devices_are_taken_largest_first() -> None:
+def test_many_unequal_devices_are_used_largest_first() -> None:
     memory = np.array([10, 30, 20, 50, 40, 60, 70])
     steps = steps_over(memory)
     assert steps.states == 8
@@ -148,7 +148,7 @@ def test_many_unlike_devices_are_taken_largest_first() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("tries", [0, 300])
-def test_joining_lengthens_no_path(seed: int, tries: int) -> None:
+def test_merging_lengthens_no_path(seed: int, tries: int) -> None:
     rng, problem = random.Random(seed), random_problem(seed, most_ops=30)
     graph, devices = problem.graph, len(problem.memory_bytes)
     tables = tables_of(graph, problem.bytes_per_s)
@@ -172,7 +172,7 @@ def test_runs_of_a_chain_become_one_partition_each() -> None:
     assert part.tolist() == np.repeat([0, 1, 2], 4).tolist()
 
 
-def test_few_partitions_where_one_set_is_too_long() -> None:
+def test_partitions_are_few_if_one_per_device_is_too_slow() -> None:
     # The cut passes through a diamond, so one partition on either side would send both halves.
     tables, device_of = tables_of(diamonds(20), 1.0), np.repeat([0, 1], [30, 31])
     bound_s = longest(heads(tables, device_of)) * (1 + 1e-12)
@@ -203,16 +203,16 @@ def test_settling_ends_in_a_placement_that_fits(seed: int) -> None:
     assert not good
 
 
-def test_tidying_removes_transfers_that_help_nobody() -> None:
-    # Operator 1 is quick and off the long way; it was left on another device.
+def test_tidying_removes_useless_transfers() -> None:
+    # Operator 1 is quick and off the long path; it was left on another device.
     graph = static_graph(
         [[], [0], [0], [1, 2]], total=[10] * 4, output=[10] * 4, seconds=[1.0, 1.0, 90.0, 1.0]
     )
     tables, start = tables_of(graph, 1.0), np.array([0, 1, 0, 0])
     tidied = tidy(tables, np.array([100, 100]), start, longest(heads(tables, start)), 1000)
     assert tidied.tolist() == [0, 0, 0, 0]
-    kept = tidy(tables, np.array([39, 100]), start, longest(heads(tables, start)), 1000)
-    assert kept.tolist() == [0, 1, 0, 0]
+    is_kept = tidy(tables, np.array([39, 100]), start, longest(heads(tables, start)), 1000)
+    assert is_kept.tolist() == [0, 1, 0, 0]
     assert tidy(tables, np.array([100, 100]), start, 200.0, 0).tolist() == start.tolist()
 
 

@@ -1,4 +1,4 @@
-"""Filling devices in graph order: by hand, by properties, and where only another order helps."""
+"""Filling devices in graph order: by hand, by invariants, and where only another order helps."""
 
 import numpy as np
 import pytest
@@ -12,44 +12,44 @@ from fxpart.torch_compat.accounting.size_based import alone_bytes, size_based
 from tests.torch_compat.accounting.small import Row, random_rows, small_graph, small_problem
 
 CHAIN: list[Row] = [(0, 10, [], [0]), (0, 10, [0], []), (0, 10, [1], []), (0, 10, [2], [])]
-"""Four operators of 10 bytes in a row, the first of which reads a source."""
+"""A chain of four operators of 10 bytes, the first of which reads a source."""
 
 
 def _plan(plan: StaticPlan) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
     return plan.partition_of.tolist(), plan.devices_of_partition
 
 
-def test_alone_an_operator_needs_what_it_reads() -> None:
+def test_an_operator_alone_needs_its_reads() -> None:
     rows: list[Row] = [(5, 10, [], [0, 1]), (0, 1, [0], [1]), (2, 3, [0, 1], [])]
     graph = small_graph(rows, [100, 1000])
     assert alone_bytes(graph).tolist() == [1115, 1011, 16]
 
 
 def test_a_chain_is_cut_where_the_device_is_full() -> None:
-    # Source, first and second take 35; third and fourth take what they receive, 10, besides.
+    # Source, first and second take 35; third and fourth also take what they receive, 10.
     problem = small_problem(CHAIN, [15], [35, 30])
     assert _plan(size_based(problem)) == ([0, 0, 1, 1], ((0,), (1,)))
 
 
-def test_devices_that_are_too_small_are_passed_over() -> None:
+def test_devices_that_are_too_small_are_skipped() -> None:
     problem = small_problem(CHAIN, [15], [9, 45, 19, 20])
     assert _plan(size_based(problem)) == ([0, 0, 0, 1], ((1,), (3,)))
 
 
-def test_when_devices_run_out_operators_go_one_by_one_where_room_is() -> None:
+def test_when_devices_run_out_operators_are_placed_one_by_one() -> None:
     rows: list[Row] = [(0, 10, [], [0]), (0, 60, [0], []), (0, 5, [0], []), (0, 5, [2], [])]
-    # The second device is full with op1 and what it reads; op2 and op3 fit beside op0.
+    # The second device is full with op1 and its reads; op2 and op3 fit beside op0.
     problem = small_problem(rows, [5], [40, 70])
     assert _plan(size_based(problem)) == ([0, 1, 2, 3], ((0,), (1,), (0,), (0,)))
 
 
-def test_a_source_is_held_once_by_each_partition() -> None:
+def test_a_source_counts_once_per_partition() -> None:
     rows: list[Row] = [(0, 10, [], [0]), (0, 10, [], [0]), (0, 10, [], [0])]
     problem = small_problem(rows, [100], [120, 110])
     assert _plan(size_based(problem)) == ([0, 0, 1], ((0,), (1,)))
 
 
-def test_largest_first_is_tried_where_the_order_given_fails() -> None:
+def test_largest_first_is_tried_if_the_given_order_fails() -> None:
     # op0 takes the first device, the only one that would hold op1.
     rows: list[Row] = [(0, 10, [], []), (0, 100, [], [])]
     problem = small_problem(rows, [], [105, 10])
@@ -62,13 +62,13 @@ def test_an_operator_that_no_device_holds_is_named() -> None:
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (111, 110)
 
 
-def test_no_valid_mapping_is_refused() -> None:
+def test_an_infeasible_mapping_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="no valid mapping of partitions to the 2 devices"):
         size_based(small_problem(CHAIN, [15], [29, 25]))
 
 
 def _torch_way(rows: list[Row], sources: list[int], memory: list[int]) -> list[int] | None:
-    """Return the partitions by sets of nodes and new sums, as torch makes them; None if it fails.
+    """Return the partitions by sets of nodes and new sums, as in torch; None if it fails.
 
     Operators are numbers, sources are strings.
     """
@@ -81,13 +81,13 @@ def _torch_way(rows: list[Row], sources: list[int], memory: list[int]) -> list[i
         return size[op] + sum(out[x] for x in reads[op] if x not in present)
 
     part: list[int] = []
-    count, left, present, free = 0, 0, set[object](), list(range(len(memory)))
+    count, free_bytes, present, free = 0, 0, set[object](), list(range(len(memory)))
     for op in range(len(rows)):
         if count > len(memory):
             part.append(count)
             count += 1
             continue
-        if count == 0 or left < extra(op, present):
+        if count == 0 or free_bytes < extra(op, present):
             if count == len(memory):
                 part.append(count)
                 count += 1
@@ -96,8 +96,8 @@ def _torch_way(rows: list[Row], sources: list[int], memory: list[int]) -> list[i
             if device is None:
                 return None
             free.remove(device)
-            count, left, present = count + 1, memory[device], set()
-        left -= extra(op, present)
+            count, free_bytes, present = count + 1, memory[device], set()
+        free_bytes -= extra(op, present)
         present |= {op, *(x for x in reads[op] if isinstance(x, str))}
         part.append(count - 1)
     return part
@@ -105,13 +105,13 @@ def _torch_way(rows: list[Row], sources: list[int], memory: list[int]) -> list[i
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 10_000), st.lists(st.integers(60, 250), min_size=1, max_size=4))
-def test_partitions_are_those_of_the_sets_and_fit(seed: int, memory: list[int]) -> None:
+def test_partitions_equal_those_of_the_sets_and_fit(seed: int, memory: list[int]) -> None:
     rows, sources = random_rows(seed, 12)
     problem = small_problem(rows, sources, memory)
     try:
         plan = size_based(problem)
     except InfeasibleError:
-        # Not counted as an example: were there no others, the test would fail.
+        # Not counted as an example: if there were no others, the test would fail.
         reject()
     count = len(plan.devices_of_partition)
     assert plan.partition_of.tolist() == sorted(plan.partition_of.tolist())
@@ -121,7 +121,7 @@ def test_partitions_are_those_of_the_sets_and_fit(seed: int, memory: list[int]) 
     expected = _torch_way(rows, sources, memory)
     if expected is not None and np.array_equal(plan.partition_of, expected):
         return
-    # Only where the order of devices had to change do the partitions differ.
+    # Partitions differ only if the order of devices had to change.
     rooms = [memory[d] for d in (np.argsort(memory, kind="stable"))]
     assert (
         plan.partition_of.tolist()

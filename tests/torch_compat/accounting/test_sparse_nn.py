@@ -1,4 +1,4 @@
-"""Embeddings on devices of their own, the rest beside them: by hand, and against plain loops."""
+"""Embeddings on separate devices, the rest beside them: by hand, and against plain loops."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def _plan(plan: StaticPlan) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
     return plan.partition_of.tolist(), plan.devices_of_partition
 
 
-def test_tables_get_a_device_each_and_the_rest_both() -> None:
+def test_tables_get_a_device_each_and_dense_layers_both() -> None:
     # 110 and 90 bytes of tables with their source; 30 of the rest with what it receives.
     plan = sparse_nn(small_problem(TABLES, [10], [140, 140]), SPARSE)
     assert _plan(plan) == ([0, 1, 2, 2], ((0,), (1,), (0, 1)))
@@ -37,16 +37,16 @@ def test_tables_that_fit_together_share_a_device() -> None:
     assert _plan(plan) == ([0, 0, 1, 1], ((0,), (0,)))
 
 
-def test_tables_apart_are_combined() -> None:
-    # The dense operator in between cuts, and the tables, both at the first level, are combined.
+def test_separate_tables_are_combined() -> None:
+    # The dense operator in between cuts; the tables, both at the first level, are combined.
     rows: list[Row] = [(90, 10, [], []), (0, 5, [], []), (70, 10, [], []), (0, 5, [0, 1, 2], [])]
     sparse = np.array([True, False, True, False])
     plan = sparse_nn(small_problem(rows, [], [215, 215]), sparse)
-    # The dense ones came first: they are combined first, and so numbered first.
+    # The dense ones came first, so they are combined and numbered first.
     assert _plan(plan) == ([1, 0, 1, 0], ((0,), (0,)))
 
 
-def test_levels_two_apart_are_not_combined() -> None:
+def test_partitions_two_levels_apart_are_not_combined() -> None:
     # dense -> table -> dense -> table: tables at levels 1 and 3, dense at 0 and 2.
     rows: list[Row] = [(0, 1, [], []), (5, 1, [0], []), (0, 1, [1], []), (5, 1, [2], [])]
     sparse = np.array([False, True, False, True])
@@ -67,18 +67,20 @@ REFUSALS: list[tuple[str, list[int], list[bool]]] = [
 
 
 @pytest.mark.parametrize(("message", "memory", "sparse"), REFUSALS)
-def test_what_does_not_fit_is_refused(message: str, memory: list[int], sparse: list[bool]) -> None:
+def test_an_infeasible_problem_is_refused(
+    message: str, memory: list[int], sparse: list[bool]
+) -> None:
     with pytest.raises(InfeasibleError, match=message):
         sparse_nn(small_problem(TABLES, [10], memory), np.array(sparse))
 
 
 def _levels(graph: StaticGraph, part: list[int], live: list[int]) -> dict[int, int]:
-    """Return the longest path to each partition, by repeating until nothing changes."""
+    """Return the longest path to each partition, by iterating to a fixed point."""
     level = dict.fromkeys(live, 0)
     for _ in live:
         for op in range(graph.n_ops):
-            for made in graph.reads[graph.read_start[op] : graph.read_start[op + 1]]:
-                a, b = part[made], part[op]
+            for read in graph.reads[graph.read_start[op] : graph.read_start[op + 1]]:
+                a, b = part[read], part[op]
                 if a != b:
                     level[b] = max(level[b], level[a] + 1)
     return level
@@ -87,7 +89,7 @@ def _levels(graph: StaticGraph, part: list[int], live: list[int]) -> dict[int, i
 def _by_loops(
     graph: StaticGraph, run_of: IntArray, kinds: list[bool], available: int
 ) -> list[frozenset[int]]:
-    """Return the operators of each partition, combined by plain loops as torch combines them."""
+    """Return the operators of each partition, combined by plain loops as in torch."""
 
     def used(part: list[int], index: int) -> int:
         inside = np.array([0 if p == index else 1 for p in part])
@@ -103,14 +105,14 @@ def _by_loops(
             queue = sorted((p for p in every if kind_of[p] == kind), key=lambda p: bytes_of[p])
             if not queue:
                 break
-            least, *others = queue
+            smallest, *others = queue
             for other in reversed(others):
-                joined = [other if p == least else p for p in part]
-                if abs(level[least] - level[other]) <= 1 and used(joined, other) <= available:
+                joined = [other if p == smallest else p for p in part]
+                if abs(level[smallest] - level[other]) <= 1 and used(joined, other) <= available:
                     new = max(kind_of) + 1
                     kind_of[new] = kind
-                    part = [new if p in {least, other} else p for p in part]
-                    every = [p for p in every if p not in {least, other}] + [new]
+                    part = [new if p in {smallest, other} else p for p in part]
+                    every = [p for p in every if p not in {smallest, other}] + [new]
                     break
             else:
                 break
@@ -118,7 +120,7 @@ def _by_loops(
 
 
 @given(st.integers(0, 10_000), st.integers(60, 250))
-def test_combining_is_what_plain_loops_do(seed: int, available: int) -> None:
+def test_combining_equals_plain_loops(seed: int, available: int) -> None:
     rows, sources = random_rows(seed, 16)
     graph = small_graph(rows, sources)
     rng = np.random.default_rng(seed)

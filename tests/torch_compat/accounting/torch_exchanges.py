@@ -1,4 +1,4 @@
-"""Torch's kl_based step by step, out of torch's own functions, with its three faults mended."""
+"""Torch's kl_based step by step, built from torch's own functions, with its three faults fixed."""
 
 import math
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from tests.torch_compat.accounting.torch_side import (
 
 @dataclass
 class Exchanges:
-    """What the mended steps end with, and whether torch's own would have ended otherwise."""
+    """The result of the corrected steps, and whether torch's own would have differed."""
 
     side: TorchSide
     partitions: list[Partition]
     applied: int = 0
-    """How many exchanges lowered the latency."""
+    """Number of exchanges that lowered the latency."""
     faults: int = 0
     """How often torch would have compared another latency, or looked in another partition."""
     ties: int = 0
@@ -35,7 +35,7 @@ class Exchanges:
 
 
 def _swap(first: Node | None, second: Node | None, origin: Partition, target: Partition) -> None:
-    """Exchange `first`, which is here, and `second`, which is there."""
+    """Exchange `first` in `origin` with `second` in `target`."""
     if first is not None:
         origin.remove_node(first)
         target.add_node(first)
@@ -45,7 +45,7 @@ def _swap(first: Node | None, second: Node | None, origin: Partition, target: Pa
 
 
 def _cost_s(result: Exchanges, problem: StaticProblem) -> float:
-    """Return the latency on newly chosen devices; infinite without them, or in a circle."""
+    """Return the latency on newly chosen devices; infinite without them, or for a cycle."""
     partitions = result.partitions
     torch_partitioner.reorganize_partitions(partitions)
     torch_partitioner.reset_partition_device(partitions)
@@ -58,25 +58,25 @@ def _cost_s(result: Exchanges, problem: StaticProblem) -> float:
 
 
 def _try_op(result: Exchanges, problem: StaticProblem, node: Node, now_s: float) -> float:
-    """Apply the best exchange of `node`, if it lowers the latency, and return the latency."""
+    """Apply the best exchange of `node` if it lowers the latency; return the latency."""
     ops, partitions = result.side.ops, result.partitions
     origin = next(partition for partition in partitions if node in partition.nodes)
     best: tuple[Node | None, Partition] | None = None
     for target in partitions:
         if target is origin:
             continue
-        others = [*(other for other in ops if other in target.nodes), None]
+        candidates = [*(other for other in ops if other in target.nodes), None]
         costs = []
-        for other in others:
+        for other in candidates:
             _swap(node, other, origin, target)
             costs.append(_cost_s(result, problem))
             _swap(other, node, origin, target)
-        least = min(costs)
-        result.faults += min(least, now_s) != min(costs[-1], now_s)
-        if least < now_s:
-            now_s = least
-            best = others[costs.index(least)], target
-            result.ties += costs.count(least) > 1
+        lowest = min(costs)
+        result.faults += min(lowest, now_s) != min(costs[-1], now_s)
+        if lowest < now_s:
+            now_s = lowest
+            best = candidates[costs.index(lowest)], target
+            result.ties += costs.count(lowest) > 1
     if best is not None:
         _swap(node, best[0], origin, best[1])
         result.applied += 1
@@ -85,11 +85,10 @@ def _try_op(result: Exchanges, problem: StaticProblem, node: Node, now_s: float)
 
 
 def torch_exchanges(problem: StaticProblem) -> Exchanges:
-    """Return the result of torch's mended steps.
+    """Return the result of torch's corrected steps.
 
     Raises:
-        RuntimeError: when torch has no size-based partitions to start from.
-
+        RuntimeError: if torch has no size-based partitions to start from.
     """
     side = torch_side(problem.graph)
     partitioner = torch_partitioner.Partitioner()

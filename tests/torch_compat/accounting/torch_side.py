@@ -1,4 +1,4 @@
-"""A static graph as an fx graph with sizes, so that torch's own functions can judge it."""
+"""A static graph as an fx graph with sizes, for evaluation by torch's own functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
 
 
 def _called(*_: object) -> None:
-    """Stand for an operator; nothing runs it."""
+    """Stand for an operator; it is never run."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ def torch_partitions(
 
 
 def torch_latency_s(side: TorchSide, partitions: list[Partition], bytes_per_s: float) -> float:
-    """Return what torch predicts for these partitions."""
+    """Return the latency that torch predicts for these partitions."""
     within = get_partition_to_latency_mapping(partitions, side.latencies)
     return get_latency_of_partitioned_graph(partitions, within, bytes_per_s)
 
 
 def torch_result(problem: StaticProblem, mode: str) -> tuple[TorchSide, list[Partition]]:
-    """Return the partitions that torch's ``kl_based`` or ``cost_aware`` ends with."""
+    """Return the final partitions of torch's ``kl_based`` or ``cost_aware``."""
     side = torch_side(problem.graph)
     partitioner = torch_partitioner.Partitioner()
     partitioner.graph_module = cast("Any", SimpleNamespace(graph=side.graph))
@@ -93,7 +93,7 @@ def torch_result(problem: StaticProblem, mode: str) -> tuple[TorchSide, list[Par
 
 
 def has_answer(side: TorchSide, partitions: list[Partition], problem: StaticProblem) -> bool:
-    """Return whether each partition has a device, and each device holds what lies on it."""
+    """Return whether each partition has a device, and each device fits its partitions."""
     if any(len(partition.logical_device_ids) != 1 for partition in partitions):
         return False
     for position, memory in enumerate(problem.memory_bytes):

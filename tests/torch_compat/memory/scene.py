@@ -1,4 +1,4 @@
-"""Small graphs of ATen calls on tensors without memory, drawn by hand or from a seed."""
+"""Small graphs of ATen calls on tensors without memory, by hand or from a seed."""
 
 import operator
 import random
@@ -17,7 +17,7 @@ def value(argument: Any) -> Any:  # noqa: ANN401 - of a node, what it returns
 
 
 class Drawing:
-    """A graph being drawn; each call is run on tensors without memory to learn its result."""
+    """A graph under construction; each call runs on tensors without memory to get its result."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.mode = FakeTensorMode()
@@ -63,9 +63,9 @@ def no_primal(node: fx.Node) -> bool:
 def random_drawing(
     seed: int, *, device: str = "cpu", operators: int = 25, unread: bool = True
 ) -> fx.Graph:
-    """Return a graph with views, tuples, writes in place and, if `unread`, results nobody takes.
+    """Return a graph with views, tuples, in-place writes and, if `unread`, unread results.
 
-    Its values are float32 of 12 numbers or fewer.
+    Its values are float32 of at most 12 numbers.
     """
     rng, drawing = random.Random(seed), Drawing(device)
     values = [drawing.input(name, 4, 3) for name in ("primals_1", "x", "y")]
@@ -78,24 +78,24 @@ def random_drawing(
 
 def _operator(drawing: Drawing, rng: random.Random, values: list[fx.Node]) -> fx.Node:
     a, b = rng.choice(values[-8:]), rng.choice(values)
-    call, made = drawing.call, a
+    call, result = drawing.call, a
     match rng.randrange(8):
         case 0:
-            made = call(aten.add.Tensor, a, a)
+            result = call(aten.add.Tensor, a, a)
         case 1:
-            made = call(aten.reshape.default, a, [-1])
+            result = call(aten.reshape.default, a, [-1])
         case 2:
-            made = call(aten.slice.Tensor, a, 0, 0, max(1, len(value(a)) // 2))
+            result = call(aten.slice.Tensor, a, 0, 0, max(1, len(value(a)) // 2))
         case 3:
             parts = call(aten.split.Tensor, a, 2)
-            made = call(operator.getitem, parts, rng.randrange(len(parts.meta["val"])))
+            result = call(operator.getitem, parts, rng.randrange(len(parts.meta["val"])))
         case 4:
-            made = call(aten.relu_.default, call(aten.neg.default, a))
+            result = call(aten.relu_.default, call(aten.neg.default, a))
         case 5:
-            made = call(operator.getitem, call(aten.max.dim, a, 0, True), 0)
+            result = call(operator.getitem, call(aten.max.dim, a, 0, True), 0)
         case 6:
             flat = [call(aten.reshape.default, node, [-1]) for node in (a, b)]
-            made = call(aten.cat.default, [call(aten.slice.Tensor, n, 0, 0, 5) for n in flat])
+            result = call(aten.cat.default, [call(aten.slice.Tensor, n, 0, 0, 5) for n in flat])
         case _:
-            made = call(aten.fill_.Scalar, call(aten.clone.default, b), 2.0)
-    return made
+            result = call(aten.fill_.Scalar, call(aten.clone.default, b), 2.0)
+    return result

@@ -1,6 +1,6 @@
-"""The same numbers as torch's own estimator on graphs where that is right, and where it is not.
+"""The same numbers as torch's own estimator where it is right, and the cases where it is not.
 
-The graphs are said to lie on a GPU: torch's leaves tensors of the CPU out.
+The graphs pretend to be on a GPU: torch's estimator ignores CPU tensors.
 """
 
 import random
@@ -17,7 +17,7 @@ from tests.torch_compat.memory.scene import Drawing, always, aten, never, no_pri
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
-def test_profiles_are_the_same(seed: int) -> None:
+def test_profiles_equal_those_of_torch(seed: int) -> None:
     graph = random_drawing(seed, device="cuda", unread=False)
     for rule in (always, never, no_primal):
         assert build_memory_profile(graph, rule) == theirs.build_memory_profile(graph, rule)
@@ -25,18 +25,18 @@ def test_profiles_are_the_same(seed: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
-def test_trackers_are_the_same_after_each_node(seed: int) -> None:
+def test_trackers_equal_those_of_torch_after_each_node(seed: int) -> None:
     graph = random_drawing(seed, device="cuda", unread=False)
     rng, ours, other = random.Random(seed), MemoryTracker(graph), theirs.MemoryTracker(graph)
     waiting = [node for node in graph.nodes if node.op == "call_function"]
-    done = set(graph.find_nodes(op="placeholder"))
+    scheduled = set(graph.find_nodes(op="placeholder"))
     while waiting:
-        node = rng.choice([n for n in waiting if done.issuperset(n.all_input_nodes)])
+        node = rng.choice([n for n in waiting if scheduled.issuperset(n.all_input_nodes)])
         for tracker in (ours, other):
             tracker.schedule_node(node)
         assert ours.get_current_memory_bytes() == other.get_current_memory_bytes()
         waiting.remove(node)
-        done.add(node)
+        scheduled.add(node)
     assert ours.peak_memory == other.peak_memory
 
 
@@ -111,5 +111,5 @@ def test_torch_finds_no_peak_of_a_pair_at_all() -> None:
         theirs.get_peak_memory(forward, backward)
     with pytest.raises(TypeError):
         theirs.get_fwd_bwd_interactions(forward, backward)
-    # The input and the result stay; the tangent too, while its negative is made.
+    # The input and the result stay; also the tangent, while its negative is computed.
     assert get_peak_memory(forward, backward) == 16 + 16 + 16 + 16

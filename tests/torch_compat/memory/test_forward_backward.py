@@ -1,4 +1,4 @@
-"""What stays between a forward and its backward, and the peak of both."""
+"""Memory kept between a forward and its backward, and the peak of both."""
 
 import random
 
@@ -23,7 +23,7 @@ from tests.torch_compat.memory.scene import Drawing, aten, random_drawing
 
 
 def _pair(*, same_storages: bool) -> tuple[fx.Graph, fx.Graph]:
-    """Return a forward of three inputs and a backward of two of the values that it returns."""
+    """Return a forward of three inputs and a backward that reads two of its returned values."""
     d = Drawing()
     a, b, _ = (d.input(name, 4, 4) for name in ("primals_1", "primals_2", "primals_3"))
     product = d.call(aten.mm.default, a, b)  # 64 bytes
@@ -33,30 +33,30 @@ def _pair(*, same_storages: bool) -> tuple[fx.Graph, fx.Graph]:
     forward = d.done(result, product, turned)
     e = Drawing()
     with d.mode if same_storages else e.mode:
-        taken = [
+        read_values = [
             e.given(n.name, n.meta["val"] if same_storages else torch.empty(4, 4))
             for n in (product, turned)
         ]
     e.mode = d.mode if same_storages else e.mode
     tangent = e.input("tangents_1")
-    grown = e.call(aten.mul.Tensor, taken[0], tangent)
-    gradient = e.call(aten.mm.default, grown, taken[1])
+    grown = e.call(aten.mul.Tensor, read_values[0], tangent)
+    gradient = e.call(aten.mm.default, grown, read_values[1])
     return forward, e.done(gradient)
 
 
 @pytest.mark.parametrize("same_storages", [True, False], ids=["by storage", "by name"])
 def test_a_pair_by_hand(same_storages: bool) -> None:
     forward, backward = _pair(same_storages=same_storages)
-    # Neither the first input and the third, 64 bytes each, nor the result is read by the backward.
+    # The backward reads neither the first and third input, 64 bytes each, nor the result.
     # The view of the second input and the tangent may not be released.
-    stays, kept = get_fwd_bwd_interactions(forward, backward)
-    assert stays == 64 + 64 + 4
+    resident, kept = get_fwd_bwd_interactions(forward, backward)
+    assert resident == 64 + 64 + 4
     assert kept == {"t_default", "tangents_1"}
-    # Product, the second input and the tangent; the grown one; the product goes; the gradient.
+    # Product, the second input and the tangent; the grown one; the product is freed; the gradient.
     profile = build_memory_profile(backward, lambda node: node.name not in kept)
     assert profile == [132, 196, 132, 196, 132]
     # The forward: 192 of inputs, product, 128 and their sum.
-    assert get_peak_memory(forward, backward) == max(192 + 64 + 128 + 4, stays + 196) == 388
+    assert get_peak_memory(forward, backward) == max(192 + 64 + 128 + 4, resident + 196) == 388
     doubled = get_peak_memory(forward, backward, lambda size: 2 * int(size))
     assert doubled == 2 * 388
 
@@ -74,37 +74,37 @@ def test_the_peak_may_be_in_the_backward() -> None:
     # The input and the sum stay, and the negative until it is read.
     assert get_peak_memory(forward, backward) == 16 + 4 + 160 + 160
     assert get_fwd_bwd_interactions(forward, backward) == (20, set())
-    # Where the negative too is the caller's, it stays.
+    # If the negative also belongs to the caller, it stays.
     assert get_peak_memory(forward, backward, n_results=2) == 16 + 4 + 16 + 160 + 160
     assert get_fwd_bwd_interactions(forward, backward, n_results=2) == (20, {"neg_default"})
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
-def test_torchs_numbers_once_its_error_is_mended(seed: int) -> None:
+def test_numbers_equal_those_of_torch_with_its_error_fixed(seed: int) -> None:
     rng = random.Random(seed)
     forward = random_drawing(seed, device="cuda", unread=False)
     for node in forward.find_nodes(op="placeholder"):
         node.name = f"primals_{node.name}"
     returned = forward.output_node().all_input_nodes
-    taken = rng.sample(returned, rng.randint(0, len(returned)))
+    read_values = rng.sample(returned, rng.randint(0, len(returned)))
     e = Drawing("cuda")
-    for node in taken:
+    for node in read_values:
         e.given(node.name, node.meta["val"])
     e.input("tangents_1", 4)
     backward = e.done()
-    stays, kept = get_fwd_bwd_interactions(forward, backward)
+    resident, kept = get_fwd_bwd_interactions(forward, backward)
     with pytest.MonkeyPatch.context() as mended:
         mended.setattr(fx.Node, "__getitem__", lambda node, _: node, raising=False)
         their_stays, their_kept = theirs.get_fwd_bwd_interactions(forward, backward)
     assert kept == set(their_kept)
-    storages = _storages([*taken, *returned])
+    storages = _storages([*read_values, *returned])
     unread = {
         key: size
         for key, size in _storages(forward.find_nodes(op="placeholder")).items()
         if key not in storages
     }
-    assert stays == their_stays + sum(unread.values())
+    assert resident == their_stays + sum(unread.values())
 
 
 def _storages(nodes: list[fx.Node]) -> dict[int, int]:
@@ -116,7 +116,7 @@ def _step(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return torch.softmax(hidden.view(2, -1), dim=1).square().sum()
 
 
-def test_the_peak_of_what_torch_compiles_is_that_of_a_run() -> None:
+def test_the_peak_of_a_compiled_step_is_that_of_a_run() -> None:
     graphs: list[fx.GraphModule] = []
 
     def keep(gm: fx.GraphModule, example_inputs: object) -> object:

@@ -1,4 +1,4 @@
-"""Bytes in use along graphs small enough to count by hand: 4 float32 numbers are 16 bytes."""
+"""Bytes in use along small graphs, counted by hand: 4 float32 numbers are 16 bytes."""
 
 import io
 import operator
@@ -25,55 +25,55 @@ def test_a_value_lives_from_its_operator_to_its_last_use() -> None:
     b = d.call(aten.cat.default, [a, x])
     c = d.call(aten.neg.default, b)
     graph = d.done(c)
-    # x 16; + a 16; + b 32, then a and x go; + c 32, then b goes.
+    # x 16; + a 16; + b 32, then a and x are freed; + c 32, then b is freed.
     assert build_memory_profile(graph, always) == [16, 32, 32, 64, 32, 64, 32]
     assert build_memory_profile(graph, never) == [16, 32, 32, 64, 64, 96, 96]
-    # b is no input: it may go, though x may not.
-    kept = build_memory_profile(graph, lambda node: node.name != "x")
-    assert kept == [16, 32, 32, 64, 48, 80, 48]
+    # b is no input: it may be freed, although x may not.
+    with_input = build_memory_profile(graph, lambda node: node.name != "x")
+    assert with_input == [16, 32, 32, 64, 48, 80, 48]
 
 
-def test_a_view_takes_nothing_and_holds_its_storage() -> None:
+def test_a_view_holds_its_storage_and_allocates_nothing() -> None:
     d = Drawing()
     x = d.input("primals_1", 4)
     a = d.call(aten.relu.default, x)
     part = d.call(aten.slice.Tensor, a, 0, 0, 2)
     b = d.call(aten.neg.default, a)
     c = d.call(aten.add.Tensor, part, part)
-    # The storage of a is held by its slice until c is made.
+    # The slice of a holds its storage until c is computed.
     assert build_memory_profile(d.done(b, c), no_primal) == [16, 32, 32, 32, 32, 48, 48, 56, 40]
 
 
-def test_a_write_in_place_makes_no_storage() -> None:
+def test_an_in_place_write_allocates_nothing() -> None:
     d = Drawing()
     buffer, x = d.input("primals_1", 4), d.input("x", 4)
     a = d.call(aten.neg.default, x)
     b = d.call(aten.relu_.default, a)
     d.call(aten.copy_.default, buffer, b)
-    # x goes with its reader, a with the copy: the buffer stays, written into.
+    # x is freed with its reader, a with the copy: the written buffer stays.
     assert build_memory_profile(d.done(), no_primal) == [32, 48, 32, 32, 32, 32, 16]
 
 
 def test_items_of_a_tuple_hold_their_own_storage() -> None:
     d = Drawing()
     x = d.input("primals_1", 2, 4)
-    pair = d.call(aten.max.dim, x, 0)  # 16 bytes of values, 32 of places
+    pair = d.call(aten.max.dim, x, 0)  # 16 bytes of values, 32 of indices
     first = d.call(operator.getitem, pair, 0)
     a = d.call(aten.neg.default, first)
-    # Nobody takes the places: they go when the tuple has been taken apart.
+    # Nothing reads the indices: they are freed once the tuple is unpacked.
     assert build_memory_profile(d.done(a), no_primal) == [32, 80, 80, 80, 48, 64, 48]
 
 
-def test_a_result_that_nobody_takes_goes_at_once() -> None:
+def test_an_unread_result_is_freed_at_once() -> None:
     d = Drawing()
     x = d.input("primals_1", 4)
-    d.call(aten.max.dim, x, 0)  # 4 bytes of the value, 8 of the place
+    d.call(aten.max.dim, x, 0)  # 4 bytes of the value, 8 of the index
     d.call(aten.neg.default, x)
     a = d.call(aten.relu.default, x)
     assert build_memory_profile(d.done(a), no_primal) == [16, 28, 16, 32, 16, 32, 32]
 
 
-def test_inputs_that_share_a_storage_count_once_and_go_when_all_may() -> None:
+def test_inputs_that_share_a_storage_count_once_and_are_freed_together() -> None:
     d = Drawing()
     x = d.input("x", 4)
     with d.mode:
@@ -85,7 +85,7 @@ def test_inputs_that_share_a_storage_count_once_and_go_when_all_may() -> None:
     assert build_memory_profile(graph, no_primal) == [16, 24, 24, 40, 40]
 
 
-def test_an_input_that_nobody_reads_stays() -> None:
+def test_an_unread_input_stays() -> None:
     d = Drawing()
     d.input("x", 4)
     a = d.call(aten.neg.default, d.input("y", 4))
@@ -131,7 +131,7 @@ class _Views(nn.Module):
         return torch.add(values.t(), second)
 
 
-def test_a_graph_read_from_a_file_is_understood_by_its_schemas() -> None:
+def test_a_graph_read_from_a_file_uses_operator_schemas() -> None:
     program = torch.export.export(_Views(), (torch.ones(3, 4),))
     file = io.BytesIO()
     torch.export.save(program, file)
@@ -145,11 +145,11 @@ def test_a_graph_read_from_a_file_is_understood_by_its_schemas() -> None:
     assert len(storages) > 6, "each node has a storage of its own"
     expected = build_memory_profile(program.graph, always)
     assert build_memory_profile(loaded, always) == expected
-    # x and its negative; both halves in one; the larger ones and their places; the sum.
+    # x and its negative; both halves in one; the larger ones and their indices; the sum.
     assert max(expected) == 48 + 48 + 24 + 48
 
 
-def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
+def test_a_sparse_tensor_consists_of_indices_and_values() -> None:
     d = Drawing()
     with d.mode:
         places, values = torch.zeros(1, 3, dtype=torch.int64), torch.zeros(3, 2)
@@ -171,7 +171,7 @@ def _symbolic() -> fx.Graph:
     return d.done(a)
 
 
-def test_symbolic_sizes_count_as_in_the_example_or_as_asked() -> None:
+def test_symbolic_sizes_use_the_example_or_a_given_function() -> None:
     class Double(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, x])

@@ -1,6 +1,6 @@
-"""Small modules that write into tensors in place, some drawn by chance."""
+"""Small modules that write to tensors in place, some of them random."""
 
-# Calling a module gives Any, so every forward here would return that.
+# Calling a module returns Any, and so would every forward here.
 # mypy: disable-error-code="no-any-return"
 
 import operator
@@ -19,7 +19,7 @@ Forward = Callable[["Layers", Tensor], Any]
 
 
 class Layers(nn.Module):
-    """Three linear layers, a buffer and a weight, for the forward that it is given."""
+    """Three linear layers, a buffer and a weight, with the given forward."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__()
@@ -136,13 +136,13 @@ def iadd(a: Tensor, b: Tensor) -> Tensor:
     return a
 
 
-def setitem(a: Tensor, place: int, value: float) -> None:
+def setitem(a: Tensor, index: int, value: float) -> None:
     """Stand for ``operator.setitem``, which tracing refuses."""
-    a[place] = value
+    a[index] = value
 
 
 def perhaps_the_same(a: Tensor) -> Tensor:
-    """Return the operand: nothing in the graph says so."""
+    """Return the operand, which the graph does not show."""
     return a
 
 
@@ -218,7 +218,7 @@ MODELS: dict[str, Forward] = {
 
 
 class RandomWrites(nn.Module):
-    """Random steps: layers, views, writes into any earlier result, and readers of old names."""
+    """Random steps: layers, views, writes to any earlier result, and readers of old names."""
 
     def __init__(self, seed: int, steps: int) -> None:
         super().__init__()
@@ -233,14 +233,14 @@ class RandomWrites(nn.Module):
         self.plan = [(kind, rng.random(), rng.random()) for kind in drawn]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        made = [x.clone()]
+        values = [x.clone()]
         for index, (kind, first, second) in enumerate(self.plan):
-            a = made[-1 - int(first * first * len(made))]
-            b = made[-1 - int(second * len(made))]
+            a = values[-1 - int(first * first * len(values))]
+            b = values[-1 - int(second * len(values))]
             result = self._step(index, kind, a, b, x)
             if result is not None:
-                made.append(result)
-        return made[-1], made[-1 - len(made) // 2]
+                values.append(result)
+        return values[-1], values[-1 - len(values) // 2]
 
     def _step(self, index: int, kind: str, a: Tensor, b: Tensor, x: Tensor) -> Tensor | None:
         steps: dict[str, Callable[[], Tensor | None]] = {
@@ -258,5 +258,5 @@ class RandomWrites(nn.Module):
 
 
 def _only(written: Tensor) -> None:
-    """Write, and read the old name from there on."""
+    """Write, and read only the old name from there on."""
     del written

@@ -1,4 +1,4 @@
-"""Small modules that are traced in the tests, some drawn by chance."""
+"""Small modules that are traced in the tests, some of them random."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class RandomModel(nn.Module):
         self.two_outputs = self.rng.random() < 0.3
 
     def _step(self, index: int) -> tuple[str, int, float, float]:
-        """Make what step `index` needs; return its kind and what it reads."""
+        """Create the modules of step `index`; return its kind and what it reads."""
         kind = self.rng.choice(self.kinds) if index else "linear"
         if kind == "linear":
             self.add_module(f"linear_{index}", nn.Linear(WIDTH, WIDTH, self.rng.random() < 0.5))
@@ -44,13 +44,13 @@ class RandomModel(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor, y: Tensor, unused: Tensor) -> object:
         del unused
-        made = [x, y]
+        values = [x, y]
         for kind, index, first, second in self.plan:
-            # Mostly the newest results, so that graphs are deep and wide in turn.
-            a = made[-1 - int(first * first * len(made))]
-            b = made[-1 - int(second * len(made))]
-            made.append(self._carry_out(kind, index, a, b, ids))
-        return (made[-1], made[-2]) if self.two_outputs else made[-1]
+            # Usually the newest results, so that graphs are deep and wide in turn.
+            a = values[-1 - int(first * first * len(values))]
+            b = values[-1 - int(second * len(values))]
+            values.append(self._carry_out(kind, index, a, b, ids))
+        return (values[-1], values[-2]) if self.two_outputs else values[-1]
 
     def _carry_out(self, kind: str, index: int, a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         steps: dict[str, Callable[[], Tensor]] = {
@@ -74,7 +74,7 @@ def random_inputs() -> list[Tensor]:
 
 
 def traced(model: nn.Module, inputs: list[Tensor]) -> GraphModule:
-    """Return the traced module, its nodes with sizes."""
+    """Return the traced module with the sizes of its nodes."""
     graph_module = symbolic_trace(model)
     get_size_of_all_nodes(graph_module, inputs)
     return graph_module

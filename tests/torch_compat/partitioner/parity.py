@@ -1,4 +1,4 @@
-"""The same graph through torch's partitioner and ours, in a form that can be compared."""
+"""The same graph through torch's partitioner and ours, in a comparable form."""
 
 import contextlib
 import io
@@ -15,14 +15,14 @@ from fxpart.torch_compat.partitioner import Device, Partitioner, PartitionerConf
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a partitioner decided, or how it refused."""
+    """The decision of a partitioner, or its refusal."""
 
     error: type[Exception] | None
     partitions: list[tuple[int, frozenset[str], int, tuple[int, ...]]]
-    """Id, names of the nodes, used bytes and logical ids of each."""
+    """Id, node names, used bytes and logical ids of each partition."""
     dag: list[tuple[str, list[str], list[str], tuple[int, ...], int]]
     family: list[tuple[frozenset[int], frozenset[int]]]
-    """Ids of the parents and children of each."""
+    """Ids of the parents and children of each partition."""
     code: str = ""
     module: GraphModule | None = None
 
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def total_bytes(graph_module: GraphModule) -> int:
-    """Return the bytes that the graph takes on one device."""
+    """Return the bytes of the graph on one device."""
     return sum(n.size_bytes.total_size for n in graph_module.graph.nodes if n.op != "output")
 
 

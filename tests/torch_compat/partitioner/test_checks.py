@@ -1,4 +1,4 @@
-"""Wrong types and values are refused in one line that says what was given and what is wanted."""
+"""Wrong types and values are refused in one line with what was given and what is expected."""
 
 import re
 from typing import Any
@@ -66,7 +66,7 @@ DEVICES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("devices", "message"), DEVICES)
-def test_wrong_devices(devices: Any, message: str) -> None:  # noqa: ANN401 - any
+def test_wrong_devices_are_refused(devices: Any, message: str) -> None:  # noqa: ANN401 - any
     _refused(ConfigError, message, _traced(), _Chain(), PartitionerConfig(devices))
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_devices(devices)
@@ -102,7 +102,7 @@ FIELDS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "message"), FIELDS)
-def test_wrong_fields(field: str, value: Any, message: str) -> None:  # noqa: ANN401 - any
+def test_wrong_fields_are_refused(field: str, value: Any, message: str) -> None:  # noqa: ANN401 - any
     config = PartitionerConfig([GOOD])._replace(**{field: value})
     _refused(ConfigError, message, _traced(), _Chain(), config)
 
@@ -118,7 +118,7 @@ def test_wrong_fields(field: str, value: Any, message: str) -> None:  # noqa: AN
         (NodeLatency("1", 0.0), "operator relu has '1' as mem_latency_sec; give a number"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_latencies(latency: Any, message: str) -> None:  # noqa: ANN401 - any
+def test_wrong_latencies_are_refused(latency: Any, message: str) -> None:  # noqa: ANN401 - any
     graph_module = _traced()
     relu = next(node for node in graph_module.graph.nodes if node.name == "relu")
     config = PartitionerConfig([GOOD], node_to_latency_mapping={relu: latency})
@@ -130,14 +130,14 @@ def test_wrong_latencies(latency: Any, message: str) -> None:  # noqa: ANN401 - 
             get_latency_of_one_partition(partition, {relu: latency})
 
 
-def test_latencies_that_are_no_mapping() -> None:
+def test_latencies_that_are_no_mapping_are_refused() -> None:
     partition = Partition(0)
     partition.add_node(next(n for n in _traced().graph.nodes if n.name == "relu"))
     with pytest.raises(ConfigError, match="node_to_latency_mapping is None; give a dict of nodes"):
         get_latency_of_one_partition(partition, None)  # type: ignore[arg-type]
 
 
-def test_a_latency_of_another_graph_is_not_called_nearest() -> None:
+def test_a_latency_of_another_graph_suggests_no_nearest_name() -> None:
     node, other = ({n.name: n for n in _traced().graph.nodes}["relu"] for _ in range(2))
     partition = Partition(0)
     partition.add_node(node)
@@ -146,7 +146,7 @@ def test_a_latency_of_another_graph_is_not_called_nearest() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "0", 0.0, -1, True, [0]])
-def test_partition_ids_are_whole_numbers(wrong: Any) -> None:  # noqa: ANN401 - any
+def test_partition_ids_must_be_integers(wrong: Any) -> None:  # noqa: ANN401 - any
     graph_module = _traced()
     relu = next(node for node in graph_module.graph.nodes if node.name == "relu")
     config = PartitionerConfig([GOOD], node_to_partition_mapping={relu: wrong})
@@ -155,18 +155,18 @@ def test_partition_ids_are_whole_numbers(wrong: Any) -> None:  # noqa: ANN401 - 
 
 
 @pytest.mark.parametrize("wrong", [None, {}, {"devices": [GOOD]}, [GOOD], "config"])
-def test_what_is_no_configuration(wrong: Any) -> None:  # noqa: ANN401 - any
+def test_a_wrong_configuration_type_is_refused(wrong: Any) -> None:  # noqa: ANN401 - any
     message = "; give a PartitionerConfig"
     _refused(ConfigError, message, _traced(), _Chain(), wrong)
 
 
-def test_what_is_no_module() -> None:
+def test_a_wrong_module_type_is_refused() -> None:
     config = PartitionerConfig([GOOD])
     _refused(ConfigError, "fx_module is a _Chain; give a GraphModule", _Chain(), _Chain(), config)
     _refused(ConfigError, "torch_module is a NoneType; give the nn.Mod", _traced(), None, config)
 
 
-def test_the_configuration_of_torch_is_understood() -> None:
+def test_a_configuration_of_torch_is_accepted() -> None:
     device = theirs.Device("a", 1000, 7)
     config = theirs.PartitionerConfig([device], theirs.PartitionMode.size_based)
     check_config(config)  # type: ignore[arg-type]
@@ -197,12 +197,12 @@ def test_wrong_example_inputs(
     assert capfd.readouterr() == ("", "")
 
 
-def test_sizes_of_what_is_no_graph() -> None:
+def test_sizes_of_a_wrong_type_are_refused() -> None:
     with pytest.raises(ConfigError, match="fx_module is a _Chain; give a GraphModule, such as"):
         get_size_of_all_nodes(_Chain(), [X])  # type: ignore[arg-type]
 
 
-def test_memory_without_end_is_a_number_like_any_other() -> None:
+def test_infinite_memory_is_a_valid_number() -> None:
     devices = [Device("a", 2**63 - 1, 0), Device("b", 2**63 - 1, 1)]
     cut = Partitioner().partition_graph(_traced(), _Chain(), PartitionerConfig(devices))
     assert [node.logical_device_ids for node in cut.dag.nodes] == [[0]]

@@ -1,4 +1,4 @@
-"""cost_aware and kl_based on fx graphs: whole answers that the emitted module follows."""
+"""cost_aware and kl_based on fx graphs: complete answers that the emitted module follows."""
 
 import random
 from collections import Counter
@@ -54,7 +54,7 @@ def _cost(partitions: list[Any], config: PartitionerConfig) -> float:
 
 
 def _follows(partitioner: Any, result: PartitionResult) -> bool:  # noqa: ANN401 - theirs or ours
-    """Return whether each submodule calls just what its partition holds."""
+    """Return whether each submodule calls exactly the nodes of its partition."""
     for partition in partitioner.partitions:
         submodule: Any = result.module_with_submodules.get_submodule(f"submod_{partition}")
         emitted = Counter(str(n.target) for n in submodule.graph.nodes if n.op.startswith("call"))
@@ -85,7 +85,7 @@ def test_every_partition_has_a_device_and_the_module_follows(mode: PartitionMode
 
 
 @pytest.mark.parametrize("mode", COST_MODES)
-def test_no_answer_costs_more_than_torchs(mode: PartitionMode) -> None:
+def test_no_answer_is_slower_than_that_of_torch(mode: PartitionMode) -> None:
     compared = 0
     for seed in range(20):
         model, graph_module, config = _case(seed, mode)

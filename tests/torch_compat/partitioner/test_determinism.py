@@ -1,4 +1,4 @@
-"""The same answer in every process, whatever the hash seed and wherever nodes lie in memory."""
+"""The same answer in every process, for any hash seed and any addresses of nodes."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ GRAPHS, OPERATORS = 4, 10
 
 
 def _said(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig) -> list[str]:
-    """Return everything that a run decides, every collection in the order that it has."""
+    """Return everything that a run decides, with every collection in its order."""
     partitioner = Partitioner()
     try:
         result = partitioner.partition_graph(graph_module, model, config)
@@ -49,7 +49,7 @@ def _said(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig
 
 
 def _config(graph_module: GraphModule, mode: PartitionMode) -> PartitionerConfig:
-    """Return four devices of 0.7 of the graph, and what the mode asks for."""
+    """Return four devices of 0.7 of the graph, and the options of the mode."""
     nodes = list(graph_module.graph.nodes)
     ops = [node for node in nodes if node.op not in {"placeholder", "get_attr", "output"}]
     return config_for(
@@ -80,21 +80,21 @@ def digest() -> str:
     return hashlib.sha256(repr(answers()).encode()).hexdigest()
 
 
-def test_every_mode_has_something_to_say() -> None:
-    # Of each graph four collections, or one refusal.
+def test_every_mode_has_an_answer() -> None:
+    # For each graph four collections, or one refusal.
     for mode, decided in answers().items():
         assert len(decided) >= GRAPHS + 3, f"{mode} refuses all graphs"
 
 
 def test_every_process_gives_the_same_answer() -> None:
-    # Objects that come first put the nodes at other addresses, by which a set would order them.
+    # Earlier objects move the nodes to other addresses, by which a set would order them.
     code = (
         "import sys; ballast = [object() for _ in range(int(sys.argv[1]))]\n"
         "from tests.torch_compat.partitioner.test_determinism import digest; print(digest())"
     )
     digests = set()
     for hash_seed, ballast in (("0", "0"), ("1", "4321"), ("77", "98765")):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code, ballast],
             capture_output=True,
             text=True,
@@ -102,5 +102,5 @@ def test_every_process_gives_the_same_answer() -> None:
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
         )
-        digests.add(done.stdout.strip())
+        digests.add(process.stdout.strip())
     assert digests == {digest()}

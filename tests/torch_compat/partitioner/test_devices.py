@@ -1,4 +1,4 @@
-"""Partitions on devices: torch's best fit, the exact fit, and what is left."""
+"""Partitions on devices: torch's best fit, the exact fit, and what remains."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.torch_compat.partitioner.models import random_graph
 
 
 def _ops(count: int, size: int = 10) -> list[Node]:
-    """Return independent operators that read one input of 4 bytes and make `size` bytes."""
+    """Return independent operators that read one input of 4 bytes and return `size` bytes."""
     graph = Graph()
     x = graph.placeholder("x")
     x.size_bytes = size_bytes(4, 4)
@@ -56,13 +56,13 @@ def test_an_input_that_two_partitions_share_lies_once_on_a_device() -> None:
     assert answers == [False, True]
 
 
-def test_the_smallest_device_that_holds_it_is_taken() -> None:
+def test_the_smallest_sufficient_device_is_used() -> None:
     partitions = _each(_ops(2))
     assert get_device_to_partitions_mapping(partitions, _devices(100, 13, 20, 15))
     assert [p.logical_device_ids for p in partitions] == [[3], [2]]
 
 
-def test_devices_are_those_of_torch_where_torch_finds_some() -> None:
+def test_devices_equal_those_of_torch_if_it_finds_some() -> None:
     compared = 0
     for seed in range(30):
         _, graph_module, _ = random_graph(seed)
@@ -70,8 +70,8 @@ def test_devices_are_those_of_torch_where_torch_finds_some() -> None:
         ours, torchs = _each(ops), [theirs.Partition(i) for i in range(len(ops))]
         for partition, op in zip(torchs, ops, strict=True):
             partition.add_node(op)
-        needed = sum(p.used_mem_bytes for p in ours)
-        memory = [int(needed * share) for share in (0.2, 0.4, 0.3)]
+        needed_bytes = sum(p.used_mem_bytes for p in ours)
+        memory = [int(needed_bytes * share) for share in (0.2, 0.4, 0.3)]
         mapped = theirs_mapping.get_device_to_partitions_mapping(
             torchs, [theirs.Device("", size, i) for i, size in enumerate(memory)]
         )
@@ -101,20 +101,20 @@ def test_partitions_that_have_devices_keep_them() -> None:
     assert get_device_to_partitions_mapping(partitions, _devices(15, 15, 40))
     assert [p.logical_device_ids for p in partitions] == [[0, 1], [2], [2]]
     devices = _devices(15, 15, 40)
-    placed, left, unplaced = get_device_partition_stats([*partitions, Partition(9)], devices)
+    placed, free_bytes, unplaced = get_device_partition_stats([*partitions, Partition(9)], devices)
     assert [[p.partition_id for p in placed[d]] for d in devices] == [[0], [0], [1, 2]]
-    assert [left[d] for d in devices] == [1, 1, 12]
+    assert [free_bytes[d] for d in devices] == [1, 1, 12]
     assert [p.partition_id for p in unplaced] == [9]
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_an_unknown_device_is_refused() -> None:
     partitions = _each(_ops(1))
     partitions[0].logical_device_ids = [7]
     with pytest.raises(ConfigError, match="partition 0 is put on logical device 7, which does not exist"):
         get_device_partition_stats(partitions, _devices(100))
 
 
-def test_circles_and_levels() -> None:
+def test_cycles_and_levels() -> None:
     a, b, c = (Partition(i) for i in range(3))
     a.children.add(b)
     b.children.add(c)

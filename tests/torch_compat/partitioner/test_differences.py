@@ -1,6 +1,6 @@
 """Each deliberate difference from torch 2.13, on the smallest graph that shows it.
 
-`docs/differences.md` lists them; what torch does is run here too, so that the table stays true.
+`docs/differences.md` lists them; the behaviour of torch is tested too, to keep the table true.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def test_a_number_has_no_size() -> None:
 
 def test_an_exact_fit_is_a_fit() -> None:
     # x and relu take 256 bytes of the first device, repeat (512) and relu all of the second; neg
-    # reads relu and adds just the 128 bytes that the first has left.
+    # reads relu and adds exactly the 128 bytes that the first has left.
     model = _Function(lambda x: ((y := torch.relu(x)).repeat(1, 4), torch.neg(y)))
     graph_module = traced(model, [X])
     config = config_for([384, 640])
@@ -124,9 +124,9 @@ def test_ids_of_an_aot_mapping_are_names_not_places() -> None:
         ("submod_1", (11,)),
         ("submod_0", (10,)),
     ]
-    far = _aot(graph_module, [2, 0, 0])
-    assert ask_torch(graph_module, model, far).error is IndexError
-    assert ask_fxpart(graph_module, model, far).whole
+    shifted = _aot(graph_module, [2, 0, 0])
+    assert ask_torch(graph_module, model, shifted).error is IndexError
+    assert ask_fxpart(graph_module, model, shifted).whole
 
 
 def test_a_circle_is_named_before_anything_is_cut() -> None:

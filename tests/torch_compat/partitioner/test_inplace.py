@@ -1,4 +1,4 @@
-"""Writes in place: what is cut computes what the model computes, or is refused in one line."""
+"""In-place writes: a cut model computes the same as the model, or is refused in one line."""
 
 from collections.abc import Sequence
 
@@ -38,13 +38,13 @@ def _input() -> Tensor:
 
 
 class _Tracer(Tracer):
-    """Writes down what is done to buffers and weights, too."""
+    """A tracer that also records operations on buffers and weights."""
 
     proxy_buffer_attributes = True
 
 
 def _captured(model: nn.Module, exported: bool) -> GraphModule:
-    """Return the graph of `model`, with sizes; `model` keeps its state."""
+    """Return the graph of `model` with sizes; the state of `model` is unchanged."""
     if exported:
         return torch.export.export(model, (_input(),)).module()
     graph_module = GraphModule(model, _Tracer().trace(model))
@@ -71,7 +71,7 @@ def _tied(model: nn.Module, exported: bool = False) -> list[list[str]]:
 
 
 def _result(module: nn.Module) -> list[Tensor]:
-    """Return the outputs on a fresh input, and the input as it is left; the state is restored."""
+    """Return the outputs on a fresh input, and the input afterwards; the state is restored."""
     x = _input()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with torch.no_grad():
@@ -81,17 +81,17 @@ def _result(module: nn.Module) -> list[Tensor]:
     return [*outputs, x]
 
 
-def _same(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    return len(results) == len(wanted) and all(map(torch.equal, results, wanted))
+def _same(results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return len(results) == len(expected) and all(map(torch.equal, results, expected))
 
 
 def _configs(graph_module: GraphModule) -> list[PartitionerConfig]:
-    """Return configurations of all modes: memory for a part to all, one operator a partition."""
+    """Return configurations of all modes: memory for a part to all, one operator per partition."""
     get_size_of_all_nodes(graph_module)
     nodes = [node for node in graph_module.graph.nodes if node.op != "output"]
     total = sum(node.size_bytes.total_size for node in nodes)
     latencies = {node: NodeLatency(1.0, 2.0) for node in nodes}
-    made = [
+    configs = [
         PartitionerConfig(
             [Device(f"d{i}", int(share * total), i) for i in range(4)], mode, 1e3, latencies
         )
@@ -99,21 +99,21 @@ def _configs(graph_module: GraphModule) -> list[PartitionerConfig]:
         for mode in CHOSEN
     ]
     ops = lower(graph_module, {}).ops
-    each = PartitionerConfig(
+    one_per_operator = PartitionerConfig(
         [Device("all", total, 0)],
         PartitionMode.aot_based,
         node_to_partition_mapping={op: index for index, op in enumerate(ops)},
         partition_to_logical_device_mapping={index: [0] for index in range(len(ops))},
     )
-    return [*made, each]
+    return [*configs, one_per_operator]
 
 
 def _cut_is_right(model: nn.Module, exported: bool) -> int:
     """Check every configuration, and return how many gave more than one partition."""
     graph_module, several = _captured(model, exported), 0
     refused: list[str] = []
-    wanted = _result(model)
-    assert _same(_result(graph_module), wanted)
+    expected = _result(model)
+    assert _same(_result(graph_module), expected)
     configs = _configs(graph_module)
     for config in configs:
         try:
@@ -121,32 +121,32 @@ def _cut_is_right(model: nn.Module, exported: bool) -> int:
         except FxpartError as error:
             refused.append(str(error))
             continue
-        assert _same(_result(cut.module_with_submodules), wanted), config.mode
+        assert _same(_result(cut.module_with_submodules), expected), config.mode
         several += len(cut.dag.nodes) > 1
     assert not any("\n" in message for message in refused)
-    # Where one device holds the model, nothing has to be refused.
+    # If one device holds the model, nothing has to be refused.
     assert len(refused) <= len(configs) - len(CHOSEN)
     return several
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_traced_model_is_cut_right_or_refused(name: str) -> None:
+def test_a_traced_model_is_cut_correctly_or_refused(name: str) -> None:
     _cut_is_right(Layers(MODELS[name]).eval(), exported=False)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_exported_model_is_cut_right_or_refused(name: str) -> None:
+def test_an_exported_model_is_cut_correctly_or_refused(name: str) -> None:
     _cut_is_right(Layers(MODELS[name]).eval(), exported=True)
 
 
-def test_random_writes_are_cut_right_or_refused() -> None:
+def test_random_writes_are_cut_correctly_or_refused() -> None:
     several = sum(
         _cut_is_right(RandomWrites(seed, 12).eval(), exported=False) for seed in range(30)
     )
     assert several > 20
 
 
-def test_random_writes_in_exported_models() -> None:
+def test_random_writes_in_exported_models_are_cut_correctly_or_refused() -> None:
     assert sum(_cut_is_right(RandomWrites(seed, 9).eval(), exported=True) for seed in range(4)) > 0
 
 
@@ -160,12 +160,12 @@ def test_random_writes_in_exported_models() -> None:
         ("asked_for_its_size", []),
     ],
 )
-def test_what_stays_together(name: str, ties: list[list[str]]) -> None:
+def test_tied_operators(name: str, ties: list[list[str]]) -> None:
     assert _tied(Layers(MODELS[name]).eval()) == ties
 
 
 class _Residual(nn.Module):
-    """As residual networks are written: in-place activations and sums, read by their result."""
+    """Like common residual networks: in-place activations and sums, read through their result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_residual_networks_need_no_ties() -> None:
     assert ties_of(graph_module, lower(graph_module, {})) == []
 
 
-def test_an_aot_mapping_that_tears_a_write_away_is_refused() -> None:
+def test_an_aot_mapping_that_separates_a_write_is_refused() -> None:
     model = Layers(MODELS["plain"]).eval()
     graph_module = _captured(model, exported=False)
     config = _configs(graph_module)[-1]
@@ -197,13 +197,13 @@ def test_an_aot_mapping_that_tears_a_write_away_is_refused() -> None:
         Partitioner().partition_graph(graph_module, model, config)
 
 
-def test_nobody_writes_nobody_is_tied() -> None:
+def test_without_writes_there_are_no_ties() -> None:
     assert _tied(Layers(lambda m, x: m.b(m.a(x).view(-1, WIDTH))).eval()) == []
     assert _ops(_captured(Layers(lambda m, x: m.a(x)).eval(), exported=False)) == ["a"]
 
 
 class _Weighted(nn.Module):
-    """Routing as in a mixture of experts: one item of a tuple is written, then the other read."""
+    """Routing as in a mixture of experts: one item of a tuple is written, the other then read."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.topk(x, 2)

@@ -1,4 +1,4 @@
-"""Critical paths: torch's numbers to the last bit, on graphs that torch can and cannot walk."""
+"""Critical paths: torch's numbers bit for bit, on graphs that torch can and cannot walk."""
 
 import random
 
@@ -24,7 +24,7 @@ from tests.torch_compat.partitioner.models import random_graph
 
 
 def _diamonds(count: int) -> list[Node]:
-    """Return the call nodes of `count` diamonds in a row: 1 + 3 for each."""
+    """Return the call nodes of a chain of `count` diamonds: 1 + 3 for each."""
     graph = Graph()
     last = graph.call_function(torch.relu, (graph.placeholder("x"),))
     for _ in range(count):
@@ -75,7 +75,7 @@ def test_a_long_chain_of_partitions() -> None:
     latencies = get_partition_to_latency_mapping(
         partitions, {node: NodeLatency(0.0, 1.0) for node in nodes}
     )
-    # 1,401 operators and 1,400 transfers of 8 bytes lie on the way.
+    # 1,401 operators and 1,400 transfers of 8 bytes are on the path.
     assert get_latency_of_partitioned_graph(partitions, latencies, 8.0) == 1401 + 1400
 
 
@@ -88,9 +88,9 @@ def _cut(seed: int) -> tuple[list[Partition], list[theirs.Partition], dict[Node,
     ours = [Partition(i) for i in range(5)]
     torchs = [theirs.Partition(i) for i in range(5)]
     for index, op in enumerate(ops):
-        place = index * 5 // len(ops)
-        ours[place].add_node(op)
-        torchs[place].add_node(op)
+        part = index * 5 // len(ops)
+        ours[part].add_node(op)
+        torchs[part].add_node(op)
     reorganize_partitions(ours)
     for our, their in zip(ours, torchs, strict=True):
         our.logical_device_ids = [rng.randrange(3)]

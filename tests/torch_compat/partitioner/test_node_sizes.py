@@ -1,4 +1,4 @@
-"""Sizes of nodes: torch's where torch is right; buffers, dtypes, tuples and exports besides."""
+"""Sizes of nodes: torch's where torch is right; also buffers, dtypes, tuples and exports."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def _sizes(model: nn.Module, *inputs: object) -> dict[str, tuple[int, int]]:
     return {n.name: tuple(n.size_bytes) for n in nodes if n.op != "output"}  # type: ignore[attr-defined]
 
 
-def test_sizes_are_those_of_torch() -> None:
+def test_sizes_equal_those_of_torch() -> None:
     for seed in range(20):
         _, graph_module, inputs = random_graph(seed, 20, embeddings=seed % 2 == 0)
         ours = {n: tuple(x.size_bytes) for n, x in _nodes(graph_module).items() if n != "output"}  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ class _Shapes(nn.Module):
         return x.reshape(x.size(0) * 2, -1)[0]
 
 
-def test_numbers_take_nothing_and_a_row_of_a_tensor_its_bytes() -> None:
+def test_numbers_have_no_size_and_a_row_of_a_tensor_has_its_bytes() -> None:
     sizes = _sizes(_Shapes(), X)
     assert sizes["size"] == (0, 0)
     assert sizes["mul"] == (0, 0)
@@ -117,7 +117,7 @@ class _Shared(nn.Module):
 
 
 def test_a_shared_module_counts_for_each_call() -> None:
-    # As in torch: the calls may come to lie on different devices.
+    # As in torch: the calls may be on different devices.
     sizes = _sizes(_Shared(), X)
     assert sizes["linear"] == sizes["linear_1"] == (128, 128 + 80)
 
@@ -139,7 +139,7 @@ def test_a_symbolic_dimension_has_the_size_of_the_example() -> None:
     assert tuple(_nodes(exported)["linear_1"].size_bytes) == (128, 128)  # type: ignore[attr-defined]
 
 
-def test_without_sizes_the_message_says_what_to_call() -> None:
+def test_the_error_without_sizes_names_the_function_to_call() -> None:
     graph_module = symbolic_trace(_Shared())
     with pytest.raises(CaptureError, match=r"x has no size information; call get_size_of_all_n"):
         get_size_of_all_nodes(graph_module)

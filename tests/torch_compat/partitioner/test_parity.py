@@ -1,4 +1,4 @@
-"""The same partitions, bytes, devices and DAG as torch's partitioner, wherever it has an answer."""
+"""The same partitions, bytes, devices and DAG as torch's partitioner, if it has an answer."""
 
 import random
 from collections import Counter
@@ -47,10 +47,10 @@ def _memory(rng: random.Random, total: int, equal: bool) -> list[int]:
 @pytest.mark.parametrize(
     ("mode", "embeddings"), [(PartitionMode.size_based, False), (PartitionMode.sparse_nn, True)]
 )
-def test_the_same_as_torch_where_torch_has_an_answer(
+def test_answers_equal_those_of_torch(
     mode: PartitionMode, embeddings: bool, saturate: bool
 ) -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         rng = random.Random(seed)
         model, graph_module, inputs = random_graph(seed, rng.randint(2, 25), embeddings)
@@ -60,22 +60,22 @@ def test_the_same_as_torch_where_torch_has_an_answer(
         ours = ask_fxpart(graph_module, model, config)
         if theirs.whole:
             _same(ours, theirs)
-            seen["several" if len(ours.partitions) > 1 else "single"] += 1
+            counts["several" if len(ours.partitions) > 1 else "single"] += 1
         elif ours.error is None:
             assert ours.whole
-            seen["ours alone"] += 1
+            counts["ours alone"] += 1
         else:
             assert issubclass(ours.error, RuntimeError)
-            seen["both refuse"] += 1
+            counts["both refuse"] += 1
         if ours.error is None:
             _runs_alike(ours, graph_module, list(inputs))
-    # The comparison means something only if every kind of case occurs.
-    assert seen["several"] >= 10
-    assert seen["single"] >= 3
-    assert seen["both refuse"] >= 3
+    # The comparison is meaningful only if every kind of case occurs.
+    assert counts["several"] >= 10
+    assert counts["single"] >= 3
+    assert counts["both refuse"] >= 3
 
 
-def test_parents_and_children_are_those_of_torch() -> None:
+def test_parents_and_children_equal_those_of_torch() -> None:
     compared = 0
     for seed in range(30):
         model, graph_module, _ = random_graph(seed)
@@ -87,8 +87,8 @@ def test_parents_and_children_are_those_of_torch() -> None:
     assert compared >= 20
 
 
-def test_an_aot_mapping_is_applied_as_torch_applies_it() -> None:
-    seen: Counter[str] = Counter()
+def test_an_aot_mapping_is_applied_as_in_torch() -> None:
+    counts: Counter[str] = Counter()
     for seed in range(SEEDS):
         rng = random.Random(seed)
         model, graph_module, inputs = random_graph(seed)
@@ -97,7 +97,7 @@ def test_an_aot_mapping_is_applied_as_torch_applies_it() -> None:
         mapping = {op: sum(i >= cut for cut in cuts) for i, op in enumerate(ops)}
         if seed % 3 == 0:
             mapping = {op: min(rng.randrange(4), i) for i, op in enumerate(ops)}
-            # Ids in the order of their first use: torch mistakes others for places in its list.
+            # Ids in the order of their first use: torch mistakes others for positions in its list.
             order = list(dict.fromkeys(mapping.values()))
             mapping = {op: order.index(p) for op, p in mapping.items()}
         config = config_for(
@@ -111,16 +111,16 @@ def test_an_aot_mapping_is_applied_as_torch_applies_it() -> None:
         if theirs.error is None:
             _same(ours, theirs)
             _runs_alike(ours, graph_module, list(inputs))
-            seen["applied"] += 1
+            counts["applied"] += 1
         else:
             assert ours.error is not None
             assert ours.error.__name__ == "CycleError"
-            seen["cycle"] += 1
-    assert seen["applied"] >= 30
-    assert seen["cycle"] >= 5
+            counts["cycle"] += 1
+    assert counts["applied"] >= 30
+    assert counts["cycle"] >= 5
 
 
-def test_a_configuration_of_torchs_own_types_is_understood() -> None:
+def test_a_configuration_of_torch_types_is_accepted() -> None:
     model, graph_module, _ = random_graph(3)
     config = config_for([int(0.5 * total_bytes(graph_module))] * 4)
     ours = ask_fxpart(graph_module, model, config)

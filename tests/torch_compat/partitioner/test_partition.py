@@ -1,4 +1,4 @@
-"""`Partition` keeps torch's sums without summing; sets keep their order."""
+"""`Partition` updates torch's sums incrementally; sets keep their order."""
 
 import random
 
@@ -32,7 +32,7 @@ def test_nodes_come_and_go_as_in_torch() -> None:
             assert ours.used_mem_bytes == torchs.used_mem_bytes
 
 
-def test_a_change_of_the_nodes_themselves_is_seen_by_the_next_sum() -> None:
+def test_a_direct_change_of_the_nodes_is_seen_by_the_next_sum() -> None:
     _, graph_module, _ = random_graph(3)
     ops = [n for n in graph_module.graph.nodes if n.op.startswith("call")]
     partition = Partition(0)
@@ -50,7 +50,7 @@ def test_a_change_of_the_nodes_themselves_is_seen_by_the_next_sum() -> None:
     assert partition.used_mem_bytes == _summed(partition)
 
 
-def test_extra_size_counts_each_operand_once_and_only_if_it_is_elsewhere() -> None:
+def test_extra_size_counts_each_operand_once_if_it_is_elsewhere() -> None:
     _, graph_module, _ = random_graph(1, 20)
     nodes = [n for n in graph_module.graph.nodes if n.op != "output"]
     rng = random.Random(1)

@@ -1,4 +1,4 @@
-"""Every way to be wrong is a RuntimeError with one line that says what to change."""
+"""Every mistake is a RuntimeError with one line that says what to change."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.torch_compat.partitioner.models import traced
 from tests.torch_compat.partitioner.parity import config_for
 
 X = torch.randn(8, 4)
-"""128 bytes; so is the output of every operator below."""
+"""128 bytes, like the output of every operator below."""
 
 
 class _Chain(nn.Module):
@@ -153,7 +153,7 @@ def test_a_wrong_configuration_is_refused_in_one_line(
     assert partitioner.partitions == []
 
 
-def test_the_circle_is_named_by_its_partitions() -> None:
+def test_the_partitions_of_a_cycle_are_named() -> None:
     model = _Chain()
     graph_module = traced(model, [X])
     config = _aot(graph_module, [5, 2, 5], partition_to_logical_device_mapping={5: [10], 2: [10]})

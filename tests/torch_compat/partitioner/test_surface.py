@@ -1,4 +1,4 @@
-"""Which of torch's names are offered: all of them, or named here as left out."""
+"""All names of torch are available, or listed here as omitted."""
 
 from types import ModuleType
 
@@ -25,11 +25,11 @@ STEPS_NOT_OFFERED = {
     "size_based_partition",
     "sparse_nn_partition",
 }
-"""Steps of torch's ``partition_graph`` that are methods which change the partitioner."""
+"""Steps of torch's ``partition_graph``, methods that modify the partitioner."""
 
 
 def _defined_in(module: ModuleType) -> set[str]:
-    """Return the public classes and functions that a module defines."""
+    """Return the public classes and functions defined by a module."""
     return {
         name
         for name, value in vars(module).items()
@@ -42,7 +42,7 @@ def _methods(owner: type) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [accelerator_partitioner, partitioner_utils, graph_manipulation])
-def test_every_name_of_torch_is_offered(module: ModuleType) -> None:
+def test_every_name_of_torch_is_available(module: ModuleType) -> None:
     names = _defined_in(module)
     assert len(names) >= 5
     assert names - set(fxpart.__all__) == set()
@@ -68,7 +68,7 @@ def _three() -> list[Partition]:
     return partitions
 
 
-def test_two_partitions_become_one_as_in_torch() -> None:
+def test_two_partitions_are_merged_as_in_torch() -> None:
     ours, theirs = _three(), list[partitioner_utils.Partition]()
     for partition in ours:
         twin = partitioner_utils.Partition(partition.partition_id)
@@ -99,7 +99,7 @@ def test_two_that_are_not_of_the_list_are_not_combined() -> None:
     assert of_torch[0].partition_id == 1
 
 
-def test_devices_are_taken_away_from_partitions() -> None:
+def test_devices_can_be_removed_from_partitions() -> None:
     partitions = _three()
     partitions[1].logical_device_ids = [4, 5]
     fxpart.reset_partition_device(partitions)

@@ -15,7 +15,7 @@ from tests.execution.stages.small_models import (
 
 
 def _stages(cut_after: list[str], layers: int = 2) -> list[list[str]]:
-    """Return the modules that each stage of the encoder and decoder calls."""
+    """Return the modules called by each stage of the encoder and decoder."""
     model, inputs = encoder_decoder(layers)
     split = generate_pipeline_partition(model, cut_after)
     assert_same(split(*inputs), model(*inputs))
@@ -26,7 +26,7 @@ def _stages(cut_after: list[str], layers: int = 2) -> list[list[str]]:
     ]
 
 
-def test_a_cut_at_a_block_and_at_its_stack_and_at_the_other_stack_gives_four_stages() -> None:
+def test_cuts_at_blocks_and_stacks_give_four_stages() -> None:
     assert _stages(["enc.block.0", "enc", "dec.block.0"]) == [
         ["shared", "enc.block.0"],
         ["enc.block.1", "enc.norm"],
@@ -43,7 +43,7 @@ def test_without_the_cut_at_the_stack_the_second_stage_spans_both() -> None:
     ]
 
 
-def test_the_examples_at_twelve_of_twenty_four_blocks() -> None:
+def test_the_documented_examples_with_blocks_cut_in_half() -> None:
     both, three = (
         _stages(cuts, 24)
         for cuts in (["enc.block.11", "enc", "dec.block.11"], ["enc.block.11", "dec.block.11"])
@@ -75,7 +75,7 @@ def test_weights_stay_the_same_objects_under_their_own_paths() -> None:
 
 
 class Mixer(nn.Module):
-    """Uses weights directly, a tuple, a shape, a default and a value made two stages before."""
+    """Uses weights directly, a tuple, a shape, a default and a value from two stages before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,14 +131,14 @@ class Twice(nn.Module):
         (["never.0"], r"never calls never.0 \(Linear\); name a module that it calls"),
     ],
 )
-def test_cuts_that_mean_nothing_are_refused(cut_after: list[str], message: str) -> None:
+def test_invalid_cuts_are_refused(cut_after: list[str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         generate_pipeline_partition(Twice(), cut_after)
     with pytest.raises(ValueError, match=message):
         generate_pipeline_partition(Twice(), cut_after)
 
 
-def test_a_path_that_is_a_string_is_no_list() -> None:
+def test_a_string_is_not_a_list_of_paths() -> None:
     with pytest.raises(SpecError, match=r"names no list of modules"):
         generate_pipeline_partition(Twice(), "once")
 
@@ -151,7 +151,7 @@ def test_a_stage_without_operators_is_refused() -> None:
         generate_pipeline_partition(model, ["0.1", "0"])
 
 
-def test_a_module_that_must_be_opened_and_cannot_be_is_named() -> None:
+def test_a_module_that_cannot_be_traced_is_named() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), nn.Linear(WIDTH, WIDTH))
     with pytest.raises(CaptureError, match=r"1 \(Block\) cannot be traced.*such as after 1") as got:
         generate_pipeline_partition(model, ["1.linear"])

@@ -18,7 +18,7 @@ def _split(model: nn.Module, stages: dict[str, int]) -> fx.GraphModule:
 
 
 class Skip(nn.Module):
-    """Stage 0 makes a and b, stage 1 makes c of a, stage 2 uses b and c, and x again."""
+    """Stage 0 computes a and b, stage 1 computes c from a, stage 2 uses b and c, and x again."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         a = torch.sin(x)
@@ -31,11 +31,11 @@ class Skip(nn.Module):
 SKIP = {"sin": 0, "cos": 0, "exp": 1, "add": 2, "mul": 2}
 
 
-def test_what_each_stage_uses_and_what_is_live_before_it() -> None:
+def test_values_used_by_and_live_before_each_stage() -> None:
     split = _split(Skip(), SKIP)
     args, names, live = analyze_pipeline_module(split)
     assert names == {0: "submod_0", 1: "submod_1", 2: "submod_2"}
-    # Items are numbered by first use: of stage 0's results, a is used before b.
+    # Items are numbered by first use: of the results of stage 0, a is used before b.
     assert args == {0: ["x", "y"], 1: ["submod_0.0"], 2: ["submod_0.1", "submod_1", "x"]}
     assert live == {
         -1: ["x", "y"],
@@ -46,7 +46,7 @@ def test_what_each_stage_uses_and_what_is_live_before_it() -> None:
     }
 
 
-def test_the_first_stage_has_the_order_of_the_inputs_if_it_uses_all() -> None:
+def test_the_first_stage_keeps_the_order_of_the_inputs_if_it_uses_all() -> None:
     class Swapped(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.exp(torch.sub(y, x))
@@ -56,7 +56,7 @@ def test_the_first_stage_has_the_order_of_the_inputs_if_it_uses_all() -> None:
     assert live[0] == live[-1] == ["x", "y"]
 
 
-def test_an_input_that_only_a_later_stage_uses_is_live_from_the_start() -> None:
+def test_an_input_used_only_by_a_later_stage_is_live_from_the_start() -> None:
     model, _ = encoder_decoder()
     split = generate_pipeline_partition(model, ["enc.block.0", "dec.block.0"])
     args, _, live = analyze_pipeline_module(split)
@@ -69,7 +69,7 @@ def test_an_input_that_only_a_later_stage_uses_is_live_from_the_start() -> None:
     }
 
 
-def test_stages_of_two_digits_are_kept_apart() -> None:
+def test_stages_with_two_digits_are_distinguished() -> None:
     class Long(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(12):
@@ -81,7 +81,7 @@ def test_stages_of_two_digits_are_kept_apart() -> None:
     split = split_module(traced, Long(), lambda n: order[n] - 1)
     args, names, live = analyze_pipeline_module(split)
     assert names[11] == "submod_11"
-    # A name that begins with another's is not taken for it.
+    # A name that begins with another is not confused with it.
     assert args[2] == live[2] == ["submod_1"]
     assert args[11] == live[11] == ["submod_10"]
 
@@ -103,7 +103,7 @@ def test_a_module_without_stages_is_refused() -> None:
         analyze_pipeline_module(traced)
 
 
-def test_what_is_computed_beside_the_stages_is_refused() -> None:
+def test_operators_outside_the_stages_are_refused() -> None:
     split = _split(Skip(), SKIP)
     output = split.graph.output_node()
     with split.graph.inserting_before(output):

@@ -48,14 +48,14 @@ class Model(nn.Module):
 def test_children_of_a_plain_module_are_stages() -> None:
     model = Model()
     tied = analyze_tie_weights(model, is_pipeline_partitioned=True)
-    # linear and extra of stage 0 are tied inside it: not counted.
+    # linear and extra of stage 0 are tied within it: not counted.
     assert tied == {
         model.stage0.wte.weight: {("wte.weight", 0), ("linear.weight", 1), ("linear.weight", 2)}
     }
     assert [t.stages for t in tied_gradient_stages(model)] == [(0, 1, 2)]
 
 
-def test_not_partitioned_all_names_count_in_stage_zero() -> None:
+def test_without_partitions_all_names_count_in_stage_zero() -> None:
     model = Model()
     assert analyze_tie_weights(model, is_pipeline_partitioned=False) == {
         model.stage0.wte.weight: {
@@ -67,7 +67,7 @@ def test_not_partitioned_all_names_count_in_stage_zero() -> None:
     }
 
 
-def test_a_partition_of_a_model_with_one_embedding() -> None:
+def test_tied_weights_of_a_partitioned_model_with_one_embedding() -> None:
     model, _ = encoder_decoder()
     split = generate_pipeline_partition(model, ["enc.block.0", "enc", "dec.block.0"])
     assert analyze_tie_weights(split, is_pipeline_partitioned=True) == {
@@ -80,7 +80,7 @@ def test_a_partition_of_a_model_with_one_embedding() -> None:
         assert tied.stages == (0, 2, 3)
 
 
-def test_a_weight_that_the_top_hands_to_two_stages_is_tied_under_one_name() -> None:
+def test_a_weight_passed_by_the_root_to_two_stages_is_tied_under_one_name() -> None:
     class Direct(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -111,7 +111,7 @@ def test_a_module_without_children_is_refused() -> None:
         analyze_tie_weights(nn.Linear(2, 2), is_pipeline_partitioned=True)
 
 
-def test_the_sum_of_the_parts_of_the_stages_is_the_gradient() -> None:
+def test_gradient_parts_of_the_stages_sum_to_the_gradient() -> None:
     model, inputs = encoder_decoder()
     model(*inputs)["logits"].sum().backward()
     assert model.shared.weight.grad is not None
@@ -120,19 +120,19 @@ def test_the_sum_of_the_parts_of_the_stages_is_the_gradient() -> None:
     (tied,) = tied_gradient_stages(chain)
     parts = []
     for stage, name in tied.names:
-        # The weight of one stage stands alone: the gradient that its process would see.
+        # The weight of one stage is separate: the gradient that its process would compute.
         model.zero_grad()
         values = chain.flat_inputs(inputs)
         for other in chain.stages:
             weight = model.shared.weight.detach().clone().requires_grad_()
-            given = (
+            partial = (
                 {tied.names[[s for s, _ in tied.names].index(other.index)][1]: weight}
                 if (other.index in tied.stages)
                 else {}
             )
-            values = torch.func.functional_call(other.module, given, values)
+            values = torch.func.functional_call(other.module, partial, values)
             if other.index == stage:
-                assert name in given
+                assert name in partial
                 copied = weight
         chain.results(values)["logits"].sum().backward()
         assert copied.grad is not None
@@ -141,7 +141,7 @@ def test_the_sum_of_the_parts_of_the_stages_is_the_gradient() -> None:
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_two_objects_that_are_one_memory_are_one_weight() -> None:
+def test_two_objects_of_one_memory_are_one_weight() -> None:
     stages = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     first, second = stages[0], stages[1]
     assert isinstance(first, nn.Linear)
@@ -151,6 +151,6 @@ def test_two_objects_that_are_one_memory_are_one_weight() -> None:
     (tied,) = tied_gradient_stages(stages)
     assert tied.parameter is first.weight
     assert tied.names == ((0, "weight"), (1, "weight"))
-    # Part of the same memory is another weight.
+    # A part of the same memory is another weight.
     second.weight = nn.Parameter(first.weight.detach().t())
     assert tied_gradient_stages(stages) == ()

@@ -137,15 +137,19 @@ def index_select(call: Call) -> list[Layout]:
     return [replace(pick_layout, dim=along, differs=PAIRS if source_layout.is_split else "")]
 
 
-def _at_the_same(call: Call, source: fx.Node, at: Layout) -> Layout:
+def _at_the_same(call: Call, source: fx.Node, layout: Layout) -> Layout:
     """Return the layout if indices and written values are the same on every process.
 
     They address positions within each process's examples, or its first ones.
     """
     if call.name == "gather":
-        return replace(at, dim=REPLICATED, outer=1, differs=SOME_EXAMPLES) if at.is_split else at
-    if at.is_split:
-        return replace(at, outer=1, is_zero=False, differs=SOME_EXAMPLES)
+        return (
+            replace(layout, dim=REPLICATED, outer=1, differs=SOME_EXAMPLES)
+            if layout.is_split
+            else layout
+        )
+    if layout.is_split:
+        return replace(layout, outer=1, is_zero=False, differs=SOME_EXAMPLES)
     return replace(call.whole(source), is_zero=False)
 
 

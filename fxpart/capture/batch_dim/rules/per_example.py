@@ -157,13 +157,13 @@ def _unsplit(call: Call) -> list[Layout]:
     return [Layout() for _ in call.results]
 
 
-def _result(call: Call, main: fx.Node, at: Layout, sizes: Sizes | None, differs: str) -> Layout:
+def _result(call: Call, main: fx.Node, layout: Layout, sizes: Sizes | None, differs: str) -> Layout:
     if sizes is None or 0 in sizes:
         return Layout()
     dim = located(call, main, sizes)
     if dim is None:
-        return Layout(PARTIAL, scale=at.scale, differs=differs)
-    return Layout(dim, at.outer, at.scale, differs=differs)
+        return Layout(PARTIAL, scale=layout.scale, differs=differs)
+    return Layout(dim, layout.outer, layout.scale, differs=differs)
 
 
 def unknown(call: Call) -> list[Layout]:

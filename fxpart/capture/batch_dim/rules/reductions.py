@@ -68,9 +68,9 @@ def reduction(call: Call) -> list[Layout]:
     ]
 
 
-def _over_the_batch(call: Call, at: Layout, index: int) -> Layout:
+def _over_the_batch(call: Call, layout: Layout, index: int) -> Layout:
     if call.name in _SUMS:
-        return Layout(PARTIAL, scale=at.scale + _SUMS[call.name])
+        return Layout(PARTIAL, scale=layout.scale + _SUMS[call.name])
     if call.name in _COUNTS:
         return Layout(PARTIAL)
     if call.name in _EXTREMES and index == 0:

@@ -149,10 +149,10 @@ def gathered(call: Call) -> list[Layout]:
     """Return the layout of the parts of a tensor-parallel group, in a new first dimension."""
     operand_layout = call.layout(call.first())
     # Gathered along an existing dimension, or in a new first one.
-    stays = len(call.sizes(call.first())) == call.rank()
+    keeps_rank = len(call.sizes(call.first())) == call.rank()
     return [
         replace(operand_layout, dim=operand_layout.dim + 1)
-        if operand_layout.is_split and not stays
+        if operand_layout.is_split and not keeps_rank
         else operand_layout
     ]
 
@@ -160,10 +160,10 @@ def gathered(call: Call) -> list[Layout]:
 def scattered(call: Call) -> list[Layout]:
     """Return the layout of this device's part of a sum, of parts in a first dimension or along."""
     operand_layout = call.layout(call.first())
-    stays = len(call.sizes(call.first())) == call.rank()
+    keeps_rank = len(call.sizes(call.first())) == call.rank()
     return [
         replace(operand_layout, dim=operand_layout.dim - 1)
-        if operand_layout.is_split and not stays
+        if operand_layout.is_split and not keeps_rank
         else operand_layout
     ]
 

@@ -29,12 +29,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def ray_address() -> Iterator[str]:
-    """The address of a Ray cluster that somebody else has started, and that is there afterwards."""
+    """The address of a Ray cluster started by another process, which must outlive the sweep."""
     ray = Path(sys.executable).with_name("ray")
     if not ray.exists():
         pytest.skip("no ray installed")
     port = free_port()
-    # Ray's sockets lie there, and a path of theirs may have a hundred characters.
+    # Ray's sockets are there, and their paths may have a hundred characters.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
         options = [f"--port={port}", f"--temp-dir={folder}", "--num-cpus=2"]
         options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1"]
@@ -57,7 +57,7 @@ def ray_address() -> Iterator[str]:
 
 
 def _wait(head: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    """Return when the cluster answers: its command does not say when it is ready."""
+    """Return when the cluster answers: its command does not report when it is ready."""
     end_s = time.monotonic() + WAIT_S
     while answers_http2("127.0.0.1", port) or "Ray runtime started" not in log.read_text():
         assert head.poll() is None, log.read_text()

@@ -37,7 +37,7 @@ LAUNCHERS: dict[str, type[SpreadLauncher]] = {
 
 
 class OneNumber:
-    """In place of Hydra's composition: a job is its number."""
+    """Replace Hydra's composition: a job is its number."""
 
     def load_sweep_config(self, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
         number = int(overrides[0].partition("=")[2])
@@ -53,7 +53,7 @@ def _master(folder: Path) -> DictConfig:
 
 
 def mixed(config: DictConfig) -> dict[str, object]:
-    """Say where the job is; job 1 has a bug and job 3 is killed."""
+    """Return where the job runs; job 1 has a bug and job 3 is killed."""
     if config.number == 1:
         raise ZeroDivisionError("a bug")
     if config.number == 3:
@@ -67,8 +67,8 @@ def mixed(config: DictConfig) -> dict[str, object]:
 
 
 def endless(config: DictConfig) -> None:
-    """Say that the job has begun, and when it is interrupted."""
-    # Renamed when it is whole: whoever waits for the file reads it as soon as it is there.
+    """Report that the job has begun, and when it is interrupted."""
+    # Renamed when complete: whoever waits for the file reads it as soon as it exists.
     begun = Path(f"begun_{config.number}")
     begun.with_suffix(".tmp").write_text(str(os.getpid()))
     begun.with_suffix(".tmp").rename(begun)

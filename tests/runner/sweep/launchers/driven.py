@@ -1,4 +1,4 @@
-"""Jobs that a launcher runs in other processes, seen from a test."""
+"""Jobs that a launcher runs in other processes, observed from a test."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def settings(launcher: str, folder: Path) -> dict[str, Any]:
         "name": "drive",
         "stderr_to_stdout": False,
     }
-    given: dict[str, dict[str, Any]] = {
+    all_settings: dict[str, dict[str, Any]] = {
         "joblib": {"n_jobs": 2},
         "ray": {
             "init": {
@@ -40,7 +40,7 @@ def settings(launcher: str, folder: Path) -> dict[str, Any]:
         "submitit_local": submitit,
         "submitit_slurm": {**submitit, "nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1},
     }
-    return given[launcher]
+    return all_settings[launcher]
 
 
 @contextmanager
@@ -50,11 +50,11 @@ def driving(
     count: int,
     folder: Path,
     *,
-    given: Mapping[str, Any] | None = None,
+    changed: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
     """Yield the process of a sweep that has begun in `folder`, as the leader of its group."""
-    chosen = json.dumps(given or settings(launcher, folder))
+    chosen = json.dumps(changed or settings(launcher, folder))
     program = "tests.runner.sweep.launchers.drive"
     process = subprocess.Popen(
         [sys.executable, "-m", program, launcher, chosen, task, str(count)],
@@ -75,12 +75,12 @@ def driving(
 
 
 def hear_interrupts() -> None:
-    """Undo what a shell does that starts tests in the background: they ignore interrupts."""
+    """Undo what a shell does to tests in the background: they ignore interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ends(process: "subprocess.Popen[str]") -> list[Any]:
-    """Return how the jobs ended: a status, and what the job returned or why it failed."""
+    """Return how the jobs ended: a status, and its return value or the reason it failed."""
     out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     assert err == ""
@@ -89,7 +89,7 @@ def ends(process: "subprocess.Popen[str]") -> list[Any]:
 
 
 def wait_for(paths: Sequence[Path]) -> None:
-    """Return when all the files are there: jobs in other processes say by them how far they are."""
+    """Return when all the files exist: jobs in other processes report their progress by them."""
     end_s = time.monotonic() + WAIT_S
     while not all(path.exists() for path in paths):
         assert time.monotonic() < end_s, f"no {[str(p) for p in paths if not p.exists()]}"
@@ -97,7 +97,7 @@ def wait_for(paths: Sequence[Path]) -> None:
 
 
 def wait_until_gone(process: int) -> None:
-    """Return when no process has this number: it is not ours to wait for."""
+    """Return when no process has this number: it is no child of ours to wait for."""
     end_s = time.monotonic() + WAIT_S
     while Path(f"/proc/{process}").exists():
         assert time.monotonic() < end_s, f"{process} is still there"

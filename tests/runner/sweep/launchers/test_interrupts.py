@@ -1,4 +1,4 @@
-"""When a worker stops: once, and not without a word."""
+"""How a worker stops: once, and with a report."""
 
 import signal
 import subprocess
@@ -33,14 +33,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_is_heard_once() -> None:
+def test_an_interrupt_is_raised_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")
 
 
-def test_without_an_interrupt_all_is_as_before() -> None:
+def test_without_an_interrupt_nothing_changes() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with interruptible():
@@ -49,7 +49,7 @@ def test_without_an_interrupt_all_is_as_before() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
-def test_processes_that_start_held_back_hear_nothing_until_they_ask() -> None:
+def test_processes_started_with_interrupts_blocked_receive_none_until_they_ask() -> None:
     with held_back():
         done = subprocess.run(
             [sys.executable, "-c", LATER], capture_output=True, text=True, check=False
@@ -60,6 +60,6 @@ def test_processes_that_start_held_back_hear_nothing_until_they_ask() -> None:
 
 def test_a_process_that_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
-    when_it_ends(process.pid)  # it is ours, and is a zombie until we look
+    when_it_ends(process.pid)  # it is our child, and a zombie until we wait for it
     assert process.wait() == 0
     when_it_ends(process.pid)

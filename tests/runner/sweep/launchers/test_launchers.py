@@ -1,4 +1,4 @@
-"""Each launcher with real processes: what comes back, what is lost, what is left behind."""
+"""Each launcher with real processes: results, losses and leftovers."""
 
 import os
 import signal
@@ -20,12 +20,12 @@ HERE = ["joblib", "ray", "submitit_local"]
 
 
 def _check(outcomes: list[list[object]], folder: Path) -> None:
-    """Of five jobs one has a bug and one was killed; the others end, but for what its pool lost."""
+    """Of five jobs one has a bug and one was killed; the others end, except those lost with it."""
     statuses = [status for status, _ in outcomes]
     finished = [what for status, what in outcomes if status == "COMPLETED"]
     assert statuses[1] == statuses[3] == "FAILED"
     assert "killed" in str(outcomes[3][1])
-    # A job that was under way in the pool of the killed one is lost with it.
+    # A job running in the pool of the killed one is lost with it.
     for what in (what for status, what in outcomes if status == "FAILED"):
         assert what == "ZeroDivisionError: a bug" or "its process was killed" in str(what)
     for what in finished:
@@ -85,11 +85,11 @@ def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
     assert not (tmp_path / "begun_2").exists()
 
 
-def test_an_interrupt_leaves_a_ray_cluster_that_was_there(ray_address: str, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_an_existing_ray_cluster(ray_address: str, tmp_path: Path) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
-    given = settings("ray", tmp_path)
-    given["init"]["address"] = ray_address
-    with driving("ray", "endless", 3, tmp_path, given=given) as process:
+    changed = settings("ray", tmp_path)
+    changed["init"]["address"] = ray_address
+    with driving("ray", "endless", 3, tmp_path, changed=changed) as process:
         wait_for(begun)
         _interrupt_group(process.pid)
         out, err = process.communicate(timeout=WAIT_S)
@@ -98,11 +98,11 @@ def test_an_interrupt_leaves_a_ray_cluster_that_was_there(ray_address: str, tmp_
     assert not (tmp_path / "begun_2").exists()
 
 
-def test_a_ray_cluster_that_has_no_room_may_get_some(ray_address: str, tmp_path: Path) -> None:
-    given = settings("ray", tmp_path)
-    given["init"]["address"] = ray_address
-    given["remote"]["num_cpus"] = 64
-    with driving("ray", "endless", 1, tmp_path, given=given) as process:
+def test_jobs_wait_for_a_machine_with_enough_cores(ray_address: str, tmp_path: Path) -> None:
+    changed = settings("ray", tmp_path)
+    changed["init"]["address"] = ray_address
+    changed["remote"]["num_cpus"] = 64
+    with driving("ray", "endless", 1, tmp_path, changed=changed) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == (
             f"no machine of the Ray cluster at {ray_address} has num_cpus=64, which"
@@ -137,7 +137,7 @@ def test_workers_end_with_a_sweep_that_is_killed(launcher: str, tmp_path: Path) 
     assert not (tmp_path / "begun_2").exists()
 
 
-def test_a_job_whose_time_is_up_says_so(tmp_path: Path) -> None:
+def test_a_job_at_its_time_limit_reports_it(tmp_path: Path) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
     with driving("submitit_local", "endless", 2, tmp_path) as process:
         wait_for(begun)

@@ -1,4 +1,4 @@
-"""A Ray cluster that is not there: said before anything of a sweep is kept."""
+"""A missing Ray cluster is reported before anything of a sweep is stored."""
 
 import socket
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.runner.command import OWN, SMALL, run
 
 
-def test_an_address_that_nobody_answers_at_leaves_no_run(folder: Path) -> None:
+def test_an_address_without_an_answer_leaves_no_run(folder: Path) -> None:
     pytest.importorskip("ray")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

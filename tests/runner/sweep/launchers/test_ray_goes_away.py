@@ -1,4 +1,4 @@
-"""A process of Ray's is killed in the middle of a sweep: Ray then ends the one that talks to it."""
+"""A process of Ray is killed during a sweep: Ray then ends the one connected to it."""
 
 from collections import Counter
 from pathlib import Path
@@ -41,11 +41,11 @@ SWEPT = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, "hydra/
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("whom", ["raylet", "driver"])
-def test_every_job_is_done_once_though_ray_went_away(folder: Path, whom: str) -> None:
+def test_every_job_is_done_once_although_ray_ended(folder: Path, whom: str) -> None:
     pytest.importorskip("ray")
     (folder / "strikes.py").write_text(STRIKES)
     factories = f"model.factory=tiny:build,strikes:{whom},tiny:nested"
-    # So that the model is built, whoever did it before.
+    # So that the model is built here, although another test may have built it.
     settings = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=2"]
     done = run(folder, *SWEPT, *settings, factories)
     assert done.code == 0, done.err

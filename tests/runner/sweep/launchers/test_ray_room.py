@@ -1,4 +1,4 @@
-"""What no machine of a Ray cluster has."""
+"""Resources that no machine of a Ray cluster has."""
 
 import pytest
 
@@ -28,8 +28,8 @@ def test_a_machine_has_all(remote: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("remote", "expected"),
     [
-        ({"num_cpus": 3, "num_gpus": 1}, "num_cpus=3"),  # a machine that is gone has that many
-        ({"num_cpus": 2, "num_gpus": 1}, "num_cpus=2, num_gpus=1"),  # not the same one
+        ({"num_cpus": 3, "num_gpus": 1}, "num_cpus=3"),  # a lost machine had this number
+        ({"num_cpus": 2, "num_gpus": 1}, "num_cpus=2, num_gpus=1"),  # not the same machine
         ({"num_cpus": 1, "memory": 2e9}, "memory=2e+09"),
         ({"resources": {"other": 1}}, "other=1"),
     ],

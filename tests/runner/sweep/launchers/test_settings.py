@@ -1,4 +1,4 @@
-"""What a launcher makes of its settings, and which it refuses; nothing is started here."""
+"""How a launcher reads its settings, and which it refuses; nothing is started here."""
 
 import os
 import socket
@@ -49,7 +49,7 @@ def test_neighbours_are_dealt_to_different_processes() -> None:
 
 
 @pytest.mark.parametrize(("n_jobs", "count"), [(3, 3), (-1, 8), (-2, 7), (-8, 1), (20, 20)])
-def test_how_many_processes(n_jobs: int, count: int) -> None:
+def test_number_of_processes(n_jobs: int, count: int) -> None:
     assert worker_count(n_jobs, 8) == count
 
 
@@ -73,7 +73,7 @@ def test_all_processes_together_have_a_thread_for_each_core(
     assert thread_counts(8, 2)["MKL_NUM_THREADS"] == "5"
 
 
-def test_an_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THERE", "before")
     monkeypatch.delenv("NEW", raising=False)
     with environment({"THERE": "inside", "NEW": "inside"}):
@@ -90,12 +90,12 @@ def test_an_extra_that_is_not_installed() -> None:
     )
 
 
-def test_a_fault_inside_of_an_extra_is_not_its_absence() -> None:
+def test_an_error_inside_an_extra_is_not_taken_for_its_absence() -> None:
     with pytest.raises(ModuleNotFoundError), needs("ray", "ray", "ray"):
         import no_such_package  # noqa: F401
 
 
-def test_launchers_of_other_packages_give_way() -> None:
+def test_launchers_of_other_packages_are_replaced() -> None:
     store = ConfigStore.instance()
     store.store(group="hydra/launcher", name="joblib", node={"_target_": "other"})
     store.store(group="hydra/launcher", name="another", node={"_target_": "another"})
@@ -108,7 +108,7 @@ def test_launchers_of_other_packages_give_way() -> None:
 
 @contextmanager
 def _server(answer: bytes | None) -> Iterator[int]:
-    """Yield the port of a server that answers so, or not at all."""
+    """Yield the port of a server that answers like this, or not at all."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = threading.Event()
 
@@ -129,20 +129,20 @@ def _server(answer: bytes | None) -> Iterator[int]:
             thread.join()
 
 
-def test_who_speaks_http2() -> None:
+def test_a_server_that_speaks_http2() -> None:
     with _server(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))) as port:
         assert answers_http2("127.0.0.1", port) is None
     with _server(b"HTTP/1.1 400 Bad Request\r\n") as port:
         assert answers_http2("127.0.0.1", port) == "a service other than Ray answers there"
 
 
-def test_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_address, "_CONNECT_S", 0.1)
     with _server(None) as port:
         assert answers_http2("127.0.0.1", port) == "timed out"
 
 
-def test_a_ray_cluster_that_is_not_there() -> None:
+def test_a_missing_ray_cluster() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     init = {"address": f"127.0.0.1:{port}", "num_cpus": 2}
@@ -154,7 +154,7 @@ def test_a_ray_cluster_that_is_not_there() -> None:
     )
 
 
-def test_an_address_that_is_none() -> None:
+def test_an_invalid_address() -> None:
     with pytest.raises(SpecError) as caught:
         list(over_ray(WORK, TICKETS, {"address": "somewhere"}, {}, print))
     assert str(caught.value) == (
@@ -170,12 +170,12 @@ def test_a_client_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:80", "h:0", "h:65536", "127.0.0.1"])
-def test_what_is_no_address(address: str) -> None:
+def test_other_invalid_addresses(address: str) -> None:
     with pytest.raises(SpecError, match="is not an address; write host:6379"):
         check_address(address)
 
 
-def test_no_slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SpecError) as caught:
         list(over_slurm(WORK, TICKETS, settings("submitit_slurm", tmp_path)))
@@ -183,12 +183,12 @@ def test_no_slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value).endswith("or try it with hydra/launcher=submitit_local")
 
 
-def test_what_slurm_refuses(
+def test_settings_refused_by_slurm(
     slurm: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = {**settings("submitit_slurm", tmp_path), "partition": "nowhere"}
+    changed = {**settings("submitit_slurm", tmp_path), "partition": "nowhere"}
     with environment(slurm), pytest.raises(SpecError) as caught:
-        list(over_slurm(WORK, TICKETS, given))
+        list(over_slurm(WORK, TICKETS, changed))
     assert str(caught.value) == (
         "Slurm did not take the jobs: invalid partition specified: nowhere; Batch job submission"
         " failed: Invalid partition name specified"
@@ -197,8 +197,8 @@ def test_what_slurm_refuses(
 
 
 def test_a_setting_that_submitit_does_not_know(tmp_path: Path) -> None:
-    given = {**settings("submitit_local", tmp_path), "memory": 3}
+    changed = {**settings("submitit_local", tmp_path), "memory": 3}
     with pytest.raises(SpecError, match=r"^hydra\.launcher: .*memory"):
-        list(over_local(WORK, TICKETS, given))
-    # What travels to the jobs may hold a password.
+        list(over_local(WORK, TICKETS, changed))
+    # The data sent to the jobs may hold a password.
     assert (tmp_path / "submitit").stat().st_mode & 0o777 == 0o700

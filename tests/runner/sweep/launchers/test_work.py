@@ -1,4 +1,4 @@
-"""What travels to a worker, and how a job's end is reported."""
+"""The data sent to a worker, and the report of a job's end."""
 
 import os
 import subprocess
@@ -30,13 +30,13 @@ def test_a_failure_is_kept_in_words() -> None:
     assert end.overrides == ["mode=single"]
 
 
-def test_why_takes_the_first_failure() -> None:
+def test_the_reason_is_the_first_failure() -> None:
     first, second = (failed(Ticket(0, ()), LostJobError(word)) for word in ("one", "two"))
     assert why([first, second]) == "one"
     assert why([]) is None
 
 
-def test_a_folder_that_a_machine_lacks(tmp_path: Path) -> None:
+def test_a_folder_missing_on_a_machine(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     end = run_ticket(Work("digest", b"", str(gone), "host", 1), Ticket(0, ()))
     assert why([end]) == (
@@ -45,7 +45,7 @@ def test_a_folder_that_a_machine_lacks(tmp_path: Path) -> None:
     )
 
 
-def test_another_process_finds_what_this_one_imports(
+def test_another_process_finds_the_imports_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text("answer = 42")
