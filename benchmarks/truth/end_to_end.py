@@ -2,10 +2,8 @@
 
 Rows of `measured.json` that engines on torch's FSDP were measured for. A row's fields become the
 overrides of a run: ``mode=single data_parallel=N zero=3 latency=kernels``. Rows that no run
-expresses are named with the reason, and counted. To two rows, one of each source, one number is
-fitted: what products and attention of an H100 keep in a long run (``sustained_share`` in
-``conf/latency/kernels.yaml``), the geometric mean of what the two ask for. Power, old libraries and
-collectives beside them are not told apart in it.
+expresses are named with the reason, and counted. Nothing is fitted. All were measured with versions
+of torch that ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
 
 - ``bf16``, ``amp_bf16``: weights are kept in float32 and computed with in bfloat16, which is
   ``optimizer.master_weights=true``; ``bf16 pure``: all in bfloat16.
@@ -23,11 +21,10 @@ collectives beside them are not told apart in it.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -42,13 +39,14 @@ from runner.config.sections import Config, LinkConfig
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 
-__all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "asked_for", "rows", "run_of"]
+__all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
 
 NAME = "training steps on FSDP"
 SOURCE = "pytorch/torchtitan (BSD-3) and mosaicml/llm-foundry (Apache-2.0), as their benchmarks say"
 _ENGINES = ("pytorch/torchtitan", "mosaicml/llm-foundry")
-_FITTED = (("Llama-3.1-8B", 8, "FSDP=8", 8192), ("MPT-7b", 8, "FSDP FULL_SHARD=8", 2048))
-"""Model, devices, parallelism and tokens of the rows that ``sustained_share`` is fitted to."""
+_OLD_ATTENTION = "+latency.curves.h100.torch_attention={family: a100, compute_share: 0.629}"
+"""The share of an H100's peak that torch's attention reached by instructions of Ampere (Luo et al.:
+Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499)."""
 _GIB = 2**30
 _NODE = 8
 """Devices of a machine."""
@@ -119,23 +117,8 @@ def rows(data: Path) -> Iterator[Row]:
             left_out[point["metric"]] += 1
             continue
         measured = float(point["value"])
-        held_out = not _is_fitted_to(point)
-        yield Row(_label(point), predicted, measured, point["unit"], held_out=held_out)
+        yield Row(_label(point), predicted, measured, point["unit"], held_out=True)
     count_left_out(left_out)
-
-
-def asked_for(_: Path, rows_measured: Sequence[Row]) -> str:
-    """Return what the rows that are not held out ask of the fitted number, in words."""
-    times = [row.predicted / row.measured for row in rows_measured if not row.held_out]
-    return (
-        f"the {len(times)} rows that are not held out ask for {geometric_mean(times):.3f} of these"
-        " times"
-    )
-
-
-def _is_fitted_to(point: Mapping[str, Any]) -> bool:
-    names = (point["model"], point["n_devices"], point["parallel"], point["seq"])
-    return point["metric"] == "tokens_per_s_per_gpu" and names in _FITTED
 
 
 def _label(point: Mapping[str, Any]) -> str:
@@ -174,6 +157,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
         f"runtime={runtime}",
         "mode=single",
         "latency=kernels",
+        _OLD_ATTENTION,
         "tracking=none",
     )
     memory_bytes = int(gigabytes[1]) * 10**9 if gigabytes else None

@@ -192,13 +192,18 @@ _HEAD = """\
 # Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which keeps
 # the families that are not measured as they are. Collectives hold on links of link_bytes_per_s.
 # Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, bfloat16.
-# torch_attention: on Hopper torch runs kernels made for Ampere, whose instructions reach 0.629 of
-# the peak there (Luo et al.: Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499).
-# sustained_share: kernels were measured one by one, at clocks that a power limit takes from a long
-# run. A100: what products reach in loops, 271.2 TFLOP/s (stas00/ml-engineering, MAMF table, CC
-# BY-SA), of the 284.6 that the curve has. H100: loops reach 794.5, which would be 0.953 too; what
-# runs on FSDP keep is less, and fitted to two rows of the set "training steps on FSDP" as the
-# geometric mean of what they ask for, 0.68 (MPT-7b of 2,048 tokens) and 0.83 (Llama-3.1-8B).
+# sustained_share: kernels were measured one by one, at clocks that the power limit does not allow
+# in a long run of 16-bit products. A100: loops reach 271.2 TFLOP/s (stas00/ml-engineering, MAMF
+# table, CC BY-SA), the curve 284.6. H100: 687 after seconds at 700 W, the curve 821
+# (benchmarks/gpu/h100.json, "sustained").
+# float32_share: the same of products without tensor cores. H100: 51.7 TFLOP/s, the curve 56.3.
+# unaligned_shares: of that rate, with rows that begin at odd multiples of 1 or 2 elements. H100:
+# the vocabularies of GPT-2 (50,257) and BERT (30,522), forward and backward, by torch's profiler
+# in the runs of that file.
+# torch_attention: absent, since torch runs cuDNN's attention on an H100, which is as fast as the
+# curve (same file, "attention"). Older versions ran FlashAttention-2, by Ampere's instructions:
+# {family: a100, compute_share: 0.629} (Luo et al.: Dissecting the Nvidia Hopper GPU architecture,
+# arXiv:2402.13499).
 name: kernels
 source: kernels
 compute_efficiency: 0.7  # share of peak FLOP/s, of what has no curve
@@ -212,10 +217,9 @@ curves:
 _NOT_FITTED = {
     "a100": ("    sustained_share: 0.953  # 271.2 of 284.6 TFLOP/s",),
     "h100": (
-        "    sustained_share: 0.75"
-        "  # of two training steps on FSDP: benchmarks/truth/end_to_end.py",
-        "    torch_attention: {family: a100, compute_share: 0.629}"
-        "  # FlashAttention-2, by Ampere's instructions",
+        "    sustained_share: 0.837  # 687 of 821 TFLOP/s",
+        "    float32_share: 0.918  # 51.7 of 56.3 TFLOP/s",
+        "    unaligned_shares: {1: 0.147, 2: 0.302}  # 122 and 250 TFLOP/s",
     ),
 }
 """What is not fitted to kernels, by family."""

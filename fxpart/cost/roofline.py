@@ -12,7 +12,7 @@ from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.errors import SpecError
 
-__all__ = ["LatencyModel", "op_time_s"]
+__all__ = ["LatencyModel", "op_time_s", "rate_names"]
 
 
 _LEAST_SHARE, _MOST_OVERHEAD_S = 1e-6, 3600.0
@@ -53,8 +53,9 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
     what the device sustains. An operator that neither computes nor moves anything (a view) takes no
     time.
     """
-    dtypes = sorted(set(graph.dtypes))
-    which = np.array([dtypes.index(dtype) for dtype in graph.dtypes])
+    names = rate_names(graph)
+    dtypes = sorted(set(names))
+    which = np.array([dtypes.index(name) for name in names])
     works = (graph.flops > 0) | (graph.moved_bytes > 0)
     times = np.zeros((graph.n_ops, topology.n_devices))
     for column, device in enumerate(topology.devices):
@@ -64,3 +65,16 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
         roofline_s = np.maximum(graph.flops / rates[which], graph.moved_bytes / bandwidth)
         times[:, column] = np.where(works, roofline_s + model.op_overhead_s, 0.0)
     return times
+
+
+def rate_names(graph: OpGraph) -> list[str]:
+    """Return the name of the peak, of `DeviceSpec.flops_per_s`, that limits each operator.
+
+    It is the dtype, except for convolutions in float32: cuDNN computes them in TF32 unless
+    ``torch.backends.cudnn.allow_tf32`` is turned off (PyTorch, "CUDA semantics"). A device that
+    states no rate of ``tfloat32`` computes them in float32.
+    """
+    return [
+        "tfloat32" if dtype == "float32" and "conv" in target else dtype
+        for dtype, target in zip(graph.dtypes, graph.targets, strict=True)
+    ]

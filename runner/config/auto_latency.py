@@ -29,7 +29,7 @@ def with_decided_latency(config: Config) -> Config:
         names = set(curves)
     stated = [curves[name] for name in sorted(names)]
     names |= {
-        family["torch_attention"]["family"] for family in stated if "torch_attention" in family
+        family["torch_attention"]["family"] for family in stated if family.get("torch_attention")
     }
     families = {
         name: {"op_overhead_s": overhead_s, **family}

@@ -2,7 +2,9 @@
 
 Fused CPU kernels do not accept a mask that requires a gradient: torch then computes attention by
 its definition and saves all probabilities for the backward. CUDA's memory-efficient kernels accept
-such a mask, save one number per row, and recompute the probabilities.
+such a mask if its rows are contiguous, save one number per row, and recompute the probabilities. For
+a transposed one, such as T5's, CUDA too computes attention by its definition, in float32 (measured:
+``benchmarks/gpu/h100.json``).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,11 +26,13 @@ def biased_attention(
     """Return a function to run in place of `scaled_dot_product_attention`; None to run the call.
 
     Only for cases covered by the fused kernels: a batch of heads of one size, and a floating-point
-    mask that requires a gradient. The call must not use dropout.
+    mask that requires a gradient and has contiguous rows. The call must not use dropout.
     """
     named_args = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     mask, tensors = named_args.get("attn_mask"), [named_args[name] for name in _NAMES[:3]]
     if mask is None or not mask.requires_grad or named_args.get("is_causal", False):
+        return None
+    if mask.stride(-1) != 1:
         return None
     query, key, value = tensors
     if named_args.get("enable_gqa", False) or any(t.dim() != _DIMS for t in tensors):

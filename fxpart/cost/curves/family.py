@@ -39,8 +39,13 @@ class CurveFamily:
     torch_attention: Carried | None = None
     """The kernels that torch uses instead of `attention`; None if those are as fast."""
     sustained_share: float = 1.0
-    """Share of the rate of an isolated product that is sustained in a long run, where the power
-    limit lowers the clock and other kernels run concurrently."""
+    """Share of the rate of an isolated product of at most 16 bits that is sustained in a long run,
+    where the power limit lowers the clock."""
+    float32_share: float = 1.0
+    """The same for products of 32 and 64 bits, which run without tensor cores."""
+    unaligned_shares: Mapping[int, float] = field(default_factory=dict)
+    """Share of the sustained rate that 16-bit products reach if their rows begin at odd multiples
+    of 1 or 2 elements, for which libraries have older, slower kernels. Empty if unknown."""
     op_overhead_s: float | None = None
     """Time of a minimal kernel; None for the overhead of the roofline."""
 
@@ -54,7 +59,7 @@ _KINDS: Mapping[str, type] = {
 
 _OTHERS = (
     *("collectives", "link_bytes_per_s", "measured_on", "torch_attention"),
-    *("sustained_share", "op_overhead_s"),
+    *("sustained_share", "float32_share", "unaligned_shares", "op_overhead_s"),
 )
 
 
@@ -96,6 +101,11 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         measured_on=measured_on,
         torch_attention=None if carried is None else _carried(f"{path}.torch_attention", carried),
         sustained_share=_share(f"{path}.sustained_share", settings.get("sustained_share", 1.0)),
+        float32_share=_share(f"{path}.float32_share", settings.get("float32_share", 1.0)),
+        unaligned_shares={
+            int(elements): _share(f"{path}.unaligned_shares.{elements}", share)
+            for elements, share in (settings.get("unaligned_shares") or {}).items()
+        },
         op_overhead_s=None
         if overhead_s is None
         else _number(f"{path}.op_overhead_s", overhead_s, may_be_0=True),

@@ -14,11 +14,13 @@ from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.shapes import Shapes, shapes_of
 from fxpart.cost.curves.tables import Residuals, read_tables
-from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.roofline import LatencyModel, rate_names
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = ["KernelModel"]
 
+_WIDE = ("float32", "float64", "complex64", "complex128")
+"""Dtypes of 32 and 64 bits, other than TF32."""
 BACKWARD_WORK = 2.5 / 0.86
 """Time of an attention backward relative to its forward: five products instead of two, at 63 % of
 the peak where the forward reaches 73 % (Dao: FlashAttention-2, 2023, arXiv:2307.08691)."""
@@ -43,6 +45,8 @@ class KernelModel:
     runs_torch: bool = False
     """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
     fastest measured kernel."""
+    pads: bool = False
+    """Whether rows of unaligned products are padded, as by torch's compiler."""
     carries: bool = True
     """Whether a device without curves of its own (`DeviceSpec.own_curves`) uses the curves that it
     names, scaled by its own peaks; otherwise it uses the roofline."""
@@ -82,6 +86,8 @@ class KernelModel:
                 residuals = {
                     kind: residual for kind, residual in residuals.items() if kind != "attention"
                 }
+            if self.pads:
+                family = replace(family, unaligned_shares={})
             if family.op_overhead_s is not None:
                 roofline = replace(self.roofline, op_overhead_s=family.op_overhead_s)
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
@@ -116,16 +122,23 @@ class _OnDevice(NamedTuple):
 def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _OnDevice) -> None:
     """Write the times of products and attention on a device into `times` (length n)."""
     device, family, residuals, attention_share = on_device
-    share, kernel_share = family.sustained_share, family.gemm.compute_share
+    kernel_share, names = family.gemm.compute_share, rate_names(graph)
     rates = {
-        dtype: device.reached_rate_for(dtype, share, kernel_share)
-        for dtype in sorted(set(graph.dtypes))
+        name: device.reached_rate_for(
+            name, family.float32_share if name in _WIDE else family.sustained_share, kernel_share
+        )
+        for name in sorted(set(names))
     }
-    peak = np.array([rates[dtype] for dtype in graph.dtypes])
+    peak = np.array([rates[name] for name in names])
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, Rates(peak[ops], bandwidth, processors))
     seconds *= _factor(residuals.get("gemm"), products, products.operand_bytes)
+    for elements, of_peak in family.unaligned_shares.items():
+        is_slow = (shapes.product_alignment == elements) & (products.operand_bytes == 2)
+        seconds = np.maximum(
+            seconds, np.where(is_slow, graph.flops[ops] / (peak[ops] * of_peak), 0)
+        )
     times[ops] = seconds * shapes.product_calls
     ops, calls = shapes.attention_ops, shapes.attentions
     of_calls = Rates(peak[ops], bandwidth, processors)

@@ -4,6 +4,7 @@ A graph has bytes and FLOPs but no shapes. For B products of (m, k) by (k, n), d
 k FLOPs by the B m n results gives k, and the operand sizes B m k and B k n give the rest.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ _BITS = {"float64": 64, "complex64": 64, "float32": 32, "int32": 32, "int64": 64
 _FEW_BITS = ("float8", "int8", "uint8")
 _OF_MATRICES = ("mm", "addmm", "linear")
 """Products without a batch dimension."""
+_ALIGNED = 8
+"""Elements of 16 bits in the 16 bytes that kernels load at once."""
 _NEAR = 0.01
 """Relative tolerance of an integral batch: sizes in bytes are exact, storage sizes are not."""
 
@@ -30,6 +33,9 @@ class Shapes(NamedTuple):
     product_calls: IntArray
     """Number of such products per operator: 2 for a convolution's backward, unless its input needs
     no gradient, else 1."""
+    product_alignment: IntArray
+    """Elements, a power of two up to `_ALIGNED`, of which the beginnings of all rows of operands
+    and result are multiples."""
     attention_ops: IntArray
     attentions: Attentions
     is_backward: IntArray
@@ -66,11 +72,14 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
             forward = float(graph.flops[graph.forward_of[op]]) or flops / 2
             count = min(2, max(1, round(flops / forward)))
             shape = _convolution(flops / count, reads[0], weights or reads[1:])
-            products.append((op, count, *shape, element))
+            products.append((op, count, _ALIGNED, *shape, element))
         elif "conv" in target:
-            products.append((op, 1, *_convolution(flops, result, weights or reads[1:]), element))
+            shape = _convolution(flops, result, weights or reads[1:])
+            products.append((op, 1, _ALIGNED, *shape, element))
         else:
-            products.append((op, 1, *_product(target, flops, result, reads, weights), element))
+            shape = _product(target, flops, result, reads, weights)
+            alignment = _alignment(shape, has_weight=bool(weights))
+            products.append((op, 1, alignment, *shape, element))
     return _as_arrays(products, attentions)
 
 
@@ -107,6 +116,15 @@ def _product(
             break
     side = result**0.5
     return best or (1.0, side, side, k)
+
+
+def _alignment(shape: tuple[float, float, float, float], *, has_weight: bool) -> int:
+    """Return the alignment of the rows of a product.
+
+    Rows are n or k elements long. If no operand is a weight, any of them may be transposed.
+    """
+    _, m, n, k = (max(1, round(size)) for size in shape)
+    return math.gcd(_ALIGNED, n, k) if has_weight else math.gcd(_ALIGNED, m, n, k)
 
 
 def _convolution(
@@ -146,15 +164,16 @@ def _attention(
 
 
 def _as_arrays(products: list[tuple[float, ...]], attentions: list[tuple[float, ...]]) -> Shapes:
-    of_products = np.array(products, dtype=np.float64).reshape(-1, 7)
+    of_products = np.array(products, dtype=np.float64).reshape(-1, 8)
     of_attentions = np.array(attentions, dtype=np.float64).reshape(-1, 10)
-    batch, m, n, k, element = of_products[:, 2:].T
+    batch, m, n, k, element = of_products[:, 3:].T
     _, queries, keys, heads, key_heads, size, causal, bytes_each = of_attentions[:, 2:].T
     none = np.zeros(len(of_attentions))
     return Shapes(
         of_products[:, 0].astype(np.int64),
         Products(batch, m, n, k, element, element),
         of_products[:, 1].astype(np.int64),
+        of_products[:, 2].astype(np.int64),
         of_attentions[:, 0].astype(np.int64),
         Attentions(none + 1, queries, keys, heads, key_heads, size, none, causal, bytes_each, none),
         of_attentions[:, 1].astype(np.int64),

@@ -51,14 +51,16 @@ def test_otherwise_probabilities_and_the_mask_are_kept() -> None:
 class _Biased(nn.Module):
     """Attention with a learned bias that is shared by the examples."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, transposed: bool = False) -> None:
         super().__init__()
         self.project = nn.Linear(16, 48)
         self.bias = nn.Parameter(torch.randn(2, 10, 10))
+        self.transposed = transposed
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x).reshape(-1, 10, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias) ** 2
+        bias = self.bias.transpose(1, 2) if self.transposed else self.bias
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias) ** 2
 
 
 def test_attention_with_a_learned_bias_keeps_no_probabilities() -> None:
@@ -87,6 +89,13 @@ def test_attention_with_a_learned_bias_keeps_no_probabilities() -> None:
         dict(zip(weights, wanted, strict=True)),
     )
     assert wanted[0].abs().max() > 1e-4
+
+
+def test_attention_with_a_transposed_bias_is_computed_by_its_definition() -> None:
+    """As T5's on an H100: fused kernels need masks with contiguous rows."""
+    captured = joint_capture(_Biased(transposed=True), (torch.randn(3, 10, 16),))
+    assert _calls(captured, "flash_attention") == 0
+    assert _calls(captured, "softmax") == 2
 
 
 def _dropout(p: float, options: StepOptions, train: bool = True) -> JointCapture:

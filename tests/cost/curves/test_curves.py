@@ -13,6 +13,7 @@ from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
 from fxpart.cost.curves.model import KernelModel
+from fxpart.cost.curves.shapes import shapes_of
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError
 from tests.sketch import Sketch
@@ -162,7 +163,7 @@ def test_a_long_run_sustains_a_share_of_the_rate_of_a_single_product() -> None:
     topology = uniform_topology((_device("f"),), Link(1e9))
     times = [
         KernelModel(
-            {"f": family_from("f", {**settings(), "sustained_share": share})}, LatencyModel()
+            {"f": family_from("f", {**settings(), "float32_share": share})}, LatencyModel()
         ).op_time_s(graph_of_a_product(), topology)
         for share in (1.0, 0.5)
     ]
@@ -184,6 +185,46 @@ def test_a_long_run_sustains_a_share_of_the_rate_of_a_single_product() -> None:
         SpecError, match=r"latency\.curves\.f\.sustained_share must be at most 1, is 2"
     ):
         family_from("f", {**settings(), "sustained_share": 2})
+
+
+def test_a_power_limit_is_for_tensor_cores_alone() -> None:
+    topology = uniform_topology((_device("f"),), Link(1e9))
+    limited = {**settings(), "sustained_share": 0.5}
+    models = [
+        KernelModel({"f": family_from("f", s)}, LatencyModel()) for s in (settings(), limited)
+    ]
+    for dtype, slower in (("float32", False), ("bfloat16", True)):
+        free, held = (m.op_time_s(graph_of_a_product(dtype), topology)[0, 0] for m in models)
+        assert (held > free) == slower
+
+
+@pytest.mark.parametrize(("columns", "alignment"), [(7, 1), (10, 2), (12, 4), (16, 8), (24, 8)])
+def test_products_with_unaligned_rows_are_slow(columns: int, alignment: int) -> None:
+    """16 x 8 with 8 x `columns`; of the weight and the result, rows have `columns` elements."""
+    sketch = Sketch()
+    x = sketch.input(16 * 8 * 2)
+    y = sketch.op([x], 16 * columns * 2, [sketch.weight(8 * columns * 2)], 2 * 16 * columns * 8)
+    graph = replace(sketch.graph(y), dtypes=("bfloat16",))
+    assert shapes_of(graph).product_alignment.tolist() == [alignment]
+    topology = uniform_topology((_device("f"),), Link(1e9))
+    slow = {**settings(), "unaligned_shares": {1: 1e-4, 2: 2e-4}}
+    models = [KernelModel({"f": family_from("f", s)}, LatencyModel()) for s in (settings(), slow)]
+    aligned, unaligned = (model.op_time_s(graph, topology)[0, 0] for model in models)
+    share = {1: 1e-4, 2: 2e-4}.get(alignment)
+    # A bfloat16 product of this device has the rate of float32.
+    assert unaligned == (aligned if share is None else 2 * 16 * columns * 8 / (1e6 * share))
+    padded = replace(models[1], pads=True)
+    assert padded.op_time_s(graph, topology)[0, 0] == aligned
+
+
+def test_convolutions_in_float32_take_the_rate_of_tf32() -> None:
+    graph = replace(graph_of_a_product(), targets=("aten.convolution.default", "aten.relu.default"))
+    fast = replace(_device(""), flops_per_s={"float32": 1e3, "tfloat32": 4e3})
+    topology = uniform_topology((fast, replace(fast, flops_per_s={"float32": 1e3})), Link(1e9))
+    seconds = LatencyModel().op_time_s(graph, topology)
+    assert seconds[0].tolist() == [2 * 16 * 4 * 8 / 4e3, 2 * 16 * 4 * 8 / 1e3]
+    products = replace(graph, targets=("aten.mm.default", "aten.relu.default"))
+    assert LatencyModel().op_time_s(products, topology)[0].tolist() == [seconds[0, 1]] * 2
 
 
 def test_a_family_without_curves_is_named() -> None:

@@ -1,0 +1,233 @@
+"""``python -m benchmarks.gpu.measure --output FILE``: measure models on the GPU of this machine.
+
+Each case is measured in a process of its own, with random weights, as its owner would run it: a
+forward under ``no_grad``, one token against a static cache, or a training step with optimizer. What
+is written of it, as JSON:
+
+- ``latency_ms``: the median over calls, each waited for; ``low_ms`` and ``high_ms``, the first and
+  third quartile; ``issue_ms``: until the call returns, with the device still at work;
+- ``kernels`` and ``kernel_ms``: kernels and copies of one call, and the sum of their times, by
+  torch's profiler, with the longest ones by name;
+- ``allocated_bytes`` and ``reserved_bytes``: peaks of torch's allocator; ``device_bytes``: what the
+  device has in use beyond what it had before the process started.
+
+``--constants`` measures the numbers of ``conf/reserve/cuda.yaml`` and of the accelerator's file.
+Only torch, transformers, Hydra and nvidia-ml-py are needed. `benchmarks.truth.single_gpu` and
+`single_gpu_time` compare ``benchmarks/gpu/h100.json``, such a file without names of kernels.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.composed import composed
+from benchmarks.gpu.cases import CASES, Case
+from benchmarks.gpu.constants import PARTS, used_bytes
+from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.execution.real_step import real_optimizer, training_step
+from fxpart.support.whole_file import write_whole
+from runner.config.sections import Config
+from runner.experiment.model_spec import model_spec
+from runner.experiment.training import is_training, optimizer_of
+
+__all__ = ["main"]
+
+_WARM_UP = 3
+_MOST_CALLS, _FEWEST_CALLS, _SECONDS = 40, 5, 3.0
+_LIMIT_S = 150.0
+"""A case that takes longer is stopped, and its error written."""
+_LONGEST_KERNELS = 12
+
+
+def main() -> None:
+    """Measure, and write the file after each case."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.measure")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", help="parts of labels of cases")
+    parser.add_argument("--skip", nargs="+", default=[], help="parts of labels of cases")
+    parser.add_argument("--constants", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no case after")
+    asked = parser.parse_args()
+    begin = time.perf_counter()
+    results: dict[str, Any] = {"cases": {}, "constants": {}}
+    for name, part in PARTS.items() if asked.constants else ():
+        results["constants"][name] = _in_process(part)
+        _show(name, results["constants"][name], begin)
+    for case in CASES:
+        is_named = not asked.only or any(part in case.label for part in asked.only)
+        if not is_named or any(part in case.label for part in asked.skip):
+            continue
+        if time.perf_counter() - begin > asked.limit_s:
+            print(f"not begun: {case.label}", flush=True)
+            continue
+        results["cases"][case.label] = _in_process(_case, case)
+        _show(case.label, results["cases"][case.label], begin)
+        _write(asked.output, results)
+    results["machine"] = _in_process(_machine)
+    _write(asked.output, results)
+
+
+def _show(label: str, result: dict[str, Any], begin: float) -> None:
+    text = json.dumps({k: v for k, v in result.items() if k not in ("longest", "traceback")})
+    print(f"{time.perf_counter() - begin:6.1f} s  {label}: {text[:600]}", flush=True)
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    text = json.dumps(results, indent=1) + "\n"
+    write_whole(path, text, "measurements", "choose another --output")
+
+
+def _in_process(work: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+    """Return what `work` returns in a process of its own, whose CUDA context goes with it."""
+    context = multiprocessing.get_context("fork")  # this process has none, and imports are shared
+    mine, other = context.Pipe()
+    process = context.Process(target=_answer, args=(other, work, used_bytes(), *arguments))
+    process.start()
+    other.close()
+    try:
+        result: dict[str, Any] = mine.recv() if mine.poll(_LIMIT_S) else {"error": "time limit"}
+    except EOFError:
+        result = {"error": "the process ended without an answer"}
+    process.join(5)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return result
+
+
+def _answer(answers: Connection, work: Callable[..., dict[str, Any]], *arguments: object) -> None:
+    try:
+        answers.send(work(*arguments))
+    except Exception as error:  # a case that fails must not end the others
+        answers.send({"error": f"{error}"[:500], "traceback": traceback.format_exc()[-2000:]})
+
+
+def _machine(_: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def _case(used_before_bytes: int, case: Case) -> dict[str, Any]:
+    config = composed(*case.overrides)
+    call = _call(config)
+    for _ in range(_WARM_UP):
+        call()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    latencies_ms, issues_ms = _timed(call)
+    low, median, high = statistics.quantiles(latencies_ms, n=4)
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    device_bytes = used_bytes() - used_before_bytes
+    kernels = _kernels(call)
+    return {
+        "overrides": list(case.overrides),
+        "latency_ms": median,
+        "low_ms": low,
+        "high_ms": high,
+        "issue_ms": statistics.median(issues_ms),
+        "calls": len(latencies_ms),
+        "allocated_bytes": allocated,
+        "reserved_bytes": reserved,
+        "device_bytes": device_bytes,
+        **kernels,
+    }
+
+
+def _call(config: Config) -> Callable[[], None]:
+    """Return what runs a forward, a decode or a training step of `config`."""
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    # Casts are PyTorch's own here; `ModelSpec.autocast` imitates them without a GPU.
+    built = build_model(replace(model_spec(config), autocast=None), device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    module = built.module
+    if config.model.autocast is not None:
+        dtype: torch.dtype = getattr(torch, config.model.autocast)
+        module.forward = torch.autocast("cuda", dtype)(module.forward)
+    if not is_training(config):
+        return _forward(_compiled(config, module), built)
+    module.train()
+    if config.checkpointing != "none":
+        transformers_model: Any = module
+        transformers_model.gradient_checkpointing_enable({"use_reentrant": False})
+    chosen = optimizer_of(config)
+    optimizer = real_optimizer(chosen.name, module.parameters(), chosen.implementation)
+    run = _compiled(config, module)
+    return lambda: training_step(run, built.args, built.kwargs, optimizer)
+
+
+def _forward(run: Any, built: BuiltModel) -> Callable[[], None]:  # noqa: ANN401 - a module
+    """Return what runs a forward, or decodes the last token that the cache has room for."""
+    counts = {name: t.clone() for name, t in built.kwargs.items() if not t.is_floating_point()}
+
+    def forward() -> None:
+        # A decode counts its token in its inputs.
+        for name, count in counts.items():
+            built.kwargs[name].copy_(count)
+        with torch.no_grad():
+            run(*built.args, **built.kwargs)
+
+    return forward
+
+
+def _compiled(config: Config, module: torch.nn.Module) -> Any:  # noqa: ANN401 - as torch returns
+    return torch.compile(module) if config.runtime.name == "compiled" else module
+
+
+def _timed(call: Callable[[], None]) -> tuple[list[float], list[float]]:
+    """Return milliseconds of calls, until the device is done and until the call returns."""
+    latencies_ms: list[float] = []
+    issues_ms: list[float] = []
+    while len(latencies_ms) < _FEWEST_CALLS or (
+        len(latencies_ms) < _MOST_CALLS and sum(latencies_ms) < _SECONDS * 1e3
+    ):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        issues_ms.append((time.perf_counter() - begin) * 1e3)
+        torch.cuda.synchronize()
+        latencies_ms.append((time.perf_counter() - begin) * 1e3)
+    return latencies_ms, issues_ms
+
+
+def _kernels(call: Callable[[], None]) -> dict[str, Any]:
+    """Return the kernels of one call, and their times."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    return {
+        "kernels": sum(event.count for event in events),
+        "kernel_ms": sum(event.self_device_time_total for event in events) / 1e3,
+        "longest": [
+            [event.key[:120], event.count, event.self_device_time_total / 1e3]
+            for event in events[:_LONGEST_KERNELS]
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Memory of one GPU: forwards and training steps of models that fxpart ships, in eager PyTorch.
+
+Measured by ``python -m benchmarks.gpu.measure`` on an H100; the figures are in
+``benchmarks/gpu/h100.json``. A case has two rows: the peak of the bytes that torch's allocator gave
+out, and the bytes that the device had in use, as ``nvidia-smi`` would show them.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import benchmarks.gpu
+from benchmarks.gpu.cases import CASES, Case
+from benchmarks.truth.planned_run import planned_run
+from benchmarks.truth.row import Row
+from runner.experiment.result import Result
+
+__all__ = ["NAME", "SOURCE", "measured_cases", "planned", "rows"]
+
+NAME = "single_gpu"
+SOURCE = "fxpart's own: python -m benchmarks.gpu.measure on an H100 SXM, torch 2.11, CUDA 13.0"
+_FILE = Path(benchmarks.gpu.__file__).with_name("h100.json")
+_ALLOCATED = ("tensors", "kernel workspaces", "library workspaces")
+"""Parts of a device's memory that torch's allocator gives out."""
+
+
+def rows(_: Path) -> Iterator[Row]:
+    """Yield two rows for each case that was measured."""
+    for case, measured in measured_cases():
+        (need,) = planned(case).device_needs
+        allocated = sum(need.parts[part].expected for part in _ALLOCATED if part in need.parts)
+        for label, predicted_bytes in (
+            ("allocated", allocated),
+            ("device", need.needed.expected),
+        ):
+            measured_gib = measured[f"{label}_bytes"] / 2**30
+            yield Row(
+                f"{case.label}, {label}",
+                predicted_bytes / 2**30,
+                measured_gib,
+                "GiB",
+                held_out=True,
+            )
+
+
+def measured_cases() -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Yield each case with what was measured of it."""
+    measured = json.loads(_FILE.read_text(encoding="utf-8"))["cases"]
+    for case in CASES:
+        if case.label in measured:
+            yield case, measured[case.label]
+
+
+@cache
+def planned(case: Case) -> Result:
+    """Return the plan of `case`; both sets of this GPU compare it."""
+    return planned_run((*case.overrides, "devices=1xh100", "mode=single"))

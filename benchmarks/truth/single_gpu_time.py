@@ -1,0 +1,24 @@
+"""Times on one GPU: forwards and training steps of models that fxpart ships, in eager PyTorch.
+
+The measurements are those of `benchmarks.truth.single_gpu`. Of its cases with autocast only memory
+is compared: their casts were made by fxpart's Python functions, which the host waits for.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.truth.row import Row
+from benchmarks.truth.single_gpu import SOURCE, measured_cases, planned
+
+__all__ = ["NAME", "SOURCE", "rows"]
+
+NAME = "single_gpu_time"
+
+
+def rows(_: Path) -> Iterator[Row]:
+    """Yield a row for each case that was measured without autocast."""
+    for case, measured in measured_cases():
+        if any(override.startswith("model.autocast=") for override in case.overrides):
+            continue
+        predicted_ms = planned(case).evaluation.latency_s * 1e3
+        yield Row(case.label, predicted_ms, measured["latency_ms"], "ms", held_out=True)
