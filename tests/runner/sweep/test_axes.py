@@ -147,7 +147,11 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
 @pytest.mark.parametrize(
     ("overrides", "settings", "message"),
     [
-        (["a=interval(0,1)"], {}, "a=interval(0,1): a grid needs a finite list of values, not an interval"),
+        (
+            ["a=interval(0,1)"],
+            {},
+            "a=interval(0,1): a grid needs a finite list of values, not an interval",
+        ),
         (["a=range(1,1)"], {}, "a=range(1,1) has no values"),
         (["a=1,2", "+a=3,4"], {}, "a is swept twice, with + and without"),
         ([], {"params": {"a": []}}, "hydra.sweeper.params: a is an empty list"),

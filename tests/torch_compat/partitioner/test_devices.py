@@ -110,7 +110,9 @@ def test_partitions_that_have_devices_keep_them() -> None:
 def test_an_unknown_device_is_refused() -> None:
     partitions = _each(_ops(1))
     partitions[0].logical_device_ids = [7]
-    with pytest.raises(ConfigError, match="partition 0 is put on logical device 7, which does not exist"):
+    with pytest.raises(
+        ConfigError, match="partition 0 is put on logical device 7, which does not exist"
+    ):
         get_device_partition_stats(partitions, _devices(100))
 
 
