@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pynvml
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,10 +16,14 @@ _CHAIN = 2000
 
 def used_bytes() -> int:
     """Return the bytes in use on the device, by its driver; no CUDA context is made for it."""
+    import pynvml  # nvidia-ml-py, which only a machine with a GPU has use for
+
     return int(pynvml.nvmlDeviceGetMemoryInfo(_handle()).used)
 
 
 def _handle() -> Any:  # noqa: ANN401 - untyped upstream
+    import pynvml
+
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByIndex(0)
 
@@ -151,6 +154,8 @@ def _bandwidth(_: int) -> dict[str, Any]:
 
 def _sustained(_: int) -> dict[str, Any]:
     """Measure FLOP/s of matrix products one by one, and over seconds without a pause."""
+    import pynvml
+
     return {
         str(dtype): _sustained_rates(size, dtype, seconds)
         for dtype, size, seconds in (
@@ -162,6 +167,8 @@ def _sustained(_: int) -> dict[str, Any]:
 
 
 def _sustained_rates(size: int, dtype: torch.dtype, seconds: float) -> dict[str, Any]:
+    import pynvml
+
     handle = _handle()
     left, right = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
     result = torch.empty_like(left)

@@ -60,24 +60,26 @@ def main() -> None:
     parser.add_argument("--skip", nargs="+", default=[], help="parts of labels of cases")
     parser.add_argument("--constants", action="store_true")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no case after")
-    asked = parser.parse_args()
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this machine has no CUDA device; run it where there is one")
     begin = time.perf_counter()
     results: dict[str, Any] = {"cases": {}, "constants": {}}
-    for name, part in PARTS.items() if asked.constants else ():
+    for name, part in PARTS.items() if chosen.constants else ():
         results["constants"][name] = _in_process(part)
         _show(name, results["constants"][name], begin)
     for case in CASES:
-        is_named = not asked.only or any(part in case.label for part in asked.only)
-        if not is_named or any(part in case.label for part in asked.skip):
+        is_named = not chosen.only or any(part in case.label for part in chosen.only)
+        if not is_named or any(part in case.label for part in chosen.skip):
             continue
-        if time.perf_counter() - begin > asked.limit_s:
+        if time.perf_counter() - begin > chosen.limit_s:
             print(f"not begun: {case.label}", flush=True)
             continue
         results["cases"][case.label] = _in_process(_case, case)
         _show(case.label, results["cases"][case.label], begin)
-        _write(asked.output, results)
+        _write(chosen.output, results)
     results["machine"] = _in_process(_machine)
-    _write(asked.output, results)
+    _write(chosen.output, results)
 
 
 def _show(label: str, result: dict[str, Any], begin: float) -> None:
