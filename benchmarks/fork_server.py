@@ -8,6 +8,9 @@ as long as a short command. What most children import and the loops that they ca
 from its start; what else a child had to import, it imports before the next one. What depends on a
 bare start or a real end is tested with one (`tests/test_layers.py`, `run(..., bare=True)`,
 `tests/runner/cli/test_ending.py`).
+
+Within `shared_imports`, as in the workers of one run of tests, the servers are themselves forks of
+a process that imports once for all of them, when the first is asked for.
 """
 
 import atexit
@@ -16,22 +19,26 @@ import json
 import math
 import os
 import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from fxpart.support.garbage import collect_rarely
 
-__all__ = ["fork_command"]
+__all__ = ["fork_command", "shared_imports"]
 
+_ROOT = Path(__file__).resolve().parents[1]
 _USUAL = (
     "torch.export",
     "torch._dynamo",
@@ -55,16 +62,59 @@ _ASKS_NOTHING = '"answer"'
 """A request that is answered by itself."""
 
 
+_SHARED = "FXPART_FORK_SERVER"
+"""The variable that names the socket of the process whose imports servers share."""
+
+
+@dataclass
+class _Server:
+    """Where a server takes requests and gives answers."""
+
+    requests: IO[str]
+    answers: IO[str]
+    pid: int
+
+
 @cache
-def _server() -> "subprocess.Popen[str]":
+def _server() -> _Server:
     """Return this process's server, started with the first command."""
-    return subprocess.Popen(
+    if _SHARED in os.environ:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ[_SHARED])
+        answers = connection.makefile("r")
+        return _Server(connection.makefile("w"), answers, int(answers.readline()))
+    process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.fork_server"],
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return _Server(process.stdin, process.stdout, process.pid)
+
+
+@contextmanager
+def shared_imports() -> Iterator[None]:
+    """Let the servers of this process's children share one process's imports, meanwhile."""
+    with TemporaryDirectory(prefix="fork") as folder:
+        path = f"{folder}/socket"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.fork_server", str(listener.fileno())],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+            )
+        os.environ[_SHARED] = path
+        try:
+            yield
+        finally:
+            del os.environ[_SHARED]
+            process.communicate()  # it ends with its input
 
 
 @cache
@@ -90,8 +140,6 @@ def fork_command(
 
     """
     server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     with TemporaryDirectory() as texts:
         out, err = (Path(texts) / name for name in ("out", "err"))
         request = {
@@ -105,20 +153,20 @@ def fork_command(
             "timeout_s": timeout_s,
             "cpu_limit_s": cpu_limit_s,
         }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
+        server.requests.write(json.dumps(request) + "\n")
+        server.requests.flush()
         try:
-            answer = server.stdout.readline()
+            answer = server.answers.readline()
         except BaseException:
             # Whoever asks next would read this answer as its own. It may have been read already and
             # lost to what was raised: what is answered after it shows that it was given.
-            server.send_signal(_GIVE_UP)
+            os.kill(server.pid, _GIVE_UP)
             with suppress(BrokenPipeError):
-                server.stdin.write(f"{_ASKS_NOTHING}\n")
-                server.stdin.flush()
-            answer = server.stdout.readline()
+                server.requests.write(f"{_ASKS_NOTHING}\n")
+                server.requests.flush()
+            answer = server.answers.readline()
             while answer not in ("", f"{_ASKS_NOTHING}\n"):
-                answer = server.stdout.readline()
+                answer = server.answers.readline()
             if not answer:  # it was not started yet
                 _server.cache_clear()
             raise
@@ -128,15 +176,47 @@ def fork_command(
         return code, out.read_text(), err.read_text()
 
 
-def _serve() -> None:
-    """Fork for each request on stdin; answer with the exit code on stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+def _import_usual() -> None:
     collect_rarely()
     for name in _USUAL:
         import_module(name)
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
-    for line in sys.stdin:
+
+
+def _serve_alone() -> None:
+    """Serve requests on stdin."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    _import_usual()
+    _serve(sys.stdin, answers)
+
+
+def _fork_servers(listener: socket.socket) -> None:
+    """Fork a server for each connection, until the end of stdin."""
+    os.dup2(2, 1)
+    imported = False
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        if not imported:
+            _import_usual()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for servers
+            imported = True
+        gc.freeze()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            requests, answers = connection.makefile("r"), connection.makefile("w")
+            connection.close()  # but for those two
+            answers.write(f"{os.getpid()}\n")
+            answers.flush()
+            _serve(requests, answers)
+            os._exit(0)
+        connection.close()
+
+
+def _serve(requests: IO[str], answers: IO[str]) -> None:
+    """Fork for each request; answer with the exit code."""
+    for line in requests:
         request = json.loads(line)
         if not isinstance(request, dict):
             answers.write(line)
@@ -147,6 +227,8 @@ def _serve() -> None:
         child = os.fork()
         if child == 0:
             answers.close()
+            if requests is not sys.stdin:  # whose number `_become` replaces
+                requests.close()
             try:
                 _become(request)
             except SystemExit as end:
@@ -180,7 +262,7 @@ def _import_as(modules: Path) -> None:
 
 def _leave_names(modules: Path) -> None:
     """Write the names of what this process has imported, but for modules of a test's own."""
-    homes = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
+    homes = (sys.prefix, sys.base_prefix, str(_ROOT))
     names = [
         name
         for name, module in list(sys.modules.items())
@@ -245,4 +327,7 @@ def _become(request: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    if len(sys.argv) > 1:
+        _fork_servers(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        _serve_alone()
