@@ -8,6 +8,9 @@ as long as a short command. The server starts with what most children import and
 compiled; whatever else a child had to import, the server imports before the next one. Tests that
 depend on a bare start or a real exit use a new interpreter (`tests/test_layers.py`,
 `run(..., bare=True)`, `tests/runner/cli/test_ending.py`).
+
+Within `shared_imports`, as in the workers of one run of tests, the servers are themselves forks of
+a process that imports once for all of them, when the first is asked for.
 """
 
 import atexit
@@ -16,22 +19,26 @@ import json
 import math
 import os
 import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from fxpart.support.garbage import collect_rarely
 
-__all__ = ["fork_command"]
+__all__ = ["fork_command", "shared_imports"]
 
+_ROOT = Path(__file__).resolve().parents[1]
 _PRELOADED = (
     "torch.export",
     "torch._dynamo",
@@ -46,7 +53,7 @@ _PRELOADED = (
     "runner.sweep.session",
     "runner.tracking.mlflow_tracker",
 )
-"""The modules that a run of the command imports, with all that they import."""
+"""What a run of the command imports, and what that imports."""
 
 
 _GIVE_UP = signal.SIGUSR1
@@ -55,21 +62,64 @@ _PING = '"answer"'
 """A request that the server echoes."""
 
 
+_SHARED = "FXPART_FORK_SERVER"
+"""The variable that names the socket of the process whose imports servers share."""
+
+
+@dataclass
+class _Server:
+    """Where a server takes requests and gives answers."""
+
+    requests: IO[str]
+    answers: IO[str]
+    pid: int
+
+
 @cache
-def _server() -> "subprocess.Popen[str]":
-    """Return the server of this process, started on the first call."""
-    return subprocess.Popen(
+def _server() -> _Server:
+    """Return this process's server, started with the first command."""
+    if _SHARED in os.environ:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ[_SHARED])
+        answers = connection.makefile("r")
+        return _Server(connection.makefile("w"), answers, int(answers.readline()))
+    process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.fork_server"],
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return _Server(process.stdin, process.stdout, process.pid)
+
+
+@contextmanager
+def shared_imports() -> Iterator[None]:
+    """Let the servers of this process's children share one process's imports, meanwhile."""
+    with TemporaryDirectory(prefix="fork") as folder:
+        path = f"{folder}/socket"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.fork_server", str(listener.fileno())],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+            )
+        os.environ[_SHARED] = path
+        try:
+            yield
+        finally:
+            del os.environ[_SHARED]
+            process.communicate()  # it ends with its input
 
 
 @cache
 def _modules_file() -> Path:
-    """Return the file to which the last child writes the names of its modules."""
+    """Return the file in which the last child names its modules."""
     return Path(mkdtemp()) / "modules.txt"
 
 
@@ -80,18 +130,16 @@ def fork_command(
     timeout_s: float,
     cpu_limit_s: float | None = None,
 ) -> tuple[int, str, str]:
-    """Run ``python PROGRAM ARGUMENTS`` in `folder`; return its code, as Popen does, and output.
+    """Run ``python PROGRAM ARGUMENTS`` in `folder`; return its code, as Popen has it, and its text.
 
     `program` is ``("-m", module)`` or ``("-c", code)``.
 
     Raises:
-        subprocess.TimeoutExpired: if it takes longer than `timeout_s`, or more CPU time than
-            `cpu_limit_s` including the processes it waits for; it is killed.
+        subprocess.TimeoutExpired: when it takes longer than `timeout_s`, or more than `cpu_limit_s`
+            of CPU with the processes that it waits for; it is killed.
 
     """
     server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     with TemporaryDirectory() as texts:
         out, err = (Path(texts) / name for name in ("out", "err"))
         request = {
@@ -105,20 +153,20 @@ def fork_command(
             "timeout_s": timeout_s,
             "cpu_limit_s": cpu_limit_s,
         }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
+        server.requests.write(json.dumps(request) + "\n")
+        server.requests.flush()
         try:
-            answer = server.stdout.readline()
+            answer = server.answers.readline()
         except BaseException:
             # The next request would read this answer as its own. The answer may have been read
             # already and lost to the exception: the echo of a ping marks the end of the answers.
-            server.send_signal(_GIVE_UP)
+            os.kill(server.pid, _GIVE_UP)
             with suppress(BrokenPipeError):
-                server.stdin.write(f"{_PING}\n")
-                server.stdin.flush()
-            answer = server.stdout.readline()
+                server.requests.write(f"{_PING}\n")
+                server.requests.flush()
+            answer = server.answers.readline()
             while answer not in ("", f"{_PING}\n"):
-                answer = server.stdout.readline()
+                answer = server.answers.readline()
             if not answer:  # the server had not started yet
                 _server.cache_clear()
             raise
@@ -128,40 +176,74 @@ def fork_command(
         return code, out.read_text(), err.read_text()
 
 
-def _serve() -> None:
-    """Fork for each request on stdin; answer with the exit code on stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of libraries must not reach the answers
+def _preload() -> None:
     collect_rarely()
     for name in _PRELOADED:
         import_module(name)
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
-    for line in sys.stdin:
+
+
+def _serve_alone() -> None:
+    """Serve requests on stdin."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    _preload()
+    _serve(sys.stdin, answers)
+
+
+def _fork_servers(listener: socket.socket) -> None:
+    """Fork a server for each connection, until the end of stdin."""
+    os.dup2(2, 1)
+    imported = False
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        if not imported:
+            _preload()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for servers
+            imported = True
+        gc.freeze()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            requests, answers = connection.makefile("r"), connection.makefile("w")
+            connection.close()  # but for those two
+            answers.write(f"{os.getpid()}\n")
+            answers.flush()
+            _serve(requests, answers)
+            os._exit(0)
+        connection.close()
+
+
+def _serve(requests: IO[str], answers: IO[str]) -> None:
+    """Fork for each request; answer with the exit code."""
+    for line in requests:
         request = json.loads(line)
         if not isinstance(request, dict):
             answers.write(line)
             answers.flush()
             continue
-        # Garbage collection in a child would touch, and so copy, everything imported here.
+        # A child's collections would touch, and so copy, all that has been imported here.
         gc.freeze()
         child = os.fork()
         if child == 0:
             answers.close()
+            if requests is not sys.stdin:  # whose number `_become` replaces
+                requests.close()
             try:
-                _run_request(request)
+                _become(request)
             except SystemExit as end:
                 if end.code is not None and not isinstance(end.code, int):
-                    raise  # Python prints the message
+                    raise  # Python prints it
                 _end(end.code or 0)
             _end(0)
-        code = _wait_for_code(child, request["timeout_s"], request["cpu_limit_s"])
+        code = _code_of(child, request["timeout_s"], request["cpu_limit_s"])
         answers.write(json.dumps(code) + "\n")
         answers.flush()
-        _import_modules(Path(request["modules"]))
+        _import_as(Path(request["modules"]))
 
 
 def _end(code: int) -> NoReturn:
-    """End this process as Python does, without the teardown of modules."""
+    """End this process as Python does, up to where it would take its modules apart."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -169,29 +251,29 @@ def _end(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _import_modules(modules: Path) -> None:
-    """Import the modules that the last child listed; a killed child listed none."""
+def _import_as(modules: Path) -> None:
+    """Import the modules that a child left the names of; one that was killed left none."""
     if not modules.exists():
         return
     for name in modules.read_text().split():
-        with suppress(Exception):  # the command itself reports the error
+        with suppress(Exception):  # the command will say what is wrong with it
             import_module(name)
 
 
-def _write_module_names(modules: Path) -> None:
-    """Write the names of the modules imported here, except those that belong to a test."""
-    homes = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
+def _leave_names(modules: Path) -> None:
+    """Write the names of what this process has imported, but for modules of a test's own."""
+    homes = (sys.prefix, sys.base_prefix, str(_ROOT))
     names = [
         name
         for name, module in list(sys.modules.items())
         if (getattr(module, "__file__", None) or "").startswith(homes) and name != "__main__"
     ]
-    with suppress(OSError):  # such as a full disk, which a test may simulate
+    with suppress(OSError):  # such as no room, which the command may have been started with
         modules.write_text("\n".join(names))
 
 
-def _wait_for_code(child: int, timeout_s: float, cpu_limit_s: float | None) -> int | None:
-    """Return the exit code of a child, None if it exceeded its time and was killed."""
+def _code_of(child: int, timeout_s: float, cpu_limit_s: float | None) -> int | None:
+    """Return how a child ended, None if it had to be killed for its time."""
     expired = []
 
     def kill(*_: object) -> None:
@@ -211,7 +293,7 @@ def _wait_for_code(child: int, timeout_s: float, cpu_limit_s: float | None) -> i
     return None if expired else code
 
 
-def _run_request(request: dict[str, object]) -> None:
+def _become(request: dict[str, object]) -> None:
     """Run the requested program in this process, as a new interpreter would."""
     import runpy
 
@@ -231,7 +313,7 @@ def _run_request(request: dict[str, object]) -> None:
     assert isinstance(environment, dict)
     os.environ.clear()
     os.environ.update(environment)
-    atexit.register(_write_module_names, Path(str(request["modules"])))
+    atexit.register(_leave_names, Path(str(request["modules"])))
     program, arguments = request["program"], request["arguments"]
     assert isinstance(program, list)
     assert isinstance(arguments, list)
@@ -245,4 +327,7 @@ def _run_request(request: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    if len(sys.argv) > 1:
+        _fork_servers(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        _serve_alone()

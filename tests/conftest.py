@@ -3,12 +3,14 @@
 import gc
 import os
 import random
+from contextlib import ExitStack
 from importlib.metadata import version
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from benchmarks.fork_server import shared_imports
 from fxpart.support.garbage import collect_rarely
 
 # Waiting threads of torch yield to the other workers instead of spinning, which takes
@@ -18,6 +20,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 collect_rarely()
 settings.register_profile("fxpart", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("fxpart")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the commands that workers run share their imports."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        open_until_end = ExitStack()
+        open_until_end.enter_context(shared_imports())
+        config.add_cleanup(open_until_end.close)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.inference.eager_lifetimes import watching_python
 from fxpart.capture.inference.export import (
     capture_failure,
+    only_graphs,
     quiet,
     unmasked_attention,
     without_transforms,
@@ -228,7 +229,7 @@ def joint_programs(
     blocks = _checkpointed(module, options)
     with user_errors(partial(capture_failure, module)):
         try:
-            with quiet(), torch.enable_grad():
+            with quiet(), only_graphs(), torch.enable_grad():
                 inputs = dict(kwargs or {})
                 with unmasked_attention(args, inputs), exported_functions(), watching_python():
                     program = without_transforms(
