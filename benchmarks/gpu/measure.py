@@ -13,7 +13,8 @@ is written of it, as JSON:
 
 ``--constants`` measures the numbers of ``conf/reserve/cuda.yaml`` and of the accelerator's file.
 Only torch, transformers, Hydra and nvidia-ml-py are needed. `benchmarks.truth.single_gpu` and
-`single_gpu_time` compare ``benchmarks/gpu/h100.json``, such a file without names of kernels.
+`single_gpu_time` compare ``benchmarks/gpu/h100.json``: several such files joined, rounded, without
+overrides and names of kernels, and with a few kernels of the profiles under ``unaligned``.
 """
 
 import argparse

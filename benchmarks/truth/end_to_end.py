@@ -44,7 +44,7 @@ __all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
 NAME = "training steps on FSDP"
 SOURCE = "pytorch/torchtitan (BSD-3) and mosaicml/llm-foundry (Apache-2.0), as their benchmarks say"
 _ENGINES = ("pytorch/torchtitan", "mosaicml/llm-foundry")
-_OLD_ATTENTION = "+latency.curves.h100.torch_attention={family: a100, compute_share: 0.629}"
+_OLD_ATTENTION = "latency.curves.h100.torch_attention={family: a100, compute_share: 0.629}"
 """The share of an H100's peak that torch's attention reached by instructions of Ampere (Luo et al.:
 Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499)."""
 _GIB = 2**30

@@ -196,12 +196,12 @@ _HEAD = """\
 # in a long run of 16-bit products. A100: loops reach 271.2 TFLOP/s (stas00/ml-engineering, MAMF
 # table, CC BY-SA), the curve 284.6. H100: 687 after seconds at 700 W, the curve 821
 # (benchmarks/gpu/h100.json, "sustained").
-# float32_share: the same of products without tensor cores. H100: 51.7 TFLOP/s, the curve 56.3.
-# unaligned_shares: of that rate, with rows that begin at odd multiples of 1 or 2 elements. H100:
-# the vocabularies of GPT-2 (50,257) and BERT (30,522), forward and backward, by torch's profiler
-# in the runs of that file.
-# torch_attention: absent, since torch runs cuDNN's attention on an H100, which is as fast as the
-# curve (same file, "attention"). Older versions ran FlashAttention-2, by Ampere's instructions:
+# float32_share: of the rate that the 16-bit curve gives for float32. H100: 51.7 TFLOP/s of 56.3.
+# unaligned_shares: of the 16-bit peak times sustained_share, for rows of odd and twice odd lengths.
+# H100: the vocabularies of GPT-2 (50,257) and BERT (30,522), forward and backward, by torch's
+# profiler in the runs of that file ("unaligned").
+# torch_attention: null where torch's attention is as fast as the curve, as cuDNN's on an H100 is
+# (same file, "attention"). Older versions ran FlashAttention-2, by Ampere's instructions:
 # {family: a100, compute_share: 0.629} (Luo et al.: Dissecting the Nvidia Hopper GPU architecture,
 # arXiv:2402.13499).
 name: kernels
@@ -219,7 +219,8 @@ _NOT_FITTED = {
     "h100": (
         "    sustained_share: 0.837  # 687 of 821 TFLOP/s",
         "    float32_share: 0.918  # 51.7 of 56.3 TFLOP/s",
-        "    unaligned_shares: {1: 0.147, 2: 0.302}  # 122 and 250 TFLOP/s",
+        "    torch_attention: null",
+        "    unaligned_shares: {odd: 0.147, twice_odd: 0.302}  # 122 and 250 of 828 TFLOP/s",
     ),
 }
 """What is not fitted to kernels, by family."""

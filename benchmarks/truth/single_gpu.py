@@ -1,4 +1,4 @@
-"""Memory of one GPU: forwards and training steps of models that fxpart ships, in eager PyTorch.
+"""Memory of one GPU: forwards and training steps of models that fxpart ships.
 
 Measured by ``python -m benchmarks.gpu.measure`` on an H100; the figures are in
 ``benchmarks/gpu/h100.json``. A case has two rows: the peak of the bytes that torch's allocator gave
@@ -17,11 +17,13 @@ from benchmarks.truth.planned_run import planned_run
 from benchmarks.truth.row import Row
 from runner.experiment.result import Result
 
-__all__ = ["NAME", "SOURCE", "measured_cases", "planned", "rows"]
+__all__ = ["NAME", "SOURCE", "is_held_out", "measured_cases", "planned", "rows"]
 
 NAME = "single_gpu"
 SOURCE = "fxpart's own: python -m benchmarks.gpu.measure on an H100 SXM, torch 2.11, CUDA 13.0"
 _FILE = Path(benchmarks.gpu.__file__).with_name("h100.json")
+_FITTED = ("gpt2 ", "bert_large ")
+"""Models whose products with unaligned rows gave `unaligned_shares`."""
 _ALLOCATED = ("tensors", "kernel workspaces", "library workspaces")
 """Parts of a device's memory that torch's allocator gives out."""
 
@@ -43,6 +45,11 @@ def rows(_: Path) -> Iterator[Row]:
                 "GiB",
                 held_out=True,
             )
+
+
+def is_held_out(case: Case) -> bool:
+    """Return whether no time of `case` is part of a fit; nothing is fitted to memory."""
+    return not case.label.startswith(_FITTED)
 
 
 def measured_cases() -> Iterator[tuple[Case, dict[str, Any]]]:

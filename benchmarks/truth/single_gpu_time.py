@@ -1,14 +1,15 @@
-"""Times on one GPU: forwards and training steps of models that fxpart ships, in eager PyTorch.
+"""Times on one GPU: forwards and training steps of models that fxpart ships.
 
 The measurements are those of `benchmarks.truth.single_gpu`. Of its cases with autocast only memory
-is compared: their casts were made by fxpart's Python functions, which the host waits for.
+is compared: their casts were made by fxpart's Python functions, which the host waits for. Measured
+anew, `benchmarks.gpu.measure` uses ``torch.autocast``.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.truth.row import Row
-from benchmarks.truth.single_gpu import SOURCE, measured_cases, planned
+from benchmarks.truth.single_gpu import SOURCE, is_held_out, measured_cases, planned
 
 __all__ = ["NAME", "SOURCE", "rows"]
 
@@ -21,4 +22,6 @@ def rows(_: Path) -> Iterator[Row]:
         if any(override.startswith("model.autocast=") for override in case.overrides):
             continue
         predicted_ms = planned(case).evaluation.latency_s * 1e3
-        yield Row(case.label, predicted_ms, measured["latency_ms"], "ms", held_out=True)
+        yield Row(
+            case.label, predicted_ms, measured["latency_ms"], "ms", held_out=is_held_out(case)
+        )

@@ -4,6 +4,7 @@ Williams, Waterman, Patterson: Roofline: an insightful visual performance model 
 architectures. CACM 52(4), 2009, doi:10.1145/1498765.1498785.
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,11 @@ from fxpart.errors import SpecError
 __all__ = ["LatencyModel", "op_time_s", "rate_names"]
 
 
+_CONVOLUTION = re.compile(
+    r"(^|\.)_?(cudnn_)?(convolution(_backward)?|conv(_transpose)?[123]d)(\.|$)"
+    r"|^Conv(Transpose)?[123]d$"
+)
+"""Targets of convolutions: operators, and classes of modules."""
 _LEAST_SHARE, _MOST_OVERHEAD_S = 1e-6, 3600.0
 
 
@@ -75,6 +81,6 @@ def rate_names(graph: OpGraph) -> list[str]:
     states no rate of ``tfloat32`` computes them in float32.
     """
     return [
-        "tfloat32" if dtype == "float32" and "conv" in target else dtype
+        "tfloat32" if dtype == "float32" and _CONVOLUTION.search(target) else dtype
         for dtype, target in zip(graph.dtypes, graph.targets, strict=True)
     ]

@@ -27,10 +27,6 @@ def with_decided_latency(config: Config) -> Config:
     overhead_s, curves = shipped["op_overhead_s"], shipped["curves"]
     if names - curves.keys():  # rejected with the known families when times are computed
         names = set(curves)
-    stated = [curves[name] for name in sorted(names)]
-    names |= {
-        family["torch_attention"]["family"] for family in stated if family.get("torch_attention")
-    }
     families = {
         name: {"op_overhead_s": overhead_s, **family}
         for name, family in curves.items()

@@ -7,6 +7,7 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Topology
+from fxpart.cost.roofline import rate_names
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.config.specs import accelerator_files
@@ -28,7 +29,7 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
     Model FLOPs are the matrix products, convolutions and attention of the forward, and twice as
     many for the backward; recomputation does not count (Chowdhery et al.: PaLM, appendix B,
     arXiv:2204.02311). Frozen weights have no gradient, so their backward has as many FLOPs as the
-    forward. Each dtype counts at its own peak, and idle devices count too.
+    forward. Each dtype counts at its own peak, as do convolutions in TF32; idle devices count too.
 
     Args:
         graph: the part of one input's work that `topology` computes.
@@ -39,16 +40,16 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
     forward = ~graph.is_backward
     flops: dict[str, int] = defaultdict(int)
     counted = graph.flops * forward * (1 if forward.all() else 1 + _backward_passes(graph))
-    for dtype, count in zip(graph.dtypes, counted.tolist(), strict=True):
-        flops[dtype] += count
+    for name, count in zip(rate_names(graph), counted.tolist(), strict=True):
+        flops[name] += count
     peak = {
-        dtype: sum(device.rate_for(dtype) for device in topology.devices)
-        for dtype, count in flops.items()
+        name: sum(device.rate_for(name) for device in topology.devices)
+        for name, count in flops.items()
         if count
     }
     if not peak:  # no FLOPs: a published problem, or a model without matrix products
         return 0.0
-    return inputs_per_s * sum(flops[dtype] / rate for dtype, rate in peak.items())
+    return inputs_per_s * sum(flops[name] / rate for name, rate in peak.items())
 
 
 def _backward_passes(graph: OpGraph) -> IntArray:

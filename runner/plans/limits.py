@@ -6,6 +6,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.collective_times import collective_kinds
+from fxpart.cost.roofline import rate_names
 from runner.config.sections import Config
 from runner.experiment.result import Result
 
@@ -83,7 +84,8 @@ def _of_operators(
 ) -> dict[str, float]:
     """Return the `seconds` of `ops`, all on `device`, by the resource that bounds them."""
     graph, spec = result.problem.graph, result.problem.topology.devices[device]
-    rates = np.array([spec.rate_for(graph.dtypes[op]) for op in ops.tolist()])
+    names = rate_names(graph)
+    rates = np.array([spec.rate_for(names[op]) for op in ops.tolist()])
     compute_s = graph.flops[ops] / (rates * config.latency.compute_efficiency)
     bandwidth = spec.memory_bandwidth_bytes_per_s * config.latency.bandwidth_efficiency
     memory_s = graph.moved_bytes[ops] / bandwidth

@@ -32,10 +32,9 @@ def biased_attention(
     mask, tensors = named_args.get("attn_mask"), [named_args[name] for name in _NAMES[:3]]
     if mask is None or not mask.requires_grad or named_args.get("is_causal", False):
         return None
-    if mask.stride(-1) != 1:
-        return None
     query, key, value = tensors
-    if named_args.get("enable_gqa", False) or any(t.dim() != _DIMS for t in tensors):
+    is_regular = mask.stride(-1) == 1 and all(t.dim() == _DIMS for t in tensors)
+    if not is_regular or named_args.get("enable_gqa", False):
         return None
     width = query.shape[-1]
     if not isinstance(width, int) or value.shape[-1] != width or mask.dtype != query.dtype:

@@ -23,6 +23,19 @@ class Carried(NamedTuple):
     """Share of this family's peak that these kernels reach."""
 
 
+class UnalignedShares(NamedTuple):
+    """Share of the peak times `CurveFamily.sustained_share` that 16-bit products reach at most.
+
+    Libraries have only older kernels for operands whose rows do not begin at multiples of 4
+    elements.
+    """
+
+    odd: float
+    """If a row has an odd number of elements."""
+    twice_odd: float
+    """If a row has twice an odd number of elements, and none has an odd one."""
+
+
 @dataclass(frozen=True, slots=True)
 class CurveFamily:
     """Kernel times of one family of devices."""
@@ -39,13 +52,13 @@ class CurveFamily:
     torch_attention: Carried | None = None
     """The kernels that torch uses instead of `attention`; None if those are as fast."""
     sustained_share: float = 1.0
-    """Share of the rate of an isolated product of at most 16 bits that is sustained in a long run,
-    where the power limit lowers the clock."""
+    """Share of the rate of an isolated product, of at most 16 bits or in TF32, that is sustained in
+    a long run, where the power limit lowers the clock."""
     float32_share: float = 1.0
-    """The same for products of 32 and 64 bits, which run without tensor cores."""
-    unaligned_shares: Mapping[int, float] = field(default_factory=dict)
-    """Share of the sustained rate that 16-bit products reach if their rows begin at odd multiples
-    of 1 or 2 elements, for which libraries have older, slower kernels. Empty if unknown."""
+    """Share of the curve's rate that products of 32 and 64 bits reach; the curve is fitted to 16
+    bits. Measured in float32."""
+    unaligned_shares: UnalignedShares | None = None
+    """Rates of 16-bit products whose rows are not aligned; None if they are as fast, or unknown."""
     op_overhead_s: float | None = None
     """Time of a minimal kernel; None for the overhead of the roofline."""
 
@@ -94,6 +107,7 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
     rates = settings.get("measured_on")
     measured_on = None if rates is None else _curve(f"{path}.measured_on", Rates, rates)
     carried, overhead_s = settings.get("torch_attention"), settings.get("op_overhead_s")
+    unaligned = settings.get("unaligned_shares")
     return CurveFamily(
         **curves,
         collectives=collectives,
@@ -102,10 +116,9 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         torch_attention=None if carried is None else _carried(f"{path}.torch_attention", carried),
         sustained_share=_share(f"{path}.sustained_share", settings.get("sustained_share", 1.0)),
         float32_share=_share(f"{path}.float32_share", settings.get("float32_share", 1.0)),
-        unaligned_shares={
-            int(elements): _share(f"{path}.unaligned_shares.{elements}", share)
-            for elements, share in (settings.get("unaligned_shares") or {}).items()
-        },
+        unaligned_shares=None
+        if unaligned is None
+        else _unaligned(f"{path}.unaligned_shares", unaligned),
         op_overhead_s=None
         if overhead_s is None
         else _number(f"{path}.op_overhead_s", overhead_s, may_be_0=True),
@@ -117,6 +130,12 @@ def _carried(path: str, settings: object) -> Carried:
         raise SpecError(f"{path} states {', '.join(Carried._fields)}, is {settings}")
     share = _share(f"{path}.compute_share", settings["compute_share"])
     return Carried(str(settings["family"]), share)
+
+
+def _unaligned(path: str, settings: object) -> UnalignedShares:
+    if not isinstance(settings, Mapping) or set(settings) != set(UnalignedShares._fields):
+        raise SpecError(f"{path} states {', '.join(UnalignedShares._fields)}, is {settings}")
+    return UnalignedShares(**{k: _share(f"{path}.{k}", v) for k, v in settings.items()})
 
 
 def _share(path: str, number: object) -> float:

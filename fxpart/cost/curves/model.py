@@ -46,7 +46,7 @@ class KernelModel:
     """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
     fastest measured kernel."""
     pads: bool = False
-    """Whether rows of unaligned products are padded, as by torch's compiler."""
+    """Whether rows of unaligned products are padded, as ``torch.compile`` does."""
     carries: bool = True
     """Whether a device without curves of its own (`DeviceSpec.own_curves`) uses the curves that it
     names, scaled by its own peaks; otherwise it uses the roofline."""
@@ -87,7 +87,7 @@ class KernelModel:
                     kind: residual for kind, residual in residuals.items() if kind != "attention"
                 }
             if self.pads:
-                family = replace(family, unaligned_shares={})
+                family = replace(family, unaligned_shares=None)
             if family.op_overhead_s is not None:
                 roofline = replace(self.roofline, op_overhead_s=family.op_overhead_s)
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
@@ -123,18 +123,18 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
     """Write the times of products and attention on a device into `times` (length n)."""
     device, family, residuals, attention_share = on_device
     kernel_share, names = family.gemm.compute_share, rate_names(graph)
-    rates = {
-        name: device.reached_rate_for(
-            name, family.float32_share if name in _WIDE else family.sustained_share, kernel_share
-        )
-        for name in sorted(set(names))
-    }
+    rates = {}
+    for name in sorted(set(names)):
+        # A device without TF32 computes in float32.
+        is_wide = name in _WIDE or (name == "tfloat32" and name not in device.flops_per_s)
+        share = family.float32_share if is_wide else family.sustained_share
+        rates[name] = device.reached_rate_for(name, share, kernel_share)
     peak = np.array([rates[name] for name in names])
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, Rates(peak[ops], bandwidth, processors))
     seconds *= _factor(residuals.get("gemm"), products, products.operand_bytes)
-    for elements, of_peak in family.unaligned_shares.items():
+    for elements, of_peak in zip((1, 2), family.unaligned_shares or (), strict=False):
         is_slow = (shapes.product_alignment == elements) & (products.operand_bytes == 2)
         seconds = np.maximum(
             seconds, np.where(is_slow, graph.flops[ops] / (peak[ops] * of_peak), 0)

@@ -21,6 +21,7 @@ _OF_MATRICES = ("mm", "addmm", "linear")
 """Products without a batch dimension."""
 _ALIGNED = 8
 """Elements of 16 bits in the 16 bytes that kernels load at once."""
+_TRANSPOSES = ("aten.t.", "aten.transpose.", "aten.permute.", "aten.mT.")
 _NEAR = 0.01
 """Relative tolerance of an integral batch: sizes in bytes are exact, storage sizes are not."""
 
@@ -34,8 +35,8 @@ class Shapes(NamedTuple):
     """Number of such products per operator: 2 for a convolution's backward, unless its input needs
     no gradient, else 1."""
     product_alignment: IntArray
-    """Elements, a power of two up to `_ALIGNED`, of which the beginnings of all rows of operands
-    and result are multiples."""
+    """Largest power of two, up to `_ALIGNED`, that divides the lengths of the rows of operands and
+    result, in elements."""
     attention_ops: IntArray
     attentions: Attentions
     is_backward: IntArray
@@ -78,7 +79,7 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
             products.append((op, 1, _ALIGNED, *shape, element))
         else:
             shape = _product(target, flops, result, reads, weights)
-            alignment = _alignment(shape, has_weight=bool(weights))
+            alignment = _alignment(graph, op, shape)
             products.append((op, 1, alignment, *shape, element))
     return _as_arrays(products, attentions)
 
@@ -118,13 +119,28 @@ def _product(
     return best or (1.0, side, side, k)
 
 
-def _alignment(shape: tuple[float, float, float, float], *, has_weight: bool) -> int:
+def _alignment(graph: OpGraph, op: int, shape: tuple[float, float, float, float]) -> int:
     """Return the alignment of the rows of a product.
 
-    Rows are n or k elements long. If no operand is a weight, any of them may be transposed.
+    Rows of the left operand have k elements, those of the right one and of the result n; rows of a
+    transposed operand are as long as its other side. Guessed shapes count as aligned.
     """
-    _, m, n, k = (max(1, round(size)) for size in shape)
-    return math.gcd(_ALIGNED, n, k) if has_weight else math.gcd(_ALIGNED, m, n, k)
+    _, m, n, k = shape
+    if any(size != round(size) for size in (m, n, k)):
+        return _ALIGNED
+    is_linear = ".linear." in graph.targets[op]  # whose weight is (n, k)
+    values = graph.reads_of(op).tolist()
+    operands = values[:2] if is_linear else values[-2:]  # what is left out is added
+    transposed = [_is_transposed(graph, value) for value in operands]
+    # One that is not read is a weight, which is the right operand.
+    left, right = (*transposed, False, False)[:2]
+    sizes = (m if left else k, k if right != is_linear else n, n)
+    return math.gcd(_ALIGNED, *(round(size) for size in sizes))
+
+
+def _is_transposed(graph: OpGraph, value: int) -> bool:
+    maker = int(graph.value_producer[value])
+    return maker >= 0 and graph.targets[maker].startswith(_TRANSPOSES)
 
 
 def _convolution(

@@ -4,9 +4,14 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.training.joint import joint_capture
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
@@ -207,7 +212,7 @@ def test_products_with_unaligned_rows_are_slow(columns: int, alignment: int) -> 
     graph = replace(sketch.graph(y), dtypes=("bfloat16",))
     assert shapes_of(graph).product_alignment.tolist() == [alignment]
     topology = uniform_topology((_device("f"),), Link(1e9))
-    slow = {**settings(), "unaligned_shares": {1: 1e-4, 2: 2e-4}}
+    slow = {**settings(), "unaligned_shares": {"odd": 1e-4, "twice_odd": 2e-4}}
     models = [KernelModel({"f": family_from("f", s)}, LatencyModel()) for s in (settings(), slow)]
     aligned, unaligned = (model.op_time_s(graph, topology)[0, 0] for model in models)
     share = {1: 1e-4, 2: 2e-4}.get(alignment)
@@ -215,16 +220,92 @@ def test_products_with_unaligned_rows_are_slow(columns: int, alignment: int) -> 
     assert unaligned == (aligned if share is None else 2 * 16 * columns * 8 / (1e6 * share))
     padded = replace(models[1], pads=True)
     assert padded.op_time_s(graph, topology)[0, 0] == aligned
+    in_float32 = replace(graph, dtypes=("float32",))
+    of_float32 = [model.op_time_s(in_float32, topology)[0, 0] for model in models]
+    assert of_float32[0] == of_float32[1]
 
 
-def test_convolutions_in_float32_take_the_rate_of_tf32() -> None:
+class _Head(nn.Module):
+    """A linear layer of `width` results on `tokens` tokens of 64 numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, width, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.linear(x)
+        return scores.float()
+
+
+@pytest.mark.parametrize(("tokens", "width", "alignment"), [(591, 32, 8), (16, 33, 1), (16, 34, 2)])
+def test_rows_are_as_long_as_layers_are_wide_not_as_many_as_tokens(
+    tokens: int, width: int, alignment: int
+) -> None:
+    """Forward, and gradients of input and weight, the latter two through transposed operands."""
+    module, x = (
+        _Head(width).to("meta"),
+        torch.zeros(tokens, 64, dtype=torch.bfloat16, device="meta"),
+    )
+    forward = op_graph(export_program(module, (x,), {}))
+    step = joint_capture(module, (x.requires_grad_(),)).graph
+    for graph in (forward, step):
+        shapes = shapes_of(graph)
+        assert len(shapes.product_ops) >= 1
+        assert set(shapes.product_alignment.tolist()) == {alignment}
+
+
+def test_scores_of_an_odd_number_of_tokens_are_unaligned() -> None:
+    class Scores(nn.Module):
+        def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return query @ key.transpose(-1, -2)
+
+    query = torch.zeros(2, 197, 64, dtype=torch.bfloat16, device="meta")
+    graph = op_graph(export_program(Scores(), (query, query.clone()), {}))
+    assert shapes_of(graph).product_alignment.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("target", "is_convolution"),
+    [
+        ("aten.convolution.default", True),
+        ("aten.convolution_backward.default", True),
+        ("aten.conv2d.default", True),
+        ("aten.conv_transpose1d.default", True),
+        ("Conv2d", True),
+        ("Conv1D", False),  # a linear layer of transformers
+        ("aten.mm.default", False),
+        ("prims.convert_element_type.default", False),
+    ],
+)
+def test_convolutions_in_float32_take_the_rate_of_tf32(
+    target: str, *, is_convolution: bool
+) -> None:
+    graph = replace(graph_of_a_product(), targets=(target, "aten.relu.default"))
+    plain = replace(_device(""), flops_per_s={"float32": 1e3})
+    fast = replace(plain, flops_per_s={"float32": 1e3, "tfloat32": 4e3})
+    seconds = LatencyModel().op_time_s(graph, uniform_topology((fast, plain), Link(1e9)))
+    flops = 2 * 16 * 4 * 8
+    assert seconds[0].tolist() == [flops / (4e3 if is_convolution else 1e3), flops / 1e3]
+
+
+def test_a_power_limit_slows_tf32_but_not_convolutions_of_devices_without_it() -> None:
     graph = replace(graph_of_a_product(), targets=("aten.convolution.default", "aten.relu.default"))
-    fast = replace(_device(""), flops_per_s={"float32": 1e3, "tfloat32": 4e3})
-    topology = uniform_topology((fast, replace(fast, flops_per_s={"float32": 1e3})), Link(1e9))
-    seconds = LatencyModel().op_time_s(graph, topology)
-    assert seconds[0].tolist() == [2 * 16 * 4 * 8 / 4e3, 2 * 16 * 4 * 8 / 1e3]
-    products = replace(graph, targets=("aten.mm.default", "aten.relu.default"))
-    assert LatencyModel().op_time_s(products, topology)[0].tolist() == [seconds[0, 1]] * 2
+    limited = {**settings(), "sustained_share": 0.5}
+    models = [
+        KernelModel({"f": family_from("f", s)}, LatencyModel()) for s in (settings(), limited)
+    ]
+    plain = _device("f")
+    fast = replace(plain, flops_per_s={"float32": 1e6, "tfloat32": 4e6})
+    for device, is_slower in ((plain, False), (fast, True)):
+        topology = uniform_topology((device,), Link(1e9))
+        free, held = (model.op_time_s(graph, topology)[0, 0] for model in models)
+        assert (held > free) == is_slower
+
+
+@pytest.mark.parametrize("stated", [{"odd": 0.5}, {"odd": 0.5, "twice_odd": 2}, 0.5, {8: 0.5}])
+def test_wrong_shares_of_unaligned_products_are_refused(stated: object) -> None:
+    with pytest.raises(SpecError, match=r"latency\.curves\.f\.unaligned_shares"):
+        family_from("f", {**settings(), "unaligned_shares": stated})
 
 
 def test_a_family_without_curves_is_named() -> None:

@@ -257,7 +257,7 @@ def test_attention_of_torch_is_measured_unless_it_is_said_to_be_made_for_ampere(
     query = torch.zeros(1, 32, 8192, 128, dtype=torch.bfloat16, device="meta")
     prompts = subject(export_program(_Attention(), (query,), {}))
     shares = {}
-    older = "+latency.curves.h100.torch_attention={family: a100, compute_share: 0.629}"
+    older = "latency.curves.h100.torch_attention={family: a100, compute_share: 0.629}"
     for engine, device in (("torch", "h100"), ("megatron", "h100"), ("torch", "a100_80gb")):
         config = read(
             "latency=kernels",
@@ -290,7 +290,7 @@ def test_attention_of_torch_is_measured_unless_it_is_said_to_be_made_for_ampere(
     [
         (["latency.curves.h100.gemm.tail=-1"], "latency.curves.h100.gemm.tail must be a number"),
         (
-            ["+latency.curves.h100.torch_attention={family: a100, compute_share: 1.5}"],
+            ["latency.curves.h100.torch_attention={family: a100, compute_share: 1.5}"],
             "h100.torch_attention.compute_share must be at most 1, is 1.5",
         ),
         (["capture.level=module"], "has curves of operators, got capture.level=module"),
