@@ -69,8 +69,8 @@ def _odd(numbers: Any) -> str | None:  # noqa: ANN401 - whatever numpy takes
 
 
 def _placed(graph: OpGraph, assignment: Assignment) -> str | None:
-    latency = LatencyModel()
-    result = evaluate(make_problem(graph, _TOPOLOGY, latency), assignment)
+    problem = make_problem(graph, _TOPOLOGY, LatencyModel())
+    result = evaluate(problem, assignment, search_bounds=False)
     peaks = [device.peak_bytes for device in result.devices]
     return _odd([result.latency_s, result.throughput_per_s, *peaks])
 
