@@ -14,7 +14,14 @@ from fxpart.cost.roomy_bound import roomy_bound_s
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["Bounds", "best_bounds", "critical_path_s", "load_bound_s", "lower_bound_s"]
+__all__ = [
+    "Bounds",
+    "best_bounds",
+    "critical_path_s",
+    "formula_bounds",
+    "load_bound_s",
+    "lower_bound_s",
+]
 
 
 class AncestorScratch(NamedTuple):
@@ -214,16 +221,23 @@ class Bounds(NamedTuple):
     """Name of the proof of both bounds."""
 
 
+def formula_bounds(problem: Problem) -> Bounds:
+    """Return the bounds that need no search; published problems have none of the latency."""
+    # One process launches all operators of an input, on all devices.
+    load_s = max(load_bound_s(problem), float(problem.costs.issue_s[-1]))
+    latency_s = lower_bound_s(problem) if problem.workload is None else 0.0
+    return Bounds(latency_s, load_s, _FORMULAS)
+
+
 def best_bounds(problem: Problem) -> Bounds:
     """Return the best known bounds; for small graphs, the optimum or close to it.
 
-    Published problems have no bound of the latency.
+    Those are searched for, which takes up to 0.3 s of CPU. Published problems have `formula_bounds`
+    only.
     """
-    # One process launches all operators of an input, on all devices.
-    load_s = max(load_bound_s(problem), float(problem.costs.issue_s[-1]))
+    latency_s, load_s, name = formula_bounds(problem)
     if problem.workload is not None:
-        return Bounds(0.0, load_s, _FORMULAS)
-    latency_s, name = lower_bound_s(problem), _FORMULAS
+        return Bounds(latency_s, load_s, name)
     for objective in BY_TIME:
         optimum = least_placement(problem, objective)
         if optimum is None or math.isinf(optimum.bound_s):

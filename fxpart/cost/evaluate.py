@@ -13,7 +13,7 @@ from fxpart.cost.blocking import (
     refuse_unfit,
     sample_latency_s,
 )
-from fxpart.cost.bounds import best_bounds, critical_path_s, load_bound_s
+from fxpart.cost.bounds import best_bounds, critical_path_s, formula_bounds, load_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
 from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
@@ -32,13 +32,19 @@ def peak_bytes(memory: MemoryTables, device_of: IntArray, devices: int) -> IntAr
     return np.array(peaks, dtype=np.int64)
 
 
-def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
+def evaluate(problem: Problem, assignment: Assignment, *, search_bounds: bool = True) -> Evaluation:
     """Return the latency, throughput, memory and transfers of `assignment`, with lower bounds.
 
     With replicas every round is simulated: memory is the maximum over rounds, loads and transfers
     are averages, and the latency is that of the first round.
 
     A published problem takes its latency, throughput and loads from its own cost model.
+
+    Args:
+        problem: the graph, the devices and the cost model.
+        assignment: the placement.
+        search_bounds: whether to search for the optimum of a small graph, for the lower bounds.
+            That takes longer than all the rest; without it they are those of formulas.
 
     Raises:
         SpecError: if the assignment is for another graph or topology, or has replicas for a
@@ -53,7 +59,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     transfers = _transfers(log, count)
     load = _load(costs, assignment, transfers, device_of)
     device_holding = holding(problem.memory, assignment, devices)
-    bounds = best_bounds(problem)
+    bounds = best_bounds(problem) if search_bounds else formula_bounds(problem)
     evaluation = Evaluation(
         latency_s=float(latency),
         throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),

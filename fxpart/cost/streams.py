@@ -311,7 +311,7 @@ def with_streams(
     device. `bound_s` is a lower bound of the latency, `least_load_s` one of the largest load.
     """
     timed, run = run_copies(problem.costs, assignment.device_of, copies, streams, pushes)
-    evaluation = evaluate(replace(problem, costs=timed), assignment)
+    evaluation = evaluate(replace(problem, costs=timed), assignment, search_bounds=False)
     buffers = buffer_bytes(copies, problem.topology.n_devices, overlap=streams.overlap).tolist()
     busiest_s = max(
         [use.load_s for use in evaluation.devices]

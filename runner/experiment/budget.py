@@ -89,7 +89,8 @@ def _gap(
     if problem.topology.n_devices > 1 or config.devices.tiers:
         return chosen_text
     whole = Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((0,),))
-    missing_bytes = evaluate(problem, whole).peak_bytes - int(problem.topology.memory_bytes[0])
+    peak_bytes = evaluate(problem, whole, search_bounds=False).peak_bytes
+    missing_bytes = peak_bytes - int(problem.topology.memory_bytes[0])
     least_s = least_again_s(blocks, missing_bytes)
     if not 0 < least_s < float("inf"):
         return chosen_text

@@ -251,7 +251,7 @@ def test_kinds_sum_to_the_evaluated_peak(seed: int, n: int, count: int) -> None:
     graph = any_graph(seed, n)
     placed = partition_by_device(graph, random_homes(graph, seed, count))
     this = problem(graph, devices(*[BIG] * count))
-    evaluation = evaluate(this, placed)
+    evaluation = evaluate(this, placed, search_bounds=False)
     peaks = device_peaks(this, placed)
     assert [peak.device for peak in peaks] == [
         d.logical_id for d in evaluation.devices if d.operators
@@ -274,7 +274,7 @@ def test_replicas_need_the_memory_of_their_fullest_round(seed: int) -> None:
     homes = [(device, 2, 3) if device else (device,) for (device,) in placed.devices_of_partition]
     copied = Assignment(placed.partition_of, tuple(homes))
     this = problem(graph, devices(*[BIG] * 4))
-    evaluation = evaluate(this, copied)
+    evaluation = evaluate(this, copied, search_bounds=False)
     peaks = device_peaks(this, copied)
     assert [peak.bytes for peak in peaks] == [
         evaluation.devices[peak.device].peak_bytes for peak in peaks

@@ -168,7 +168,7 @@ def _slow_busiest_s(this: Problem, placed: Assignment) -> float:
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 20), count=st.integers(1, 5))
 def test_replicas_agree_with_the_independent_computation(seed: int, n: int, count: int) -> None:
     this, placed = _replicated(seed, n, count)
-    result = evaluate(this, placed)
+    result = evaluate(this, placed, search_bounds=False)
     for device in range(count):
         assert result.devices[device].peak_bytes == peak_bytes(this, placed, device)
         assert result.devices[device].peak_bytes <= result.devices[device].static_bytes

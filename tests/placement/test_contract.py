@@ -74,7 +74,8 @@ def test_every_mode_keeps_the_contract(
         for value in graph.reads_of(op):
             maker = graph.value_producer[value]
             assert maker < 0 or placed.partition_of[maker] <= placed.partition_of[op]
-    assert evaluate(this, placed).latency_s == pytest.approx(independent.latency_s(this, device_of))
+    latency_s = evaluate(this, placed, search_bounds=False).latency_s
+    assert latency_s == pytest.approx(independent.latency_s(this, device_of))
 
 
 @pytest.mark.parametrize("mode", [*FREE, "sparse_nn"])

@@ -117,7 +117,7 @@ def _times(problem: Problem, assignment: Assignment, sums: Sums | None) -> tuple
         cost = all_reduce_cost(
             problem,
             assignment,
-            evaluate(problem, assignment),
+            evaluate(problem, assignment, search_bounds=False),
             partial=sums.partial,
             replicas=sums.replicas,
             bucket_bytes=sums.bucket_bytes,

@@ -32,7 +32,8 @@ def _simulated_s(
     sizes: dict[str, int],
 ) -> float:
     graph = symbolic.at(**sizes)
-    return evaluate(make_problem(graph, topology, latency), assignment).latency_s
+    this = make_problem(graph, topology, latency)
+    return evaluate(this, assignment, search_bounds=False).latency_s
 
 
 def _fork(flops: list[list[int]], moved: list[list[int]]) -> SymbolicGraph:

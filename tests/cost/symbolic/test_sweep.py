@@ -79,7 +79,8 @@ def test_equal_to_the_evaluation_at_each_size(
     table = sweep(symbolic, topology, model, assignment, at, rounding_bytes=rounding_bytes)
     for row, sizes in enumerate(at):
         graph = rounded(symbolic.at(**sizes), rounding_bytes)
-        result = evaluate(make_problem(graph, topology, model), assignment)
+        this = make_problem(graph, topology, model)
+        result = evaluate(this, assignment, search_bounds=False)
         assert table.latency_s[row] == result.latency_s
         assert table.throughput_per_s[row] == pytest.approx(
             result.throughput_per_s * sizes["batch"]
@@ -117,7 +118,7 @@ def test_equal_to_the_evaluation_with_sums(seed: int, n: int) -> None:
         cost = all_reduce_cost(
             problem,
             assignment,
-            evaluate(problem, assignment),
+            evaluate(problem, assignment, search_bounds=False),
             partial=partial,
             replicas=parallel,
             bucket_bytes=40,
