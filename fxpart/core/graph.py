@@ -248,7 +248,10 @@ class OpGraph:
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:
         """Whether an operator belongs to the optimizer's update, run once per step. Length n."""
-        return np.array([target.startswith(UPDATE) for target in self.targets], dtype=np.bool_)
+        updates = {target for target in set(self.targets) if target.startswith(UPDATE)}
+        if not updates:
+            return np.zeros(self.n_ops, dtype=np.bool_)
+        return np.array([target in updates for target in self.targets], dtype=np.bool_)
 
     @property
     def value_is_cache(self) -> npt.NDArray[np.bool_]:

@@ -32,6 +32,7 @@ def shared_parent(a: str, b: str) -> str:
     return next(parent for parent in parents(a) if is_within(b, parent))
 
 
+@lru_cache(maxsize=1 << 14)
 def block_of(path: str) -> str:
     """Return the outermost numbered module on a path, such as ``model.layers.3``, or ``""``.
 

@@ -23,7 +23,7 @@ from fxpart.placement.offload.other_sizes import PlacedStep, TieredPlan, most_of
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_needs
 from runner.experiment.runtime import as_kernels, devices_compiled_for
-from runner.experiment.serving_steps import ServingSteps, Sizes
+from runner.experiment.serving_steps import ServingSteps, Sizes, keep
 from runner.experiment.topology import rounding_bytes
 from runner.output.terminal import counted
 from runner.output.units import format_s, format_size
@@ -41,6 +41,8 @@ __all__ = [
 _MOST_TEXTS, _MOST_TOKENS = 2**20, 2**24
 """Limits of the searches for the largest batch and the longest context."""
 _SEARCHED = "the search ends there"
+_STEPS_KEPT = 4
+"""Number of steps kept: a search asks for the room of a size, then for its memory."""
 _STRIDE = 64
 """If the largest size with room does not fit, the first step down is a 64th of it: an allocator
 keeps some per cent."""
@@ -118,6 +120,14 @@ class GenerationPlan:
     """The tensors in tiers, if any."""
     _follows: dict[tuple[str, ...], Assignment] = field(default_factory=dict)
     """Placements of prefill, and of decodes from other captures, by operator names."""
+    _problems: dict[tuple[OpGraph, int], Problem] = field(default_factory=dict)
+    """The latest problems by graph and number of devices, also of other plans."""
+    _decodes: dict[OpGraph, PlacedStep] = field(default_factory=dict)
+    """The latest decodes by graph."""
+    _prefills: dict[Sizes, PlacedStep] = field(default_factory=dict)
+    """The latest prefills by the sizes of their cache."""
+    _memory: dict[PlacedStep, tuple[DeviceMemory, ...]] = field(default_factory=dict)
+    """The memory of the latest steps."""
 
     @property
     def sizes(self) -> Sizes:
@@ -167,28 +177,45 @@ class GenerationPlan:
         """
         if self.machine is None:
             return None
-        problem = self._problem(self.steps.decode(at.texts, at.context_len))
+        graph = self.steps.decode(at.texts, at.context_len)
+        problem = self._problem(graph)
         offloaded = most_offloaded(replace(self.machine, problem=problem, first=None))
         if offloaded is None:
             return None
         tiers, step = offloaded
         plan = replace(
-            self, problem=step.problem, assignment=step.assignment, tiers=tiers, _follows={}
+            self,
+            problem=step.problem,
+            assignment=step.assignment,
+            tiers=tiers,
+            _follows={},
+            _decodes={},
+            _prefills={},
+            _memory={},
         )
+        if plan._problem(graph) is problem:
+            plan._decodes[graph] = step
         return plan if plan.has_room(at) and plan.fits(at) else None
 
     def _both(self, at: Sizes) -> Iterator[PlacedStep]:
         """Yield the decode of these sizes, then the prefill of its cache."""
         decode = self.steps.decode(at.texts, at.context_len)
         yield self._decode(decode)
-        yield self._prompts(self.steps.prefill(at.texts, at.prompt_len, decode))
+        prompts = self._prefills.get(at)
+        if prompts is None:
+            prompts = self._prompts(self.steps.prefill(at.texts, at.prompt_len, decode))
+            keep(self._prefills, at, prompts, _STEPS_KEPT)
+        yield prompts
 
     def _decode(self, graph: OpGraph) -> PlacedStep:
-        problem = self._problem(graph)
-        assignment = self._assignment(problem.graph)
-        if self.tiers is None:
-            return PlacedStep(problem, assignment)
-        return self.tiers.placed(problem, assignment)
+        step = self._decodes.get(graph)
+        if step is None:
+            problem = self._problem(graph)
+            step = PlacedStep(problem, self._assignment(problem.graph))
+            if self.tiers is not None:
+                step = self.tiers.placed(problem, step.assignment)
+            keep(self._decodes, graph, step, _STEPS_KEPT)
+        return step
 
     def _prompts(self, graph: OpGraph) -> PlacedStep:
         """Return the placed prefill: the fastest variant that fits."""
@@ -204,10 +231,15 @@ class GenerationPlan:
         config, machine = self.config, self.machine
         topology = machine.problem.topology if machine else self.problem.topology
         in_parts = topology.n_devices if self.tiers else devices_compiled_for(self.assignment)
+        problem = self._problems.get((graph, in_parts))
+        if problem is not None:
+            return problem
         multiple = rounding_bytes(config.devices, config.reserve)
         grouped = group_operators(rounded(graph, multiple), config.granularity)
         kernels = as_kernels(config, grouped, in_parts, is_kept=False)
-        return make_problem(kernels, topology, self.latency)
+        problem = make_problem(kernels, topology, self.latency)
+        keep(self._problems, (graph, in_parts), problem, _STEPS_KEPT)
+        return problem
 
     def _assignment(self, graph: OpGraph) -> Assignment:
         # All sizes of a capture share one tuple of names.
@@ -218,8 +250,12 @@ class GenerationPlan:
         return self._follows[graph.names]
 
     def _needs_of(self, step: PlacedStep) -> tuple[DeviceMemory, ...]:
-        held_bytes = dict(enumerate(step.held_bytes.tolist()))
-        return device_needs(self.config, step.problem, step.assignment, held_bytes, self.peers)
+        needs = self._memory.get(step)
+        if needs is None:
+            held_bytes = dict(enumerate(step.held_bytes.tolist()))
+            needs = device_needs(self.config, step.problem, step.assignment, held_bytes, self.peers)
+            keep(self._memory, step, needs, _STEPS_KEPT)
+        return needs
 
     def _holds(self, step: PlacedStep) -> bool:
         if not step.has_room:

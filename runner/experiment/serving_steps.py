@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,23 @@ from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.serving import as_served
 
-__all__ = ["ServingSteps", "Sizes", "serving_steps"]
+__all__ = ["ServingSteps", "Sizes", "keep", "serving_steps"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _MOST_KEPT = 4
 """Number of models whose captures stay in memory."""
 _DECODE, _PREFILL = ("batch", "context_len"), ("batch", "seq_len")
+_GRAPHS_KEPT = 8
+"""Number of graphs kept: a search for the largest size asks several times for the same ones."""
+
+
+def keep(known: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
+    """Add `value` to `known`, which loses its oldest entry if it has more than `most`."""
+    known[key] = value
+    if len(known) > most:
+        known.pop(next(iter(known)), None)
 
 
 class Sizes(NamedTuple):
@@ -51,6 +63,8 @@ class ServingSteps:
     from_cache: bool = True
     """Whether all captures so far came from the cache."""
     _known: dict[str, list[SymbolicGraph]] = field(default_factory=dict)
+    _graphs: dict[tuple[str, int, int], OpGraph] = field(default_factory=dict)
+    """The latest graphs in the formats of `config`, by step and sizes."""
 
     def decode(self, batch: int, context_len: int) -> OpGraph:
         """Return the decode of a token for each of `batch` texts at `context_len` tokens.
@@ -59,8 +73,7 @@ class ServingSteps:
             FxpartError: if the model has fewer positions than tokens, or cannot be captured.
 
         """
-        graph = self._at("decode", _DECODE, batch, context_len)
-        return self._laid_out(graph)
+        return self._laid_out("decode", _DECODE, batch, context_len)
 
     def unconverted(self, batch: int, context_len: int) -> OpGraph:
         """Return `decode` with weights and cache of the model's own dtype."""
@@ -74,8 +87,7 @@ class ServingSteps:
         symbols: tuple[str, ...] = _PREFILL
         if self.has_encoder or any(map(_is_state, decode.value_names)):
             symbols = _PREFILL[:1]  # a loop over tokens is unrolled by the capture
-        graph = self._laid_out(self._at("prefill", symbols, batch, prompt_len))
-        return _with_cache_of(graph, decode)
+        return _with_cache_of(self._laid_out("prefill", symbols, batch, prompt_len), decode)
 
     @property
     def sizes(self) -> Sizes:
@@ -88,8 +100,13 @@ class ServingSteps:
         *_, (_, high) = self._piece("decode", _DECODE, batch, context_len).ranges
         return high
 
-    def _laid_out(self, graph: OpGraph) -> OpGraph:
-        return as_served(self.config, graph)
+    def _laid_out(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> OpGraph:
+        key = (step, batch, length)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = as_served(self.config, self._at(step, symbols, batch, length))
+            keep(self._graphs, key, graph, _GRAPHS_KEPT)
+        return graph
 
     def _at(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> OpGraph:
         symbolic = self._piece(step, symbols, batch, length)

@@ -161,9 +161,11 @@ class TieredPlan:
                 for number, unit in enumerate(own.units)
                 for weight in unit.weights.tolist()
             }
-            # Use the devices for which the units of the plan were divided.
-            divided = replace(problem, topology=own.problem.topology)
-            machine = replace(own, problem=divided, known_units=None)
+            machine = own
+            if problem is not own.problem:
+                # Use the devices for which the units of the plan were divided.
+                divided = replace(problem, topology=own.problem.topology)
+                machine = replace(own, problem=divided, known_units=None)
             weight_names = problem.graph.weight_names
             same = [of_weight.get(weight_names[int(u.weights[0])], -1) for u in machine.units]
             numbers = np.array(same, dtype=np.int64)

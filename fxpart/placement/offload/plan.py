@@ -152,7 +152,7 @@ def _cache_order(machine: Machine) -> list[int]:
 def _with_caches(machine: Machine, units: Sequence[int]) -> Machine:
     cached = np.zeros(len(machine.units), dtype=np.bool_)
     cached[list(units)] = True
-    return replace(machine, cached=cached)
+    return replace(machine, cached=cached, known_units=machine.units)
 
 
 def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
