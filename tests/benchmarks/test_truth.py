@@ -74,6 +74,8 @@ def test_the_picture_has_a_bar_of_each_set(tmp_path: Path, monkeypatch: pytest.M
 def test_a_set_without_its_files_is_skipped_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.main(["--data", str(tmp_path)])
+    # What fxpart measured itself lies beside the code and is there without a folder.
+    published = [one.NAME for one in command.SETS if not one.NAME.startswith("single_gpu")]
+    command.main(["--data", str(tmp_path), "--set", *published])
     printed = capsys.readouterr().out
-    assert printed.count("is skipped: there is no") == len(command.SETS)
+    assert printed.count("is skipped: there is no") == len(published) == len(command.SETS) - 2
