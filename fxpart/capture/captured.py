@@ -266,16 +266,35 @@ class _SymbolicCapture:
 
     def capture(self) -> SymbolicGraph:
         """Capture now, and cache the result."""
+        path = self.path()
+        if path is not None:
+            refuse_unwritable(path)
+        symbolic = self._from_few_blocks() or self._captured(self.spec)
+        if path is not None:
+            write_symbolic(path, symbolic)
+        return symbolic
+
+    def _from_few_blocks(self) -> SymbolicGraph | None:
+        """Return the capture made from that of a few blocks; None if blocks are not alike."""
+        from fxpart.capture.inference.repeated import NotRepeatedError, with_more_blocks
+        from fxpart.capture.models.short_model import shortened
+
+        short = shortened(self.spec) if self.phase != "training" else None
+        if short is None:
+            return None
+        try:
+            return with_more_blocks(self._captured(short.spec), short.repetition)
+        except NotRepeatedError:
+            return None
+
+    def _captured(self, spec: ModelSpec) -> SymbolicGraph:
         # These import torch and transformers: seconds that a warm start does not pay.
         from fxpart.capture.batch_dim.analyze import analyze_batch_dims, value_batch_dims
         from fxpart.capture.models.symbolic_inputs import symbolic_inputs
         from fxpart.capture.symbolic.api import fitted_graph, symbolic_program
 
-        path = self.path()
-        if path is not None:
-            refuse_unwritable(path)
-        with _unchanged(self.spec):
-            inputs = symbolic_inputs(self.spec, self.symbols)
+        with _unchanged(spec):
+            inputs = symbolic_inputs(spec, self.symbols)
             built = inputs.built
             if self.phase == "training":
                 built.module.train(self.train_mode)
@@ -296,8 +315,6 @@ class _SymbolicCapture:
         symbolic = replace(symbolic, value_batch_dim=dims)
         for name, value in inputs.constant.items():
             symbolic = with_constant_symbol(symbolic, name, value, inputs.ranges[name])
-        if path is not None:
-            write_symbolic(path, symbolic)
         return symbolic
 
 

@@ -22,7 +22,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import CACHE
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
 
-__all__ = ["cache_room", "context_range", "fill_counters", "prepare_step"]
+__all__ = ["cache_room", "context_range", "experts_for_shapes", "fill_counters", "prepare_step"]
 
 _PARAMETERS = ("past_key_values", "cache_params", "state")
 """What a model calls the cache that its ``forward`` takes."""
@@ -280,12 +280,12 @@ def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
         name: torch.empty_like(tensor, device=meta)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
-    with torch.no_grad(), meta, _experts_for_shapes(model):
+    with torch.no_grad(), meta, experts_for_shapes(model):
         return torch.func.functional_call(model, weights, (), inputs)
 
 
 @contextmanager
-def _experts_for_shapes(model: Any) -> Iterator[None]:  # noqa: ANN401
+def experts_for_shapes(model: Any) -> Iterator[None]:  # noqa: ANN401
     """Let a mixture of experts run on meta in any dtype, where its fast product takes bfloat16."""
     configs = {
         id(config): config for m in model.modules() if (config := getattr(m, "config", None))

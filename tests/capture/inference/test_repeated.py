@@ -1,0 +1,174 @@
+"""Graphs with more blocks, against those drawn or captured with as many."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fxpart.capture.captured import captured_symbolic
+from fxpart.capture.inference.repeated import NotRepeatedError, Repetition, with_more_blocks
+from fxpart.capture.models import short_model
+from fxpart.capture.models.short_model import ShortModel, shortened
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import OpGraph
+from fxpart.core.symbolic_graph import SymbolicGraph
+from tests.sketch import Sketch
+
+
+def _drawn(blocks: int, period: int = 1, *, odd: int = -1, reads_all: bool = False) -> OpGraph:
+    """Return a model of blocks with a cache each; every `period`-th one has an operator more.
+
+    The block `odd` has more FLOPs; with `reads_all` the last operator reads what each block made.
+    """
+    sketch, made = Sketch(), []
+    x = sketch.input(3)
+    caches = [sketch.input(100) for _ in range(blocks)]
+    weights = [sketch.weight(50 + block % period) for block in range(blocks)]
+    x = mask = sketch.op([x], 3, module="embed")
+    for block in range(blocks):
+        module = f"model.layers.{block}"
+        y = sketch.op([x, mask], 4, [weights[block]], 8 + (block == odd), module=f"{module}.proj")
+        place = len(sketch.ops)
+        written = sketch.op([y, caches[block]], 0, view_of=caches[block], module=module)
+        if block % period:
+            written = sketch.op([written], 5, flops=2, module=f"{module}.extra", group=place)
+        x = sketch.op([written, x], 3, module=module)
+        made.append(x)
+    result = sketch.op([*made, x] if reads_all else [x], 6, flops=7, module="head")
+    graph = sketch.graph(result, *caches)
+    # Python keeps the mask to the end, and what a block made until the next one made as much.
+    held = np.full(graph.n_values, -1)
+    held[mask] = graph.n_ops - 1
+    for value, later in zip(made, [*made[1:], result], strict=True):
+        held[value] = graph.value_producer[later]
+    names = [f"kv_cache_{value - 1}" for value in range(1, blocks + 1)]
+    ops = ["op", *(f"op_{op}" for op in range(1, graph.n_ops))]
+    value_names = ("v", *names, *(ops[op] for op in graph.value_producer[blocks + 1 :]))
+    return replace(
+        graph,
+        names=tuple(ops),
+        value_held=held,
+        value_names=value_names,
+        weight_names=tuple(f"model.layers.{block}.proj.weight" for block in range(blocks)),
+        attention=np.array([[op, 16, 1] for op in np.flatnonzero(graph.flops == 8)]),
+    )
+
+
+def _symbolic(graph: OpGraph) -> SymbolicGraph:
+    """Return `graph` as one of any batch, all of whose sizes grow with it."""
+    fields = ("flops", "moved_bytes", "value_bytes", "value_alloc_bytes")
+    coefficients = {name: getattr(graph, name)[:, None] for name in fields}
+    batch_dim = np.where(graph.value_bytes == 4, 1, 0)
+    return SymbolicGraph(graph, ("batch",), (1,), np.array([[1]]), coefficients, batch_dim)
+
+
+def _differences(a: Any, b: Any) -> list[str]:  # noqa: ANN401
+    """Return the names of the fields in which two graphs differ, but for operators' numbers."""
+    return [name for name in a.__slots__ if not _is_equal(getattr(a, name), getattr(b, name))]
+
+
+def _is_equal(a: Any, b: Any) -> bool:  # noqa: ANN401
+    if isinstance(a, OpGraph):
+        return not _differences(_without_numbers(a), _without_numbers(b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+def _without_numbers(graph: OpGraph) -> OpGraph:
+    """Return the graph with operators named by their texts: torch leaves numbers out."""
+    names = tuple(re.sub(r"_\d+$", "", name) for name in graph.names)
+    values = tuple(
+        name if op < 0 else names[op] + name.removeprefix(graph.names[op])
+        for op, name in zip(graph.value_producer.tolist(), graph.value_names, strict=True)
+    )
+    return replace(graph, names=names, value_names=values)
+
+
+@pytest.mark.parametrize(("period", "first"), [(1, 1), (2, 2), (3, 1)])
+def test_more_periods_are_drawn_alike(period: int, first: int) -> None:
+    few = _symbolic(_drawn(first + 4 * period, period))
+    made = with_more_blocks(few, Repetition("model.layers", first, period, copies=5))
+    assert _differences(made, _symbolic(_drawn(first + 9 * period, period))) == []
+    assert len(set(made.graph.names)) == made.graph.n_ops
+
+
+def test_a_block_of_other_size_is_refused() -> None:
+    with pytest.raises(NotRepeatedError, match="differ in size"):
+        with_more_blocks(_symbolic(_drawn(5, odd=2)), Repetition("model.layers", 1, 1, 3))
+
+
+def test_what_reads_every_block_is_refused() -> None:
+    with pytest.raises(NotRepeatedError, match="far from them"):
+        with_more_blocks(_symbolic(_drawn(5, reads_all=True)), Repetition("model.layers", 1, 1, 3))
+
+
+def test_blocks_of_another_period_are_refused() -> None:
+    with pytest.raises(NotRepeatedError):
+        with_more_blocks(_symbolic(_drawn(9, 2)), Repetition("model.layers", 1, 1, 3))
+
+
+_SMALL = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def _decode(blocks: int) -> ModelSpec:
+    config = {"vocab_size": 90, "n_positions": 64, "n_embd": 32, "n_head": 2, "n_layer": blocks}
+    return ModelSpec(
+        "small", architecture="GPT2LMHeadModel", config=config, step="decode", cache_len=32
+    )
+
+
+def _captured(spec: ModelSpec) -> SymbolicGraph:
+    return captured_symbolic(spec, ("batch",), None, "decode").symbolic
+
+
+def test_few_blocks_give_the_capture_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = _decode(8)
+    short = shortened(spec)
+    assert short is not None
+    assert short.spec.config["n_layer"] == 6
+    made = _captured(spec)
+    monkeypatch.setattr(short_model, "shortened", lambda _: None)
+    assert _differences(made, _captured(spec)) == []
+
+
+def test_blocks_that_turn_out_to_differ_are_all_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = ShortModel(_decode(1), Repetition("transformer.h", 0, 1, 1))
+    monkeypatch.setattr(short_model, "shortened", lambda _: wrong)
+    modules = set(_captured(_decode(2)).graph.modules)
+    assert sum(module.endswith("c_fc") for module in modules) == 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("LlamaForCausalLM", {**_SMALL, "num_hidden_layers": 5}),
+        ("T5ForConditionalGeneration", {"num_layers": 12, "d_model": 64, "d_kv": 16}),
+    ],
+    ids=["few blocks", "two lists of blocks"],
+)
+def test_some_models_are_not_shortened(architecture: str, config: dict[str, object]) -> None:
+    assert shortened(ModelSpec("m", architecture=architecture, config=config)) is None
+
+
+def test_dense_blocks_before_experts_are_kept() -> None:
+    config = {
+        **_SMALL,
+        "num_hidden_layers": 12,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 3,
+    }
+    short = shortened(ModelSpec("m", architecture="DeepseekV3ForCausalLM", config=config))
+    assert short is not None
+    # The block after the last dense one reads what that made, and so differs from the next.
+    assert short.repetition == Repetition("model.layers", 5, 1, 3)
+    assert short.spec.config["num_hidden_layers"] == 9
