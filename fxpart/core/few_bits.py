@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "with_cache_dtype",
     "with_chosen_experts",
     "with_few_bits",
+    "with_few_bits_at_any_size",
     "with_routed_share",
 ]
 
@@ -133,6 +135,28 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
         )
         targets[product.op] = f"{layout.name}.{_name(graph, product.op)}.default"
     return replace(graph, weight_bytes=weight_bytes, moved_bytes=moved, targets=tuple(targets))
+
+
+def with_few_bits_at_any_size(
+    symbolic: SymbolicGraph, layout: WeightFormat
+) -> SymbolicGraph | None:
+    """Return `symbolic` with the weights of its products stored in `layout`, as `with_few_bits`.
+
+    None for a mixture of experts: how many of them are read depends on the sizes.
+
+    Raises:
+        SpecError: as `with_few_bits`.
+
+    """
+    graph = symbolic.graph
+    constant = np.flatnonzero(~symbolic.exponents.any(axis=1))
+    if not len(constant) or any(p.matrices > 1 for p in _convertible(graph, layout)):
+        return None
+    converted = with_few_bits(graph, layout)
+    moved = symbolic.coefficients["moved_bytes"].copy()
+    moved[:, constant[0]] += converted.moved_bytes - graph.moved_bytes
+    coefficients = {**symbolic.coefficients, "moved_bytes": moved}
+    return replace(symbolic, graph=converted, coefficients=coefficients)
 
 
 def with_chosen_experts(graph: OpGraph) -> OpGraph:

@@ -1,4 +1,4 @@
-"""`CachingAllocator`: a model of torch's CUDA allocator.
+"""`run_allocator`: a model of torch's CUDA allocator.
 
 Torch allocates segments from the driver, splits them into blocks and caches freed blocks, so it
 reserves more than its tensors take. Sizes and rules are those of ``c10/cuda/CUDACachingAllocator``
@@ -6,12 +6,17 @@ with default settings, for one stream.
 """
 
 import math
-from bisect import bisect_left, insort
-from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["BLOCK_BYTES", "CachingAllocator", "block_bytes"]
+import numpy as np
+import numpy.typing as npt
 
-BLOCK_BYTES = 512
+from fxpart.core.graph import IntArray
+from fxpart.support.compiled import compiled, inlined
+
+__all__ = ["AllocatorRun", "run_allocator"]
+
+_BLOCK_BYTES = 512
 """Every allocation is rounded up to a multiple of this (``kMinBlockSize``)."""
 _SEGMENT_BYTES = 2 * 2**20
 """Segments are multiples of this (``kSmallBuffer``, ``kRoundLarge``)."""
@@ -21,126 +26,224 @@ _SHARED_BYTES = 20 * 2**20
 """Larger blocks below the next size share segments of this size (``kLargeBuffer``)."""
 _LARGE_BYTES = 10 * 2**20
 """From this size on, a block has its own segment (``kMinLargeAlloc``)."""
+_NONE = -1
 
 
-def block_bytes(size_bytes: int) -> int:
-    """Return the size of the block that holds `size_bytes`."""
-    return max(BLOCK_BYTES, -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+class AllocatorRun(NamedTuple):
+    """What an allocator did, by event."""
+
+    address: IntArray
+    """The address of the block that was allocated or freed. Addresses increase with each
+    segment."""
+    allocated_bytes: IntArray
+    """Bytes in blocks in use afterwards."""
+    reserved_bytes: IntArray
+    """Bytes in segments afterwards; above the limit if torch would run out of memory."""
 
 
-def _segment_bytes(size_bytes: int) -> int:
-    """Return the size of a new segment for a block of `size_bytes`."""
-    if size_bytes <= _SMALL_BYTES:
-        return _SEGMENT_BYTES
-    if size_bytes < _LARGE_BYTES:
-        return _SHARED_BYTES
-    return -(-size_bytes // _SEGMENT_BYTES) * _SEGMENT_BYTES
+def run_allocator(
+    size_bytes: IntArray, events: IntArray, limit_bytes: float = math.inf
+) -> AllocatorRun:
+    """Return what an allocator without segments does at each of `events`.
+
+    An allocation takes the smallest sufficient free block, or else one of a new segment. If that
+    exceeds `limit_bytes`, all unused segments are released first (``release_cached_blocks``).
+    O(free blocks) for each event.
+
+    Args:
+        size_bytes: size of each tensor, shape (n,).
+        events: an index t of a tensor to allocate it, ~t to free it; shape (m,).
+        limit_bytes: the memory available for segments.
+
+    """
+    # A segment and a remainder at most for each allocation.
+    n_blocks = 2 * int(np.count_nonzero(events >= 0)) + 1
+    blocks = _Blocks(
+        address=np.zeros(n_blocks, dtype=np.int64),
+        size_bytes=np.zeros(n_blocks, dtype=np.int64),
+        before=np.full(n_blocks, _NONE, dtype=np.int64),
+        after=np.full(n_blocks, _NONE, dtype=np.int64),
+        is_small=np.zeros(n_blocks, dtype=np.bool_),
+        is_free=np.zeros(n_blocks, dtype=np.bool_),
+        free=np.zeros((2, n_blocks), dtype=np.int64),
+        counts=np.zeros(5, dtype=np.int64),
+        of_tensor=np.full(len(size_bytes), _NONE, dtype=np.int64),
+    )
+    run = AllocatorRun(*(np.zeros(len(events), dtype=np.int64) for _ in range(3)))
+    _run(blocks, size_bytes, events, float(limit_bytes), run)
+    return run
 
 
-@dataclass(slots=True)
-class _Block:
-    """A block of a segment; its neighbours are addresses, None at the ends of the segment."""
-
-    size_bytes: int
-    is_small: bool
-    """Whether its segment is shared by small blocks."""
-    is_free: bool
-    before: int | None
-    after: int | None
+_N_BLOCKS, _RESERVED, _NEXT_ADDRESS = 2, 3, 4
+"""Places in `_Blocks.counts`, after the numbers of free large and small blocks: all blocks, bytes
+in segments, and the address of the next segment."""
 
 
-class CachingAllocator:
-    """The segments and blocks of one device. Addresses increase with each segment."""
+class _Blocks(NamedTuple):
+    """The blocks of all segments; neighbours are blocks, `_NONE` at the ends of a segment."""
 
-    def __init__(self, limit_bytes: float = math.inf) -> None:
-        """Begin without segments; `limit_bytes` is the memory available for them."""
-        self.reserved_bytes = 0
-        """Bytes in segments."""
-        self.most_reserved_bytes = 0
-        """Peak bytes in segments; above the limit if torch would run out of memory."""
-        self.allocated_bytes = 0
-        """Bytes in blocks that are in use."""
-        self._limit_bytes = limit_bytes
-        self._next_address = 0
-        self._blocks: dict[int, _Block] = {}
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        """Sorted (size, address) of free blocks, separately for small ones and others."""
+    address: IntArray
+    size_bytes: IntArray
+    before: IntArray
+    after: IntArray
+    is_small: npt.NDArray[np.bool_]
+    """Whether the segment is shared by small blocks."""
+    is_free: npt.NDArray[np.bool_]
+    free: IntArray
+    """Free blocks, large ones and small ones, sorted by size, then by address; shape (2, n)."""
+    counts: IntArray
+    of_tensor: IntArray
+    """The block of each tensor."""
 
-    def allocate(self, size_bytes: int) -> int:
-        """Allocate `size_bytes` from the smallest sufficient free block; return the address.
 
-        If there is none, a new segment is allocated. O(free blocks).
-        """
-        size = block_bytes(size_bytes)
-        is_small = size <= _SMALL_BYTES
-        free = self._free[is_small]
-        index = bisect_left(free, (size, -1))
-        address = free.pop(index)[1] if index < len(free) else self._new_segment(size)
-        block = self._blocks[address]
-        block.is_free = False
-        rest = block.size_bytes - size
-        if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
-            self._split(address, size)
-        self.allocated_bytes += block.size_bytes
-        return address
+@inlined
+def _place(blocks: _Blocks, kind: int, size_bytes: int, address: int) -> int:
+    """Return the place of a block among the free ones."""
+    low, high = 0, blocks.counts[kind]
+    while low < high:
+        middle = (low + high) // 2
+        block = blocks.free[kind, middle]
+        size = blocks.size_bytes[block]
+        if size < size_bytes or (size == size_bytes and blocks.address[block] < address):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
-    def free(self, address: int) -> None:
-        """Free the block at `address` and merge it with free neighbours. O(free blocks)."""
-        block = self._blocks[address]
-        self.allocated_bytes -= block.size_bytes
-        block.is_free = True
-        free = self._free[block.is_small]
-        after, before = block.after, block.before
-        if after is not None and self._blocks[after].is_free:
-            del free[bisect_left(free, (self._blocks[after].size_bytes, after))]
-            self._join(address, after)
-        if before is not None and self._blocks[before].is_free:
-            del free[bisect_left(free, (self._blocks[before].size_bytes, before))]
-            self._join(before, address)
-            address = before
-        insort(free, (self._blocks[address].size_bytes, address))
 
-    def _new_segment(self, size: int) -> int:
-        """Allocate a segment for a block of `size`; return its address.
+@compiled
+def _insert(blocks: _Blocks, block: int) -> None:
+    """Add a block to the free ones."""
+    kind = int(blocks.is_small[block])
+    place = _place(blocks, kind, blocks.size_bytes[block], blocks.address[block])
+    for i in range(blocks.counts[kind], place, -1):
+        blocks.free[kind, i] = blocks.free[kind, i - 1]
+    blocks.free[kind, place] = block
+    blocks.counts[kind] += 1
+    blocks.is_free[block] = True
 
-        If it would exceed the limit, all unused segments are released first
-        (``release_cached_blocks``).
-        """
-        address, segment = self._next_address, _segment_bytes(size)
-        if self.reserved_bytes + segment > self._limit_bytes:
-            self._release()
-        self._next_address += segment
-        self.reserved_bytes += segment
-        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
-        self._blocks[address] = _Block(segment, size <= _SMALL_BYTES, False, None, None)
-        return address
 
-    def _release(self) -> None:
-        for is_small, free in self._free.items():
-            still_cached: list[tuple[int, int]] = []
-            for size, address in free:
-                block = self._blocks[address]
-                if block.before is None and block.after is None:
-                    del self._blocks[address]
-                    self.reserved_bytes -= size
-                else:
-                    still_cached.append((size, address))
-            self._free[is_small] = still_cached
+@compiled
+def _remove(blocks: _Blocks, block: int) -> None:
+    """Remove a block from the free ones."""
+    kind = int(blocks.is_small[block])
+    place = _place(blocks, kind, blocks.size_bytes[block], blocks.address[block])
+    blocks.counts[kind] -= 1
+    for i in range(place, blocks.counts[kind]):
+        blocks.free[kind, i] = blocks.free[kind, i + 1]
+    blocks.is_free[block] = False
 
-    def _split(self, address: int, size: int) -> None:
-        """Shrink the block at `address` to `size`; the remainder becomes free."""
-        block, rest = self._blocks[address], address + size
-        remaining_bytes = block.size_bytes - size
-        self._blocks[rest] = _Block(remaining_bytes, block.is_small, True, address, block.after)
-        if block.after is not None:
-            self._blocks[block.after].before = rest
-        block.size_bytes, block.after = size, rest
-        insort(self._free[block.is_small], (remaining_bytes, rest))
 
-    def _join(self, first: int, second: int) -> None:
-        """Merge two neighbouring blocks, at the address of the first."""
-        block, other = self._blocks[first], self._blocks.pop(second)
-        block.size_bytes += other.size_bytes
-        block.after = other.after
-        if other.after is not None:
-            self._blocks[other.after].before = first
+@compiled
+def _new_block(blocks: _Blocks, address: int, size_bytes: int, is_small: bool) -> int:
+    block = int(blocks.counts[_N_BLOCKS])
+    blocks.counts[_N_BLOCKS] += 1
+    blocks.address[block], blocks.size_bytes[block] = address, size_bytes
+    blocks.is_small[block] = is_small
+    return block
+
+
+@inlined
+def _split(blocks: _Blocks, block: int, size_bytes: int) -> None:
+    """Shrink a block to `size_bytes`; the remainder becomes free."""
+    rest = _new_block(
+        blocks,
+        blocks.address[block] + size_bytes,
+        blocks.size_bytes[block] - size_bytes,
+        blocks.is_small[block],
+    )
+    after = blocks.after[block]
+    blocks.before[rest], blocks.after[rest] = block, after
+    if after != _NONE:
+        blocks.before[after] = rest
+    blocks.size_bytes[block], blocks.after[block] = size_bytes, rest
+    _insert(blocks, rest)
+
+
+@compiled
+def _join(blocks: _Blocks, first: int, second: int) -> None:
+    """Merge two neighbouring blocks into the first."""
+    blocks.size_bytes[first] += blocks.size_bytes[second]
+    after = blocks.after[second]
+    blocks.after[first] = after
+    if after != _NONE:
+        blocks.before[after] = first
+
+
+@inlined
+def _release(blocks: _Blocks) -> None:
+    """Release the segments that are one free block."""
+    for kind in range(2):
+        kept = 0
+        for i in range(blocks.counts[kind]):
+            block = blocks.free[kind, i]
+            if blocks.before[block] == _NONE and blocks.after[block] == _NONE:
+                blocks.counts[_RESERVED] -= blocks.size_bytes[block]
+            else:
+                blocks.free[kind, kept] = block
+                kept += 1
+        blocks.counts[kind] = kept
+
+
+@inlined
+def _allocate(blocks: _Blocks, size_bytes: int, limit_bytes: float) -> int:
+    """Return the block that holds `size_bytes`."""
+    size = max(_BLOCK_BYTES, -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
+    is_small = size <= _SMALL_BYTES
+    kind = int(is_small)
+    place = _place(blocks, kind, size, -1)
+    if place < blocks.counts[kind]:
+        block = int(blocks.free[kind, place])
+        _remove(blocks, block)
+    else:
+        segment = -(-size // _SEGMENT_BYTES) * _SEGMENT_BYTES
+        if not is_small and size < _LARGE_BYTES:
+            segment = _SHARED_BYTES
+        if blocks.counts[_RESERVED] + segment > limit_bytes:
+            _release(blocks)
+        blocks.counts[_RESERVED] += segment
+        block = _new_block(blocks, blocks.counts[_NEXT_ADDRESS], segment, is_small)
+        blocks.counts[_NEXT_ADDRESS] += segment
+    rest = blocks.size_bytes[block] - size
+    if rest >= _BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
+        _split(blocks, block, size)
+    return block
+
+
+@inlined
+def _free(blocks: _Blocks, block: int) -> None:
+    """Free a block and merge it with free neighbours."""
+    after, before = blocks.after[block], blocks.before[block]
+    if after != _NONE and blocks.is_free[after]:
+        _remove(blocks, after)
+        _join(blocks, block, after)
+    if before != _NONE and blocks.is_free[before]:
+        _remove(blocks, before)
+        _join(blocks, before, block)
+        block = before
+    _insert(blocks, block)
+
+
+@compiled
+def _run(
+    blocks: _Blocks,
+    size_bytes: IntArray,
+    events: IntArray,
+    limit_bytes: float,
+    run: AllocatorRun,
+) -> None:
+    """Fill `run`."""
+    used_bytes = 0
+    for event in range(len(events)):
+        tensor = events[event]
+        if tensor >= 0:
+            block = _allocate(blocks, size_bytes[tensor], limit_bytes)
+            blocks.of_tensor[tensor] = block
+            used_bytes += blocks.size_bytes[block]
+        else:
+            block = blocks.of_tensor[~tensor]
+            used_bytes -= blocks.size_bytes[block]
+            _free(blocks, block)
+        run.address[event] = blocks.address[block]
+        run.allocated_bytes[event] = used_bytes
+        run.reserved_bytes[event] = blocks.counts[_RESERVED]

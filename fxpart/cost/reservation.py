@@ -1,13 +1,13 @@
 """Memory that torch's allocator reserves on a device while a graph runs for several steps."""
 
 import math
-from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.cost.caching_allocator import CachingAllocator
+from fxpart.cost.caching_allocator import run_allocator
 from fxpart.cost.storage_kinds import KINDS, Storages
 
 __all__ = ["Reservation", "reservation"]
@@ -48,75 +48,51 @@ def reservation(
         limit_bytes: memory available to the allocator; near it, cached memory is released.
 
     """
-    run = _Run(graph, storages, workspace_bytes, CachingAllocator(limit_bytes))
-    for step in range(_STEPS):
-        run.step(first=step == 0)
-    return Reservation(run.most_bytes, run.allocator.most_reserved_bytes)
+    size_bytes, events = _events(graph, storages, workspace_bytes)
+    run = run_allocator(size_bytes, events, limit_bytes)
+    return Reservation(
+        int(run.allocated_bytes.max(initial=0)), int(run.reserved_bytes.max(initial=0))
+    )
 
 
-class _Run:
-    """A process that runs steps one after the other."""
+def _events(
+    graph: OpGraph, storages: Storages, workspace_bytes: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Return the sizes of storages and workspaces, and their events as `run_allocator` takes them.
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        storages: Storages,
-        workspace_bytes: IntArray,
-        allocator: CachingAllocator,
-    ) -> None:
-        self.allocator = allocator
-        self.most_bytes = 0
-        self._workspace_bytes = {
-            op: int(workspace_bytes[op]) for op in np.flatnonzero(workspace_bytes).tolist()
-        }
-        self._size = storages.size_bytes.tolist()
-        self._states: list[int] = []
-        self._inputs: list[int] = []
-        self._made: dict[int, list[int]] = defaultdict(list)
-        self._ends: dict[int, list[int]] = defaultdict(list)
-        self._kept: list[int] = []
-        updates = np.flatnonzero(graph.is_update)
-        self._first_update = int(updates[0]) if len(updates) else -1
-        for index, kind in enumerate(storages.kind.tolist()):
-            if not self._size[index]:
-                continue
-            if kind in (_WEIGHT, _CACHE):
-                self._take(index)
-            elif kind == _STATE:
-                self._states.append(index)
-            elif kind == _INPUT:
-                self._inputs.append(index)
-            else:
-                self._made[int(storages.born[index])].append(index)
-                if storages.last[index] < graph.n_ops - 1:
-                    self._ends[int(storages.last[index])].append(index)
-        events = {*self._made, *self._ends, *self._workspace_bytes, self._first_update}
-        self._operators = sorted(events - {-1})
+    Workspaces follow the storages.
+    """
+    kind, n_ops = storages.kind, graph.n_ops
+    is_present = storages.size_bytes > 0
+    with_workspace = np.flatnonzero(workspace_bytes)
+    workspaces = len(kind) + np.arange(len(with_workspace))
+    resident = np.flatnonzero(is_present & np.isin(kind, (_WEIGHT, _CACHE)))
+    states = np.flatnonzero(is_present & (kind == _STATE))
+    inputs = np.flatnonzero(is_present & (kind == _INPUT))
+    results = np.flatnonzero(is_present & ~np.isin(kind, (_WEIGHT, _CACHE, _STATE, _INPUT)))
+    born, last = storages.born[results], storages.last[results]
+    is_freed = last < n_ops - 1
+    is_update = graph.is_update
+    first_update = int(np.argmax(is_update)) if is_update.any() else n_ops
+    # The events of an operator, in this order.
+    of_operator = (
+        (states, np.full(len(states), first_update)),
+        (results, born),
+        (workspaces, with_workspace),
+        (~workspaces, with_workspace),
+        (~results[is_freed], last[is_freed]),
+    )
+    first_step, other_steps = (_in_order(lists) for lists in (of_operator, of_operator[1:]))
+    kept = results[~is_freed]
+    freed = ~np.concatenate([inputs, kept[np.argsort(born[~is_freed], kind="stable")]])
+    steps = [first_step, *[other_steps] * (_STEPS - 1)]
+    lists = [resident, *(part for step in steps for part in (freed, inputs, step))]
+    del lists[1]  # nothing is left of a step before the first
+    sizes = np.concatenate([storages.size_bytes, workspace_bytes[with_workspace]])
+    return sizes, np.concatenate(lists)
 
-    def step(self, *, first: bool) -> None:
-        """Run the graph once."""
-        for address in self._kept:
-            self.allocator.free(address)
-        inputs = [self._take(index) for index in self._inputs]
-        present: dict[int, int] = {}
-        for op in self._operators:
-            if first and op == self._first_update:
-                for index in self._states:
-                    self._take(index)
-            for index in self._made.get(op, ()):
-                present[index] = self._take(index)
-            if op in self._workspace_bytes:
-                workspace = self.allocator.allocate(self._workspace_bytes[op])
-                self._note()
-                self.allocator.free(workspace)
-            for index in self._ends.get(op, ()):
-                self.allocator.free(present.pop(index))
-        self._kept = [*inputs, *present.values()]
 
-    def _take(self, index: int) -> int:
-        address = self.allocator.allocate(self._size[index])
-        self._note()
-        return address
-
-    def _note(self) -> None:
-        self.most_bytes = max(self.most_bytes, self.allocator.allocated_bytes)
+def _in_order(lists: Sequence[tuple[IntArray, IntArray]]) -> IntArray:
+    """Return all events in the order of their operators; those of one in the order of `lists`."""
+    events, operators = (np.concatenate(columns) for columns in zip(*lists, strict=True))
+    return events[np.argsort(operators, kind="stable")]

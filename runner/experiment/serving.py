@@ -1,14 +1,19 @@
 """Serving steps: prefill of a prompt, and decode of one token against a cache."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fxpart.core.few_bits import (
     CACHE_DTYPES,
     WeightFormat,
     with_cache_dtype,
     with_few_bits,
+    with_few_bits_at_any_size,
     with_routed_share,
 )
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import CACHED_STEPS
+from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
@@ -21,7 +26,9 @@ __all__ = [
     "generated_len",
     "generates",
     "is_serving",
+    "served_at_any_size",
     "serving_metrics",
+    "with_served_cache",
 ]
 
 GENERATE = "generate"
@@ -200,18 +207,46 @@ def as_served(config: Config, graph: OpGraph) -> OpGraph:
     """
     plain = graph
     if config.weights.name != "none":
-        fields = {k: v for k, v in vars(config.weights).items() if k != "source"}
-        try:
-            graph = with_few_bits(graph, WeightFormat(**fields))
-        except SpecError as error:
-            if config.tensor_parallel == 1:
-                raise
-            split = f"split over tensor_parallel={config.tensor_parallel}"
-            raise SpecError(f"{error} ({split})") from error
+        with _split_named(config):
+            graph = with_few_bits(graph, _weight_format(config))
     if has_experts_in_place(config):
         share = config.expert_imbalance / config.expert_parallel
         graph = with_routed_share(graph, share, plain)
+    return with_served_cache(config, graph)
+
+
+def with_served_cache(config: Config, graph: OpGraph) -> OpGraph:
+    """Return `graph` with the cache in the format of `config`."""
     return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
+
+
+def served_at_any_size(config: Config, symbolic: SymbolicGraph) -> SymbolicGraph | None:
+    """Return `symbolic` with weights in the format of `config`; None if that depends on the sizes.
+
+    Raises:
+        SpecError: if the model's weights do not allow the format.
+
+    """
+    if config.weights.name == "none" or has_experts_in_place(config):
+        return None
+    with _split_named(config):
+        return with_few_bits_at_any_size(symbolic, _weight_format(config))
+
+
+def _weight_format(config: Config) -> WeightFormat:
+    return WeightFormat(**{k: v for k, v in vars(config.weights).items() if k != "source"})
+
+
+@contextmanager
+def _split_named(config: Config) -> Iterator[None]:
+    """Add to an error that the weights are one device's part, if they are."""
+    try:
+        yield
+    except SpecError as error:
+        if config.tensor_parallel == 1:
+            raise
+        split = f"split over tensor_parallel={config.tensor_parallel}"
+        raise SpecError(f"{error} ({split})") from error
 
 
 def has_experts_in_place(config: Config) -> bool:

@@ -16,7 +16,7 @@ from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
-from runner.experiment.serving import as_served
+from runner.experiment.serving import as_served, served_at_any_size, with_served_cache
 
 __all__ = ["ServingSteps", "Sizes", "keep", "serving_steps"]
 
@@ -65,6 +65,8 @@ class ServingSteps:
     _known: dict[str, list[SymbolicGraph]] = field(default_factory=dict)
     _graphs: dict[tuple[str, int, int], OpGraph] = field(default_factory=dict)
     """The latest graphs in the formats of `config`, by step and sizes."""
+    _served: dict[SymbolicGraph, SymbolicGraph | None] = field(default_factory=dict)
+    """Captures with weights in the format of `config`; None if that depends on the sizes."""
 
     def decode(self, batch: int, context_len: int) -> OpGraph:
         """Return the decode of a token for each of `batch` texts at `context_len` tokens.
@@ -77,7 +79,7 @@ class ServingSteps:
 
     def unconverted(self, batch: int, context_len: int) -> OpGraph:
         """Return `decode` with weights and cache of the model's own dtype."""
-        return self._at("decode", _DECODE, batch, context_len)
+        return self._at(self._piece("decode", _DECODE, batch, context_len), batch, context_len)
 
     def prefill(self, batch: int, prompt_len: int, decode: OpGraph) -> OpGraph:
         """Return the prefill of the cache of `decode`, which has the same batch.
@@ -104,13 +106,19 @@ class ServingSteps:
         key = (step, batch, length)
         graph = self._graphs.get(key)
         if graph is None:
-            graph = as_served(self.config, self._at(step, symbols, batch, length))
+            piece = self._piece(step, symbols, batch, length)
+            if piece not in self._served:
+                self._served[piece] = served_at_any_size(self.config, piece)
+            served = self._served[piece]
+            if served is None:
+                graph = as_served(self.config, self._at(piece, batch, length))
+            else:
+                graph = with_served_cache(self.config, self._at(served, batch, length))
             keep(self._graphs, key, graph, _GRAPHS_KEPT)
         return graph
 
-    def _at(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> OpGraph:
-        symbolic = self._piece(step, symbols, batch, length)
-        graph = symbolic.at(**dict(zip(symbols, (batch, length), strict=False)))
+    def _at(self, symbolic: SymbolicGraph, batch: int, length: int) -> OpGraph:
+        graph = symbolic.at(**dict(zip(symbolic.symbols, (batch, length), strict=False)))
         if self.config.runtime.name != "eager":
             graph = without_python(graph)
         return with_chosen_experts(graph)

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from fxpart.capture.api import capture_graph
 from fxpart.capture.captured import captured_graph
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.core.few_bits import WeightFormat, with_cache_dtype, with_few_bits
+from fxpart.capture.symbolic.api import symbolic_graph
+from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.core.few_bits import (
+    WeightFormat,
+    with_cache_dtype,
+    with_few_bits,
+    with_few_bits_at_any_size,
+)
 from fxpart.core.graph import OpGraph
 from fxpart.errors import SpecError
 from runner.config.paths import conf_dir
@@ -72,6 +79,24 @@ def test_bytes_equal_those_of_the_library(name: str) -> None:
     assert (graph.moved_bytes - converted.moved_bytes).tolist() == [saved_bytes]
     assert converted.flops.tolist() == graph.flops.tolist()
     assert converted.dtypes == graph.dtypes
+
+
+def test_weights_are_converted_for_any_size_as_for_each() -> None:
+    layout = _layout("int4", group_size=32, read_share=0.7)
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(_COLUMNS, _ROWS), nn.GELU(), nn.Linear(_ROWS, 64))
+        symbolic = symbolic_graph(
+            module.bfloat16(),
+            (torch.empty(3, _COLUMNS, dtype=torch.bfloat16),),
+            dims=(SymbolicDim(0, 0, "batch"),),
+        )
+    converted = with_few_bits_at_any_size(symbolic, layout)
+    assert converted is not None
+    for batch in (1, 3, 1000):
+        made, one = converted.at(batch=batch), with_few_bits(symbolic.at(batch=batch), layout)
+        for name in ("moved_bytes", "weight_bytes", "flops", "value_bytes"):
+            assert getattr(made, name).tolist() == getattr(one, name).tolist()
+        assert made.targets == one.targets
 
 
 def test_a_kernel_that_reads_at_half_the_rate_counts_twice_the_bytes() -> None:

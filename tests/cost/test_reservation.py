@@ -1,6 +1,5 @@
 """Memory that the allocator reserves for a graph, and the total needs of a device."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,10 @@ from torch import nn
 
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import CACHE
+from fxpart.core.graph import CACHE, IntArray
 from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.reserve import Interval, Reserve, rounded
-from fxpart.cost.caching_allocator import CachingAllocator
+from fxpart.cost.caching_allocator import AllocatorRun, run_allocator
 from fxpart.cost.device_memory import DeviceMemory, convolution_bytes, device_memory_of
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.peak_tensors import storages_at_peak
@@ -80,38 +79,26 @@ def test_optimizer_state_is_allocated_by_the_first_update() -> None:
     assert run.reserved_bytes == run.allocated_bytes == 30 * MIB
 
 
-def test_a_cache_lives_across_steps() -> None:
+def test_a_cache_lives_across_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     # A cache of 30 MiB, and a value of 20 MiB that would fit where it was freed.
     sketch = Sketch()
     cache = sketch.input(30 * MIB)
     value = sketch.op([cache], 20 * MIB, [sketch.weight(10 * MIB)])
     graph = sketch.graph(sketch.op([value], 20 * MIB))
     names = (f"{CACHE}keys", *graph.value_names[1:])
-    run_of = []
+    allocations: list[int] = []
+
+    def counting(sizes: IntArray, events: IntArray, limit_bytes: float) -> AllocatorRun:
+        allocations.append(sizes[events[events >= 0]].tolist().count(30 * MIB))
+        return run_allocator(sizes, events, limit_bytes)
+
+    monkeypatch.setattr("fxpart.cost.reservation.run_allocator", counting)
     for named in (graph, replace(graph, value_names=names)):
         task = problem(named, devices(10**9))
         ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
-        allocator = _Addresses()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(CachingAllocator, "allocate", allocator.noting(CachingAllocator.allocate))
-            reservation(named, storages, np.zeros(named.n_ops, dtype=np.int64))
-        run_of.append(allocator.sizes.count(30 * MIB))
+        reservation(named, storages, np.zeros(named.n_ops, dtype=np.int64))
     # An input is allocated anew for each of two steps.
-    assert run_of == [2, 1]
-
-
-class _Addresses:
-    """The sizes requested from an allocator."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def noting(self, allocate: Callable[..., int]) -> Callable[..., int]:
-        def noted(allocator: CachingAllocator, size_bytes: int) -> int:
-            self.sizes.append(size_bytes)
-            return allocate(allocator, size_bytes)
-
-        return noted
+    assert allocations == [2, 1]
 
 
 def _convolution(moved_bytes: int) -> Problem:
