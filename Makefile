@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # and leave alone what is no Python of today, such as templates, and what few or none import: that
 # is two fifths of it, and compiled when it is imported.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
-RARE := /(tests?|transformers/models|ray|_inductor|sklearn|databricks|pip|torch/testing|torchgen|fontTools|matplotlib|mypyc?|numba/cuda|peft/tuners|playwright|pygments/lexers|setuptools|narwhals|gunicorn|docker|graphql|aiohttp)/
+RARE := /(tests?|transformers/models|diffusers|ray|_inductor|sklearn|databricks|pip|torch/testing|torchgen|fontTools|matplotlib|mypyc?|numba/cuda|peft/tuners|playwright|pygments/lexers|setuptools|narwhals|gunicorn|docker|graphql|aiohttp)/
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 # What a run needs, and what tests need beside it: launchers, browsers, linters.
 RUNS := $(VENV)/.runs

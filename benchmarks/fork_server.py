@@ -73,26 +73,40 @@ class _Server:
     requests: IO[str]
     answers: IO[str]
     pid: int
+    started: subprocess.Popen[str] | None = None
+    """The server, if this process started it."""
+
+    def end(self) -> None:
+        """Let the server end, which it does with its requests."""
+        with suppress(BrokenPipeError):
+            self.requests.close()
+        self.answers.close()
+        if self.started is not None:
+            self.started.wait()
 
 
 @cache
 def _server() -> _Server:
     """Return this process's server, started with the first command."""
     if _SHARED in os.environ:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(os.environ[_SHARED])
-        answers = connection.makefile("r")
-        return _Server(connection.makefile("w"), answers, int(answers.readline()))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fork_server"],
-        cwd=_ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return _Server(process.stdin, process.stdout, process.pid)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ[_SHARED])
+            # These keep the connection.
+            requests, answers = connection.makefile("w"), connection.makefile("r")
+        server = _Server(requests, answers, int(answers.readline()))
+    else:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.fork_server"],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        server = _Server(process.stdin, process.stdout, process.pid, process)
+    atexit.register(server.end)
+    return server
 
 
 @contextmanager

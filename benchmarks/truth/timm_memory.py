@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from benchmarks.text_table import table
 from benchmarks.truth.row import HEADS, Row, summary
 from fxpart.capture.captured import captured_graph, captured_symbolic
-from fxpart.capture.models.spec import ModelSpec, timm_spec
+from fxpart.capture.models.spec import ModelSpec, library_spec
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.optimizer import Optimizer, with_optimizer
@@ -195,7 +195,7 @@ def _graphs(
     """Yield the training step at each batch size: from one capture, or else a capture for each."""
     if not sizes:
         return
-    spec = ModelSpec(name, batch_size=sizes[0], **timm_spec(name, {}))
+    spec = ModelSpec(name, batch_size=sizes[0], **library_spec("timm", name, {}))
     try:
         symbolic = captured_symbolic(
             spec, ("batch",), cache_dir, "training", train_mode=True
@@ -204,7 +204,7 @@ def _graphs(
             yield size, symbolic.at(batch=size)
     except CaptureError:
         for size in sizes:
-            spec = ModelSpec(name, batch_size=size, **timm_spec(name, {}))
+            spec = ModelSpec(name, batch_size=size, **library_spec("timm", name, {}))
             whole = captured_graph(spec, "operator", cache_dir, "training", train_mode=True)
             yield size, whole.graph
 

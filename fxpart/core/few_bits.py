@@ -28,9 +28,9 @@ __all__ = [
     "with_routed_share",
 ]
 
-CACHE_DTYPES = {"bf16": 2, "fp8": 1}
-"""Dtypes of cached keys and values, with bytes per element. ``fp8`` has one scale per tensor, as in
-vLLM, which is not counted."""
+CACHE_DTYPES = {"bf16": 2, "fp8": 1, "int8": 1}
+"""Dtypes of cached keys and values, with bytes per element. ``fp8`` as in vLLM and ``int8`` as in
+TensorRT-LLM have one scale per tensor, which is not counted."""
 _PRODUCTS = ("linear", "mm", "addmm", "bmm", "matmul", "_grouped_mm", "grouped_mm_fallback")
 _EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
 """Products of rows, each with the weight of its expert."""

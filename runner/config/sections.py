@@ -67,9 +67,9 @@ class ModelConfig:
 
     name: str = MISSING
     library: str = "transformers"
-    """The library of `architecture`: ``transformers`` or ``timm``."""
+    """The library of `architecture`: ``transformers``, ``timm`` or ``diffusers``."""
     architecture: str | None = None
-    """A class of transformers, such as ``LlamaForCausalLM``, or a model of timm."""
+    """A class of transformers or diffusers, such as ``LlamaForCausalLM``, or a model of timm."""
     config: dict[str, Any] = field(default_factory=dict)
     """Fields of the architecture's configuration, with its defaults for the rest."""
     factory: str | None = None

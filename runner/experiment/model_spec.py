@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from fxpart.capture.models.spec import ModelSpec, timm_spec
+from fxpart.capture.models.spec import LIBRARIES, ModelSpec, library_spec
 from fxpart.core.data_parallel import share_of_batch
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
@@ -11,8 +11,6 @@ from runner.experiment.serving import generated_len, generates, is_serving
 from runner.experiment.training import finetunes, is_training
 
 __all__ = ["model_spec"]
-
-_LIBRARIES = ("transformers", "timm")
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -24,11 +22,11 @@ def model_spec(config: Config) -> ModelSpec:
         "factory": model.factory,
         "factory_args": dict(model.factory_args),
     }
-    if model.library not in _LIBRARIES:
-        suggestion = nearest_names(model.library, _LIBRARIES)
+    if model.library not in LIBRARIES:
+        suggestion = nearest_names(model.library, LIBRARIES)
         raise SpecError(f"model.library={model.library} is not known; {suggestion}")
-    if model.library == "timm" and model.architecture is not None:
-        source = timm_spec(model.architecture, dict(model.config))
+    if model.library != "transformers" and model.architecture is not None:
+        source = library_spec(model.library, model.architecture, dict(model.config))
     return ModelSpec(
         name=model.name,
         **source,

@@ -167,10 +167,11 @@ def _attends(graph: OpGraph) -> int:
     return int(graph.moved_bytes[ops].sum())
 
 
-def test_a_decode_reads_a_one_byte_cache_in_half_the_bytes() -> None:
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_a_decode_reads_a_one_byte_cache_in_half_the_bytes(dtype: str) -> None:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
     graph = _decode("LlamaForCausalLM", **sizes)
-    half = with_cache_dtype(graph, "fp8")
+    half = with_cache_dtype(graph, dtype)
     tensor_bytes = 2 * 64 * 8 * 2  # 2 heads, 64 tokens, 8 numbers of 2 bytes
     assert half.value_alloc_bytes[half.value_is_cache].tolist()[:2] == [tensor_bytes // 2] * 2
     # Keys and values, each half as large, and nothing else.

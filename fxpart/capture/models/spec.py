@@ -13,7 +13,7 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
-__all__ = ["AUTOCAST", "DTYPES", "ENGINES", "LOSSES", "ModelSpec", "timm_spec"]
+__all__ = ["AUTOCAST", "DTYPES", "ENGINES", "LIBRARIES", "LOSSES", "ModelSpec", "library_spec"]
 
 LOSSES = ("own", "mean")
 """What a training step may start its backward from, beside a function of the user's."""
@@ -31,7 +31,13 @@ _USUAL: Mapping[str, object] = {
     "engine": "torch",
     "autocast": None,
 }
-_TIMM = "fxpart.capture.models.timm_model:timm_model"
+_FACTORIES = {
+    "timm": "fxpart.capture.models.timm_model:timm_model",
+    "diffusers": "fxpart.capture.models.diffusers_model:diffusers_model",
+}
+"""The function that makes the models of a library, by its name."""
+LIBRARIES = ("transformers", *_FACTORIES)
+"""Libraries of models by name."""
 _LOSS = "model.loss"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Names of the dtypes that weights and real-valued inputs may have."""
@@ -58,9 +64,12 @@ def _positive(value: object, where: str, otherwise: str = "") -> None:
         raise SpecError(f"{where}={value} must be a whole number, 1 or more{otherwise}")
 
 
-def timm_spec(architecture: str, config: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a `ModelSpec` for a model of timm: its factory, and what that takes."""
-    return {"factory": _TIMM, "factory_args": {"architecture": architecture, "config": config}}
+def library_spec(library: str, architecture: str, config: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a `ModelSpec` for a model of one of `LIBRARIES` but transformers."""
+    return {
+        "factory": _FACTORIES[library],
+        "factory_args": {"architecture": architecture, "config": config},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +223,9 @@ class ModelSpec:
             fields["peft"] = installed_version("peft")
         else:
             del fields["lora"]
-        if self.factory == _TIMM:
-            fields["timm"] = installed_version("timm")
+        for library, factory in _FACTORIES.items():
+            if self.factory == factory:
+                fields[library] = installed_version(library)
         version = installed_version("transformers")
         if version is not None:
             fields["transformers"] = version

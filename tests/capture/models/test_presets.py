@@ -46,7 +46,14 @@ SERVED = {
     "phi4": 14_659_507_200,
     "whisper_large": 1_543_490_560,
 }
-TEMPLATES = {"custom": "factory", "timm": "architecture", "transformers": "architecture"}
+# Denoisers of image generators. sd3_5_large without its table of positions, which is a buffer.
+DENOISERS = {"flux_dev": 11_901_408_320, "sd3_5_large": 8_056_627_520}
+TEMPLATES = {
+    "custom": "factory",
+    "diffusers": "architecture",
+    "timm": "architecture",
+    "transformers": "architecture",
+}
 FIELDS = ["name", "library", "architecture", "config", "factory", "factory_args"]
 FIELDS += ["batch_size", "seq_len", "dtype"]
 
@@ -82,13 +89,14 @@ def test_every_preset_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {
         *PARAMETERS,
         *SERVED,
+        *DENOISERS,
         *TEMPLATES,
         "workload",
     }
     assert PARAMETERS.keys() == SHALLOW.keys() == SMALL_PRESETS.keys()
 
 
-@pytest.mark.parametrize("name", [*PARAMETERS, *SERVED, *TEMPLATES])
+@pytest.mark.parametrize("name", [*PARAMETERS, *SERVED, *DENOISERS, *TEMPLATES])
 def test_presets_have_the_same_keys_and_state_their_source(name: str) -> None:
     # In the same order; values equal to the schema's default are omitted.
     assert list(preset(name)) == [field for field in FIELDS if field in preset(name)]

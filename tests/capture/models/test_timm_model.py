@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fxpart.capture.models.build import build_model
-from fxpart.capture.models.spec import ModelSpec, timm_spec
+from fxpart.capture.models.spec import ModelSpec, library_spec
 from fxpart.errors import SpecError
 from runner.experiment.model_spec import model_spec
 from tests.runner.composed import read
@@ -22,7 +22,7 @@ def test_the_command_names_a_model_of_timm() -> None:
 
 def test_a_model_has_images_of_its_size_on_meta() -> None:
     pytest.importorskip("timm")
-    spec = timm_spec("resnet18", {"num_classes": 10})
+    spec = library_spec("timm", "resnet18", {"num_classes": 10})
     built = build_model(ModelSpec("m", batch_size=3, dtype="bfloat16", **spec))
     assert built.args[0].shape == (3, 3, 224, 224)
     assert {p.dtype for p in built.module.parameters()} == {torch.bfloat16}
@@ -42,4 +42,4 @@ def test_unknown_models_and_settings_of_timm_are_refused(
 ) -> None:
     pytest.importorskip("timm")
     with pytest.raises(SpecError, match=message):
-        build_model(ModelSpec("m", **timm_spec(architecture, config)))
+        build_model(ModelSpec("m", **library_spec("timm", architecture, config)))

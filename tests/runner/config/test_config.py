@@ -26,6 +26,7 @@ NEEDS = {
     "model=transformers": "model.architecture=GPT2LMHeadModel",
     "model=custom": "model.factory=a.b:c",
     "model=timm": "model.architecture=resnet18",
+    "model=diffusers": "model.architecture=FluxTransformer2DModel",
     "mode=custom": "mode.function=a.b:c",
 }
 

@@ -45,6 +45,7 @@ VALUES = st.recursive(
 TEMPLATES = {
     "model=custom": "model.factory=a.b:c",
     "model=timm": "model.architecture=resnet18",
+    "model=diffusers": "model.architecture=FluxTransformer2DModel",
     "model=transformers": "model.architecture=A",
     "mode=custom": "mode.function=a.b:c",
 }
