@@ -1,7 +1,7 @@
-"""``python -m tests.precompile``: compile inner loops and tests, before workers of tests do.
+"""``python -m tests.precompile``: compile inner loops before workers of tests do.
 
 A run compiles the loops of its mode and caches them. Workers that start at the same time would
-compile the same loops, and rewrite the same asserts of tests, in parallel.
+compile the same loops in parallel.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,6 @@ from fxpart.torch_compat.accounting.latency_modes import kl_based as static_kl_b
 from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
 from fxpart.torch_compat.accounting.size_based import size_based as static_size_based
 from fxpart.torch_compat.accounting.sparse_nn import sparse_nn
-from tests.rewritten import files_to_rewrite, keep_rewritten
 from tests.sketch import GIVEN, installed_modes
 
 __all__ = ["precompile", "run_modes"]
@@ -94,19 +93,16 @@ def _three_in_a_row() -> StaticProblem:
 
 
 def precompile() -> None:
-    """Run every mode that searches, and the evaluation, once; rewrite the asserts of tests.
+    """Run every mode that searches, and the evaluation, once.
 
     On all cores: a process reuses what another has compiled, so those with few loops in common come
     first.
     """
-    files = files_to_rewrite()
-    rewriting = [partial(keep_rewritten, files[start::4]) for start in range(4)]
     first = (["single"], ["cost_aware"])
     # A given placement runs no loop of its own.
     others = [[name] for name in installed_modes() if name not in GIVEN and [name] not in first]
     single, cost_aware, *modes = (partial(run_modes, names) for names in (*first, *others))
     parts: list[Callable[[], object]] = [single, _static, cost_aware, _symbolic, *modes]
-    parts += rewriting
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
         for submitted in [pool.submit(part) for part in parts]:
             submitted.result()

@@ -183,7 +183,7 @@ def _received(this: Problem, placed: Assignment) -> list[int]:
     sizes = []
     for index in range(placed.rounds):
         single_round = partition_by_device(this.graph, placed.device_of_round(index))
-        sizes.append(evaluate(this, single_round).transfer_bytes)
+        sizes.append(evaluate(this, single_round, search_bounds=False).transfer_bytes)
     return sizes
 
 

@@ -176,7 +176,7 @@ def _cut_with_its_backward(this: Problem, count: int) -> float:
     assert largest < float("inf")
     assert (placed.device_of[graph.forward_of] == placed.device_of).all()
     assert (np.diff(placed.device_of[: graph.first_backward]) >= 0).all()
-    evaluate(this, placed)
+    evaluate(this, placed, search_bounds=False)
     return largest
 
 

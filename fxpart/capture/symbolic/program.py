@@ -232,7 +232,10 @@ class _Subject:
     def captured(self, shapes: ShapesCollection) -> tuple[JointProgram | None, ExportedProgram]:
         """Return the step, in training, and the program."""
         if self.phase != "training":
-            program = export_program(self.module, self.args, self.kwargs, shapes)
+            # Torch remembers what operators return; with symbolic sizes that takes longer than
+            # finding it out again.
+            with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+                program = export_program(self.module, self.args, self.kwargs, shapes)
             drop_whole_slices(program)
             return None, program
         # For convolutions of 16 examples or more the CPU would choose another library, so the

@@ -119,17 +119,21 @@ def test_the_model_ends_a_context_that_memory_does_not() -> None:
     )
 
 
+_TIED_WITH_A_WINDOW = (
+    "+model.config.use_sliding_window=true",
+    "+model.config.sliding_window=64",
+    "+model.config.max_window_layers=1",  # the first block attends to everything
+    "model.config.max_position_embeddings=100000",
+    "+model.config.tie_word_embeddings=true",
+)
+"""A Qwen2 captured once for two tests."""
+
+
 def test_a_window_is_passed_on_the_way_to_the_longest_context() -> None:
-    sizes = (
-        "devices=1x0.3mb",
-        "+model.config.sliding_window=64",
-        "+model.config.layer_types=[sliding_attention,full_attention]",
-        "+model.config.head_dim=8",
-        "model.config.max_position_embeddings=100000",
-    )
+    sizes = ("devices=1x0.3mb", *_TIED_WITH_A_WINDOW)
 
     def planned(output_len: int) -> Result:
-        return _planned(*_lengths(20, output_len), *sizes, architecture="Gemma3ForCausalLM")
+        return _planned(*_lengths(20, output_len), *sizes, architecture="Qwen2ForCausalLM")
 
     result = planned(5).generation
     assert result is not None
@@ -150,10 +154,8 @@ def test_both_steps_on_several_devices_share_the_places_of_weights() -> None:
 
 
 def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
-    config = read(
-        *_overrides(*_lengths(20, 5), "mode=equal_layers", "devices=2x0.2mb"),
-        "+model.config.tie_word_embeddings=true",
-    )
+    sizes = ("mode=equal_layers", "devices=2x0.2mb", *_TIED_WITH_A_WINDOW)
+    config = read(*_overrides(*_lengths(20, 5), *sizes, architecture="Qwen2ForCausalLM"))
     spec = model_spec(config)
     result = plan(config, spec)
     steps = serving_steps(config, spec)

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,11 +22,14 @@ from runner.job.job import _show_plan
 from runner.output.units import GIB
 from tests.runner.composed import TINY_LLAMA, read
 
-TINY = (*TINY_LLAMA, "capture.use_cache=false")
+
+@pytest.fixture(autouse=True)
+def _shared_captures(graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
 
 
 def _planned(*overrides: str) -> Result:
-    config = read(*TINY, *overrides)
+    config = read(*TINY_LLAMA, *overrides)
     return plan(config, model_spec(config))
 
 
@@ -39,7 +43,7 @@ def test_a_group_shares_weights_and_waits_for_its_collectives() -> None:
     moved_bytes = 3 * 2048 + 8192
     assert values["collectives"] == 4.0
     assert values["collective_gib"] * GIB == pytest.approx(moved_bytes)
-    link = read(*TINY).transfer_rate
+    link = read(*TINY_LLAMA).transfer_rate
     sums_s = 3 * 6 * (2048 / 4 / link.bytes_per_s + link.latency_s)
     gather_s = 3 * (8192 / 4 / link.bytes_per_s + link.latency_s)
     assert values["collective_ms"] == pytest.approx((sums_s + gather_s) * 1e3)
@@ -90,7 +94,7 @@ def test_a_split_sequence_requires_a_group_and_whole_sequences() -> None:
         (("sequence_parallel=true", "tensor_parallel=2", "phase=decode"), "got phase=decode"),
     ):
         with pytest.raises(NotApplicableError, match=message):
-            check_split(read(*TINY, *overrides))
+            check_split(read(*TINY_LLAMA, *overrides))
     with pytest.raises(NotApplicableError, match=r"use model\.seq_len=16 or 18"):
         _planned(
             "sequence_parallel=true", "tensor_parallel=2", "model.seq_len=17", "devices=2x16gb"
@@ -116,16 +120,16 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
     result = _planned(*options, *groups)
     values = headline(result)
     assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
-    _show_plan(read(*TINY, *options, *groups), result)
+    _show_plan(read(*TINY_LLAMA, *options, *groups), result)
     assert "replicas:  2 replicas of 2 devices; " in capsys.readouterr().out
     assert result.replicas is not None
     # Like experts over the devices of one group.
     parallel = split_topology(result.replicas.parallel.replica, 1)
     alone = replace(result, replicas=replace(result.replicas, parallel=parallel))
-    _show_plan(read(*TINY, *options, *groups), alone)
+    _show_plan(read(*TINY_LLAMA, *options, *groups), alone)
     assert "replicas:" not in capsys.readouterr().out
     of_one_stage = (*options, *groups, "mode=pipeline")
-    _show_plan(read(*TINY, *of_one_stage), _planned(*of_one_stage))
+    _show_plan(read(*TINY_LLAMA, *of_one_stage), _planned(*of_one_stage))
     message = (
         "pipeline:  none, each replica is one stage; give more devices or a smaller data_parallel"
     )
@@ -137,10 +141,10 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
 
 
 @pytest.fixture(scope="module")
-def plain_step(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Result]:
+def plain_step(graph_cache: Path) -> tuple[tuple[str, ...], Result]:
     """Return the overrides of a training step of two replicas, captured once, and its plan."""
-    cache = ("capture.use_cache=true", f"capture.cache_dir={tmp_path_factory.mktemp('captured')}")
-    step = ("phase=training", "mode=single", "model.batch_size=2", "data_parallel=2", *cache)
+    cache = f"capture.cache_dir={graph_cache / 'fxpart'}"
+    step = ("phase=training", "mode=single", "model.batch_size=2", "data_parallel=2", cache)
     return step, _planned(*step, "devices=2x16gb")
 
 
@@ -284,11 +288,11 @@ def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
 )
 def test_megatron_is_planned_as_a_whole_step(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(NotApplicableError, match=re.escape(message)):
-        check_training(read(*TINY, "engine=megatron", "phase=training", *overrides))
+        check_training(read(*TINY_LLAMA, "engine=megatron", "phase=training", *overrides))
 
 
 def test_the_updates_of_megatron_are_fused() -> None:
-    config = read(*TINY, "engine=megatron", "phase=training", "optimizer=adamw")
+    config = read(*TINY_LLAMA, "engine=megatron", "phase=training", "optimizer=adamw")
     assert config.optimizer.implementation == "foreach"  # the preset's
     assert optimizer_of(config).implementation == "fused"
 
@@ -315,7 +319,7 @@ def test_a_combination_refused_when_typed_is_not_suggested(
     step, _ = plain_step
     # Several devices per replica would hold it, but are only planned with a schedule.
     small = ("mode=pipeline", "zero=3", "reserve=none", "devices=2x0.28mb")
-    config = read(*TINY, *step, *small)
+    config = read(*TINY_LLAMA, *step, *small)
     with pytest.raises(InfeasibleError, match=r"take larger devices.* not enough: mode=kl_based$"):
         plan(config, model_spec(config), may_capture=False)
 
@@ -352,7 +356,7 @@ _TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
 )
 def test_impossible_sharding_is_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
-        check_zero(read(*TINY, *overrides))
+        check_zero(read(*TINY_LLAMA, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -367,17 +371,17 @@ def test_combinations_that_exclude_each_other_are_refused(
     overrides: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(NotApplicableError, match=re.escape(message)):
-        check_split(read(*TINY, "tensor_parallel=2", *overrides))
+        check_split(read(*TINY_LLAMA, "tensor_parallel=2", *overrides))
 
 
 def test_impossible_degrees_are_refused() -> None:
     with pytest.raises(SpecError, match="tensor_parallel=0 must be 1 or more"):
-        check_split(read(*TINY, "tensor_parallel=0"))
+        check_split(read(*TINY_LLAMA, "tensor_parallel=0"))
     for degree, line in (
         (4, "must divide the number of devices, there are 6; use 2"),
         (3, r"must divide model\.config\.num_attention_heads=8; use 2"),
     ):
         with pytest.raises(NotApplicableError, match=f"{line}$"):
-            check(read(*TINY, "devices=6x16gb", f"tensor_parallel={degree}"))
+            check(read(*TINY_LLAMA, "devices=6x16gb", f"tensor_parallel={degree}"))
     with pytest.raises(NotApplicableError, match=r"^context_parallel=3 needs .*; make it 2 or 4, "):
-        dealt_out(read(*TINY, "devices=4x16gb", "context_parallel=3"))
+        dealt_out(read(*TINY_LLAMA, "devices=4x16gb", "context_parallel=3"))
