@@ -1,4 +1,4 @@
-"""Kernels in 16 bits, held out, beside what is interpolated between the other rows."""
+"""Held-out kernels in 16 bits, compared with times interpolated between the other rows."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -180,7 +180,7 @@ class _Expansion:
         use_start, uses = self._rows(old.use_start, old.uses, weights)
         producer = _moved(old.value_producer, values, ops)
         names = _numbered(ops.texts([_LAST_NUMBER.sub("", name) for name in old.names]))
-        held = old.value_held
+        last_op = old.value_held
         return replace(
             old,
             names=names,
@@ -196,7 +196,7 @@ class _Expansion:
             value_alloc_bytes=values.column(old.value_alloc_bytes),
             value_base=_moved(old.value_base, values, values),
             value_is_output=values.column(old.value_is_output),
-            value_held=_moved(held, values, ops) if len(held) else held,
+            value_held=_moved(last_op, values, ops) if len(last_op) else last_op,
             read_start=read_start,
             reads=reads,
             weight_names=_renamed(old.weight_names, weights),
@@ -210,12 +210,15 @@ class _Expansion:
 
     def _value_names(self, producer: IntArray, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of values: those of their operators, with the number of an item."""
-        given, items = [], []
+        names_of_inputs, items = [], []
         for name, op in zip(self.old.value_names, self.old.value_producer.tolist(), strict=True):
-            given.append(name if op < 0 else "")
+            names_of_inputs.append(name if op < 0 else "")
             items.append("" if op < 0 else name.removeprefix(self.old.names[op]))
         of_values = zip(
-            producer.tolist(), _renamed(given, self.values), self.values.texts(items), strict=True
+            producer.tolist(),
+            _renamed(names_of_inputs, self.values),
+            self.values.texts(items),
+            strict=True,
         )
         return tuple(name if op < 0 else f"{names[op]}{item}" for op, name, item in of_values)
 
