@@ -100,18 +100,18 @@ class CacheError(FxpartError, RuntimeError):
     """A file of ours that cannot be read or written."""
 
 
-def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
-    """Return ``nearest: a, b`` for the names most like `asked`, or all of them if none is.
+def nearest_names(unknown: str, names: Iterable[str], count: int = 3) -> str:
+    """Return ``nearest: a, b`` for the names most like `unknown`, or all of them if none is.
 
-    Those that `asked` begins come first.
+    Those that `unknown` begins come first.
     """
     known = sorted(set(names))
     if not known:
         return "there are none"
     lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(asked.lower(), list(lowered), n=most, cutoff=0.5)
+    close = difflib.get_close_matches(unknown.lower(), list(lowered), n=count, cutoff=0.5)
     if close:
-        close.sort(key=lambda name: not name.startswith(asked.lower()))
+        close.sort(key=lambda name: not name.startswith(unknown.lower()))
         return "nearest: " + ", ".join(lowered[name] for name in close)
     shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
     return "there are: " + ", ".join(shown)
@@ -126,7 +126,7 @@ def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
     return " or ".join(below + above)
 
 
-def one_line(error: BaseException, most: int = 240) -> str:
+def one_line(error: BaseException, width: int = 240) -> str:
     """Return the class of `error` and the first paragraph of what it says, on one line."""
     try:
         text = str(error)
@@ -136,7 +136,7 @@ def one_line(error: BaseException, most: int = 240) -> str:
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
     if isinstance(error, SystemExit):
         text += ", which ends the program: take the call of exit out"
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 # Bytes in the units that messages use.

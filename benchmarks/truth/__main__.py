@@ -4,7 +4,7 @@
         [--picture FILE] [--override latency=roofline ...]
 
 The folder holds the files that the sets read; others published them, and they are not part of
-fxpart. A set whose files are missing is skipped with a message. A set with `asked_for(data, rows)`
+fxpart. A set whose files are missing is skipped with a message. A set with `fit_note(data, rows)`
 also prints the value of its fitted number that the rows not held out imply.
 """
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines: list[list[str]] = []
     worst: list[tuple[str, Row]] = []
     rows_of_set: dict[str, list[Row]] = {}
-    fitted: list[str] = []
+    notes: list[str] = []
     for truth_set in SETS:
         if options.set and truth_set.NAME not in options.set:
             continue
@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{truth_set.NAME} is skipped: there is no {error.filename}")
             continue
         lines += _lines(truth_set.NAME, rows)
-        if asked_for := getattr(truth_set, "asked_for", None):
-            fitted.append(f"{truth_set.NAME}: {asked_for(data, rows)}")
+        if fit_note := getattr(truth_set, "fit_note", None):
+            notes.append(f"{truth_set.NAME}: {fit_note(data, rows)}")
         rows_of_set[truth_set.NAME] = rows
         rows.sort(key=lambda row: -abs(row.error))
         worst += [(truth_set.NAME, row) for row in rows[: options.worst]]
@@ -124,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show = markdown if options.markdown else table
     if lines:
         print("\n" + show(["set", "part", *HEADS], lines))
-    if fitted:
-        print("\n" + "\n".join(fitted))
+    if notes:
+        print("\n" + "\n".join(notes))
     if options.picture and rows_of_set:
         options.picture.write_text(picture(rows_of_set), encoding="utf-8")
     if worst:

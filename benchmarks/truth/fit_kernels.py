@@ -36,8 +36,8 @@ class Span(NamedTuple):
     """Start and bounds of the search for a coefficient."""
 
     start: float
-    least: float
-    most: float
+    lower: float
+    upper: float
 
 
 GEMM = {
@@ -111,7 +111,7 @@ def _fit(
 
     rows = np.flatnonzero(~held_out)
     rows = np.sort(np.random.default_rng(_SEED).permutation(rows)[:_MOST_ROWS])
-    bounds = np.log([[span.least for span in spans.values()], [s.most for s in spans.values()]])
+    bounds = np.log([[span.lower for span in spans.values()], [s.upper for s in spans.values()]])
 
     def curve_of(logs: FloatArray) -> _Any:
         return make(dict(_named(spans, logs)))
@@ -247,15 +247,15 @@ def _yaml(families: Mapping[str, _Measured]) -> str:
 
 def _other_families(text: str, measured: Container[str]) -> str:
     """Return the lines of the file's families that are not `measured`, with comments above them."""
-    kept, pending, is_kept = "", "", False
+    text_of_others, pending, is_kept = "", "", False
     for line in text.partition("\ncurves:\n")[2].splitlines(keepends=True):
         if line.startswith("  #"):
             pending += line
             continue
         if not line.startswith("   "):
             is_kept = line.strip().rstrip(":") not in measured
-        kept, pending = kept + (pending + line if is_kept else ""), ""
-    return kept
+        text_of_others, pending = text_of_others + (pending + line if is_kept else ""), ""
+    return text_of_others
 
 
 def _rates(device: DeviceSpec) -> dict[str, float]:

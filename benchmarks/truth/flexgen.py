@@ -132,9 +132,12 @@ def _step_s(spec: ModelSpec, policy: Policy) -> float:
     link = (PCIE3.bytes_per_s, PCIE3.latency_s)
     machine = Machine(task, Tiers(host, disk), options, link, None)
     machine = replace(machine, cached=np.ones(len(machine.units), dtype=np.bool_))
-    ways, left = np.full(len(machine.units), RESIDENT, dtype=np.int64), float(machine.sizes.sum())
-    left *= 1 - policy.resident
+    ways, remaining_bytes = (
+        np.full(len(machine.units), RESIDENT, dtype=np.int64),
+        float(machine.sizes.sum()),
+    )
+    remaining_bytes *= 1 - policy.resident
     for unit in stream_order(machine):
-        if left >= machine.sizes[unit] / 2:
-            ways[unit], left = STREAMED, left - machine.sizes[unit]
+        if remaining_bytes >= machine.sizes[unit] / 2:
+            ways[unit], remaining_bytes = STREAMED, remaining_bytes - machine.sizes[unit]
     return finished(machine, ways, size_based).evaluation.latency_s

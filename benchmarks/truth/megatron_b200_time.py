@@ -13,7 +13,7 @@ from benchmarks.truth.megatron_b200 import planned_cases
 from benchmarks.truth.megatron_steps import schedule_of
 from benchmarks.truth.row import Row
 
-__all__ = ["NAME", "SOURCE", "asked_for", "rows"]
+__all__ = ["NAME", "SOURCE", "fit_note", "rows"]
 
 NAME = "megatron_b200_time"
 SOURCE = "MooreThreads/SimuMax docs/b200 (Apache-2.0), Megatron-LM on eight B200, time of a step"
@@ -31,11 +31,9 @@ def rows(data: Path) -> Iterator[Row]:
         yield Row(case.name, predicted_ms, case.step_ms, "ms", held_out=case.is_held_out)
 
 
-def asked_for(_: Path, rows_measured: Sequence[Row]) -> str:
+def fit_note(_: Path, rows_measured: Sequence[Row]) -> str:
     """Return a sentence with the value of the fitted number that the rows not held out imply."""
     ratios = [row.measured / row.predicted for row in rows_measured if not row.held_out]
     if not ratios:
         return "no row is fitted to"
-    return (
-        f"the {len(ratios)} rows that are not held out ask for {median(ratios):.3f} of these times"
-    )
+    return f"the {len(ratios)} rows not held out imply {median(ratios):.3f} times these times"

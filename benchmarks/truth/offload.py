@@ -35,7 +35,7 @@ from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import offload
 from fxpart.placement.size_based import size_based
 
-__all__ = ["NAME", "SOURCE", "asked_for", "rows"]
+__all__ = ["NAME", "SOURCE", "fit_note", "rows"]
 
 NAME = "offload"
 SOURCE = (
@@ -148,18 +148,16 @@ def _is_fitted(point: Mapping[str, Any]) -> bool:
     return (point["metric"], point["model"], point["dtype"]) in fitted
 
 
-def asked_for(data: Path, _: Sequence[Row]) -> str:
+def fit_note(data: Path, _: Sequence[Row]) -> str:
     """Return a sentence with the share of a link that each fitted row implies."""
     kept_points = (point for point in published(data, *_PUBLISHERS) if not _left_out(point))
     points = [point for point in kept_points if _is_fitted(point)]
-    shares = [f"{_asked_share(point):.2f} ({point['model']} {point['dtype']})" for point in points]
+    shares = [f"{_fit_share(point):.2f} ({point['model']} {point['dtype']})" for point in points]
     shares_text = " and ".join(shares) or "nothing"
-    return (
-        f"copies from pageable memory are asked for a share of {shares_text}, {_PAGEABLE} is taken"
-    )
+    return f"the rows imply for pageable copies a share of {shares_text}, {_PAGEABLE} is taken"
 
 
-def _asked_share(point: Mapping[str, Any]) -> float:
+def _fit_share(point: Mapping[str, Any]) -> float:
     """Return the share that reproduces the measured time, which is linear in 1 / share."""
 
     def seconds(share: float) -> float:

@@ -88,12 +88,12 @@ class Measured:
         """Return the figures of complete steps: those that grow with the batch, below the cap."""
         if max(self.mib.values()) <= _STEADY * min(self.mib.values()):
             return {}
-        kept: dict[int, int] = {}
+        figures: dict[int, int] = {}
         for size in sorted(self.mib):
-            if self.mib[size] >= _CAPPED_MIB or self.mib[size] <= max(kept.values(), default=0):
+            if self.mib[size] >= _CAPPED_MIB or self.mib[size] <= max(figures.values(), default=0):
                 break
-            kept[size] = self.mib[size]
-        return kept
+            figures[size] = self.mib[size]
+        return figures
 
     @property
     def is_held_out(self) -> bool:
@@ -237,8 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(["timm", *HEADS], [[name, *summary(part)] for name, part in parts.items()]))
     if parts["fitted"]:
         print(
-            f"the models that are not held out ask for {process_mib(parts['fitted']):.0f} MiB of"
-            f" the process, {PROCESS_MIB} are taken"
+            f"the models not held out imply {process_mib(parts['fitted']):.0f} MiB for the process;"
+            f" {PROCESS_MIB} are assumed"
         )
     for row in all_rows if options.rows else ():
         print(f"{row.label:48} {row.predicted:8.0f} {row.measured:8.0f} {100 * row.error:+6.1f} %")

@@ -21,7 +21,7 @@ from benchmarks.truth import vtrain
 from benchmarks.truth.row import HEADS, Row, summary
 from benchmarks.truth.vtrain import FEW, Plan, plans
 
-__all__ = ["NAME", "SOURCE", "Calibrated", "asked_for", "calibrated", "ranked", "rows"]
+__all__ = ["NAME", "SOURCE", "Calibrated", "calibrated", "fit_note", "ranked", "rows"]
 
 NAME = "vtrain_calibrated"
 SOURCE = f"{vtrain.SOURCE}; two numbers are fitted to the tenth that is not held out"
@@ -101,7 +101,7 @@ def _rows(drawn: Sequence[Plan]) -> Iterator[Row]:
     yield from vtrain.rows_of(drawn, fit.step_s, is_fitted=True)
 
 
-def asked_for(data: Path, predicted: Sequence[Row]) -> str:
+def fit_note(data: Path, predicted: Sequence[Row]) -> str:
     """Return a sentence on how predicted and measured times rank the plans."""
     return ranked({plan.label: plan for plan in plans(data)}, predicted)
 

@@ -1,12 +1,12 @@
 """`with_more_blocks`: the graph of a deep model, from that of the same model with fewer blocks.
 
-The blocks of a transformer are alike, so a capture of each repeats itself. A few are captured, and
-the graph of one period of them is inserted as often as the deep model has it more:
+The blocks of a transformer are alike, so their captures repeat. A few blocks are captured, and the
+graph of one period is inserted once for each further period of the deep model:
 
     before | A | B | C | D | after    ->    before | A | B | B' | B'' | C | D | after
 
-B and C must be equal in everything, references to the period before and after them included; then
-so is any number of periods between them. Otherwise `NotRepeatedError` is raised.
+B and C must be equal in everything, including references to the periods before and after them; then
+any number of such periods can be inserted between them. Otherwise `NotRepeatedError` is raised.
 """
 
 import re
@@ -24,7 +24,7 @@ from fxpart.core.symbolic_graph import OF_OPERATORS, SymbolicGraph
 __all__ = ["NotRepeatedError", "Repetition", "with_more_blocks"]
 
 _GLOBAL, _BEFORE, _A, _B, _C, _AFTER = range(6)
-"""Regions: outside of all blocks; of blocks before A; of A, B and C; of the blocks after C."""
+"""Regions: outside all blocks, the blocks before A, A, B, C, and the blocks after C."""
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _NUMBER = re.compile(r"(\d+)")
 _LAST_NUMBER = re.compile(r"_\d+$")
@@ -36,7 +36,7 @@ class NotRepeatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """Which blocks of a graph are repeated how often."""
+    """The repeated blocks of a graph, and the number of repetitions."""
 
     blocks: str
     """Path of the list of blocks, such as ``model.layers``."""
@@ -49,9 +49,9 @@ class Repetition:
 
 
 def with_more_blocks(symbolic: SymbolicGraph, repetition: Repetition) -> SymbolicGraph:
-    """Return the graph of a model for inference, with `Repetition.copies` periods more.
+    """Return the graph of a model for inference with `Repetition.copies` more periods.
 
-    Operators are named as `torch.export` names them, but numbered without gaps.
+    Operators have names like those of `torch.export`, numbered without gaps.
 
     Raises:
         NotRepeatedError: if the periods B and C differ.
@@ -227,7 +227,7 @@ class _Expansion:
         lengths = self.ops.column(np.diff(start))
         new_start = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=new_start[1:])
-        # An item of the old list for each of the new one, and what refers to it.
+        # The old item and the referring item of each new reference.
         of_op = np.repeat(np.arange(len(lengths)), lengths)
         place = np.arange(len(of_op)) - new_start[of_op] + start[self.ops.source[of_op]]
         return new_start, _moved(items, self.ops, kind, _Rows(start, of_op, place))
@@ -237,8 +237,10 @@ class _Expansion:
         of_b, of_c = ([rows.get(op) for op in self.ops.of(region).tolist()] for region in (_B, _C))
         if of_b != of_c:
             raise NotRepeatedError("blocks differ in attention")
-        found = [(new, *rows[op]) for new, op in enumerate(self.ops.source.tolist()) if op in rows]
-        return np.array(found, dtype=np.int64).reshape(-1, self.old.attention.shape[1])
+        attention = [
+            (new, *rows[op]) for new, op in enumerate(self.ops.source.tolist()) if op in rows
+        ]
+        return np.array(attention, dtype=np.int64).reshape(-1, self.old.attention.shape[1])
 
 
 def _block_of_op(modules: Sequence[str], blocks: str) -> IntArray:
@@ -279,7 +281,7 @@ def _moved(targets: IntArray, items: _Items, kind: _Items, rows: _Rows | None = 
     """Return references of `items` to items of `kind`, or -1, with blocks repeated.
 
     Raises:
-        NotRepeatedError: if those of B and C differ, or reach further than the period beside.
+        NotRepeatedError: if those of B and C differ, or reach beyond the adjacent period.
 
     """
     if rows is None:
@@ -298,7 +300,7 @@ def _moved(targets: IntArray, items: _Items, kind: _Items, rows: _Rows | None = 
     to_next = ~is_none & kind.is_next[targets]
     if _crosses(region, to, to_next).any():
         raise NotRepeatedError("blocks refer to blocks far from them")
-    # Of the new references.
+    # Arrays over the new references.
     target, copy = targets[rows.place], items.copy[rows.owner]
     from_b = region[rows.place] == _B
     beside = copy + step[rows.place]
@@ -314,9 +316,9 @@ def _moved(targets: IntArray, items: _Items, kind: _Items, rows: _Rows | None = 
 def _crosses(
     region: IntArray, to: IntArray, to_next: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which references, from a region to another, would cross inserted periods.
+    """Return whether each reference between regions would cross the inserted periods.
 
-    `to_next` are those to the period behind C.
+    `to_next` marks references to the period after C.
     """
     crosses: npt.NDArray[np.bool_] = np.select(
         [region == _B, region == _C, region == _AFTER, region == _A],
@@ -335,7 +337,7 @@ def _crosses(
 
 
 def _numbered(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of operators, as `torch.export` makes them of their targets' names."""
+    """Return the operators' names as `torch.export` derives them from their targets' names."""
     uses: Counter[str] = Counter()
     names = []
     for text in texts:
@@ -363,7 +365,7 @@ def _renamed(names: Sequence[str], items: _Items) -> tuple[str, ...]:
 
 
 def _growth(names: Sequence[str], items: _Items) -> dict[tuple[str, ...], list[int]]:
-    """Return by how much each number grows from A to B, and from B to C, by a name's text."""
+    """Return the growth of each number from A to B, and from B to C, by a name's text."""
     growth: dict[tuple[str, ...], list[int]] = {}
     periods = (items.of(region).tolist() for region in (_A, _B, _C))
     for a, b, c in zip(*periods, strict=True):
@@ -378,6 +380,6 @@ def _growth(names: Sequence[str], items: _Items) -> dict[tuple[str, ...], list[i
 
 
 def _split(name: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the text of a name without its numbers, and those."""
+    """Return the text of a name without its numbers, and the numbers."""
     parts = _NUMBER.split(name)
     return tuple(parts[::2]), [int(number) for number in parts[1::2]]

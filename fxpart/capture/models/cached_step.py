@@ -200,7 +200,7 @@ class _Slot:
 class _Cache:
     """A model's cache after a first pass."""
 
-    kept: Any
+    argument: Any
     """The cache argument of the model's ``forward``."""
     layers: list[Any]
     """Layers of self-attention, then of cross-attention; empty for a plain list of states."""
@@ -228,7 +228,7 @@ class _Cache:
                     layer.max_cache_len = layer.keys.shape[-2]
             if hasattr(layer, "has_previous_state"):
                 layer.has_previous_state = dict.fromkeys(layer.has_previous_state, is_full)
-        updated = getattr(self.kept, "is_updated", None)
+        updated = getattr(self.argument, "is_updated", None)
         if updated is not None:
             updated.update(dict.fromkeys(updated, is_full))
 
@@ -244,15 +244,15 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     sizes = {"input_ids"} if not model.config.is_encoder_decoder else set()
     short = {k: v[:, : min(_PROMPT, room)] if k in sizes else v for k, v in usual.items()}
     cache_argument: dict[str, Any] = {}
-    kept: Any
+    cache: Any
     try:
         if name != "state":
-            kept = StaticCache(config=model.config, max_cache_len=room)
+            cache = StaticCache(config=model.config, max_cache_len=room)
             if model.config.is_encoder_decoder:
                 length = _encoder_length(model, short)
                 cross = StaticCache(config=model.config, max_cache_len=length)
-                kept = EncoderDecoderCache(kept, cross)
-            cache_argument[name] = kept
+                cache = EncoderDecoderCache(cache, cross)
+            cache_argument[name] = cache
         result = _run_on_meta(model, {**short, **cache_argument, "use_cache": True})
     except FxpartError:
         raise
@@ -261,9 +261,9 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
             f"{type(model).__name__} cannot be captured with a static cache: {one_line(error)}; use"
             " phase=inference"
         ) from error
-    kept = cache_argument.get(name, getattr(result, name, None))
-    layers = _layers(kept)
-    slots = list(_slots(kept, layers))
+    cache = cache_argument.get(name, getattr(result, name, None))
+    layers = _layers(cache)
+    slots = list(_slots(cache, layers))
     unfilled = frozenset(
         index
         for index, layer in enumerate(layers)
@@ -272,7 +272,7 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
         and layer.keys.shape[-2] >= room
     )
     states = getattr(result, "encoder_last_hidden_state", None)
-    return _Cache(kept, layers, slots, states, unfilled)
+    return _Cache(cache, layers, slots, states, unfilled)
 
 
 def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -309,20 +309,20 @@ def _encoder_length(model: Any, inputs: dict[str, Tensor]) -> int:  # noqa: ANN4
     return int(_run_on_meta(model.get_encoder(), encoder)[0].shape[1])
 
 
-def _layers(kept: Any) -> list[Any]:  # noqa: ANN401
-    if kept is None or isinstance(kept, list | tuple):
+def _layers(cache: Any) -> list[Any]:  # noqa: ANN401
+    if cache is None or isinstance(cache, list | tuple):
         return []
-    if hasattr(kept, "self_attention_cache"):
-        return [*kept.self_attention_cache.layers, *kept.cross_attention_cache.layers]
-    return list(kept.layers)
+    if hasattr(cache, "self_attention_cache"):
+        return [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    return list(cache.layers)
 
 
-def _slots(kept: Any, layers: list[Any]) -> Iterator[_Slot]:  # noqa: ANN401
+def _slots(cache: Any, layers: list[Any]) -> Iterator[_Slot]:  # noqa: ANN401
     """Yield the tensors of a cache; names of cross-attention's contain ``cross``."""
-    if isinstance(kept, list):
-        yield from (_Slot(f"{CACHE}state_{i}", kept, i) for i in range(len(kept)))
+    if isinstance(cache, list):
+        yield from (_Slot(f"{CACHE}state_{i}", cache, i) for i in range(len(cache)))
     n_self_attention = (
-        len(kept.self_attention_cache.layers) if hasattr(kept, "is_updated") else len(layers)
+        len(cache.self_attention_cache.layers) if hasattr(cache, "is_updated") else len(layers)
     )
     for index, layer in enumerate(layers):
         where = f"{index}" if index < n_self_attention else f"cross_{index - n_self_attention}"
@@ -359,7 +359,11 @@ class _Step:
         forward: Callable[..., Any] = type(self.model).forward
         if "logits_to_keep" in inspect.signature(forward).parameters:
             inputs["logits_to_keep"] = 1
-        cache_arguments = {self.parameter: self.cache.kept, "use_cache": True, "return_dict": True}
+        cache_arguments = {
+            self.parameter: self.cache.argument,
+            "use_cache": True,
+            "return_dict": True,
+        }
         result = forward(self.model, **inputs, **cache_arguments)
         scores: Tensor = result.logits if hasattr(result, "logits") else result[0]
         return scores

@@ -124,10 +124,10 @@ def factory_as_imported(factory: str | None, depends_on: Sequence[str] = ()) -> 
 
 def _see_working_directory() -> None:
     """Add the working directory to the import path, as ``python -m`` does."""
-    here = str(Path.cwd())
+    folder = str(Path.cwd())
     # An empty entry also stands for the working directory.
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
     importlib.invalidate_caches()
 
 

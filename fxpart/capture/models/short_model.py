@@ -64,14 +64,14 @@ def shortened(spec: ModelSpec) -> ShortModel | None:
     repetition = _repetition(path, run.blocks) if run else None
     if run is None or repetition is None:
         return None
-    kept = count - repetition.copies * repetition.period
+    n_kept = count - repetition.copies * repetition.period
     settings = {
-        name: value[:kept] if isinstance(value, list | tuple) and len(value) == count else value
+        name: value[:n_kept] if isinstance(value, list | tuple) and len(value) == count else value
         for name, value in spec.config.items()
         if name != _COUNT
     }
-    short = replace(spec, config={**settings, key: kept})
-    expected = _Run(run.outside, run.blocks[:kept])
+    short = replace(spec, config={**settings, key: n_kept})
+    expected = _Run(run.outside, run.blocks[:n_kept])
     return ShortModel(short, repetition) if _run(build_model(short), path) == expected else None
 
 

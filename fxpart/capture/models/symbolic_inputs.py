@@ -67,9 +67,9 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
         _check_weights(spec, name, first, others)
         dims += affine_dims(name, {value: _shapes(other) for value, other in others.items()})
     _check_dims(spec, symbols, dims)
-    sample, taken = spec, _sizes(first, dims)
+    sample, used_sizes = spec, _sizes(first, dims)
     for name in symbols:
-        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name], taken))
+        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name], used_sizes))
     grows = {dim.symbol for dim in dims}
     constant = {name: _size(sample, name) for name in symbols if name not in grows}
     return SymbolicInputs(_inputs(sample, first.module), tuple(dims), ranges, constant)
@@ -168,15 +168,15 @@ def _resized(spec: ModelSpec, name: str, value: int) -> ModelSpec:
     return replace(spec, **sizes)
 
 
-def _apart(size: int, limits: tuple[int, int | None], taken: set[int]) -> int:
-    """Return a number near `size`, at least 2 and within `limits`, not in `taken`; add it there."""
+def _apart(size: int, limits: tuple[int, int | None], used: set[int]) -> int:
+    """Return a number near `size`, at least 2 and within `limits`, not in `used`; add it there."""
     lower, upper = max(2, limits[0]), limits[1]
     wanted = max(lower, size)
-    span = range(wanted, wanted + len(taken) + 1)
+    span = range(wanted, wanted + len(used) + 1)
     below = range(wanted, lower - 1, -1)
-    candidates = [v for v in (*span, *below) if v not in taken and (upper is None or v <= upper)]
+    candidates = [v for v in (*span, *below) if v not in used and (upper is None or v <= upper)]
     chosen = candidates[0] if candidates else wanted
-    taken.add(chosen)
+    used.add(chosen)
     return chosen
 
 

@@ -73,8 +73,8 @@ def user_line(error: BaseException) -> str:
         for frame, line in walk_tb(link.__traceback__):
             path = Path(frame.f_code.co_filename)
             if path.is_file() and is_user_file(path):
-                here = Path.cwd()
-                shown = path.relative_to(here) if path.is_relative_to(here) else path
+                folder = Path.cwd()
+                shown = path.relative_to(folder) if path.is_relative_to(folder) else path
                 text = f" ({shown}:{line})"
         link = link.__cause__
     return text

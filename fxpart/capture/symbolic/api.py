@@ -37,7 +37,7 @@ def fitted_graph(program: SymbolicProgram) -> SymbolicGraph:
 
     """
     start = [
-        _start(*program.ranges[name], at=number) for name, number in _examples(program).items()
+        _start(*program.ranges[name], example=number) for name, number in _examples(program).items()
     ]
     points = dict.fromkeys([*grid(start), program.captured_at, *_checks(program)])
     counter = FlopCounter()

@@ -1,4 +1,4 @@
-"""`GraphStorages`: storages made, shared and freed by the nodes of an fx graph.
+"""`GraphStorages`: storages created, shared and freed by the nodes of an fx graph.
 
 A result shares the storage of an operand when their ``meta["val"]`` do, or when the operator's
 schema guarantees it. So graphs read from a file, where each node has its own storage, work too. A
@@ -95,7 +95,7 @@ class GraphStorages:
     """Position of each node in the lists."""
     operands: list[list[int]] = field(default_factory=list)
     """Positions of each node's operands, each once."""
-    made: list[list[int]] = field(default_factory=list)
+    created: list[list[int]] = field(default_factory=list)
     """Storages that first occur at each node, including inputs."""
     in_result: list[list[int]] = field(default_factory=list)
     """Storages in each node's result, each once."""
@@ -174,7 +174,7 @@ class _Walk:
             value = self._value(node)
             numbers = self._input(node, value) if is_input(node) else self._call(node, value)
             self.values.append(value)
-            storages.made.append(list(range(first, len(storages.tensors))))
+            storages.created.append(list(range(first, len(storages.tensors))))
             storages.nodes.append(node)
             storages.position[node] = position
             storages.in_storage.append(numbers)
