@@ -185,9 +185,9 @@ def _planned(overrides: tuple[str, ...], layers: int) -> Any:  # noqa: ANN401 - 
 @cache
 def _peak_bytes(overrides: tuple[str, ...], layers: int) -> float:
     """Return the peak of a run with `layers` layers."""
-    return _of_layers([_planned(overrides, n).peak_bytes for n in _LAYERS], layers)
+    return _peak_of_layers([_planned(overrides, n).peak_bytes for n in _LAYERS], layers)
 
 
-def _of_layers(sizes: list[int], layers: int) -> float:
+def _peak_of_layers(peaks_bytes: list[int], layers: int) -> float:
     few, more = _LAYERS
-    return sizes[0] + (layers - few) / (more - few) * (sizes[1] - sizes[0])
+    return peaks_bytes[0] + (layers - few) / (more - few) * (peaks_bytes[1] - peaks_bytes[0])

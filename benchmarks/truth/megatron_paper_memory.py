@@ -37,7 +37,7 @@ def rows(data: Path) -> Iterator[Row]:
         gpt, parallel = MODELS[point["model"]], point["parallel"]
         if point["metric"] == "step_time":
             continue
-        kept_bytes, weight_bytes = _of_layer(gpt, selective="selective" in parallel)
+        kept_bytes, weight_bytes = _layer_bytes(gpt, selective="selective" in parallel)
         if point["metric"] == "activation_memory":
             in_flight = 1 + (gpt.stages - 1) / (gpt.stages * gpt.chunks) * (gpt.chunks > 1)
             predicted = kept_bytes * gpt.layers * in_flight
@@ -48,14 +48,16 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 @cache
-def _of_layer(gpt: Gpt, *, selective: bool) -> tuple[int, int]:
+def _layer_bytes(gpt: Gpt, *, selective: bool) -> tuple[int, int]:
     """Return the bytes of a layer's activations, and of its weights, gradients and states."""
-    peaks, weights = zip(*(_of_layers(gpt, n, selective=selective) for n in _LAYERS), strict=True)
+    peaks, weights = zip(
+        *(_device_bytes(gpt, n, selective=selective) for n in _LAYERS), strict=True
+    )
     weight_bytes = weights[1] - weights[0]
     return peaks[1] - peaks[0] - weight_bytes, weight_bytes
 
 
-def _of_layers(gpt: Gpt, layers: int, *, selective: bool) -> tuple[int, int]:
+def _device_bytes(gpt: Gpt, layers: int, *, selective: bool) -> tuple[int, int]:
     """Return the peak of a device, and its part of weights, gradients and states."""
     result = planned_step(
         (

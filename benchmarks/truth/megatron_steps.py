@@ -99,7 +99,7 @@ def step_of_many_layers_s(
 
     """
 
-    def of_layers(n_stages: int) -> float:
+    def step_with_stages_s(n_stages: int) -> float:
         least = 2 if n_stages == 1 else 1
         few = step_s(n_stages, least)
         if layers_each == least:
@@ -107,8 +107,8 @@ def step_of_many_layers_s(
         return few + (layers_each - least) * (step_s(n_stages, least + 1) - few)
 
     if stages <= _MORE_STAGES:
-        return of_layers(stages)
-    few, more = of_layers(_FEW_STAGES), of_layers(_MORE_STAGES)
+        return step_with_stages_s(stages)
+    few, more = step_with_stages_s(_FEW_STAGES), step_with_stages_s(_MORE_STAGES)
     return few + (stages - _FEW_STAGES) * (more - few) / (_MORE_STAGES - _FEW_STAGES)
 
 

@@ -126,7 +126,7 @@ def rows(data: Path) -> Iterator[Row]:
             print(f"{label}, {point['parallel']}, is left out: {reason}")
             left_out[reason] += 1
         elif _TABLE in point["source"]:
-            yield from _of_table(point, label)
+            yield from _table_rows(point, label)
         else:
             held_out = not _is_fitted(point)
             yield Row(label, _generated_per_s(point), point["value"], "tokens/s", held_out=held_out)
@@ -173,7 +173,7 @@ def _fit_share(point: Mapping[str, Any]) -> float:
     return 1 / (1 / _PAGEABLE + (measured_s - time_s) / slope)
 
 
-def _of_table(point: Mapping[str, Any], label: str) -> Iterator[Row]:
+def _table_rows(point: Mapping[str, Any], label: str) -> Iterator[Row]:
     evaluation, on_cpu = _token(point["model"], point["dtype"])
     if point["metric"] == "time_per_token":
         yield Row(label, evaluation.latency_s, point["value"], "s", held_out=not _is_fitted(point))

@@ -84,7 +84,7 @@ class Measured:
     """Memory by batch size, ascending."""
 
     @property
-    def of_a_step(self) -> dict[int, int]:
+    def step_figures(self) -> dict[int, int]:
         """Return the figures of complete steps: those that grow with the batch, below the cap."""
         if max(self.mib.values()) <= _STEADY * min(self.mib.values()):
             return {}
@@ -185,7 +185,7 @@ def _reserve() -> Reserve:
 def _predictions(model: Measured, reserve: Reserve, cache_dir: Path | None) -> dict[int, Interval]:
     return {
         size: _needed(graph, reserve)
-        for size, graph in _graphs(model.model, list(model.of_a_step), cache_dir)
+        for size, graph in _graphs(model.model, list(model.step_figures), cache_dir)
     }
 
 

@@ -87,11 +87,11 @@ class Plan:
         """
 
         def step_s(stages: int, layers_each: int) -> float:
-            return self._of_layers(stages * layers_each, host_launch_s)
+            return self._planned_step_s(stages * layers_each, host_launch_s)
 
         return step_of_many_layers_s(step_s, self.pipeline, self.layers / self.pipeline)
 
-    def _of_layers(self, layers: int, host_launch_s: float | None) -> float:
+    def _planned_step_s(self, layers: int, host_launch_s: float | None) -> float:
         overrides = (
             *gpt_overrides(self.hidden, self.heads, layers, self.sequence),
             f"model.batch_size={self.micro_batch * self.data}",
@@ -101,8 +101,8 @@ class Plan:
             *(() if host_launch_s is None else (f"runtime.host_launch_s={host_launch_s}",)),
         )
         degrees = (self.tensor, self.pipeline, self.data)
-        chosen = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
-        return _step_s((*overrides, *chosen))
+        parallel = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
+        return _step_s((*overrides, *parallel))
 
 
 @lru_cache(maxsize=16384)

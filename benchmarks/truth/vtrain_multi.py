@@ -77,13 +77,13 @@ def _plans(data: Path) -> list[Plan]:
 
 def _step_s(plan: Plan) -> float:
     def step_s(stages: int, layers_each: int) -> float:
-        return _of_layers(plan, stages, layers_each)
+        return _planned_step_s(plan, stages, layers_each)
 
     return step_of_many_layers_s(step_s, plan.pipeline, plan.layers / plan.pipeline)
 
 
 @cache
-def _of_layers(plan: Plan, stages: int, layers_each: int) -> float:
+def _planned_step_s(plan: Plan, stages: int, layers_each: int) -> float:
     cluster = Cluster("a100_80gb", _NODE_BYTES_PER_S / min(_NODE, plan.tensor))
     overrides = (
         *gpt_overrides(plan.hidden, plan.heads, stages * layers_each, plan.sequence),

@@ -162,14 +162,14 @@ class _Expansion:
             raise NotRepeatedError("a training step has a backward too")
         self.old, self.repetition = graph, repetition
         label = _block_of_op(graph.modules, repetition.blocks)
-        of_value = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
+        value_block = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
         inputs = _only_block(graph.n_values, graph.reads, label[graph.readers])
         is_input = graph.value_producer < 0
-        of_value[is_input] = inputs[is_input]
-        of_weight = _only_block(len(graph.weight_names), graph.uses, label[graph.users])
+        value_block[is_input] = inputs[is_input]
+        weight_block = _only_block(len(graph.weight_names), graph.uses, label[graph.users])
         self.ops = _Items(label, repetition)
-        self.values = _Items(of_value, repetition)
-        self.weights = _Items(of_weight, repetition)
+        self.values = _Items(value_block, repetition)
+        self.weights = _Items(weight_block, repetition)
         if not len(self.ops.of(_B)):
             raise NotRepeatedError("blocks have no operators")
 
@@ -214,13 +214,13 @@ class _Expansion:
         for name, op in zip(self.old.value_names, self.old.value_producer.tolist(), strict=True):
             names_of_inputs.append(name if op < 0 else "")
             items.append("" if op < 0 else name.removeprefix(self.old.names[op]))
-        of_values = zip(
+        entries = zip(
             producer.tolist(),
             _renamed(names_of_inputs, self.values),
             self.values.texts(items),
             strict=True,
         )
-        return tuple(name if op < 0 else f"{names[op]}{item}" for op, name, item in of_values)
+        return tuple(name if op < 0 else f"{names[op]}{item}" for op, name, item in entries)
 
     def _rows(self, start: IntArray, items: IntArray, kind: _Items) -> tuple[IntArray, IntArray]:
         """Return the starts and items of the operators' lists."""
@@ -228,14 +228,16 @@ class _Expansion:
         new_start = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=new_start[1:])
         # The old item and the referring item of each new reference.
-        of_op = np.repeat(np.arange(len(lengths)), lengths)
-        place = np.arange(len(of_op)) - new_start[of_op] + start[self.ops.source[of_op]]
-        return new_start, _moved(items, self.ops, kind, _Rows(start, of_op, place))
+        op = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(len(op)) - new_start[op] + start[self.ops.source[op]]
+        return new_start, _moved(items, self.ops, kind, _Rows(start, op, place))
 
     def _attention(self) -> IntArray:
         rows = {int(row[0]): row[1:].tolist() for row in self.old.attention}
-        of_b, of_c = ([rows.get(op) for op in self.ops.of(region).tolist()] for region in (_B, _C))
-        if of_b != of_c:
+        rows_b, rows_c = (
+            [rows.get(op) for op in self.ops.of(region).tolist()] for region in (_B, _C)
+        )
+        if rows_b != rows_c:
             raise NotRepeatedError("blocks differ in attention")
         attention = [
             (new, *rows[op]) for new, op in enumerate(self.ops.source.tolist()) if op in rows

@@ -216,8 +216,8 @@ def regions_of_cuda() -> Iterator[None]:
     def enter_region(region: Any) -> object:  # noqa: ANN401
         if region.device == "cpu":
             return enter(region)
-        as_torch_left_it = region.fast_dtype if getattr(region, "_enabled", False) else None
-        mode = _Autocast(getattr(region, "casts_to", as_torch_left_it))
+        default_dtype = region.fast_dtype if getattr(region, "_enabled", False) else None
+        mode = _Autocast(getattr(region, "casts_to", default_dtype))
         region.modes = [*getattr(region, "modes", ()), mode]
         mode.__enter__()
         return region

@@ -105,8 +105,8 @@ def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
 
     """
     limit = _positions(model)
-    of_prompt = None if model.config.is_encoder_decoder else spec.seq_len
-    room = spec.cache_len or of_prompt or min(_DEFAULT_ROOM, limit or _DEFAULT_ROOM)
+    prompt_len = None if model.config.is_encoder_decoder else spec.seq_len
+    room = spec.cache_len or prompt_len or min(_DEFAULT_ROOM, limit or _DEFAULT_ROOM)
     if limit is not None and room > limit:
         raise SpecError(
             f"a cache of {room} tokens is more than the {limit} positions of"

@@ -107,10 +107,10 @@ def _labels(name: str, model: Any, inputs: Mapping[str, Tensor]) -> _Labels | No
         return _Labels((batch,), 2)
     if name in _ANSWER:
         return _Labels((batch,), shape[-1]) if shape else None
-    return _of_task(kind, model.config, main, shape) if name == "labels" else None
+    return _task_labels(kind, model.config, main, shape) if name == "labels" else None
 
 
-def _of_task(
+def _task_labels(
     kind: str,
     config: Any,  # noqa: ANN401
     main: Tensor,
@@ -126,13 +126,13 @@ def _of_task(
     elif "SemanticSegmentation" in kind:
         labels = _Labels((batch, *(int(side) for side in main.shape[-2:])), count)
     elif any(word in kind for word in _OF_EXAMPLES):
-        labels = _of_examples(config, batch, count)
+        labels = _example_labels(config, batch, count)
     elif tokens and any(word in kind for word in _OF_TOKENS):
         labels = _Labels(tokens, 2 if kind in _OF_REPLACED_TOKENS else _vocabulary(config))
     return labels
 
 
-def _of_examples(config: Any, batch: int, count: int) -> _Labels:  # noqa: ANN401
+def _example_labels(config: Any, batch: int, count: int) -> _Labels:  # noqa: ANN401
     """Return one label per example, by transformers' rule for `problem_type`."""
     problem = getattr(config, "problem_type", None)
     if problem == "multi_label_classification":

@@ -67,8 +67,10 @@ def exact_from(
     usual = Sizes({symbols[name]: number for name, number in example.items()})
     lowest: list[int] = []
     for name in example:
-        at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
-        saved = any(_is_needed(node, usual) and not _is_needed(node, at_one) for node in nodes)
+        sizes_at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
+        saved = any(
+            _is_needed(node, usual) and not _is_needed(node, sizes_at_one) for node in nodes
+        )
         lowest.append(2 if saved else 1)
     return tuple(lowest)
 

@@ -185,11 +185,11 @@ class _Walk:
         """Return the storages of an input by number."""
         numbers: dict[int, int] = {}
         for index, tensor in enumerate(tensors_with_memory(value)):
-            of_tensor = [storage_number(tensor)]
+            numbers_of_tensor = [storage_number(tensor)]
             if node.op == "get_attr":
                 # The same attribute, under this or another name, may carry other metadata.
-                of_tensor += [storage_number(real) for real in _real_part(node, index)]
-            names: list[object] = [*of_tensor]
+                numbers_of_tensor += [storage_number(real) for real in _real_part(node, index)]
+            names: list[object] = [*numbers_of_tensor]
             if node.op == "get_attr":
                 names.append((node.target, index))
             storage = next((self.inputs[name] for name in names if name in self.inputs), None)
@@ -198,7 +198,7 @@ class _Walk:
             elif self.storages.makers[storage][-1] is not node:
                 self.storages.makers[storage].append(node)
             self.inputs.update(dict.fromkeys(names, storage))
-            numbers.update(dict.fromkeys(of_tensor, storage))
+            numbers.update(dict.fromkeys(numbers_of_tensor, storage))
         self.known.update(numbers)
         return numbers
 
@@ -209,7 +209,7 @@ class _Walk:
             number = storage_number(tensor)
             if number in numbers:
                 continue
-            storage = self._of_operand(number) if number in self.known else None
+            storage = self._operand_storage(number) if number in self.known else None
             if storage is None:
                 storage = self._by_schema(node, result, item)
             numbers[number] = self._new(tensor, node) if storage is None else storage
@@ -225,7 +225,7 @@ class _Walk:
                 f"node {node.name} reads {error.args[0]}, which comes after it; order the graph"
             ) from None
 
-    def _of_operand(self, number: int) -> int | None:
+    def _operand_storage(self, number: int) -> int | None:
         """Return the storage of that number in an operand of the node being added."""
         for operand in self.storages.operands[-1]:
             storage = self.storages.in_storage[operand].get(number)
