@@ -76,7 +76,7 @@ def main() -> None:
         if not is_named or any(part in case.label for part in options.skip):
             continue
         if time.perf_counter() - begin > options.limit_s:
-            print(f"not begun: {case.label}", flush=True)
+            print(f"not started: {case.label}", flush=True)
             continue
         results["cases"][case.label] = _in_process(_case, case)
         _show(case.label, results["cases"][case.label], begin)

@@ -118,7 +118,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
     if point["n_devices"] > 1:
         return "sharded over devices, with frozen weights or the host"
     if name_of(point) not in MODELS:
-        return "no configuration of the model stands here"
+        return "no configuration of the model"
     for word, reason in _INEXPRESSIBLE.items():
         if word in how:
             return reason

@@ -91,11 +91,11 @@ def rows(data: Path) -> Iterator[Row]:
 def _left_out(point: Mapping[str, Any]) -> str:
     """Return why no run can express a published row, or an empty string if one can."""
     if point["metric"] != "tokens_per_s":
-        return "texts of different lengths, of which the longest is stated"
+        return "sequences of different lengths, only the longest of which is stated"
     if point["n_devices"] > 1:
         return "sharded over devices, with frozen weights or the host"
     if name_of(point) not in MODELS:
-        return "no configuration of the model stands here"
+        return "no configuration of the model"
     is_planned = point["phase"] == "decode" or point["phase"] in _FLAGS
     return "" if is_planned else "paged states, updates in 8 bits, or activations on the host"
 

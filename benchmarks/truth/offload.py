@@ -138,8 +138,8 @@ def _left_out(point: Mapping[str, Any]) -> str:
     if _TABLE not in point["source"] and "HF Accelerate" not in point["parallel"]:
         return "in the set flexgen"
     if point["model"] not in MODELS:
-        return "no configuration of the model stands here"
-    return "" if point["dtype"] in _DTYPES else "no such numbers stand here"
+        return "no configuration of the model"
+    return "" if point["dtype"] in _DTYPES else "no such dtype"
 
 
 def _is_fitted(point: Mapping[str, Any]) -> bool:

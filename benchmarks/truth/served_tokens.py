@@ -56,7 +56,7 @@ def rows(data: Path) -> Iterator[Row]:
 def _reason(point: Mapping[str, Any]) -> str:
     """Return why no run can express a published row, or an empty string if one can."""
     if point["metric"] != "tpot_ms":
-        return "a time to the first token is also one of waiting for other requests"
+        return "a time to the first token includes waiting for other requests"
     if point["model"] not in _MODELS:
         return "no preset describes the model"
     if point["hardware"] not in _DEVICES:

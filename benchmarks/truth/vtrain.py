@@ -144,7 +144,7 @@ def rows(data: Path) -> Iterator[Row]:
 
     """
     drawn = plans(data, FEW)
-    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
+    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of random workloads")
     yield from rows_of(drawn, lambda plan: plan.step_s())
 
 

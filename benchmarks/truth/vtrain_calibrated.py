@@ -84,7 +84,7 @@ def rows(data: Path) -> Iterator[Row]:
 
     """
     drawn = plans(data, FEW)
-    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
+    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of random workloads")
     yield from _rows(drawn)
 
 

@@ -48,13 +48,13 @@ def rows(data: Path) -> Iterator[Row]:
         FileNotFoundError: if `data` lacks the file.
 
     """
-    every = _plans(data)
+    all_plans = _plans(data)
     chance = random.Random(_SEED)
     drawn: list[Plan] = []
-    for layers in sorted({plan.layers for plan in every}):
-        alike = [plan for plan in every if plan.layers == layers]
+    for layers in sorted({plan.layers for plan in all_plans}):
+        alike = [plan for plan in all_plans if plan.layers == layers]
         drawn += chance.sample(alike, min(DRAWN, len(alike)))
-    print(f"{NAME}: {len(drawn)} of {len(every)} rows, drawn by chance from each model")
+    print(f"{NAME}: {len(drawn)} of {len(all_plans)} rows, drawn at random from each model size")
     left_out: Counter[str] = Counter()
     for plan in drawn:
         label = f"{plan.devices} devices, {plan.label}"
