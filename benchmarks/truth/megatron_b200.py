@@ -3,7 +3,7 @@
     python -m benchmarks.truth --data FOLDER --set megatron_b200 megatron_b200_time
 
 The steps are planned by the functions of the command: a transformers Llama of a case's size,
-``engine=megatron``, one sequence per microbatch. Counted is what torch's allocator hands out:
+``engine=megatron``, one sequence per microbatch. The memory is that allocated by torch's allocator:
 tensors, the gradients that Transformer Engine keeps, and cuBLAS's workspaces. Nothing is fitted.
 Cases of models whose sizes are not listed here are left out and printed.
 """

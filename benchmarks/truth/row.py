@@ -38,7 +38,7 @@ class Row:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Return the cells under `HEADS`; dashes where there are no rows."""
+    """Return the cells under `HEADS`; dashes if there are no rows."""
     if not rows:
         return ["0", *["-"] * (len(HEADS) - 1)]
     errors = np.array([row.error for row in rows])

@@ -206,7 +206,7 @@ def _pixel_shape(name: str, request: Request) -> Shape:
 
 
 def _high_res_shape(name: str, request: Request) -> Shape:
-    """Return the shape of the larger of two images, configured in a part of its name."""
+    """Return the shape of the larger of two images, from the part of the configuration for it."""
     config = part_setting(
         request.model.config, (name.replace("pixel_values", "vision_config"),), ()
     )
