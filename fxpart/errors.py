@@ -1,6 +1,6 @@
-"""Every error that fxpart raises on purpose: one root, one class for each way of being wrong.
+"""The errors that fxpart raises deliberately: a root class, and a class for each kind of failure.
 
-A message is one line that says what was asked, what there is, and what to change.
+A message is one line that states what was requested, what is available, and what to change.
 """
 
 import difflib
@@ -25,15 +25,15 @@ __all__ = [
 
 
 class FxpartError(Exception):
-    """Root of all errors that a user can cause and mend."""
+    """Root of all errors that a user can cause and fix."""
 
 
 class SpecError(FxpartError, ValueError):
-    """A name, number or specification that means nothing here."""
+    """An invalid name, number or specification."""
 
 
 class NotApplicableError(SpecError):
-    """Choices that exist and do not go together: of a grid over both, this pair asks nothing."""
+    """Valid choices that cannot be combined, so that a grid over both skips the combination."""
 
 
 class CaptureError(FxpartError, RuntimeError):
@@ -43,14 +43,14 @@ class CaptureError(FxpartError, RuntimeError):
 class InfeasibleError(FxpartError, RuntimeError):
     """No placement was found that respects every device's memory.
 
-    Also a ``RuntimeError``: that is what callers of torch's partitioner catch.
+    Also a ``RuntimeError``, which callers of torch's partitioner catch.
 
     Args:
-        message: one line, or a function that returns it with `devices_that_fit`. Searches pass over
-            what does not fit, so what would fit is looked for only if somebody reads it.
-        needed_bytes: of the whole model on one device.
-        available_bytes: of all devices.
-        devices_that_fit: number of devices that would hold it, where the message is a string.
+        message: one line, or a function that returns it with `devices_that_fit`. Searches discard
+            many of these errors, so the number of devices is only computed if it is read.
+        needed_bytes: bytes of the whole model on one device.
+        available_bytes: bytes of all devices.
+        devices_that_fit: number of devices that would hold the model, if the message is a string.
 
     """
 
@@ -74,7 +74,7 @@ class InfeasibleError(FxpartError, RuntimeError):
 
     @property
     def devices_that_fit(self) -> int | None:
-        """The number of devices that would hold the model; None where none was looked for."""
+        """The number of devices that would hold the model; None if unknown."""
         self._explain()
         return self._devices_that_fit
 
@@ -89,36 +89,36 @@ class InfeasibleError(FxpartError, RuntimeError):
 
 
 class CycleError(FxpartError, RuntimeError):
-    """An assignment whose partitions wait for each other in a circle."""
+    """An assignment whose partitions depend on each other in a cycle."""
 
 
 class ExecutionError(FxpartError, RuntimeError):
-    """A run of a placed model that fails, ends too late, or computes something else."""
+    """A run of a placed model that fails, times out, or computes other results."""
 
 
 class CacheError(FxpartError, RuntimeError):
-    """A file of ours that cannot be read or written."""
+    """A file of fxpart's that cannot be read or written."""
 
 
-def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
-    """Return ``nearest: a, b`` for the names most like `asked`, or all of them if none is.
+def nearest_names(unknown: str, names: Iterable[str], count: int = 3) -> str:
+    """Return ``nearest: a, b`` for the names most similar to `unknown`, or all if none is similar.
 
-    Those that `asked` begins come first.
+    Names that start with `unknown` come first.
     """
     known = sorted(set(names))
     if not known:
         return "there are none"
     lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(asked.lower(), list(lowered), n=most, cutoff=0.5)
+    close = difflib.get_close_matches(unknown.lower(), list(lowered), n=count, cutoff=0.5)
     if close:
-        close.sort(key=lambda name: not name.startswith(asked.lower()))
+        close.sort(key=lambda name: not name.startswith(unknown.lower()))
         return "nearest: " + ", ".join(lowered[name] for name in close)
     shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
     return "there are: " + ", ".join(shown)
 
 
 def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
-    """Return the degrees next to `degree`, below and above, that divide all of `counts`."""
+    """Return the nearest degrees below and above `degree` that divide all of `counts`."""
     common = gcd(*counts)
     fitting = [d for d in range(1, common + 1) if common % d == 0]
     below = [str(d) for d in fitting if d < degree][-1:]
@@ -126,20 +126,20 @@ def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
     return " or ".join(below + above)
 
 
-def one_line(error: BaseException, most: int = 240) -> str:
-    """Return the class of `error` and the first paragraph of what it says, on one line."""
+def one_line(error: BaseException, width: int = 240) -> str:
+    """Return the class of `error` and the first paragraph of its message, on one line."""
     try:
         text = str(error)
-    except Exception:  # of a class whose own __str__ fails
+    except Exception:  # the class's own __str__ fails
         text = ""
     line = " ".join(text.strip().partition("\n\n")[0].split())
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
     if isinstance(error, SystemExit):
         text += ", which ends the program: take the call of exit out"
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
-# Bytes in the units that messages use.
+# Sizes in the units of messages.
 
 
 _MOST_SHOWN = 10**30
@@ -147,7 +147,7 @@ _MOST_SHOWN = 10**30
 
 def show_bytes(size: int) -> str:
     """Return `size` in the largest decimal unit that leaves a digit before the point: 26.23 GB."""
-    if abs(size) > _MOST_SHOWN:  # beyond what a float holds, perhaps
+    if abs(size) > _MOST_SHOWN:  # may exceed the range of a float
         return f"over {_MOST_SHOWN // 10**12} TB"
     for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(size) >= step:

@@ -1,1 +1,1 @@
-"""Models and constants measured on one GPU, for predictions to be compared with."""
+"""Measure models and constants on one GPU, to compare predictions with."""

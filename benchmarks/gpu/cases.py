@@ -1,4 +1,4 @@
-"""The runs that ``python -m benchmarks.gpu.measure`` measures, and that fxpart predicts."""
+"""The runs that ``python -m benchmarks.gpu.measure`` measures and fxpart predicts."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Case:
 
     label: str
     overrides: tuple[str, ...]
-    """Of ``python -m runner``, without devices and mode."""
+    """Overrides of ``python -m runner``, without devices and mode."""
 
 
 def _forward(model: str, batch: int, *others: str) -> Case:
@@ -32,7 +32,7 @@ def _decode(model: str, batch: int, context: int, *others: str) -> Case:
 
 
 def _short(override: str) -> str:
-    """Return the part of an override that a reader needs."""
+    """Return the part of an override to show in a label."""
     return override.removeprefix("+").removeprefix("model.").removeprefix("config.")
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a device that fxpart's settings state: context, workspaces, launches and rates."""
+"""Measure the device constants in fxpart's settings: context, workspaces, launches and rates."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from torch.nn import functional
 __all__ = ["PARTS", "used_bytes"]
 
 _CHAIN = 2000
-"""Operators that are issued without waiting for the device."""
+"""Operators issued in a row without waiting for the device."""
 
 
 def used_bytes() -> int:
-    """Return the bytes in use on the device, by its driver; no CUDA context is made for it."""
-    import pynvml  # nvidia-ml-py, which only a machine with a GPU has use for
+    """Return the bytes in use on the device, from its driver, without creating a CUDA context."""
+    import pynvml  # nvidia-ml-py, useful only on a machine with a GPU
 
     return int(pynvml.nvmlDeviceGetMemoryInfo(_handle()).used)
 
@@ -34,7 +34,7 @@ def _beyond_tensors(before_bytes: int) -> int:
 
 
 def _context(before_bytes: int) -> dict[str, Any]:
-    """Measure what the device holds beyond the allocator's segments as libraries come into use."""
+    """Measure the device memory outside the allocator's segments as libraries are loaded."""
     result: dict[str, Any] = {}
 
     def note(name: str) -> None:
@@ -115,7 +115,7 @@ def _chain_us(call: Callable[[], Tensor]) -> tuple[float, float]:
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
-    """Return the median seconds of a call on the device."""
+    """Return the median time of a call on the device, in seconds."""
     call()
     times = []
     for _ in range(repeats):
@@ -129,7 +129,7 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def _bandwidth(_: int) -> dict[str, Any]:
-    """Measure bytes per second, those read and those written counted together."""
+    """Measure bytes per second, counting both reads and writes."""
     size = 2**31
     source = torch.empty(size // 4, device="cuda").normal_()
     target = torch.empty_like(source)
@@ -153,7 +153,7 @@ def _bandwidth(_: int) -> dict[str, Any]:
 
 
 def _sustained(_: int) -> dict[str, Any]:
-    """Measure FLOP/s of matrix products one by one, and over seconds without a pause."""
+    """Measure FLOP/s of single matrix products, and of products issued for seconds on end."""
     import pynvml
 
     return {
@@ -236,4 +236,4 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "sustained": _sustained,
     "attention": _attention,
 }
-"""Each is given the bytes that the device had in use before the process started."""
+"""Measurements by name; each receives the bytes in use on the device before its process."""

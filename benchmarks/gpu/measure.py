@@ -1,20 +1,20 @@
 """``python -m benchmarks.gpu.measure --output FILE``: measure models on the GPU of this machine.
 
-Each case is measured in a process of its own, with random weights, as its owner would run it: a
-forward under ``no_grad``, one token against a static cache, or a training step with optimizer. What
-is written of it, as JSON:
+Each case is measured in a separate process, with random weights, as a user would run it: a forward
+under ``no_grad``, one token with a static cache, or a training step with an optimizer. The JSON
+file has for each case:
 
-- ``latency_ms``: the median over calls, each waited for; ``low_ms`` and ``high_ms``, the first and
-  third quartile; ``issue_ms``: until the call returns, with the device still at work;
-- ``kernels`` and ``kernel_ms``: kernels and copies of one call, and the sum of their times, by
-  torch's profiler, with the longest ones by name;
-- ``allocated_bytes`` and ``reserved_bytes``: peaks of torch's allocator; ``device_bytes``: what the
-  device has in use beyond what it had before the process started.
+- ``latency_ms``: the median over synchronized calls; ``low_ms`` and ``high_ms``: the first and
+  third quartile; ``issue_ms``: the time until the call returns, with the device still busy;
+- ``kernels`` and ``kernel_ms``: the number of kernels and copies of one call, and the sum of their
+  times, from torch's profiler; ``longest``: the longest ones by name;
+- ``allocated_bytes`` and ``reserved_bytes``: peaks of torch's allocator; ``device_bytes``: memory
+  in use on the device, less that in use before the process started.
 
 ``--constants`` measures the numbers of ``conf/reserve/cuda.yaml`` and of the accelerator's file.
-Only torch, transformers, Hydra and nvidia-ml-py are needed. `benchmarks.truth.single_gpu` and
-`single_gpu_time` compare ``benchmarks/gpu/h100.json``: several such files joined, rounded, without
-overrides and names of kernels, and with a few kernels of the profiles under ``unaligned``.
+It needs only torch, transformers, Hydra and nvidia-ml-py. `benchmarks.truth.single_gpu` and
+`single_gpu_time` read ``benchmarks/gpu/h100.json``: several such files joined and rounded, without
+overrides and kernel names, and with a few kernels of the profiles under ``unaligned``.
 """
 
 import argparse
@@ -49,38 +49,40 @@ __all__ = ["main"]
 _WARM_UP = 3
 _MOST_CALLS, _FEWEST_CALLS, _SECONDS = 40, 5, 3.0
 _LIMIT_S = 150.0
-"""A case that takes longer is stopped, and its error written."""
+"""A case that takes longer is stopped and recorded as an error."""
 _LONGEST_KERNELS = 12
 
 
 def main() -> None:
-    """Measure, and write the file after each case."""
+    """Measure the cases and write the file after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.measure")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", help="parts of labels of cases")
-    parser.add_argument("--skip", nargs="+", default=[], help="parts of labels of cases")
+    parser.add_argument("--only", nargs="+", help="cases whose label contains one of these")
+    parser.add_argument("--skip", nargs="+", default=[], help="cases to skip, likewise")
     parser.add_argument("--constants", action="store_true")
-    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no case after")
-    chosen = parser.parse_args()
+    parser.add_argument(
+        "--limit-s", type=float, default=float("inf"), help="start no case after this time"
+    )
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this machine has no CUDA device; run it where there is one")
     begin = time.perf_counter()
     results: dict[str, Any] = {"cases": {}, "constants": {}}
-    for name, part in PARTS.items() if chosen.constants else ():
+    for name, part in PARTS.items() if options.constants else ():
         results["constants"][name] = _in_process(part)
         _show(name, results["constants"][name], begin)
     for case in CASES:
-        is_named = not chosen.only or any(part in case.label for part in chosen.only)
-        if not is_named or any(part in case.label for part in chosen.skip):
+        is_named = not options.only or any(part in case.label for part in options.only)
+        if not is_named or any(part in case.label for part in options.skip):
             continue
-        if time.perf_counter() - begin > chosen.limit_s:
-            print(f"not begun: {case.label}", flush=True)
+        if time.perf_counter() - begin > options.limit_s:
+            print(f"not started: {case.label}", flush=True)
             continue
         results["cases"][case.label] = _in_process(_case, case)
         _show(case.label, results["cases"][case.label], begin)
-        _write(chosen.output, results)
+        _write(options.output, results)
     results["machine"] = _in_process(_machine)
-    _write(chosen.output, results)
+    _write(options.output, results)
 
 
 def _show(label: str, result: dict[str, Any], begin: float) -> None:
@@ -94,8 +96,8 @@ def _write(path: Path, results: dict[str, Any]) -> None:
 
 
 def _in_process(work: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
-    """Return what `work` returns in a process of its own, whose CUDA context goes with it."""
-    context = multiprocessing.get_context("fork")  # this process has none, and imports are shared
+    """Run `work` in a new process, so that its CUDA context ends with it, and return the result."""
+    context = multiprocessing.get_context("fork")  # safe without CUDA here; imports are shared
     mine, other = context.Pipe()
     process = context.Process(target=_answer, args=(other, work, used_bytes(), *arguments))
     process.start()
@@ -158,7 +160,7 @@ def _case(used_before_bytes: int, case: Case) -> dict[str, Any]:
 
 
 def _call(config: Config) -> Callable[[], None]:
-    """Return what runs a forward, a decode or a training step of `config`."""
+    """Return a function that runs a forward, a decode or a training step of `config`."""
     device = torch.device("cuda")
     torch.manual_seed(0)
     # Casts are PyTorch's own here; `ModelSpec.autocast` imitates them without a GPU.
@@ -175,18 +177,20 @@ def _call(config: Config) -> Callable[[], None]:
     if config.checkpointing != "none":
         transformers_model: Any = module
         transformers_model.gradient_checkpointing_enable({"use_reentrant": False})
-    chosen = optimizer_of(config)
-    optimizer = real_optimizer(chosen.name, module.parameters(), chosen.implementation)
+    optimizer_spec = optimizer_of(config)
+    optimizer = real_optimizer(
+        optimizer_spec.name, module.parameters(), optimizer_spec.implementation
+    )
     run = _compiled(config, module)
     return lambda: training_step(run, built.args, built.kwargs, optimizer)
 
 
 def _forward(run: Any, built: BuiltModel) -> Callable[[], None]:  # noqa: ANN401 - a module
-    """Return what runs a forward, or decodes the last token that the cache has room for."""
+    """Return a function that runs a forward, or decodes the last token that fits in the cache."""
     counts = {name: t.clone() for name, t in built.kwargs.items() if not t.is_floating_point()}
 
     def forward() -> None:
-        # A decode counts its token in its inputs.
+        # A decode advances the counters in its inputs; reset them.
         for name, count in counts.items():
             built.kwargs[name].copy_(count)
         with torch.no_grad():
@@ -200,7 +204,7 @@ def _compiled(config: Config, module: torch.nn.Module) -> Any:  # noqa: ANN401 -
 
 
 def _timed(call: Callable[[], None]) -> tuple[list[float], list[float]]:
-    """Return milliseconds of calls, until the device is done and until the call returns."""
+    """Return the times of calls in ms, until the device is done and until the call returns."""
     latencies_ms: list[float] = []
     issues_ms: list[float] = []
     while len(latencies_ms) < _FEWEST_CALLS or (

@@ -1,1 +1,1 @@
-"""What others measured on real machines and published, beside what fxpart predicts."""
+"""Compare fxpart's predictions with measurements that others published."""

@@ -1,11 +1,11 @@
-"""Print each set of published measurements beside what fxpart predicts for it, one line a set.
+"""Compare fxpart's predictions with sets of published measurements; print one line a set.
 
     python -m benchmarks.truth --data FOLDER [--set NAME ...] [--worst 10] [--markdown]
         [--picture FILE] [--override latency=roofline ...]
 
-The folder holds the files that the sets name; they are of others and not part of fxpart. A set
-whose files are not there is skipped with a sentence. A set with `asked_for(data, rows)` also says
-what the rows that are not held out ask of the number that is fitted to them.
+The folder holds the files that the sets read; others published them, and they are not part of
+fxpart. A set whose files are missing is skipped with a message. A set with `fit_note(data, rows)`
+also prints the value of its fitted number that the rows not held out imply.
 """
 
 import argparse
@@ -54,13 +54,13 @@ class TruthSet(Protocol):
 
     NAME: str
     SOURCE: str
-    """Who measured and published it, and its licence."""
+    """Who measured and published it, and under which licence."""
 
     def rows(self, data: Path) -> Iterator[Row]:
         """Yield a row for each measurement.
 
         Raises:
-            FileNotFoundError: where `data` does not hold the files of the set.
+            FileNotFoundError: if `data` lacks the files of the set.
 
         """
         ...
@@ -98,16 +98,16 @@ SETS: tuple[TruthSet, ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    asked = _arguments(arguments)
-    # The folder itself, or the one that holds it beside other data.
-    data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
-    ALSO[:] = asked.override
+    options = _arguments(arguments)
+    # `--data` is the folder itself, or the folder that contains it beside other data.
+    data = options.data / "truth" if (options.data / "truth").is_dir() else options.data
+    ALSO[:] = options.override
     lines: list[list[str]] = []
     worst: list[tuple[str, Row]] = []
-    drawn: dict[str, list[Row]] = {}
-    fitted: list[str] = []
+    rows_of_set: dict[str, list[Row]] = {}
+    notes: list[str] = []
     for truth_set in SETS:
-        if asked.set and truth_set.NAME not in asked.set:
+        if options.set and truth_set.NAME not in options.set:
             continue
         try:
             rows = list(truth_set.rows(data))
@@ -115,21 +115,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{truth_set.NAME} is skipped: there is no {error.filename}")
             continue
         lines += _lines(truth_set.NAME, rows)
-        if asked_for := getattr(truth_set, "asked_for", None):
-            fitted.append(f"{truth_set.NAME}: {asked_for(data, rows)}")
-        drawn[truth_set.NAME] = rows
+        if fit_note := getattr(truth_set, "fit_note", None):
+            notes.append(f"{truth_set.NAME}: {fit_note(data, rows)}")
+        rows_of_set[truth_set.NAME] = rows
         rows.sort(key=lambda row: -abs(row.error))
-        worst += [(truth_set.NAME, row) for row in rows[: asked.worst]]
+        worst += [(truth_set.NAME, row) for row in rows[: options.worst]]
         print(f"{truth_set.NAME}: {truth_set.SOURCE}")
-    shown = markdown if asked.markdown else table
+    show = markdown if options.markdown else table
     if lines:
-        print("\n" + shown(["set", "of it", *HEADS], lines))
-    if fitted:
-        print("\n" + "\n".join(fitted))
-    if asked.picture and drawn:
-        asked.picture.write_text(picture(drawn), encoding="utf-8")
+        print("\n" + show(["set", "part", *HEADS], lines))
+    if notes:
+        print("\n" + "\n".join(notes))
+    if options.picture and rows_of_set:
+        options.picture.write_text(picture(rows_of_set), encoding="utf-8")
     if worst:
-        print("\n" + shown(["worst", "row", "predicted", "measured", "unit"], map(_cells, worst)))
+        print("\n" + show(["worst", "row", "predicted", "measured", "unit"], map(_cells, worst)))
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -137,17 +137,17 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth")
     parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
     parser.add_argument("--set", nargs="+", choices=names, help="only these sets")
-    parser.add_argument("--worst", type=int, default=0, help="also print so many rows of each set")
-    parser.add_argument("--markdown", action="store_true", help="as tables in Markdown")
+    parser.add_argument("--worst", type=int, default=0, help="also print N worst rows of each set")
+    parser.add_argument("--markdown", action="store_true", help="print tables in Markdown")
     parser.add_argument(
-        "--override", nargs="+", default=[], help="of each run that a set plans, after its own"
+        "--override", nargs="+", default=[], help="appended to the overrides of each planned run"
     )
     parser.add_argument("--picture", type=Path, help="also draw the sets into this SVG file")
     return parser.parse_args(arguments)
 
 
 def _lines(name: str, rows: Sequence[Row]) -> list[list[str]]:
-    """Return a line for all rows, and one for those held out where that is not the same."""
+    """Return a line for all rows, and one for the held-out rows if these are not all."""
     held_out = [row for row in rows if row.held_out]
     lines = [[name, "all", *summary(rows)]]
     if 0 < len(held_out) < len(rows):
@@ -155,8 +155,8 @@ def _lines(name: str, rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def _cells(of_set: tuple[str, Row]) -> list[str]:
-    name, row = of_set
+def _cells(set_row: tuple[str, Row]) -> list[str]:
+    name, row = set_row
     return [name, row.label, f"{row.predicted:.6g}", f"{row.measured:.6g}", row.unit]
 
 

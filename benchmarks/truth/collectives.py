@@ -1,6 +1,7 @@
-"""Collectives of NCCL, beside `collective_time_s` with the curves that are shipped.
+"""Measured NCCL collectives, compared with `collective_time_s` and the shipped curves.
 
-Those are ``latency=kernels``; `benchmarks.truth.collectives_ring` has what users get elsewhere.
+These curves are those of ``latency=kernels``; `benchmarks.truth.collectives_ring` covers the other
+sources of times.
 """
 
 from collections.abc import Iterator
@@ -27,24 +28,24 @@ def rows(data: Path) -> Iterator[Row]:
 def messages(
     data: Path, prefix: str, curves: CollectiveCurves | None, latency_s: float = 0.0
 ) -> Iterator[Row]:
-    """Yield a row for each message that was measured on one kind of device.
+    """Yield a row for each message measured on one kind of device.
 
     Args:
-        data: the folder of the files.
-        prefix: one of `DEVICES`.
-        curves: None for rings at the rate of the links.
-        latency_s: of a link.
+        data: folder of the published files.
+        prefix: key of `DEVICES`.
+        curves: fitted curves; None for rings at the rate of the links.
+        latency_s: latency of a link.
 
     """
     for kind in KINDS.values():
-        of_kind = read_messages(data, prefix, kind)
-        link = Link(of_kind.bytes_per_s, latency_s)
+        measured = read_messages(data, prefix, kind)
+        link = Link(measured.bytes_per_s, latency_s)
         for size, ranks, seconds, label, held_out in zip(
-            of_kind.size.tolist(),
-            of_kind.ranks.tolist(),
-            of_kind.seconds.tolist(),
-            of_kind.labels,
-            of_kind.held_out.tolist(),
+            measured.size.tolist(),
+            measured.ranks.tolist(),
+            measured.seconds.tolist(),
+            measured.labels,
+            measured.held_out.tolist(),
             strict=True,
         ):
             predicted = collective_time_s(kind, size, int(ranks), link, curves)

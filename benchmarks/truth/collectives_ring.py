@@ -1,6 +1,6 @@
-"""Collectives of NCCL, beside rings at the rates of ``transfer_rate=nvlink3`` and ``nvlink4``.
+"""Measured NCCL collectives, compared with rings at ``transfer_rate=nvlink3`` and ``nvlink4``.
 
-That is what every source of times but ``latency=kernels`` takes them for.
+Every source of times except ``latency=kernels`` models them this way.
 """
 
 from collections.abc import Iterator
@@ -24,5 +24,5 @@ def rows(data: Path) -> Iterator[Row]:
     for prefix in DEVICES:
         link = OmegaConf.load(conf_dir() / "transfer_rate" / f"{_LINKS[prefix]}.yaml")
         for row in messages(data, prefix, None, float(link.latency_s)):
-            # Nothing is fitted.
+            # Nothing is fitted, so every row counts as held out.
             yield Row(row.label, row.predicted, row.measured, row.unit, held_out=True)

@@ -1,21 +1,21 @@
-"""Published training steps of sharded data parallelism, beside what a run of fxpart predicts.
+"""Published training steps of sharded data parallelism, compared with runs of fxpart.
 
-Rows of `measured.json` that engines on torch's FSDP were measured for. A row's fields become the
-overrides of a run: ``mode=single data_parallel=N zero=3 latency=kernels``. Rows that no run
-expresses are named with the reason, and counted. Nothing is fitted. All were measured with versions
-of torch that ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
+The rows are those of `measured.json` from engines built on torch's FSDP. A row's fields become the
+overrides of a run: ``mode=single data_parallel=N zero=3 latency=kernels``. Rows that no run can
+express are printed with the reason and counted. Nothing is fitted. The versions of torch that were
+measured ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
 
-- ``bf16``, ``amp_bf16``: weights are kept in float32 and computed with in bfloat16, which is
-  ``optimizer.master_weights=true``; ``bf16 pure``: all in bfloat16.
-- ``float8``: torchao's linear layers keep their operands in bfloat16 and cast them again in the
-  backward, so that memory is that of ``bf16``; times are left out.
-- MPT is GPT-2's block without biases; transformers' own MPT computes attention as products, the
-  engine that was measured by one kernel.
-- ``torch.compile`` is ``runtime=compiled``, whose kernels a CUDA graph starts.
-- Of accumulated microbatches each is a step of its own.
+- ``bf16``, ``amp_bf16``: float32 weights, cast to bfloat16 for computation, which is
+  ``optimizer.master_weights=true``; ``bf16 pure``: everything in bfloat16.
+- ``float8``: torchao's linear layers save their operands in bfloat16 and cast them again in the
+  backward, so memory is that of ``bf16``; times are left out.
+- MPT is GPT-2's block without biases: transformers' own MPT computes attention as separate
+  products, while the measured engine uses one fused kernel.
+- ``torch.compile`` is ``runtime=compiled``, which launches kernels from a CUDA graph.
+- With gradient accumulation, each microbatch counts as a step.
 - Memory is what torch's allocator reserved.
-- A card whose power is limited to fewer watts than the H100's 700 computes at the square root of
-  that share of its peak: an assumption, for a clock takes power with its square to its cube.
+- A card limited to fewer watts than the H100's 700 is assumed to compute at the square root of that
+  share of its peak, since power grows with the square to the cube of the clock.
 """
 
 import math
@@ -45,17 +45,17 @@ NAME = "training steps on FSDP"
 SOURCE = "pytorch/torchtitan (BSD-3) and mosaicml/llm-foundry (Apache-2.0), as their benchmarks say"
 _ENGINES = ("pytorch/torchtitan", "mosaicml/llm-foundry")
 _OLD_ATTENTION = "latency.curves.h100.torch_attention={family: a100, compute_share: 0.629}"
-"""The share of an H100's peak that torch's attention reached by instructions of Ampere (Luo et al.:
+"""Share of an H100's peak that torch's attention reached with Ampere's instructions (Luo et al.:
 Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499)."""
 _GIB = 2**30
 _NODE = 8
-"""Devices of a machine."""
+"""Devices per machine."""
 _WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
-"""Of the SXM cards' data sheets."""
+"""Rated power in the data sheets of the SXM cards."""
 _LINKS = {"h100": "nvlink4", "h200": "nvlink4", "a100": "nvlink3"}
 _CHECKPOINTING = {"none": "none", "selective": "selective", "full": "block"}
 _RESERVED = ("tensors", "kernel workspaces", "allocator", "library workspaces")
-"""Parts of a device's memory that torch's allocator has."""
+"""Parts of a device's memory that torch's allocator reserves."""
 _LLAMA = {
     "8b": ("model=llama3_1_8b",),
     "70b": ("model=llama3_70b",),
@@ -78,33 +78,33 @@ _MPT = {
     "30b": (7168, 48, 56),
     "70b": (8192, 80, 64),
 }
-"""Width, layers and heads; scripts/train/yamls/pretrain of llm-foundry."""
+"""Width, layers and heads, from scripts/train/yamls/pretrain of llm-foundry."""
 
 
-class Inexpressible(Exception):  # noqa: N818 - it is a reason, and no mistake
-    """Why no run of fxpart is what was measured."""
+class Inexpressible(Exception):  # noqa: N818 - a reason, not an error
+    """The reason why no run of fxpart can express a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run that a published row is a figure of."""
+    """The run that corresponds to a published row."""
 
     overrides: tuple[str, ...]
     memory_bytes: int | None
-    """Of a device; None for what the accelerator's file says."""
+    """Memory of a device; None to use the value of the accelerator's file."""
     bytes_per_s: float | None
-    """Of its memory; likewise."""
+    """Memory bandwidth of a device; None likewise."""
     compute_share: float
-    """Of the file's peaks."""
+    """Share of the peaks in the accelerator's file that the card reaches."""
     tokens: int
-    """Of a step of one device."""
+    """Tokens per step of one device."""
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each figure that a run expresses.
+    """Yield a row for each figure that a run can express.
 
     Raises:
-        FileNotFoundError: where `data` does not hold the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     left_out: Counter[str] = Counter()
@@ -127,10 +127,10 @@ def _label(point: Mapping[str, Any]) -> str:
 
 
 def run_of(point: Mapping[str, Any]) -> Run:
-    """Return the run that `point` is a figure of.
+    """Return the run that corresponds to `point`.
 
     Raises:
-        Inexpressible: where there is none.
+        Inexpressible: if there is none.
 
     """
     hardware = str(point["hardware"])
@@ -167,7 +167,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
 
 
 def _replicas(parallel: str, n_devices: int) -> tuple[int, str]:
-    """Return over how many devices FSDP shards, where nothing else is done, and what runs it."""
+    """Return the number of devices FSDP shards over, if that is the only split, and the runtime."""
     size = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(.*)", parallel)
     if size is None or int(size[1]) != n_devices:
         raise Inexpressible(f"{parallel} on {n_devices} devices is more than FSDP")
@@ -247,16 +247,16 @@ def _predicted(run: Run, metric: str) -> float:
 
 @cache
 def _planned(run: Run) -> tuple[float, DeviceMemory]:
-    """Return the time of a step, and what the device needs that needs most."""
+    """Return the time of a step, and the memory of the device that needs the most."""
     config = _config(run)
     result = plan(config, model_spec(config))
-    most = max(result.device_memory, key=lambda need: need.needed.expected)
-    return result.evaluation.latency_s, most
+    largest_need = max(result.device_memory, key=lambda need: need.needed.expected)
+    return result.evaluation.latency_s, largest_need
 
 
 def _config(run: Run) -> Config:
     config = run_config(run.overrides)
-    # One adapter of 400 Gbit/s for each device.
+    # One 400 Gbit/s adapter per device.
     far = OmegaConf.load(conf_dir() / "transfer_rate" / "infiniband_ndr.yaml")
     between = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LinkConfig), far))
     assert isinstance(between, LinkConfig)

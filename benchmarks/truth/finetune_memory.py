@@ -1,18 +1,20 @@
-"""Peak memory of fine-tuning and decoding on one GPU, as litgpt and torchtune published it.
+"""Peak memory of fine-tuning and decoding on one GPU, as published by litgpt and torchtune.
 
     python -m benchmarks.truth --data FOLDER --set finetune_memory
 
-A row's fields become the overrides of a run; what it predicts is the peak of tensors, which is what
-both print (``max_memory_allocated``). Rows that no run expresses are named with the reason, and
-counted. No number is fitted to any row. All layers of a model are alike: a run of n layers holds
-p2 + (n - 2) / 2 (p4 - p2), of runs with 2 and 4.
+A row's fields become the overrides of a run, which predicts the peak of tensors; both libraries
+print the same quantity (``max_memory_allocated``). Rows that no run can express are printed with
+the reason and counted. No number is fitted to any row. All layers of a model are alike: the peak
+with n layers is p2 + (n - 2) / 2 (p4 - p2), where p2 and p4 are the peaks with 2 and 4.
 
-- litgpt's adapters are peft's here, beside queries and values, dropout 0.05; its configurations by
-  file (config_hub) say a rank of 32. peft keeps adapters in float32, litgpt in bfloat16.
-- litgpt's loss is computed in bfloat16: `language_loss`.
-- torchtune's recipe for one small device pages states to the host, updates in the backward and
-  computes blocks again: here states lie on the host (`offload.optimizer=all`).
-- A decode is of 50 tokens after a short prompt, as ``litgpt generate`` does.
+- litgpt's adapters are modelled by peft's, on queries and values, with dropout 0.05 and the rank of
+  32 of litgpt's configuration files (config_hub). peft keeps adapters in float32, litgpt in
+  bfloat16.
+- litgpt computes the loss in bfloat16: `language_loss`.
+- torchtune's recipe for a single small device pages optimizer states to the host, updates weights
+  during the backward and recomputes blocks: here the states are on the host
+  (`offload.optimizer=all`).
+- A decode produces 50 tokens after a short prompt, as ``litgpt generate`` does.
 """
 
 from collections import Counter
@@ -39,13 +41,13 @@ PUBLISHERS = ("litgpt", "torchtune")
 _LAYERS = (2, 4)
 _UNITS = {"GB": 1e9, "GiB": 2.0**30}
 _PROMPT, _OUTPUT = 8, 50
-"""Tokens of litgpt's generation."""
+"""Tokens that litgpt generates."""
 _NEOX = {"hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32}
 _LLAMA_32 = {"num_key_value_heads": 8, "vocab_size": 128256}
 _1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "head_dim": 64}
 _3B = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "head_dim": 128}
 MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
-    "phi-1.5": ("PhiForCausalLM", 24, {"hidden_act": "gelu_pytorch_tanh"}),  # by one kernel
+    "phi-1.5": ("PhiForCausalLM", 24, {"hidden_act": "gelu_pytorch_tanh"}),  # one kernel
     "stablelm-alpha-3b": ("GPTNeoXForCausalLM", 16, {**_NEOX, "vocab_size": 50688}),
     "llama-2-7b": ("llama2_7b", 32, {}),
     "llama-2-13b": ("llama2_13b", 40, {}),
@@ -53,11 +55,11 @@ MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
     "llama-3.2-1b": ("llama3_1_8b", 16, {**_LLAMA_32, **_1B}),
     "llama-3.2-3b": ("llama3_1_8b", 28, {**_LLAMA_32, **_3B}),
 }
-"""By the name of a row: a class of transformers or a preset, its layers, and what differs."""
+"""For each model name: a transformers class or a preset, its layers, and changed settings."""
 _LOOKED_UP = ("phi-1.5", "llama-3.2-1b")
-"""Models whose rows showed what litgpt does: GELU by one kernel, tied weights kept twice."""
+"""Models whose rows revealed what litgpt does: GELU in one kernel, a copy of tied weights."""
 _TARGETS = {
-    "GPTNeoXForCausalLM": "[query_key_value]",  # queries, keys and values in one
+    "GPTNeoXForCausalLM": "[query_key_value]",  # queries, keys and values in one layer
 }
 _INEXPRESSIBLE = {
     "dq": "scales in few bits too",
@@ -69,11 +71,11 @@ _INEXPRESSIBLE = {
     "Adapter": "not adapters of LoRA",
     "full fine-tune": "weights, gradients and AdamW's states alone are more than was published",
 }
-"""By a word of a row, why no run stands for it."""
+"""The reason why no run can express a row, by a word in the row."""
 
 
 def language_loss(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa: ANN401 - transformers'
-    """Return the loss of each next token, in the dtype of the scores."""
+    """Return the next-token loss, in the dtype of the logits."""
     from torch.nn.functional import cross_entropy
 
     scores, tokens = result.logits[:, :-1], inputs["input_ids"][:, 1:]
@@ -81,10 +83,10 @@ def language_loss(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa: 
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each peak that a run expresses.
+    """Yield a row for each peak that a run can express.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     left_out: Counter[str] = Counter()
@@ -103,20 +105,20 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def name_of(point: Mapping[str, Any]) -> str:
-    """Return the model without its size in brackets, in small letters."""
+    """Return the model's name in lower case, without the size in brackets."""
     return str(point["model"]).partition(" (")[0].lower()
 
 
 def _left_out(point: Mapping[str, Any]) -> str:
-    """Return why no run stands for a published row, empty where one does."""
-    # States paged to the host are in no allocator's peak, whatever their bits.
+    """Return why no run can express a published row, or an empty string if one can."""
+    # States paged to the host are not in the allocator's peak, whatever their precision.
     how = f"{point['phase']} {point['dtype']} {point.get('note', '')}".replace("paged 8-bit", "")
     if point["metric"] != "peak_memory":
         return "no peak"
     if point["n_devices"] > 1:
         return "sharded over devices, with frozen weights or the host"
     if name_of(point) not in MODELS:
-        return "no configuration of the model stands here"
+        return "no configuration of the model"
     for word, reason in _INEXPRESSIBLE.items():
         if word in how:
             return reason
@@ -124,7 +126,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
 
 
 def _run(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-    """Return the overrides of a run without its number of layers, and that."""
+    """Return the overrides of a run without the number of layers, and that number."""
     overrides, layers = model_of(point)
     how = f"{point['phase']} {point['dtype']}"
     few_bits = ("weights=nf4", "weights.keep=[]") if "nf4" in how else ()
@@ -134,14 +136,14 @@ def _run(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
 
 
 def model_of(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-    """Return the overrides of the model of a row without its number of layers, and that."""
+    """Return the overrides of a row's model without the number of layers, and that number."""
     model, layers, config = MODELS[name_of(point)]
     preset = (
         ("model=transformers", f"model.architecture={model}", "model.dtype=bfloat16")
         if model.endswith("LM")
         else (f"model={model}",)
     )
-    if "torchtune" in point["source"]:  # litgpt keeps a copy of tied weights, tie_embeddings unset
+    if "torchtune" in point["source"]:  # litgpt copies tied weights: tie_embeddings is unset
         config = {**config, "tie_word_embeddings": "3.2" in point["model"]}
     shape = tuple(f"++model.config.{name}={value}" for name, value in config.items())
     return (*preset, *shape), layers
@@ -182,10 +184,10 @@ def _planned(overrides: tuple[str, ...], layers: int) -> Any:  # noqa: ANN401 - 
 
 @cache
 def _peak_bytes(overrides: tuple[str, ...], layers: int) -> float:
-    """Return the peak of a run with so many layers."""
-    return _of_layers([_planned(overrides, n).peak_bytes for n in _LAYERS], layers)
+    """Return the peak of a run with `layers` layers."""
+    return _peak_of_layers([_planned(overrides, n).peak_bytes for n in _LAYERS], layers)
 
 
-def _of_layers(sizes: list[int], layers: int) -> float:
+def _peak_of_layers(peaks_bytes: list[int], layers: int) -> float:
     few, more = _LAYERS
-    return sizes[0] + (layers - few) / (more - few) * (sizes[1] - sizes[0])
+    return peaks_bytes[0] + (layers - few) / (more - few) * (peaks_bytes[1] - peaks_bytes[0])

@@ -1,12 +1,12 @@
-"""Tokens per second of decodes and of full fine-tuning on one GPU, by litgpt and torchtune.
+"""Tokens per second of decoding and full fine-tuning on one GPU, for litgpt and torchtune.
 
     python -m benchmarks.truth --data FOLDER --set finetune_time
 
-litgpt decodes one text in eager mode, 50 tokens after a short prompt. torchtune's rows add one flag
-after the other to a full fine-tuning of Llama-3.2-3B on packed texts: eager, then compiled, then
-with a loss in chunks, with blocks computed again, with updates in the backward, which do the same
-work. Its default optimizer is the fused AdamW of torch. Rows with states in 8 bits, or activations
-on the host, are named and left out. Layers are alike: a step of n takes t2 + (n - 2) / 2 (t4 - t2).
+litgpt decodes one sequence in eager mode, 50 tokens after a short prompt. torchtune's rows add one
+flag after the other to a full fine-tuning of Llama-3.2-3B on packed sequences: eager, compiled,
+chunked loss, recomputed blocks, and updates during the backward, which does not change the work.
+Its default optimizer is torch's fused AdamW. Rows with 8-bit optimizer states or activations on the
+host are printed and left out. Layers are alike: a step with n takes t2 + (n - 2) / 2 (t4 - t2).
 """
 
 from collections import Counter
@@ -31,9 +31,9 @@ SOURCE = (
 )
 _LAYERS = (2, 4)
 _CONTEXT = 8 + 50 // 2
-"""Tokens in the cache halfway."""
+"""Tokens in the cache halfway through the generation."""
 _FITTED = "llama-2-7b"
-"""Of its decode the accelerator's file has the time of a launch."""
+"""Model whose decode the launch time in the accelerator's file was fitted to."""
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "train-full packed eager": ("runtime=eager",),
     "train-full +compile": ("runtime=compiled",),
@@ -49,11 +49,11 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _CHUNKS = 8
-"""Pieces of the scores that torchtune's loss casts to float32 one after the other."""
+"""Chunks of the logits that torchtune's loss casts to float32, one after the other."""
 
 
 def loss_in_chunks(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa: ANN401
-    """Return the loss of each next token, computed in float32 for one piece of them at a time."""
+    """Return the next-token loss, computed in float32 for one chunk of tokens at a time."""
     from torch.nn.functional import cross_entropy
 
     scores, tokens = result.logits[:, :-1], inputs["input_ids"][:, 1:]
@@ -67,10 +67,10 @@ def loss_in_chunks(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa:
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each rate that a run expresses.
+    """Yield a row for each rate that a run can express.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     left_out: Counter[str] = Counter()
@@ -89,13 +89,13 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def _left_out(point: Mapping[str, Any]) -> str:
-    """Return why no run stands for a published row, empty where one does."""
+    """Return why no run can express a published row, or an empty string if one can."""
     if point["metric"] != "tokens_per_s":
-        return "texts of different lengths, of which the longest is stated"
+        return "sequences of different lengths, only the longest of which is stated"
     if point["n_devices"] > 1:
         return "sharded over devices, with frozen weights or the host"
     if name_of(point) not in MODELS:
-        return "no configuration of the model stands here"
+        return "no configuration of the model"
     is_planned = point["phase"] == "decode" or point["phase"] in _FLAGS
     return "" if is_planned else "paged states, updates in 8 bits, or activations on the host"
 

@@ -1,9 +1,9 @@
-"""Fit the curves of `fxpart.cost.curves` to tables of measured kernels, and write them as YAML.
+"""Fit the curves of `fxpart.cost.curves` to tables of measured kernels and write them as YAML.
 
     python -m benchmarks.truth.fit_kernels --data FOLDER --output conf/latency/kernels.yaml
 
-Half of the rows are held out; the error that stands beside each curve is theirs. The same tables
-give the same curves. Families of the file that are not measured stay in it as they are.
+Half of the rows are held out; the error printed beside each curve is theirs. The same tables give
+the same curves. Families in the file that have no measurements are left unchanged.
 """
 
 import argparse
@@ -28,16 +28,16 @@ __all__ = ["GEMM", "Fitted", "family", "fit_kernels", "main"]
 _Any = TypeVar("_Any")
 _Curve = TypeVar("_Curve", bound=Curve)
 _MOST_ROWS = 3000
-"""That a curve is fitted to; more change the third digit."""
+"""Upper bound of the rows a curve is fitted to; more change the third digit."""
 _SEED = 0
 
 
 class Span(NamedTuple):
-    """Where the search for a coefficient starts, and where it must stay."""
+    """Start and bounds of the search for a coefficient."""
 
     start: float
-    least: float
-    most: float
+    lower: float
+    upper: float
 
 
 GEMM = {
@@ -81,18 +81,18 @@ _COLLECTIVE = {
     "share": Span(0.7, 0.1, 1.0),
 }
 _PACKS = {"a100_sxm": 0.0, "h100_sxm": 1.0}
-"""FlashAttention 3 packs heads that share keys, FlashAttention 2 only where queries are single."""
+"""FlashAttention 3 packs heads that share keys, FlashAttention 2 only those of single queries."""
 
 
 class Fitted(NamedTuple, Generic[_Any]):
-    """A curve, and how far it is from rows that it was not fitted to."""
+    """A curve, and its error on the held-out rows."""
 
     curve: _Any
     note: str
 
 
 class _Measured(NamedTuple):
-    """The curves of a family, and what they were measured on."""
+    """The curves of a family, and the device that was measured."""
 
     device: DeviceSpec
     link_bytes_per_s: float
@@ -106,21 +106,21 @@ def _fit(
     seconds: FloatArray,
     held_out: npt.NDArray[np.bool_],
 ) -> Fitted[_Any]:
-    """Return the curve whose logarithms of time are nearest, large errors counting less."""
+    """Return the curve nearest to the logarithms of the times, with a loss robust to outliers."""
     from scipy.optimize import least_squares
 
     rows = np.flatnonzero(~held_out)
     rows = np.sort(np.random.default_rng(_SEED).permutation(rows)[:_MOST_ROWS])
-    bounds = np.log([[span.least for span in spans.values()], [s.most for s in spans.values()]])
+    bounds = np.log([[span.lower for span in spans.values()], [s.upper for s in spans.values()]])
 
     def curve_of(logs: FloatArray) -> _Any:
         return make(dict(_named(spans, logs)))
 
     def residual(logs: FloatArray) -> FloatArray:
-        off: FloatArray = np.log(predict(curve_of(logs), rows)) - np.log(seconds[rows])
-        return off
+        log_error: FloatArray = np.log(predict(curve_of(logs), rows)) - np.log(seconds[rows])
+        return log_error
 
-    end = least_squares(
+    solution = least_squares(
         residual,
         np.log([span.start for span in spans.values()]),
         bounds=(bounds[0], bounds[1]),
@@ -129,7 +129,7 @@ def _fit(
         diff_step=1e-3,
         max_nfev=60,
     )
-    curve = make({name: float(f"{number:.4g}") for name, number in _named(spans, end.x)})
+    curve = make({name: float(f"{number:.4g}") for name, number in _named(spans, solution.x)})
     others = np.flatnonzero(held_out)
     error = np.abs(predict(curve, others) / seconds[others] - 1)
     note = (
@@ -146,7 +146,7 @@ def _named(spans: dict[str, Span], logs: FloatArray) -> list[tuple[str, float]]:
 def fit_kernels(
     spans: dict[str, Span], kind: Callable[..., _Curve], kernels: Kernels, **fixed: float
 ) -> Fitted[_Curve]:
-    """Return the curve of that kind that is nearest to the kernels, some coefficients `fixed`."""
+    """Return the curve of that kind nearest to the kernels, with some coefficients `fixed`."""
 
     def make(numbers: dict[str, float]) -> _Curve:
         return kind(**numbers, **fixed)
@@ -170,7 +170,7 @@ def _fit_messages(messages: Messages) -> Fitted[CollectiveCurve]:
 
 
 def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
-    """Return the curves of one device by where they stand in the file."""
+    """Return the curves of one device by their keys in the file."""
     gemm = fit_kernels(GEMM, GemmCurve, read_kernels(data, prefix, "gemm", "bfloat16"))
     fixed = {"cache_launch_s": gemm.curve.launch_s, "packs_groups": _PACKS[prefix]}
     prompts = read_kernels(data, prefix, "context_attention", "bfloat16")
@@ -186,30 +186,30 @@ def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
 
 
 _HEAD = """\
-# How long kernels take by shape, dtype and device: a few coefficients a kind, fitted to measured
-# times, and carried to other devices by their peaks and multiprocessors (fxpart/cost/curves).
-# What has no curve, and devices without one, take the roofline's coefficients below.
-# Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which keeps
-# the families that are not measured as they are. Collectives hold on links of link_bytes_per_s.
+# Times of kernels by shape, dtype and device: curves with a few coefficients per kind of kernel,
+# fitted to measurements, scaled to other devices by peaks and multiprocessors (fxpart/cost/curves).
+# Operators and devices without a curve use the roofline's coefficients below.
+# Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which leaves
+# families without measurements unchanged. Curves of collectives hold on links of link_bytes_per_s.
 # Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, bfloat16.
 # sustained_share: kernels were measured one by one, at clocks that the power limit does not allow
 # in a long run of 16-bit products. A100: loops reach 271.2 TFLOP/s (stas00/ml-engineering, MAMF
 # table, CC BY-SA), the curve 284.6. H100: 687 after seconds at 700 W, the curve 821
 # (benchmarks/gpu/h100.json, "sustained").
-# float32_share: of the rate that the 16-bit curve gives for float32. H100: 51.7 TFLOP/s of 56.3.
-# unaligned_shares: of the 16-bit peak times sustained_share, for rows of odd and twice odd lengths.
-# H100: the vocabularies of GPT-2 (50,257) and BERT (30,522), forward and backward, by torch's
-# profiler in the runs of that file ("unaligned").
-# torch_attention: null where torch's attention is as fast as the curve, as cuDNN's on an H100 is
-# (same file, "attention"). Older versions ran FlashAttention-2, by Ampere's instructions:
+# float32_share: share of the 16-bit curve's rate for float32. H100: 51.7 of 56.3 TFLOP/s.
+# unaligned_shares: share of the 16-bit peak times sustained_share, for rows whose length is odd or
+# twice odd. H100: the vocabularies of GPT-2 (50,257) and BERT (30,522), forward and backward, from
+# torch's profiler in the runs of that file ("unaligned").
+# torch_attention: null if torch's attention is as fast as the curve, as with cuDNN on an H100 (same
+# file, "attention"). Older versions ran FlashAttention-2 with Ampere's instructions:
 # {family: a100, compute_share: 0.629} (Luo et al.: Dissecting the Nvidia Hopper GPU architecture,
 # arXiv:2402.13499).
 name: kernels
 source: kernels
-compute_efficiency: 0.7  # share of peak FLOP/s, of what has no curve
-bandwidth_efficiency: 0.8  # share of peak memory bandwidth
-op_overhead_s: 2.0e-6  # the device's time for a kernel that does next to nothing, views cost none
-tables: null  # a folder of measured tables, such as h100_sxm_gemm.parquet, which are interpolated
+compute_efficiency: 0.7  # share of peak FLOP/s, for operators without a curve
+bandwidth_efficiency: 0.8  # share of peak memory bandwidth, likewise
+op_overhead_s: 2.0e-6  # device time of an almost empty kernel; views cost nothing
+tables: null  # folder of measured tables to interpolate, such as h100_sxm_gemm.parquet
 curves:
 """
 
@@ -223,7 +223,7 @@ _NOT_FITTED = {
         "    unaligned_shares: {odd: 0.147, twice_odd: 0.302}  # 122 and 250 of 828 TFLOP/s",
     ),
 }
-"""What is not fitted to kernels, by family."""
+"""Entries that are not fitted to kernels, by family."""
 
 
 def _yaml(families: Mapping[str, _Measured]) -> str:
@@ -246,16 +246,16 @@ def _yaml(families: Mapping[str, _Measured]) -> str:
 
 
 def _other_families(text: str, measured: Container[str]) -> str:
-    """Return the lines of a file's families that are not `measured`, and comments above them."""
-    kept, pending, is_kept = "", "", False
+    """Return the lines of the file's families that are not `measured`, with comments above them."""
+    text_of_others, pending, is_kept = "", "", False
     for line in text.partition("\ncurves:\n")[2].splitlines(keepends=True):
         if line.startswith("  #"):
             pending += line
             continue
         if not line.startswith("   "):
             is_kept = line.strip().rstrip(":") not in measured
-        kept, pending = kept + (pending + line if is_kept else ""), ""
-    return kept
+        text_of_others, pending = text_of_others + (pending + line if is_kept else ""), ""
+    return text_of_others
 
 
 def _rates(device: DeviceSpec) -> dict[str, float]:
@@ -271,16 +271,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.fit_kernels")
     parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
     parser.add_argument("--output", type=Path, required=True, help="the YAML file to write")
-    asked = parser.parse_args(arguments)
-    data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
+    options = parser.parse_args(arguments)
+    data = options.data / "truth" if (options.data / "truth").is_dir() else options.data
     families: dict[str, _Measured] = {}
     for prefix, device in DEVICES.items():
         curves = family(data, prefix)
         families[device.curves] = _Measured(device, LINK_BYTES_PER_S[prefix], curves)
         for place, fitted in curves.items():
             print(f"{device.curves} {place}: {fitted.note}")
-    before = asked.output.read_text() if asked.output.exists() else ""
-    asked.output.write_text(_yaml(families) + _other_families(before, families))
+    before = options.output.read_text() if options.output.exists() else ""
+    options.output.write_text(_yaml(families) + _other_families(before, families))
 
 
 if __name__ == "__main__":

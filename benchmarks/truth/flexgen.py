@@ -1,18 +1,19 @@
-"""FlexGen's generations of OPT on a T4: weights and cache in the host's memory and on a disk.
+"""Generation of OPT by FlexGen on a T4, with weights and cache in host memory and on disk.
 
     python -m benchmarks.truth --data FOLDER --set flexgen
 
-A row is a prompt pass and decodes against the mean context, both with streamed weights and caches
-(`offload.cache=all`). FlexGen runs several batches on a block before it copies the next one: so
-many times a step that copies that share of the weights, from that share of the host and the disk.
-Its policies are those of its benchmark (bench_suite.py of FMInference/FlexLLMGen): of OPT-30B a
-fifth of the weights stays on the device, three batches of 48; of OPT-175B none, eight of 32. It
-computes attention over the cache on the CPU, which is not modelled: the cache is copied instead.
-By the constants of FlexGen's own cost model (12.3 GFLOP/s there, copies at 12.89 GB/s) both take
-as long: a token's attention is one operation for each byte of the cache.
+A row is a prompt pass and decodes with the mean context, both with streamed weights and caches
+(`offload.cache=all`). FlexGen runs n batches through a block before it copies the next block; this
+is modelled as n steps, each of which copies 1/n of the weights from 1/n of the host and the disk.
+The policies are those of FlexGen's benchmark (bench_suite.py of FMInference/FlexLLMGen): for
+OPT-30B a fifth of the weights stays on the device, with three batches of 48; for OPT-175B none,
+with eight of 32. FlexGen computes attention over the cache on the CPU, which is not modelled: the
+cache is copied instead. With the constants of FlexGen's own cost model (12.3 GFLOP/s on the CPU,
+copies at 12.89 GB/s) both take equally long: attention needs one operation per byte of the cache.
 
-OPT is GPT-2's class with its sizes, since OPT's own has no graph with a cache here. The disk reads
-2 GB/s, as FlexGen's paper has it (arXiv 2303.06865, section 6), and is taken to write as fast.
+OPT is represented by the GPT-2 class with OPT's sizes, since OPT's own class has no graph with a
+cache here. The disk reads 2 GB/s, as in FlexGen's paper (arXiv 2303.06865, section 6), and is
+assumed to write as fast.
 """
 
 from collections import Counter
@@ -46,34 +47,34 @@ _HOST_BYTES, _DISK_BYTES = 208 * 10**9, 1500 * 10**9
 _DISK_BYTES_PER_S = 2e9
 _PINNED_SHARE = 0.8  # conf/offload/prefetch.yaml
 _ROOM_BYTES = 2**50
-"""Devices are not what limits a policy that is given."""
+"""Memory of the device: unlimited, since the policy is fixed."""
 
 
 class Policy(NamedTuple):
     """How FlexGen runs a model."""
 
     batches: int
-    """That pass a block before the next one."""
+    """Batches that pass through a block before the next block is copied."""
     resident: float
     """Share of the weights that stays on the device."""
 
 
 _POLICIES = {("OPT-30B", 144): Policy(3, 0.2), ("OPT-175B", 256): Policy(8, 0.0)}
-"""By model and texts at once; prompts of 512 tokens and 32 more."""
+"""By model and sequences at once; prompts of 512 tokens, 32 generated tokens."""
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each of FlexGen's rates whose policy is known. Nothing is fitted to any.
+    """Yield a row for each of FlexGen's rates with a known policy. Nothing is fitted to them.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     left_out: Counter[str] = Counter()
     for point in published(data, "FlexLLMGen"):
         label = f"{point['model']} {point['parallel']} {point['batch']}"
         if "FlexGen" not in point["parallel"]:
-            continue  # in the set `offload`
+            continue  # a row of the set `offload`
         policy = _POLICIES.get((point["model"], point["batch"]))
         if policy is None or "compress" in point["parallel"]:
             print(f"{label}, {point['seq']}, is left out: its policy is not known")
@@ -85,7 +86,7 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def generated_per_s(point: Mapping[str, Any], policy: Policy) -> float:
-    """Return the tokens per second of prompts and outputs together."""
+    """Return the generated tokens per second, counting the time of prompts and outputs."""
     prompt, output = (int(word) for word in point["seq"].split() if word.isdigit())
     texts = point["batch"] // policy.batches
     sizes = {"prefill": (prompt, prompt), "decode": (1, prompt + output // 2)}
@@ -119,7 +120,7 @@ def _spec(model: str, step: str, texts: int, length: int, cache_len: int) -> Mod
 
 
 def _step_s(spec: ModelSpec, policy: Policy) -> float:
-    """Return the time of one of the batches, which copies its share of the weights."""
+    """Return the time of one batch, which copies its share of the weights."""
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
     graph = replace(graph, weight_bytes=graph.weight_bytes // policy.batches)
     device = replace(T4, memory_bytes=_ROOM_BYTES)
@@ -131,9 +132,12 @@ def _step_s(spec: ModelSpec, policy: Policy) -> float:
     link = (PCIE3.bytes_per_s, PCIE3.latency_s)
     machine = Machine(task, Tiers(host, disk), options, link, None)
     machine = replace(machine, cached=np.ones(len(machine.units), dtype=np.bool_))
-    ways, left = np.full(len(machine.units), RESIDENT, dtype=np.int64), float(machine.sizes.sum())
-    left *= 1 - policy.resident
+    ways, remaining_bytes = (
+        np.full(len(machine.units), RESIDENT, dtype=np.int64),
+        float(machine.sizes.sum()),
+    )
+    remaining_bytes *= 1 - policy.resident
     for unit in stream_order(machine):
-        if left >= machine.sizes[unit] / 2:
-            ways[unit], left = STREAMED, left - machine.sizes[unit]
+        if remaining_bytes >= machine.sizes[unit] / 2:
+            ways[unit], remaining_bytes = STREAMED, remaining_bytes - machine.sizes[unit]
     return finished(machine, ways, size_based).evaluation.latency_s

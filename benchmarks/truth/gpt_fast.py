@@ -1,10 +1,9 @@
-"""gpt-fast's tokens per second at batch 1 on A100s, beside runs that decode the same models.
+"""gpt-fast's tokens per second at batch 1 on A100s, compared with runs that decode these models.
 
     python -m benchmarks.truth --data FOLDER --set gpt_fast
 
 A row is a run of the command: ``phase=decode runtime=compiled mode=single latency=kernels``, which
-takes the roofline for products of few bits. The card was limited to 330 W, which no run here knows
-of.
+uses the roofline for low-bit products. The card was limited to 330 W, which is not modelled.
 """
 
 from collections import Counter
@@ -41,9 +40,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "Llama-3.1-405B": ("llama3_70b", _405B),
     "Mixtral-8x7B": ("mixtral_8x7b", {}),
 }
-"""By the name of a row, the preset and what of its configuration differs."""
+"""For each model name, the preset and the changes to its configuration."""
 CONTEXT = 5 + 200 // 2
-"""Tokens in the cache halfway."""
+"""Tokens in the cache halfway through the generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +51,20 @@ class Point:
 
     model: str
     dtype: str
-    """``bf16``, or a layout of few bits, with its group: ``int4-g32``."""
+    """``bf16``, or a low-bit layout with its group size: ``int4-g32``."""
     devices: int
     tokens_per_s: float
 
     @property
     def label(self) -> str:
-        """Return what tells the row from others."""
+        """Return a label that identifies the row."""
         return f"{self.model} {self.dtype} on {self.devices}"
 
     def token_s(self) -> float:
-        """Return the predicted time of a token.
+        """Return the predicted time per token.
 
         Raises:
-            FxpartError: for a run that cannot be planned.
+            FxpartError: if the run cannot be planned.
 
         """
         preset, changed = MODELS[self.model]
@@ -73,7 +72,7 @@ class Point:
 
     def _overrides(self) -> tuple[str, ...]:
         layout, _, group = self.dtype.partition("-g")
-        few_bits = (f"weights={layout}", "weights.keep=[]")  # the linear layer of the scores too
+        few_bits = (f"weights={layout}", "weights.keep=[]")  # the output layer too
         return (
             "phase=decode",
             f"context_len={CONTEXT}",
@@ -89,10 +88,10 @@ class Point:
 
 
 def points(data: Path) -> list[Point]:
-    """Return the rows that a preset describes; the others are named with the reason, and counted.
+    """Return the rows that a preset describes; print the others with the reason and a count.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     figures = published(data, "gpt-fast")
@@ -106,7 +105,7 @@ def points(data: Path) -> list[Point]:
 
 
 def _reason(point: Mapping[str, Any]) -> str:
-    """Return why no run stands for a published row, empty where one does."""
+    """Return why no run can express a published row, or an empty string if one can."""
     if point["metric"] != "tokens_per_s":
         return f"{point['metric']} has no relative error"
     if point["model"] not in MODELS:
@@ -120,10 +119,10 @@ def _point(fields: Mapping[str, Any]) -> Point:
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each model, layout of weights and number of devices.
+    """Yield a row for each model, weight layout and number of devices.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     for point in points(data):
@@ -132,6 +131,6 @@ def rows(data: Path) -> Iterator[Row]:
         except FxpartError as error:
             print(f"{point.label} is left out: {error}")
             continue
-        # The read_share of a layout of few bits is fitted to its row of one device.
+        # The read_share of a low-bit layout is fitted to its row with one device.
         held_out = point.dtype == "bf16" or point.devices > 1
         yield Row(point.label, predicted, point.tokens_per_s, "tokens/s", held_out=held_out)

@@ -1,13 +1,13 @@
-"""gpt-fast's tokens per second beside the sum of a token's products alone, which is no run.
+"""gpt-fast's tokens per second, compared with the summed times of a token's products.
 
     python -m benchmarks.truth --data FOLDER --set gpt_fast gpt_fast_products
 
-gpt-fast runs `torch.compile` with CUDA graphs, which fuses what is between products; a run of
-fxpart fuses nothing (the set `gpt_fast`). Here a token takes its products, attention and
-collectives, each with a kernel's own time. That is what `read_share` of ``weights=int8`` and
-``int4`` is fitted with, each to one row. gpt-fast splits layers over the devices of a machine, and
-no embedding and no head. All layers of these models are alike, so a model of a few says what all
-take.
+gpt-fast runs `torch.compile` with CUDA graphs, which fuses the operators between products; a run of
+fxpart fuses nothing (the set `gpt_fast`). Here the time of a token is the sum of its products,
+attention and collectives, each with the time of its kernel. `read_share` of ``weights=int8`` and
+``int4`` is fitted with this sum, each to one row. gpt-fast splits the layers over the devices of a
+machine, but neither the embedding nor the head. All layers of these models are alike, so models
+with a few layers determine the time of any number.
 """
 
 from collections.abc import Iterator
@@ -39,42 +39,44 @@ SOURCE = (
 
 _NVLINK = Link(300e9)  # conf/transfer_rate/nvlink3
 _LAYERS = (2, 4)
-"""Of the models that are captured."""
+"""Numbers of layers of the captured models."""
 _HEAD = "lm_head"
 _KERNELS = LatencyModel(
     compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=2e-6
-)  # conf/latency: roofline's shares, and kernels' time of a kernel that does next to nothing
+)  # conf/latency: the shares of roofline, and the op_overhead_s of kernels
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each model, layout of weights and number of devices.
+    """Yield a row for each model, weight layout and number of devices.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     for point in gpt_fast.points(data):
         dtype, devices = point.dtype, point.devices
-        # The read_share of a layout of few bits is fitted to its row of one device.
+        # The read_share of a low-bit layout is fitted to its row with one device.
         held_out = dtype == "bf16" or devices > 1
         seconds = _token_s(point.model, dtype, devices)
         yield Row(point.label, 1 / seconds, point.tokens_per_s, "tokens/s", held_out=held_out)
 
 
 def _token_s(model: str, dtype: str, devices: int) -> float:
-    """Return the time of one token over `devices`: of all layers, and of the head on each."""
+    """Return the time of one token: all layers split over `devices`, and the unsplit head."""
     few, more = _LAYERS
-    in_few_s, in_more_s = (_layers_s(_graph(model, dtype, devices, n), devices) for n in _LAYERS)
+    few_s, more_s = (_layers_s(_graph(model, dtype, devices, n), devices) for n in _LAYERS)
     preset, changed = gpt_fast.MODELS[model]
     layers = int({**_yaml("model", preset)["config"], **changed}["num_hidden_layers"])
-    of_layer_s = (in_more_s - in_few_s) / (more - few)
-    whole = _graph(model, dtype, 1, few)
-    head = [op for op, module in enumerate(whole.modules) if module == _HEAD and whole.flops[op]]
-    return in_few_s + (layers - few) * of_layer_s + float(_times(whole)[head].sum())
+    layer_s = (more_s - few_s) / (more - few)
+    unsplit = _graph(model, dtype, 1, few)
+    head = [
+        op for op, module in enumerate(unsplit.modules) if module == _HEAD and unsplit.flops[op]
+    ]
+    return few_s + (layers - few) * layer_s + float(_times(unsplit)[head].sum())
 
 
 def _layers_s(graph: OpGraph, devices: int) -> float:
-    """Return the time of products, attention and collectives outside of the head."""
+    """Return the time of products, attention and collectives outside the head."""
     outside = np.array([module != _HEAD for module in graph.modules])
     seconds = float(_times(graph)[outside & (graph.flops > 0)].sum())
     kinds, curves = collective_kinds(graph), _collectives()
@@ -105,12 +107,12 @@ def _graph(model: str, dtype: str, devices: int, layers: int) -> OpGraph:
     layout, _, group = dtype.partition("-g")
     if layout == "bf16":
         return graph
-    # gpt-fast converts every linear layer, that of the scores too.
-    chosen = {**_yaml("weights", layout), "keep": ()}
-    chosen.pop("source")
+    # gpt-fast quantizes every linear layer, the output layer too.
+    settings = {**_yaml("weights", layout), "keep": ()}
+    settings.pop("source")
     if group:
-        chosen["group_size"] = int(group)
-    return with_few_bits(graph, WeightFormat(**chosen))
+        settings["group_size"] = int(group)
+    return with_few_bits(graph, WeightFormat(**settings))
 
 
 def _collectives() -> CollectiveCurves | None:

@@ -1,4 +1,4 @@
-"""Fused attention of prompts, beside the curves of `conf/latency/kernels.yaml`."""
+"""Measured fused attention of prompts, compared with the curves of `conf/latency/kernels.yaml`."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fused attention of single tokens, beside the curves of `conf/latency/kernels.yaml`."""
+"""Measured fused attention of decodes, compared with the curves of `conf/latency/kernels.yaml`."""
 
 from collections.abc import Iterator
 from pathlib import Path

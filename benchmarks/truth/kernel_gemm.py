@@ -1,4 +1,4 @@
-"""Matrix products by m, n, k and dtype, beside the curves of `conf/latency/kernels.yaml`."""
+"""Measured matrix products, compared with the curves of `conf/latency/kernels.yaml`."""
 
 from collections.abc import Iterator
 from pathlib import Path

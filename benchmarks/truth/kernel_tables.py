@@ -1,7 +1,8 @@
-"""Tables of measured kernels, as aiconfigurator keeps them: a parquet file by device and kind.
+"""Tables of measured kernels in aiconfigurator's format: a parquet file per device and kind.
 
-A table is read with `read_kernels`, as what the curves of `fxpart.cost.curves` take. A row is held
-out of every fit by a hash of what it measured, so that half of the rows are, whichever are there.
+`read_kernels` reads a table into the arguments of the curves in `fxpart.cost.curves`. A hash of a
+row's label decides whether it is held out of every fit: about half of the rows are, and the choice
+does not depend on the other rows of the table.
 """
 
 from collections.abc import Iterator
@@ -50,21 +51,21 @@ def _device(accelerator: str) -> DeviceSpec:
 
 
 DEVICES = {prefix: _device(accelerator) for prefix, accelerator in _ACCELERATOR_OF.items()}
-"""By how its files' names begin, the device that they were measured on."""
+"""The measured device, by the prefix of its files' names."""
 
 
 FAMILIES = {
     name: family_from(name, curves)
     for name, curves in OmegaConf.load(conf_dir() / "latency" / "kernels.yaml").curves.items()
 }
-"""The curves that are shipped, by family of devices."""
+"""The shipped curves, by family of devices."""
 
 
 class Kernels(NamedTuple):
     """Measured calls of one kind in one dtype."""
 
     calls: Any
-    """`Products` or `Attentions`, as the kind has them."""
+    """`Products` or `Attentions`, by kind."""
     rates: Rates
     seconds: FloatArray
     labels: list[str]
@@ -72,7 +73,7 @@ class Kernels(NamedTuple):
 
 
 class Curve(Protocol):
-    """Anything that knows how long such calls take."""
+    """Anything that predicts the times of calls."""
 
     def seconds(self, calls: Any, rates: Rates) -> FloatArray:  # noqa: ANN401 - of its own kind
         """Return the time of each call."""
@@ -80,7 +81,7 @@ class Curve(Protocol):
 
 
 def kernel_rows(kernels: Kernels, curve: Curve) -> Iterator[Row]:
-    """Yield what `curve` predicts for each of the measured calls."""
+    """Yield a row for each measured call, with the prediction of `curve`."""
     predicted = curve.seconds(kernels.calls, kernels.rates)
     columns = (kernels.labels, predicted.tolist(), kernels.seconds.tolist(), kernels.held_out)
     for label, guess, seconds, held_out in zip(*columns, strict=True):
@@ -88,31 +89,31 @@ def kernel_rows(kernels: Kernels, curve: Curve) -> Iterator[Row]:
 
 
 def kernel_label(*sizes: object) -> str:
-    """Return the name of a measurement; its hash says whether it is held out."""
+    """Return the label of a measurement; its hash decides whether it is held out."""
     return " ".join(map(str, sizes))
 
 
 def is_held_out(label: str) -> bool:
-    """Return whether the measurement of that name is kept from fits: one of two is."""
+    """Return whether the measurement with that label is held out of fits: one of two is."""
     return crc32(label.encode()) % 2 == 1
 
 
 def read_kernels(data: Path, prefix: str, kind: str, dtype: str) -> Kernels:
-    """Return the rows of a device's table that multiply, or keep keys and values, in `dtype`.
+    """Return the rows of a device's table whose operands, or keys and values, are in `dtype`.
 
     Args:
-        data: the folder of the tables' folder ``kernels``.
-        prefix: one of `DEVICES`.
+        data: the folder that contains ``kernels``, the folder of the tables.
+        prefix: key of `DEVICES`.
         kind: ``gemm``, ``context_attention`` or ``generation_attention``.
-        dtype: as the table has it, such as ``bfloat16`` or ``fp8``.
+        dtype: the table's name of the dtype, such as ``bfloat16`` or ``fp8``.
 
     Raises:
-        FileNotFoundError: where there is no such table.
+        FileNotFoundError: if there is no such table.
 
     """
     device = DEVICES[prefix]
     measured = measured_calls(data / "kernels" / f"{prefix}_{kind}.parquet", kind, dtype)
-    # Keys and values of few bits are multiplied in 16.
+    # Low-bit keys and values are multiplied in 16 bits.
     runs_in = _RUNS_IN.get(dtype, dtype) if kind == "gemm" else "bfloat16"
     rates = Rates(
         device.rate_for(runs_in), device.memory_bandwidth_bytes_per_s, device.multiprocessors

@@ -1,4 +1,4 @@
-"""Kernels in 16 bits, held out, beside what is interpolated between the other rows."""
+"""Held-out kernels in 16 bits, compared with times interpolated between the other rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +21,9 @@ def rows(data: Path) -> Iterator[Row]:
             curve = getattr(FAMILIES[device.curves], name)
             kernels = read_kernels(data, prefix, kind, "bfloat16")
             predicted = curve.seconds(kernels.calls, kernels.rates)
-            kept = ~kernels.held_out
-            known = type(kernels.calls)(*(column[kept] for column in kernels.calls))
-            residuals = Residuals.of(known, kernels.seconds[kept], predicted[kept])
+            is_known = ~kernels.held_out
+            known = type(kernels.calls)(*(column[is_known] for column in kernels.calls))
+            residuals = Residuals.of(known, kernels.seconds[is_known], predicted[is_known])
             yield from _held_out(kernels, predicted * residuals.factor(kernels.calls))
 
 

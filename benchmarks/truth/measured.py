@@ -1,4 +1,4 @@
-"""Figures of `measured.json`, and what is said of those that no run stands for."""
+"""Read the figures of `measured.json` and report those left out of a set."""
 
 import json
 from collections import Counter
@@ -9,10 +9,10 @@ __all__ = ["count_left_out", "published"]
 
 
 def published(data: Path, *sources: str) -> list[dict[str, Any]]:
-    """Return the figures whose source has one of `sources` in it, in the order of the file.
+    """Return the figures whose source contains one of `sources`, in the order of the file.
 
     Raises:
-        FileNotFoundError: where `data` does not hold the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     with (data / "measured.json").open(encoding="utf-8") as file:
@@ -21,6 +21,6 @@ def published(data: Path, *sources: str) -> list[dict[str, Any]]:
 
 
 def count_left_out(left_out: Counter[str]) -> None:
-    """Print how many figures were left out, by reason."""
+    """Print the number of figures left out, by reason."""
     if left_out:
         print(f"{left_out.total()} rows are left out: {dict(left_out)}")

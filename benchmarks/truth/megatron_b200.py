@@ -1,11 +1,11 @@
-"""Bytes that each of eight B200s allocates in a step of Megatron-LM, beside the plan of it.
+"""Memory that each of eight B200s allocates in a step of Megatron-LM, compared with its plan.
 
     python -m benchmarks.truth --data FOLDER --set megatron_b200 megatron_b200_time
 
-The steps are planned by the command's own functions: a Llama of transformers at the size of a case,
-``engine=megatron``, one sequence a microbatch. What is counted is what torch's allocator hands out:
+The steps are planned by the functions of the command: a transformers Llama of a case's size,
+``engine=megatron``, one sequence per microbatch. The memory is that allocated by torch's allocator:
 tensors, the gradients that Transformer Engine keeps, and cuBLAS's workspaces. Nothing is fitted.
-Left out, by name, are cases of models whose sizes do not stand here.
+Cases of models whose sizes are not listed here are left out and printed.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _ALLOCATED = ("tensors", "kept gradients", "kernel workspaces", "library workspa
 _MIB = 2**20
 _DEVICES = 8
 _SEQUENCE = 4096
-"""Positions of a sequence where the name of a case has no other number."""
+"""Length of a sequence unless the name of the case states another."""
 _SIZES: Mapping[str, tuple[str, ...]] = {
     "llama3-8b": (
         "model.config.hidden_size=4096",
@@ -60,11 +60,11 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
         "model.config.vocab_size=32768",
     ),
 }
-"""What the published configuration of a model changes of that of its preset.
+"""Changes of a model's published configuration relative to its preset.
 
-Of four layers of a DeepSeek one is taken to be dense, as the first of DeepSeek-V2 is."""
+One of a DeepSeek's four layers is assumed to be dense, as the first of DeepSeek-V2 is."""
 _PRESETS = {"llama3": "llama3_70b", "mixtral": "mixtral_8x7b", "deepseek": "deepseek_v3"}
-"""By how the name of a model begins."""
+"""Presets by the prefix of a model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +77,21 @@ class Case:
     microbatches: int
     sequence: int
     degrees: Mapping[str, int]
-    """By ``tp``, ``pp``, ``ep``, ``cp``; what is not there is 1."""
+    """By ``tp``, ``pp``, ``ep``, ``cp``; a missing one is 1."""
     chunks: int
-    """Of the model on a device, of an interleaved pipeline."""
+    """Model chunks per device of an interleaved pipeline."""
     step_ms: float
     allocated_mib: tuple[float, ...]
-    """By rank."""
+    """Peak of each rank."""
 
     @property
     def data_parallel(self) -> int:
-        """Return the replicas that share the devices."""
+        """Return the number of replicas."""
         return _DEVICES // self._of("tp") // self._of("pp") // self._of("cp")
 
     @property
     def kept(self) -> str:
-        """Return what the memory of a run depends on."""
+        """Return a label of all settings that the memory of a run depends on."""
         in_flight = min(self.microbatches, self._of("pp"))
         degrees = " ".join(f"{kind}{self._of(kind)}" for kind in ("tp", "pp", "ep", "cp"))
         shape = f"l{self.layers} seq{self.sequence} {degrees} chunks{self.chunks}"
@@ -99,9 +99,10 @@ class Case:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether no time is fitted to it: half of all models and degrees, by their names.
+        """Return whether no time is fitted to the case.
 
-        And all with experts or context parallelism.
+        Held out are half of all combinations of model and degrees, by their names, and all cases
+        with expert or context parallelism.
         """
         if self._of("ep") > 1 or self._of("cp") > 1:
             return True
@@ -110,14 +111,14 @@ class Case:
 
     @property
     def left_out(self) -> str:
-        """Return why no plan is made of it, empty where one is."""
+        """Return why the case cannot be planned, or an empty string if it can."""
         return "" if self.model in _SIZES else f"no sizes of {self.model}"
 
     def _of(self, degree: str) -> int:
         return self.degrees.get(degree, 1)
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the overrides of the command that plan it."""
+        """Return the overrides of the command that plan the case."""
         data = self.data_parallel
         preset = next(p for begin, p in _PRESETS.items() if self.model.startswith(begin))
         in_chunks = ("schedule=interleaved", f"mode.interleave={self.chunks}")
@@ -145,7 +146,7 @@ def cases(data: Path) -> list[Case]:
     """Return the cases of the file.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     with (data / FILE).open(encoding="utf-8") as file:
@@ -172,19 +173,19 @@ def _case(point: Mapping[str, object]) -> Case:
 
 
 def planned_cases(data: Path) -> Iterator[tuple[Case, Result]]:
-    """Yield the cases that can be planned, and their plans; say which cannot."""
-    every = cases(data)
-    left_out = [case for case in every if case.left_out]
+    """Yield the cases that can be planned with their plans; print those that cannot."""
+    all_cases = cases(data)
+    left_out = [case for case in all_cases if case.left_out]
     if left_out:
         names = "; ".join(f"{case.name} ({case.left_out})" for case in left_out)
-        print(f"{len(left_out)} of {len(every)} cases are left out: {names}")
-    for case in sorted(every, key=lambda case: (case.model, str(case.degrees), case.name)):
+        print(f"{len(left_out)} of {len(all_cases)} cases are left out: {names}")
+    for case in sorted(all_cases, key=lambda case: (case.model, str(case.degrees), case.name)):
         if not case.left_out:
             yield case, planned_step(case.overrides())
 
 
 def allocated_mib(result: Result) -> list[float]:
-    """Return what each device of a pipeline allocates, stage by stage."""
+    """Return the memory that each device of a pipeline allocates, stage by stage."""
     return [
         sum(need.parts[part].expected for part in _ALLOCATED if part in need.parts) / _MIB
         for need in result.device_memory
@@ -192,23 +193,23 @@ def allocated_mib(result: Result) -> list[float]:
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each stage of each model and degrees: the rank of it that allocates most.
+    """Yield a row for each stage of each model and degrees: its rank that allocates the most.
 
-    Ranks of a stage allocate the same, and so do runs with as many microbatches in flight.
+    Ranks of a stage allocate the same, and so do runs with equally many microbatches in flight.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     measured: dict[tuple[str, int], float] = {}
     predicted: dict[tuple[str, int], float] = {}
     for case, result in planned_cases(data):
         by_stage = allocated_mib(result)
-        each = len(case.allocated_mib) // len(by_stage)
+        ranks = len(case.allocated_mib) // len(by_stage)
         for stage, size in enumerate(by_stage):
             key = (case.kept, stage)
-            most = max(case.allocated_mib[stage * each : (stage + 1) * each])
-            measured[key] = max(most, measured.get(key, 0.0))
+            peak = max(case.allocated_mib[stage * ranks : (stage + 1) * ranks])
+            measured[key] = max(peak, measured.get(key, 0.0))
             predicted[key] = max(size, predicted.get(key, 0.0))
     for (kept, stage), size in measured.items():
         label = f"{kept}, stage {stage}"

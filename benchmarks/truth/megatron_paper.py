@@ -1,9 +1,9 @@
-"""Steps and activations of Korthikanti et al., beside plans of the same steps.
+"""Steps published by Korthikanti et al., compared with plans of the same steps.
 
     python -m benchmarks.truth --data FOLDER --set megatron_paper megatron_paper_memory
 
-Iteration times are table 5's, of GPTs on A100s of Selene: eight to a machine, an InfiniBand HDR
-adapter for each. The step of many layers follows from those of fewer (`step_of_many_layers_s`).
+Iteration times are from table 5: GPTs on Selene, with eight A100s per machine and an InfiniBand HDR
+adapter for each. The time with many layers follows from fewer (`step_of_many_layers_s`).
 Selective recomputation is ``checkpointing=core_attention``, full is ``block``. Nothing is fitted.
 """
 
@@ -34,20 +34,20 @@ SEQUENCE, TENSOR = 2048, 8
 
 @dataclass(frozen=True, slots=True)
 class Gpt:
-    """A row of the paper's table 3."""
+    """A model of the paper's table 3."""
 
     hidden: int
     heads: int
     layers: int
     stages: int
     chunks: int
-    """Parts of the model on a device."""
+    """Model chunks per device."""
     micro_batch: int
     microbatches: int
 
     @property
     def layers_each(self) -> int:
-        """Return the layers of a part."""
+        """Return the layers per chunk."""
         return self.layers // (self.stages * self.chunks)
 
 
@@ -63,7 +63,7 @@ def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each iteration time.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     for point in published(data, PAPER):

@@ -1,10 +1,11 @@
-"""Activations of a layer of Megatron's GPTs, beside the formulas of Korthikanti et al.
+"""Activations of a layer of Megatron's GPTs, compared with the formulas of Korthikanti et al.
 
-Figure 1 of the paper is drawn by its own formulas, which the published numbers follow to every
-digit: they are no measurements, but what Megatron-LM's authors count. Here a layer's activations
-are what it adds to the peak of a step beside weights and their states, by plans of 2 and 3 layers.
-The first stage holds all layers' worth of them, of interleaved stages 1 + (p - 1) / (p m) times as
-many (section 4.2.3), of which the formulas count no embedding and no head. Nothing is fitted.
+Figure 1 of the paper is drawn from its own formulas, which the published numbers match to every
+digit: they are not measurements, but what Megatron-LM's authors count. Here the activations of a
+layer are its contribution to the peak of a step beyond weights and their states, from plans of 2
+and 3 layers. The first stage holds activations of all layers of the model, with interleaved stages
+1 + (p - 1) / (p m) times as many (section 4.2.3); the formulas count neither the embedding nor the
+head. Nothing is fitted.
 """
 
 from collections.abc import Iterator
@@ -22,40 +23,42 @@ NAME = "megatron_paper_memory"
 SOURCE = f"Korthikanti et al. 2022, {PAPER} (figure 1, its formulas), by calculon-ai/calculon"
 _GIB = 2**30
 _LAYERS = (2, 3)
-"""Of the plans; a single layer is no repeated block, which could be computed again."""
+"""Layers of the plans; a single layer is not a repeated block that checkpointing recomputes."""
 
 
 def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each bar of the figure.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     for point in published(data, PAPER):
-        gpt, of = MODELS[point["model"]], point["parallel"]
+        gpt, parallel = MODELS[point["model"]], point["parallel"]
         if point["metric"] == "step_time":
             continue
-        kept_bytes, weight_bytes = _of_layer(gpt, selective="selective" in of)
+        kept_bytes, weight_bytes = _layer_bytes(gpt, selective="selective" in parallel)
         if point["metric"] == "activation_memory":
             in_flight = 1 + (gpt.stages - 1) / (gpt.stages * gpt.chunks) * (gpt.chunks > 1)
             predicted = kept_bytes * gpt.layers * in_flight
         else:
             predicted = weight_bytes * gpt.layers / gpt.stages
-        label = f"{point['model']} {of}, {point['metric']}"
+        label = f"{point['model']} {parallel}, {point['metric']}"
         yield Row(label, predicted / _GIB, float(point["value"]), point["unit"], held_out=True)
 
 
 @cache
-def _of_layer(gpt: Gpt, *, selective: bool) -> tuple[int, int]:
-    """Return the bytes of a layer's activations, and of its weights with what is kept of them."""
-    held, weights = zip(*(_of_layers(gpt, n, selective=selective) for n in _LAYERS), strict=True)
+def _layer_bytes(gpt: Gpt, *, selective: bool) -> tuple[int, int]:
+    """Return the bytes of a layer's activations, and of its weights, gradients and states."""
+    peaks, weights = zip(
+        *(_device_bytes(gpt, n, selective=selective) for n in _LAYERS), strict=True
+    )
     weight_bytes = weights[1] - weights[0]
-    return held[1] - held[0] - weight_bytes, weight_bytes
+    return peaks[1] - peaks[0] - weight_bytes, weight_bytes
 
 
-def _of_layers(gpt: Gpt, layers: int, *, selective: bool) -> tuple[int, int]:
-    """Return the peak of a device, and what of it are weights, gradients and states."""
+def _device_bytes(gpt: Gpt, layers: int, *, selective: bool) -> tuple[int, int]:
+    """Return the peak of a device, and its part of weights, gradients and states."""
     result = planned_step(
         (
             *gpt_overrides(gpt.hidden, gpt.heads, layers, SEQUENCE),

@@ -1,4 +1,4 @@
-"""Training steps of Megatron-LM as the command plans them, for sets that measured such steps."""
+"""Plan training steps of Megatron-LM as the command does, for sets that measured such steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ _MEGATRON = (
 
 _FAR_LATENCY_S = 5e-6  # conf/transfer_rate/infiniband_ndr.yaml
 _NODE = 8
-"""Devices of a machine."""
+"""Devices per machine."""
 _VOCABULARY = 51200
-"""GPT-2's, as Megatron rounds it up."""
+"""GPT-2's vocabulary, as Megatron rounds it up."""
 _FEW_STAGES, _MORE_STAGES = 2, 4
 
 
@@ -42,10 +42,10 @@ class Cluster:
 
     device: str
     bytes_per_s: float
-    """That each device sends to other machines."""
+    """Rate at which each device sends to other machines."""
 
     def overrides(self, devices: int) -> tuple[str, ...]:
-        """Return those for so many devices, after which come those of `parallel_overrides`."""
+        """Return the overrides for `devices` devices; append those of `parallel_overrides`."""
         machines = -(-devices // _NODE)
         if machines == 1:
             return (f"devices={devices}x{self.device}",)
@@ -55,10 +55,10 @@ class Cluster:
 
 
 def gpt_overrides(hidden: int, heads: int, layers: int, sequence: int) -> tuple[str, ...]:
-    """Return the overrides for a GPT in float16 whose attention is products, as Megatron's in 2022.
+    """Return the overrides for a float16 GPT with unfused attention, as in Megatron in 2022.
 
-    It is a Starcoder2 of transformers, which has its layers: biases, LayerNorm, GELU, as many keys
-    as heads.
+    It is a transformers Starcoder2, whose layers are the same: biases, LayerNorm, GELU, and as many
+    key heads as query heads.
     """
     sizes = {
         "hidden_size": hidden,
@@ -86,19 +86,20 @@ def gpt_overrides(hidden: int, heads: int, layers: int, sequence: int) -> tuple[
 def step_of_many_layers_s(
     step_s: Callable[[int, int], float], stages: int, layers_each: float
 ) -> float:
-    """Return the time of a step with alike layers, from steps with fewer.
+    """Return the time of a step with alike layers, extrapolated from steps with fewer.
 
-    With as many microbatches it is linear in the layers of a stage, and in the stages. A single
-    layer is no repeated block, which could be computed again: of one stage, steps have two or more.
+    For a fixed number of microbatches it is linear in the layers of a stage and in the stages. A
+    single layer is not a repeated block that checkpointing recomputes: steps with one stage have
+    two layers or more.
 
     Args:
-        step_s: the time with so many stages and so many layers in each of their parts.
-        stages: of the pipeline.
-        layers_each: layers of a stage, of an interleaved pipeline those of a part of it.
+        step_s: the time for a number of stages and of layers in each of their chunks.
+        stages: stages of the pipeline.
+        layers_each: layers of a stage, or of a chunk if the pipeline is interleaved.
 
     """
 
-    def of_layers(n_stages: int) -> float:
+    def step_with_stages_s(n_stages: int) -> float:
         least = 2 if n_stages == 1 else 1
         few = step_s(n_stages, least)
         if layers_each == least:
@@ -106,8 +107,8 @@ def step_of_many_layers_s(
         return few + (layers_each - least) * (step_s(n_stages, least + 1) - few)
 
     if stages <= _MORE_STAGES:
-        return of_layers(stages)
-    few, more = of_layers(_FEW_STAGES), of_layers(_MORE_STAGES)
+        return step_with_stages_s(stages)
+    few, more = step_with_stages_s(_FEW_STAGES), step_with_stages_s(_MORE_STAGES)
     return few + (stages - _FEW_STAGES) * (more - few) / (_MORE_STAGES - _FEW_STAGES)
 
 
@@ -115,11 +116,11 @@ def planned_step(overrides: tuple[str, ...], far_bytes_per_s: float | None = Non
     """Return the step that ``python -m runner`` plans with `overrides` and those of Megatron-LM.
 
     Args:
-        overrides: of the run.
-        far_bytes_per_s: what a device sends to another machine; None where there is one machine.
+        overrides: overrides of the run.
+        far_bytes_per_s: rate at which a device sends to other machines; None for one machine.
 
     Raises:
-        FxpartError: for a step that cannot be planned.
+        FxpartError: if the step cannot be planned.
 
     """
     far = LinkConfig("infiniband", far_bytes_per_s, _FAR_LATENCY_S) if far_bytes_per_s else None
@@ -142,7 +143,7 @@ def parallel_overrides(
     context: int = 1,
     experts: int = 1,
 ) -> Sequence[str]:
-    """Return the overrides for so many devices of one machine; with pieces of sequences, or not."""
+    """Return the overrides for these degrees in one machine; `has_pieces` splits sequences too."""
     replicas = data * context
     return (
         f"devices={tensor * pipeline * replicas}x{device}",

@@ -16,7 +16,7 @@ __all__ = ["KINDS", "LINK_BYTES_PER_S", "Messages", "read_messages"]
 KINDS = {name.replace("_to_", "to"): name for name in COLLECTIVES}
 """Kinds of collectives by their names in the tables."""
 LINK_BYTES_PER_S = {"a100_sxm": 300e9, "h100_sxm": 450e9}
-"""One way: NVLink 3 and 4."""
+"""One-way rates of NVLink 3 and 4."""
 _ELEMENT_BYTES = {"half": 2, "int8": 1}
 
 
@@ -35,10 +35,10 @@ class Messages(NamedTuple):
 
 
 def read_messages(data: Path, prefix: str, kind: str) -> Messages:
-    """Return the rows of a device's table of NCCL that are of that kind.
+    """Return the rows of that kind in a device's NCCL table.
 
     Raises:
-        FileNotFoundError: where there is no such table.
+        FileNotFoundError: if there is no such table.
 
     """
     columns = read_columns(data / "kernels" / f"{prefix}_nccl.parquet")

@@ -1,11 +1,11 @@
 """Accelerate's table of large models on two Titan RTX, and OPT-30B on a T4, with offload.
 
-A row of the table is costed for the map that accelerate's own `infer_auto_device_map` makes of the
-memory that was free there: weights and tensors of each device, and a token of a decode, copies
-included. "GB" of that table are 1000 MiB: so the weights of OPT-30B on its second device and on
-the CPU are what is stated. A token is a pass over one token: OPT has no graph with a cache here
-(transformers 5.23 sizes a tensor of its positions by a mask's values), and reading the cache takes
-little beside copies of weights.
+A row of the table is costed for the device map that accelerate's own `infer_auto_device_map`
+returns for the memory that was free: weights and tensors of each device, and the time of a decoded
+token with its copies. A "GB" of that table is 1000 MiB, as the stated weights of OPT-30B on its
+second device and on the CPU show. A token is a pass over one token without a cache: OPT has no
+graph with a cache here (transformers 5.23 sizes a tensor of its positions by a mask's values), and
+reading the cache takes little time next to copying weights.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import offload
 from fxpart.placement.size_based import size_based
 
-__all__ = ["NAME", "SOURCE", "asked_for", "rows"]
+__all__ = ["NAME", "SOURCE", "fit_note", "rows"]
 
 NAME = "offload"
 SOURCE = (
@@ -79,7 +79,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""By the name of a row, the class and what differs from its defaults, as published."""
+"""For each model name, the class and the published changes to its default configuration."""
 _DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 _MIB = 2**20
 _TITAN = DeviceSpec(
@@ -96,14 +96,15 @@ T4 = DeviceSpec(
     sustained_flops_per_s={"float16": 24e12},
 )  # conf/accelerator
 _FREE_MIB = {0: 23_000, 1: 23_000, "cpu": 27_000}
-"""What accelerate found free of 24,217 MiB of each device and of 32 GB: fitted to the split of the
-rows that are shown (it takes whole layers, so that 22,700 to 23,200 and 26,200 to 27,900 do)."""
+"""Memory that accelerate found free, of 24,217 MiB per device and 32 GB of the host: fitted to the
+published splits. Since accelerate places whole layers, 22,700 to 23,200 per device and 26,200 to
+27,900 on the CPU give the same splits."""
 PCIE3 = Link(15.75e9, 10e-6)
 _PAGEABLE = 0.3
 """Share of a link that copies from pageable memory reach, as in conf/offload: fitted to the two
-rows that are shown with a time and copies."""
+published rows with a time and copies."""
 _DISK_BYTES_PER_S = 3.5e9
-"""Of a solid-state disk on PCI Express 3.0 x4, as rated; which one it was is not said."""
+"""Rated speed of a solid-state disk on PCI Express 3.0 x4; the table does not name the disk."""
 ROOFLINE = LatencyModel(compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=5e-6)
 _CONTEXT_BYTES = 2**29  # conf/reserve
 LAUNCH_S = 25e-6  # conf/accelerator: eager models
@@ -112,10 +113,10 @@ LAUNCH_S = 25e-6  # conf/accelerator: eager models
 def rows(data: Path) -> Iterator[Row]:
     """Yield rows for the time of a token, the memory of each device, and tokens per second.
 
-    What no map of accelerate's is made of is named with the reason, and counted.
+    Published rows that cannot be expressed are printed with the reason and counted.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     left_out: Counter[str] = Counter()
@@ -125,7 +126,7 @@ def rows(data: Path) -> Iterator[Row]:
             print(f"{label}, {point['parallel']}, is left out: {reason}")
             left_out[reason] += 1
         elif _TABLE in point["source"]:
-            yield from _of_table(point, label)
+            yield from _table_rows(point, label)
         else:
             held_out = not _is_fitted(point)
             yield Row(label, _generated_per_s(point), point["value"], "tokens/s", held_out=held_out)
@@ -133,31 +134,31 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def _left_out(point: Mapping[str, Any]) -> str:
-    """Return why no row is made of a published one, empty where one is."""
+    """Return why a published row is left out, or an empty string if it is not."""
     if _TABLE not in point["source"] and "HF Accelerate" not in point["parallel"]:
         return "in the set flexgen"
     if point["model"] not in MODELS:
-        return "no configuration of the model stands here"
-    return "" if point["dtype"] in _DTYPES else "no such numbers stand here"
+        return "no configuration of the model"
+    return "" if point["dtype"] in _DTYPES else "no such dtype"
 
 
 def _is_fitted(point: Mapping[str, Any]) -> bool:
-    """Whether `_PAGEABLE` is fitted to a time."""
+    """Return whether `_PAGEABLE` is fitted to the row."""
     fitted = ("time_per_token", "GPT-NeoX-20B", "fp32"), ("tokens_per_s", "OPT-30B", "fp16")
     return (point["metric"], point["model"], point["dtype"]) in fitted
 
 
-def asked_for(data: Path, _: Sequence[Row]) -> str:
-    """Return the share of a link that each time asks for to which it is fitted, in words."""
-    rows_of = (point for point in published(data, *_PUBLISHERS) if not _left_out(point))
-    points = [point for point in rows_of if _is_fitted(point)]
-    shares = [f"{_asked_share(point):.2f} ({point['model']} {point['dtype']})" for point in points]
-    asked = " and ".join(shares) or "nothing"
-    return f"copies from pageable memory are asked for a share of {asked}, {_PAGEABLE} is taken"
+def fit_note(data: Path, _: Sequence[Row]) -> str:
+    """Return a sentence with the share of a link that each fitted row implies."""
+    kept_points = (point for point in published(data, *_PUBLISHERS) if not _left_out(point))
+    points = [point for point in kept_points if _is_fitted(point)]
+    shares = [f"{_fit_share(point):.2f} ({point['model']} {point['dtype']})" for point in points]
+    shares_text = " and ".join(shares) or "nothing"
+    return f"the rows imply for pageable copies a share of {shares_text}, {_PAGEABLE} is taken"
 
 
-def _asked_share(point: Mapping[str, Any]) -> float:
-    """Return the share with which a time is what was measured: it is linear in 1 / share."""
+def _fit_share(point: Mapping[str, Any]) -> float:
+    """Return the share that reproduces the measured time, which is linear in 1 / share."""
 
     def seconds(share: float) -> float:
         if point["metric"] == "time_per_token":
@@ -166,33 +167,33 @@ def _asked_share(point: Mapping[str, Any]) -> float:
 
     value = float(point["value"])
     measured_s = value if point["metric"] == "time_per_token" else 1 / value
-    less = 0.8 * _PAGEABLE
-    at_s, at_less_s = seconds(_PAGEABLE), seconds(less)
-    slope = (at_less_s - at_s) / (1 / less - 1 / _PAGEABLE)
-    return 1 / (1 / _PAGEABLE + (measured_s - at_s) / slope)
+    lower_share = 0.8 * _PAGEABLE
+    time_s, slower_s = seconds(_PAGEABLE), seconds(lower_share)
+    slope = (slower_s - time_s) / (1 / lower_share - 1 / _PAGEABLE)
+    return 1 / (1 / _PAGEABLE + (measured_s - time_s) / slope)
 
 
-def _of_table(point: Mapping[str, Any], label: str) -> Iterator[Row]:
-    found, on_cpu = _token(point["model"], point["dtype"])
+def _table_rows(point: Mapping[str, Any], label: str) -> Iterator[Row]:
+    evaluation, on_cpu = _token(point["model"], point["dtype"])
     if point["metric"] == "time_per_token":
-        yield Row(label, found.latency_s, point["value"], "s", held_out=not _is_fitted(point))
+        yield Row(label, evaluation.latency_s, point["value"], "s", held_out=not _is_fitted(point))
         return
-    # The rows that are shown are what was put there: what is copied for a while is not in them.
-    held = [*(use.weight_bytes for use in found.devices), on_cpu]
-    for name, size, measured in zip(("0", "1", "cpu"), held, point["value"], strict=True):
+    # The published sizes are those of placed weights, without the temporary copies.
+    sizes = [*(use.weight_bytes for use in evaluation.devices), on_cpu]
+    for name, size, measured in zip(("0", "1", "cpu"), sizes, point["value"], strict=True):
         if measured:
-            # The split itself follows from what is said to have been free.
-            row = f"{label} memory of {name}"
-            yield Row(row, size / _MIB / 1000, measured, "1000 MiB", held_out=False)
+            # The split follows from `_FREE_MIB`, which is fitted to it.
+            row_label = f"{label} memory of {name}"
+            yield Row(row_label, size / _MIB / 1000, measured, "1000 MiB", held_out=False)
 
 
 def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation, int]:
-    """Return what a token costs under accelerate's own map, and the bytes on the CPU."""
+    """Return the cost of a token under accelerate's own device map, and the bytes on the CPU."""
     spec = _spec(model, dtype, batch=1, length=1)
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
     entries = _accelerate_map(spec)
     places = [entries.get(covering(path, entries) or "", 0) for path in _paths(graph)]
-    # What lies elsewhere runs on the first device.
+    # Modules on the CPU or the disk run on the first device.
     homes = np.array([place if isinstance(place, int) else 0 for place in places], dtype=np.int64)
     device_of = homes[graph.group]
     unit_of, modules = _units(graph, entries)
@@ -206,7 +207,7 @@ def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation
         disk_bytes_per_s=_DISK_BYTES_PER_S,
     )
     bare = replace(graph, weight_bytes=np.where(unit_of >= 0, 0, graph.weight_bytes))
-    found = with_streams(
+    evaluation = with_streams(
         replace(problem, graph=bare, memory=memory_tables(bare)),
         partition_by_device(graph, device_of),
         copies_of(Uses(graph.users, graph.uses, graph.weight_bytes), device_of, unit_of, sources),
@@ -215,7 +216,7 @@ def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation
         least_load_s=0.0,
     )
     on_cpu = [unit for unit, module in enumerate(modules) if entries[module] == "cpu"]
-    return found, int(graph.weight_bytes[np.isin(unit_of, on_cpu)].sum())
+    return evaluation, int(graph.weight_bytes[np.isin(unit_of, on_cpu)].sum())
 
 
 def _spec(model: str, dtype: str, *, batch: int, length: int) -> ModelSpec:
@@ -235,20 +236,20 @@ def _problem(graph: OpGraph, topology: Topology) -> Problem:
 
 
 def _accelerate_map(spec: ModelSpec) -> dict[str, int | str]:
-    """Return the map that accelerate makes of what was free."""
+    """Return accelerate's device map for the free memory."""
     from accelerate import infer_auto_device_map
 
     module = build_model(spec).module
-    found: dict[str, int | str] = infer_auto_device_map(
+    device_map: dict[str, int | str] = infer_auto_device_map(
         module,
         {place: size * _MIB for place, size in _FREE_MIB.items()},
         no_split_module_classes=module._no_split_modules,
     )
-    return found
+    return device_map
 
 
 def _paths(graph: OpGraph) -> list[str]:
-    """Return the module of each operator; of one that uses weights, that of the first."""
+    """Return the module of each operator: that of its weights if their path is longer."""
     paths = list(graph.modules)
     for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
         name = graph.weight_names[weight]
@@ -257,7 +258,7 @@ def _paths(graph: OpGraph) -> list[str]:
 
 
 def _units(graph: OpGraph, entries: Mapping[str, int | str]) -> tuple[Any, list[str]]:
-    """Return the module of each weight that is not on a device, -1 of others, and their entries."""
+    """Return the unit of each weight, -1 for those on a device, and the map entry of each unit."""
     unit_of = np.full(len(graph.weight_names), -1, dtype=np.int64)
     units: dict[str, int] = {}
     places: list[str] = []
@@ -273,7 +274,7 @@ def _units(graph: OpGraph, entries: Mapping[str, int | str]) -> tuple[Any, list[
 
 
 def _generated_per_s(point: Mapping[str, Any], share: float = _PAGEABLE) -> float:
-    """Return the tokens per second of prompt and output together, by our own plan of streams."""
+    """Return the generated tokens per second, prompt included, with fxpart's plan of streams."""
     prompt, output = (int(word) for word in point["seq"].split() if word.isdigit())
     batch, (_, config) = point["batch"], MODELS[point["model"]]
     layers, width = config["num_hidden_layers"], config["hidden_size"]

@@ -1,4 +1,4 @@
-"""A picture of the sets: predicted over measured, from the 10th to the 90th percentile of rows."""
+"""Draw the sets: predicted over measured, from the 10th to the 90th percentile of rows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["picture"]
 
 _LABELS, _WIDTH, _ROW, _TOP = 310.0, 460.0, 26.0, 20.0
 _LEAST, _MOST = 0.5, 2.0
-"""Ratios at the left and the right edge; what is beyond lies on it."""
+"""Ratios at the left and the right edge; those beyond are drawn on the edge."""
 _TICKS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.33, 2.0)
 
 
@@ -35,7 +35,7 @@ def picture(sets: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _place(ratio: float) -> float:
-    """Return where a ratio lies, on a logarithmic scale."""
+    """Return the horizontal position of a ratio, on a logarithmic scale."""
     clipped = min(max(ratio, _LEAST), _MOST)
     share = np.log(clipped / _LEAST) / np.log(_MOST / _LEAST)
     return _LABELS + _WIDTH * float(share)

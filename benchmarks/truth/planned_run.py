@@ -1,4 +1,4 @@
-"""A run as ``python -m runner`` plans it, for sets whose rows are such runs."""
+"""Plan a run as ``python -m runner`` does, for sets whose rows are such runs."""
 
 from collections.abc import Mapping
 
@@ -14,21 +14,21 @@ from runner.experiment.result import Result
 __all__ = ["ALSO", "latency_of_alike_layers_s", "planned_run", "run_config"]
 
 _FEW_LAYERS, _MORE_LAYERS = 2, 4
-"""Of the models that are planned in place of deep ones."""
+"""Layers of the models that are planned in place of deep ones."""
 ALSO: list[str] = []
-"""Overrides of every run after its own: those of ``python -m benchmarks.truth --override``."""
+"""Overrides appended to those of each run: ``python -m benchmarks.truth --override``."""
 
 
 def run_config(overrides: tuple[str, ...]) -> Config:
-    """Return the configuration of the run with `overrides`, and with those for all runs."""
+    """Return the configuration of the run with `overrides` and those of all runs."""
     return composed(*overrides, *ALSO)
 
 
 def planned_run(overrides: tuple[str, ...], between: LinkConfig | None = None) -> Result:
-    """Return what ``python -m runner`` plans with `overrides`, and a link between machines.
+    """Return the plan of ``python -m runner`` with `overrides` and a link between machines.
 
     Raises:
-        FxpartError: for what cannot be planned.
+        FxpartError: if the run cannot be planned.
 
     """
     config = run_config(overrides)
@@ -40,12 +40,12 @@ def planned_run(overrides: tuple[str, ...], between: LinkConfig | None = None) -
 def latency_of_alike_layers_s(
     preset: str, changed: Mapping[str, object], overrides: tuple[str, ...]
 ) -> float:
-    """Return the latency of a model whose layers are all alike, from runs with 2 and 4 of them.
+    """Return the latency of a model whose layers are all alike, from runs with 2 and 4 layers.
 
     The model is a preset with `changed` values in its configuration.
 
     Raises:
-        FxpartError: for what cannot be planned.
+        FxpartError: if a run cannot be planned.
 
     """
     shipped = OmegaConf.load(conf_dir() / "model" / f"{preset}.yaml").config
@@ -57,5 +57,5 @@ def latency_of_alike_layers_s(
         return planned_run((f"model={preset}", *settings, *overrides)).evaluation.latency_s
 
     few_s, more_s = latency_s(_FEW_LAYERS), latency_s(_MORE_LAYERS)
-    of_layer_s = (more_s - few_s) / (_MORE_LAYERS - _FEW_LAYERS)
-    return few_s + (layers - _FEW_LAYERS) * of_layer_s
+    layer_s = (more_s - few_s) / (_MORE_LAYERS - _FEW_LAYERS)
+    return few_s + (layers - _FEW_LAYERS) * layer_s

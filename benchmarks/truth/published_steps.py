@@ -1,10 +1,10 @@
-"""Published times of one device that stand in no table: a batch of one, and a small training step.
+"""Published times on one device that are in no table: a batch of one, and a small training step.
 
-- ResNet-50, one image, on a V100: 12.8 ms in eager PyTorch, as the README of the given measurements
-  says. What a V100's host takes to start an operator (60 us) comes from there: fitted.
-- nanoGPT's README of December 2022 (MIT), GPT-2 of 124M, 12 texts of 1,024 tokens on an A100: some
-  250 ms in eager PyTorch, 135 ms compiled. Attention was computed as products then, and weights
-  were float32 under autocast (`model.autocast=bfloat16`).
+- ResNet-50, one image, on a V100: 12.8 ms in eager PyTorch, from the README of the measurements.
+  The launch time of a V100's host (60 us per operator) is fitted to it.
+- nanoGPT's README of December 2022 (MIT), GPT-2 with 124M parameters, 12 sequences of 1,024 tokens
+  on an A100: about 250 ms in eager PyTorch, 135 ms compiled. Attention was unfused then, and
+  weights were float32 under autocast (`model.autocast=bfloat16`).
 """
 
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ _STEPS = (
     ("GPT-2, training, A100, eager", 250.0, True, (*_GPT2, "runtime=eager")),
     ("GPT-2, training, A100, compiled", 135.0, True, (*_GPT2, "runtime=compiled")),
 )
-"""Label, measured ms, whether nothing was fitted to it, and the run that it is of."""
+"""Label, measured ms, whether it is held out of fits, and the overrides of the run."""
 
 
 def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each step.
 
     Raises:
-        FileNotFoundError: where `data` is no folder of given measurements.
+        FileNotFoundError: if `data` is not a folder of measurements.
 
     """
     if not (data / "README.md").is_file():

@@ -1,4 +1,4 @@
-"""`Row`: one prediction beside its measurement; `summary`: what a set of them comes to."""
+"""`Row`: a prediction with its measurement; `summary`: error statistics of a set of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ import numpy as np
 __all__ = ["HEADS", "Row", "summary"]
 
 HEADS = ("rows", "median %", "p90 %", "worst %", "mean %", "under by >10 %, %")
-"""What `summary` returns: sizes of relative errors, the worst with its sign, and how often a
-prediction lies more than a tenth below what was measured."""
+"""Headings of `summary`: sizes of relative errors, the worst with its sign, and the share of
+predictions more than a tenth below their measurement."""
 _UNDER = -0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published measurement and what is predicted for it."""
+    """One published measurement and its prediction."""
 
     label: str
-    """Which measurement it is."""
+    """Identifies the measurement."""
     predicted: float
     measured: float
     unit: str
-    """Of both."""
+    """Unit of both numbers."""
     held_out: bool
-    """Whether the measurement was kept from what the prediction was fitted to."""
+    """Whether nothing in the prediction was fitted to the measurement."""
 
     def __post_init__(self) -> None:
-        """Refuse what has no relative error."""
+        """Refuse numbers without a relative error."""
         if not (0 < self.measured < float("inf") and 0 <= self.predicted < float("inf")):
             raise ValueError(f"{self.label}: {self.predicted} predicted, {self.measured} measured")
 
@@ -38,7 +38,7 @@ class Row:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Return the cells under `HEADS`; dashes where there are no rows."""
+    """Return the cells under `HEADS`; dashes if there are no rows."""
     if not rows:
         return ["0", *["-"] * (len(HEADS) - 1)]
     errors = np.array([row.error for row in rows])

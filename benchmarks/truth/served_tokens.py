@@ -1,11 +1,11 @@
-"""Time per output token of a served Llama-3.1-70B, beside runs that decode it in the same layout.
+"""Time per output token of a served Llama-3.1-70B, compared with runs that decode it.
 
     python -m benchmarks.truth --data FOLDER --set served_tokens
 
 A row is a run of the command: ``phase=decode runtime=compiled mode=single latency=kernels`` with
-weights in the row's layout, at the context halfway through the answer. Nothing is fitted to these
-rows. A server also schedules requests, samples, and fuses more than a compiler does, of which no
-run here knows.
+weights in the row's layout and the context halfway through the answer. Nothing is fitted to these
+rows. A server also schedules requests, samples, and fuses more than a compiler does; none of this
+is modelled.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each time per output token.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     left_out: Counter[str] = Counter()
@@ -54,9 +54,9 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def _reason(point: Mapping[str, Any]) -> str:
-    """Return why no run stands for a published row, empty where one does."""
+    """Return why no run can express a published row, or an empty string if one can."""
     if point["metric"] != "tpot_ms":
-        return "a time to the first token is also one of waiting for other requests"
+        return "a time to the first token includes waiting for other requests"
     if point["model"] not in _MODELS:
         return "no preset describes the model"
     if point["hardware"] not in _DEVICES:
@@ -69,7 +69,7 @@ def _reason(point: Mapping[str, Any]) -> str:
 
 
 def _lengths(point: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the tokens of a prompt and of an answer: ``isl 1024 osl 8192``."""
+    """Return the tokens of a prompt and of an answer, from ``isl 1024 osl 8192``."""
     _, prompt, _, answer = str(point["seq"]).split()
     return int(prompt), int(answer)
 
@@ -89,6 +89,6 @@ def _token_s(point: Mapping[str, Any], context: int) -> float:
         "latency=kernels",
     )
     preset, changed = MODELS[_MODELS[point["model"]]]
-    # The presets are Llama 3; their positions end before these contexts.
+    # The presets are Llama 3, whose maximum length is below these contexts.
     changed = {**changed, "max_position_embeddings": 131072}
     return latency_of_alike_layers_s(preset, changed, run)

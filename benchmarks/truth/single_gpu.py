@@ -1,8 +1,8 @@
 """Memory of one GPU: forwards and training steps of models that fxpart ships.
 
 Measured by ``python -m benchmarks.gpu.measure`` on an H100; the figures are in
-``benchmarks/gpu/h100.json``. A case has two rows: the peak of the bytes that torch's allocator gave
-out, and the bytes that the device had in use, as ``nvidia-smi`` would show them.
+``benchmarks/gpu/h100.json``. A case has two rows: the peak allocated by torch's allocator, and the
+memory in use on the device as ``nvidia-smi`` shows it.
 """
 
 import json
@@ -23,7 +23,7 @@ NAME = "single_gpu"
 SOURCE = "fxpart's own: python -m benchmarks.gpu.measure on an H100 SXM, torch 2.11, CUDA 13.0"
 _FILE = Path(benchmarks.gpu.__file__).with_name("h100.json")
 _FITTED = ("gpt2 ", "bert_large ")
-"""Models whose products with unaligned rows gave `unaligned_shares`."""
+"""Models whose products with unaligned rows `unaligned_shares` is fitted to."""
 _ALLOCATED = ("tensors", "kernel workspaces", "library workspaces")
 """Parts of a device's memory that torch's allocator gives out."""
 
@@ -48,12 +48,12 @@ def rows(_: Path) -> Iterator[Row]:
 
 
 def is_held_out(case: Case) -> bool:
-    """Return whether no time of `case` is part of a fit; nothing is fitted to memory."""
+    """Return whether no time of `case` is used in a fit; nothing is fitted to memory."""
     return not case.label.startswith(_FITTED)
 
 
 def measured_cases() -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Yield each case with what was measured of it."""
+    """Yield each measured case with its measurements."""
     measured = json.loads(_FILE.read_text(encoding="utf-8"))["cases"]
     for case in CASES:
         if case.label in measured:
@@ -62,5 +62,5 @@ def measured_cases() -> Iterator[tuple[Case, dict[str, Any]]]:
 
 @cache
 def planned(case: Case) -> Result:
-    """Return the plan of `case`; both sets of this GPU compare it."""
+    """Return the plan of `case`, which both sets of this GPU use."""
     return planned_run((*case.overrides, "devices=1xh100", "mode=single"))

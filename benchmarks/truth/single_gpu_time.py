@@ -1,8 +1,8 @@
 """Times on one GPU: forwards and training steps of models that fxpart ships.
 
-The measurements are those of `benchmarks.truth.single_gpu`. Of its cases with autocast only memory
-is compared: their casts were made by fxpart's Python functions, which the host waits for. Measured
-anew, `benchmarks.gpu.measure` uses ``torch.autocast``.
+The measurements are those of `benchmarks.truth.single_gpu`, except the cases with autocast: when
+they were measured, casts were made by fxpart's Python functions, which slow down the host.
+`benchmarks.gpu.measure` now uses ``torch.autocast``.
 """
 
 from collections.abc import Iterator

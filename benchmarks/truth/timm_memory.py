@@ -1,16 +1,16 @@
-"""Device memory of a training step of timm's models, beside what nvidia-smi said of an A100.
+"""Device memory of training steps of timm's models, compared with nvidia-smi on an A100.
 
     python -m benchmarks.truth.timm_memory --data FOLDER [--sample N [--seed S]] [--rows]
 
-The measurements do not state all settings. What explains them: SGD with momentum and ``zero_grad``,
-float32, images of the size that a model is made for. What the process takes whatever it trains, its
-context above all, is one number, fitted to half of the models by their names; the other half is
-held out from that. The share that convolutions take, and that the optimizer is SGD with momentum,
-were found by trying on 18 models of both halves. All else is fxpart's prediction with the numbers
-of ``conf/reserve/cuda.yaml``.
+The measurements do not state all settings. These explain them: SGD with momentum and ``zero_grad``,
+float32, images of the model's native size. The memory of the process that does not depend on the
+model, mostly its CUDA context, is one number, fitted to half of the models by their names; the
+other half is held out. The share that convolutions take, and that the optimizer is SGD with
+momentum, were found by trial on 18 models of both halves. The rest is fxpart's prediction with the
+numbers of ``conf/reserve/cuda.yaml``.
 
-Left out are rows that no step explains: those at the limit of the card, and models whose memory
-does not grow with the batch, which failed before a step was through.
+Rows that no step explains are left out: those at the limit of the card, and models whose memory
+does not grow with the batch because they failed before completing a step.
 """
 
 import argparse
@@ -60,44 +60,44 @@ SOURCE = (
 )
 _FILE = "timm_training_memory.csv"
 _CAPPED_MIB = 36_000
-"""From here on the card may have been full: the figures stop growing."""
+"""From this size on the card may have been full: the figures stop growing."""
 _STEADY = 1.02
-"""Models whose figures are that near to each other at all batch sizes never came to a step."""
+"""Models whose figures at all batch sizes are within this factor never completed a step."""
 _CACHE = Path.home() / ".cache" / "fxpart"
 _CUDA = Path(__file__).resolve().parents[2] / "conf" / "reserve" / "cuda.yaml"
 _MIB = 2**20
 PROCESS_MIB = 1713
-"""What the measured process takes whatever it trains, its context above all: the median over the
-models of a sample of 29 that are not held out. It is that of no other machine: lazy loading of
-kernels leaves some 500."""
+"""Memory of the measured process that does not depend on the model, mostly its context: the median
+over the models of a sample of 29 that are not held out. It does not carry over to other machines:
+with lazy loading of kernels it is about 500."""
 _SEED = 0
 _FEW = 24
-"""Models among other sets: each is captured once, which takes 5 to 40 s; `main` takes all."""
+"""Models used beside other sets: each is captured once, which takes 5 to 40 s; `main` uses all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one model took at some batch sizes."""
+    """Measured memory of one model at several batch sizes."""
 
     model: str
     mib: Mapping[int, int]
-    """By batch size, ascending."""
+    """Memory by batch size, ascending."""
 
     @property
-    def of_a_step(self) -> dict[int, int]:
-        """Return the figures that a whole step explains: they grow with the batch to the cap."""
+    def step_figures(self) -> dict[int, int]:
+        """Return the figures of complete steps: those that grow with the batch, below the cap."""
         if max(self.mib.values()) <= _STEADY * min(self.mib.values()):
             return {}
-        kept: dict[int, int] = {}
+        figures: dict[int, int] = {}
         for size in sorted(self.mib):
-            if self.mib[size] >= _CAPPED_MIB or self.mib[size] <= max(kept.values(), default=0):
+            if self.mib[size] >= _CAPPED_MIB or self.mib[size] <= max(figures.values(), default=0):
                 break
-            kept[size] = self.mib[size]
-        return kept
+            figures[size] = self.mib[size]
+        return figures
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the size of the process is not fitted to it: half of all names.
+        """Return whether `PROCESS_MIB` is not fitted to the model: half of all names.
 
         The share of convolutions, and SGD with momentum, were found on models of both halves.
         """
@@ -105,10 +105,10 @@ class Measured:
 
 
 def measured(data: Path, sample: int | None = None, seed: int = _SEED) -> list[Measured]:
-    """Return the models of the file by name; with `sample`, so many of them drawn by `seed`.
+    """Return the models of the file by name, or a random `sample` of that many.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     by_model: dict[str, dict[int, int]] = {}
@@ -123,10 +123,10 @@ def measured(data: Path, sample: int | None = None, seed: int = _SEED) -> list[M
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each figure that a step explains, of `_FEW` models.
+    """Yield a row for each figure of a complete step, for `_FEW` models.
 
     Raises:
-        FileNotFoundError: without the file, or without timm.
+        FileNotFoundError: if the file is missing or timm is not installed.
 
     """
     models = measured(data, _FEW)
@@ -136,9 +136,9 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def fitted_rows(models: Sequence[Measured], cache_dir: Path | None = _CACHE) -> Iterator[Row]:
-    """Yield a row for each figure of `models`, in their order, of those that can be captured.
+    """Yield a row for each figure of the `models` that can be captured, in their order.
 
-    The others are named, with the reason, and counted.
+    The others are printed with the reason and counted.
     """
     reserve, left_out = _reserve(), 0
     for model in models:
@@ -164,13 +164,13 @@ def fitted_rows(models: Sequence[Measured], cache_dir: Path | None = _CACHE) -> 
 
 
 def process_mib(rows_fitted: Sequence[Row]) -> float:
-    """Return the `PROCESS_MIB` that rows ask for: the weighted median of what they lack.
+    """Return the `PROCESS_MIB` that rows imply: the weighted median of measured less predicted.
 
-    Weighted by what it is a share of, so that it is the median of relative errors.
+    The weight is 1 / measured, so that the median relative error is zero.
     """
     pairs = [(row.measured - row.predicted, 1 / row.measured) for row in rows_fitted]
-    lacking, weights = np.array(sorted(pairs)).T
-    return PROCESS_MIB + float(lacking[np.searchsorted(np.cumsum(weights), weights.sum() / 2)])
+    differences, weights = np.array(sorted(pairs)).T
+    return PROCESS_MIB + float(differences[np.searchsorted(np.cumsum(weights), weights.sum() / 2)])
 
 
 def _reserve() -> Reserve:
@@ -185,14 +185,14 @@ def _reserve() -> Reserve:
 def _predictions(model: Measured, reserve: Reserve, cache_dir: Path | None) -> dict[int, Interval]:
     return {
         size: _needed(graph, reserve)
-        for size, graph in _graphs(model.model, list(model.of_a_step), cache_dir)
+        for size, graph in _graphs(model.model, list(model.step_figures), cache_dir)
     }
 
 
 def _graphs(
     name: str, sizes: Sequence[int], cache_dir: Path | None
 ) -> Iterator[tuple[int, OpGraph]]:
-    """Yield the training step at each batch size: from one capture, or else a capture for each."""
+    """Yield the training step at each batch size, from one symbolic capture if that succeeds."""
     if not sizes:
         return
     spec = ModelSpec(name, batch_size=sizes[0], **library_spec("timm", name, {}))
@@ -205,16 +205,16 @@ def _graphs(
     except CaptureError:
         for size in sizes:
             spec = ModelSpec(name, batch_size=size, **library_spec("timm", name, {}))
-            whole = captured_graph(spec, "operator", cache_dir, "training", train_mode=True)
-            yield size, whole.graph
+            captured = captured_graph(spec, "operator", cache_dir, "training", train_mode=True)
+            yield size, captured.graph
 
 
 def _needed(graph: OpGraph, reserve: Reserve) -> Interval:
-    """Return what one device needs for a step."""
-    whole = rounded(with_optimizer(graph, Optimizer("momentum")), reserve.rounding_bytes)
+    """Return the memory that one device needs for a step."""
+    step = rounded(with_optimizer(graph, Optimizer("momentum")), reserve.rounding_bytes)
     device = DeviceSpec("a100_40gb", 2**50, {"float32": 19.5e12}, 1.555e12)
-    problem = make_problem(whole, uniform_topology((device,), Link(1e9)), LatencyModel())
-    plan = Assignment(np.zeros(whole.n_ops, dtype=np.int64), ((0,),))
+    problem = make_problem(step, uniform_topology((device,), Link(1e9)), LatencyModel())
+    plan = Assignment(np.zeros(step.n_ops, dtype=np.int64), ((0,),))
     peak = evaluate(problem, plan).devices[0].peak_bytes
     (need,) = device_memory_of(problem, plan, [reserve], tensor_bytes={0: peak}, peers={})
     return need.needed
@@ -224,23 +224,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the errors of the fitted models and of those held out."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.timm_memory")
     parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
-    parser.add_argument("--sample", type=int, help="only so many models, drawn by chance")
-    parser.add_argument("--seed", type=int, default=_SEED, help="of the draw")
+    parser.add_argument("--sample", type=int, help="use N random models only")
+    parser.add_argument("--seed", type=int, default=_SEED, help="seed of the sample")
     parser.add_argument("--rows", action="store_true", help="also print every row")
-    asked = parser.parse_args(arguments)
-    every = list(fitted_rows(measured(asked.data, asked.sample, asked.seed)))
+    options = parser.parse_args(arguments)
+    all_rows = list(fitted_rows(measured(options.data, options.sample, options.seed)))
     parts = {
-        "fitted": [row for row in every if not row.held_out],
-        "held out": [row for row in every if row.held_out],
-        "all": every,
+        "fitted": [row for row in all_rows if not row.held_out],
+        "held out": [row for row in all_rows if row.held_out],
+        "all": all_rows,
     }
     print(table(["timm", *HEADS], [[name, *summary(part)] for name, part in parts.items()]))
     if parts["fitted"]:
         print(
-            f"the models that are not held out ask for {process_mib(parts['fitted']):.0f} MiB of"
-            f" the process, {PROCESS_MIB} are taken"
+            f"the models not held out imply {process_mib(parts['fitted']):.0f} MiB for the process;"
+            f" {PROCESS_MIB} are assumed"
         )
-    for row in every if asked.rows else ():
+    for row in all_rows if options.rows else ():
         print(f"{row.label:48} {row.predicted:8.0f} {row.measured:8.0f} {100 * row.error:+6.1f} %")
 
 

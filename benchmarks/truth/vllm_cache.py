@@ -1,18 +1,19 @@
-"""Tokens that vLLM caches beside Llama-3.1-8B on an RTX 4090, as LLMServingSim's run logged it.
+"""Tokens that vLLM caches beside Llama-3.1-8B on an RTX 4090, as logged by LLMServingSim's run.
 
     python -m benchmarks.truth --data FOLDER --set vllm_cache
 
-vLLM takes `gpu_memory_utilization` of the card, less the weights, with its table of the rotary
-embedding, and what a profile run takes at its peak: a pass over `max_num_batched_tokens`, and then
-its sampler for `max_num_seqs` texts (vllm/v1/worker/gpu_worker.py and gpu_model_runner.py). That
-sorts the scores of all of them (`apply_top_k_top_p` by PyTorch), which is the peak: with what the
-pass leaves 1.18 GiB, where vLLM's own logs of this model and as many texts have 1.19. CUDA graphs
-are not subtracted before v0.20 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS), nor is the context,
-which is there before vLLM first looks. The run's settings, and the memory of the card, are in its
-meta.json (casys-kaist/LLMServingSim, bench/results). Nothing is fitted to the row.
+The cache gets `gpu_memory_utilization` of the card, less the weights with the rotary embedding's
+table, and less the peak of a profile run: a pass over `max_num_batched_tokens`, and then the
+sampler for `max_num_seqs` sequences (vllm/v1/worker/gpu_worker.py and gpu_model_runner.py). The
+sampler sorts the logits of all of them (PyTorch's version of `apply_top_k_top_p`), which is the
+peak: 1.18 GiB with the tensors that the pass leaves, compared with 1.19 in vLLM's own logs of this
+model and number of sequences. CUDA graphs are not subtracted before v0.20
+(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS), nor is the context, which exists before vLLM first reads
+the free memory. The run's settings and the memory of the card are in its meta.json
+(casys-kaist/LLMServingSim, bench/results). Nothing is fitted to the row.
 
-Whether v0.19's sampler sorts was not looked up: with the kernel of later versions, which masks in
-place, the peak would be 0.45 GiB, and 46,400 tokens predicted.
+Whether v0.19's sampler sorts was not checked: with the kernel of later versions, which masks in
+place, the peak would be 0.45 GiB and the prediction 46,400 tokens.
 """
 
 from collections.abc import Iterator
@@ -32,16 +33,16 @@ _BATCHED_TOKENS, _TEXTS = 2048, 256
 _BLOCK_TOKENS = 16
 _MEASURED_TOKENS = 41_408
 _WIDTH, _VOCABULARY, _HEAD, _POSITIONS = 4096, 128_256, 128, 131_072
-"""Of Llama-3.1-8B."""
+"""Vocabulary of Llama-3.1-8B."""
 _WORKSPACE_BYTES = 67_108_864
-"""Of cuBLAS, as in conf/reserve/cuda.yaml."""
+"""Workspace of cuBLAS, as in conf/reserve/cuda.yaml."""
 
 
 def rows(data: Path) -> Iterator[Row]:
     """Yield the one row.
 
     Raises:
-        FileNotFoundError: where `data` is no folder of given measurements.
+        FileNotFoundError: if `data` is not a folder of measurements.
 
     """
     if not (data / "README.md").is_file():
@@ -66,7 +67,7 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def cached_tokens(*, weight_bytes: int, pass_bytes: int, token_bytes: int) -> int:
-    """Return how many tokens fit, in whole blocks; `pass_bytes` is the peak of a pass's tensors."""
+    """Return how many tokens fit, in whole blocks; `pass_bytes` is the peak of a pass."""
     hidden = 2 * _BATCHED_TOKENS * _WIDTH
     peak = max(pass_bytes, hidden + sampler_bytes(_TEXTS, _VOCABULARY))
     table = 2 * _POSITIONS * _HEAD
@@ -75,9 +76,10 @@ def cached_tokens(*, weight_bytes: int, pass_bytes: int, token_bytes: int) -> in
 
 
 def sampler_bytes(texts: int, vocabulary: int) -> int:
-    """Return what sorting the scores of so many texts takes.
+    """Return the bytes that sorting the logits of `texts` sequences takes.
 
-    Scores in 16 bits, their copy in float32, that sorted with positions in 64 bits; and of CUB's
-    segmented sort the positions to sort and a second buffer of both (ATen/native/cuda/Sort.cu).
+    These are the logits in 16 bits, their copy in float32, the sorted copy with 64-bit positions,
+    and in CUB's segmented sort the positions to sort and a second buffer of both
+    (ATen/native/cuda/Sort.cu).
     """
     return texts * vocabulary * (2 + 4 + (4 + 8) + 8 + (4 + 8))

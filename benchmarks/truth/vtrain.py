@@ -1,12 +1,12 @@
-"""Iteration times of small GPTs that Megatron-DeepSpeed trains on one node of A100s.
+"""Iteration times of small GPTs trained by Megatron-DeepSpeed on one node of A100s.
 
-The steps are planned by the command's own functions with ``latency=kernels``, and nothing is fitted
-to them: the host starts operators as fast as the accelerator's file says. `vtrain_calibrated` fits
-two numbers to a tenth of the same rows. A GPT is a Starcoder2 of transformers, which has its layers
-(biases, LayerNorm, GELU, as many keys as heads); attention is products with one kernel between
-them, as in 2022; float16 is likely, and not stated. Blocks are computed again, as vTrain's
-configurations have it where they state nothing else (``use_checkpoint``). Layers and stages are
-alike: see `step_of_many_layers_s`.
+The steps are planned by the functions of the command with ``latency=kernels``, and nothing is
+fitted to them: the launch time is that of the accelerator's file. `vtrain_calibrated` fits two
+numbers to a tenth of the same rows. A GPT is a transformers Starcoder2, whose layers are the same
+(biases, LayerNorm, GELU, as many key heads as query heads); attention is two products with one
+kernel between them, as in 2022; the dtype is not stated, float16 is likely. Blocks are recomputed,
+the default of vTrain's configurations (``use_checkpoint``). Layers and stages are alike: see
+`step_of_many_layers_s`.
 """
 
 import csv
@@ -33,7 +33,7 @@ NAME = "vtrain"
 SOURCE = "VIA-Research/vTrain data/ground_truth_single.csv (MIT), Megatron-DeepSpeed on A100"
 _FILE = "vtrain_single.csv"
 FEW = 10
-"""Workloads among other sets, drawn by chance, with all plans that were measured of each."""
+"""Random workloads used beside other sets, each with all of its measured plans."""
 _SEED = 0
 
 
@@ -55,43 +55,43 @@ class Plan:
 
     @property
     def microbatches(self) -> int:
-        """Return how many of them a replica runs in a step."""
+        """Return the microbatches that a replica runs in a step."""
         return self.global_batch // (self.micro_batch * self.data)
 
     @property
     def label(self) -> str:
-        """Return what tells the row from others."""
+        """Return a label that identifies the row."""
         return f"{self.workload} {self.degrees}"
 
     @property
     def workload(self) -> str:
-        """Return what is trained, on whatever devices."""
+        """Return a label of the model and batch, whatever the devices."""
         return f"h{self.hidden} l{self.layers} b{self.global_batch}/{self.micro_batch}"
 
     @property
     def degrees(self) -> str:
-        """Return how it is spread over devices."""
+        """Return a label of the parallel degrees."""
         return f"tp{self.tensor} dp{self.data} pp{self.pipeline}"
 
     @property
     def is_held_out(self) -> bool:
-        """Whether nothing is fitted to it by any set: nine of ten rows, by their labels."""
+        """Return whether no set fits anything to the row: nine of ten rows, by their labels."""
         return hashlib.sha256(self.label.encode()).digest()[0] % 10 != 0
 
     def step_s(self, host_launch_s: float | None = None) -> float:
-        """Return the predicted time of a step; None takes the accelerator's time of a launch.
+        """Return the predicted time of a step; None uses the accelerator's launch time.
 
         Raises:
-            FxpartError: for a step that cannot be planned.
+            FxpartError: if the step cannot be planned.
 
         """
 
         def step_s(stages: int, layers_each: int) -> float:
-            return self._of_layers(stages * layers_each, host_launch_s)
+            return self._planned_step_s(stages * layers_each, host_launch_s)
 
         return step_of_many_layers_s(step_s, self.pipeline, self.layers / self.pipeline)
 
-    def _of_layers(self, layers: int, host_launch_s: float | None) -> float:
+    def _planned_step_s(self, layers: int, host_launch_s: float | None) -> float:
         overrides = (
             *gpt_overrides(self.hidden, self.heads, layers, self.sequence),
             f"model.batch_size={self.micro_batch * self.data}",
@@ -101,8 +101,8 @@ class Plan:
             *(() if host_launch_s is None else (f"runtime.host_launch_s={host_launch_s}",)),
         )
         degrees = (self.tensor, self.pipeline, self.data)
-        chosen = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
-        return _step_s((*overrides, *chosen))
+        parallel = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
+        return _step_s((*overrides, *parallel))
 
 
 @lru_cache(maxsize=16384)
@@ -111,10 +111,10 @@ def _step_s(overrides: tuple[str, ...]) -> float:
 
 
 def plans(data: Path, workloads: int | None = None) -> list[Plan]:
-    """Return the rows of the file; with `workloads`, those of so many drawn by chance.
+    """Return the rows of the file, or those of a random sample of `workloads` workloads.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     with (data / _FILE).open(newline="", encoding="utf-8") as file:
@@ -128,7 +128,7 @@ def plans(data: Path, workloads: int | None = None) -> list[Plan]:
 
 
 def plan_of(line: Sequence[str]) -> Plan:
-    """Return the plan of a line of the file."""
+    """Return the plan that a line of the file describes."""
     numbers = dict(zip((field.name for field in fields(Plan)), line, strict=True))
     iteration_ms = float(numbers.pop("iteration_ms"))
     return Plan(
@@ -140,20 +140,20 @@ def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each plan of some workloads.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
     drawn = plans(data, FEW)
-    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of workloads drawn by chance")
+    print(f"{NAME}: {len(drawn)} of {len(plans(data))} rows, of random workloads")
     yield from rows_of(drawn, lambda plan: plan.step_s())
 
 
 def rows_of(
     measured: Sequence[Plan], step_s: Callable[[Plan], float], *, is_fitted: bool = False
 ) -> Iterator[Row]:
-    """Yield a row for each plan with the time that `step_s` predicts; those that fail are named.
+    """Yield a row for each plan with the prediction of `step_s`; print the plans that fail.
 
-    Where `step_s` is fitted, it is to the plans that are not held out.
+    A fitted `step_s` is fitted to the plans that are not held out.
     """
     for plan in measured:
         try:

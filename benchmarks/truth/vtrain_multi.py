@@ -1,10 +1,10 @@
-"""Iteration times of GPTs that Megatron-DeepSpeed trains on 64 to 512 A100s.
+"""Iteration times of GPTs trained by Megatron-DeepSpeed on 64 to 512 A100s.
 
-Rows are drawn by chance from each size of model; `DRAWN` of each. The machines are those that
-vTrain's configurations state: eight A100s, 800 Gbit/s of InfiniBand between machines, all blocks
-computed again (``use_checkpoint``), ``1f1b``. The rings of gradients of a machine, one for each of
-its shares of a layer, have its adapters together. The step of many layers and stages follows from
-those of fewer (`step_of_many_layers_s`), all else is as in `vtrain`: nothing is fitted.
+For each model size, `DRAWN` rows are drawn at random. The settings are those of vTrain's
+configurations: machines of eight A100s, 800 Gbit/s of InfiniBand between machines, all blocks
+recomputed (``use_checkpoint``), ``1f1b``. The gradient rings of a machine, one for each tensor
+parallel rank, share its adapters. The time with many layers and stages follows from fewer
+(`step_of_many_layers_s`); the rest is as in `vtrain`: nothing is fitted.
 """
 
 import csv
@@ -34,27 +34,27 @@ NAME = "vtrain_multi"
 SOURCE = "VIA-Research/vTrain data/ground_truth_multi.csv (MIT), Megatron-DeepSpeed on A100s"
 _FILE = "vtrain_multi.csv"
 DRAWN = 1
-"""Rows of each size of model."""
+"""Rows per model size."""
 _SEED = 0
 _NODE = 8
 _NODE_BYTES_PER_S = 100e9
-"""800 Gbit/s."""
+"""800 Gbit/s of InfiniBand."""
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each plan that is drawn; those that cannot be planned are named.
+    """Yield a row for each drawn plan; print those that cannot be planned.
 
     Raises:
-        FileNotFoundError: without the file.
+        FileNotFoundError: if `data` lacks the file.
 
     """
-    every = _plans(data)
+    all_plans = _plans(data)
     chance = random.Random(_SEED)
     drawn: list[Plan] = []
-    for layers in sorted({plan.layers for plan in every}):
-        alike = [plan for plan in every if plan.layers == layers]
+    for layers in sorted({plan.layers for plan in all_plans}):
+        alike = [plan for plan in all_plans if plan.layers == layers]
         drawn += chance.sample(alike, min(DRAWN, len(alike)))
-    print(f"{NAME}: {len(drawn)} of {len(every)} rows, drawn by chance from each model")
+    print(f"{NAME}: {len(drawn)} of {len(all_plans)} rows, drawn at random from each model size")
     left_out: Counter[str] = Counter()
     for plan in drawn:
         label = f"{plan.devices} devices, {plan.label}"
@@ -77,13 +77,13 @@ def _plans(data: Path) -> list[Plan]:
 
 def _step_s(plan: Plan) -> float:
     def step_s(stages: int, layers_each: int) -> float:
-        return _of_layers(plan, stages, layers_each)
+        return _planned_step_s(plan, stages, layers_each)
 
     return step_of_many_layers_s(step_s, plan.pipeline, plan.layers / plan.pipeline)
 
 
 @cache
-def _of_layers(plan: Plan, stages: int, layers_each: int) -> float:
+def _planned_step_s(plan: Plan, stages: int, layers_each: int) -> float:
     cluster = Cluster("a100_80gb", _NODE_BYTES_PER_S / min(_NODE, plan.tensor))
     overrides = (
         *gpt_overrides(plan.hidden, plan.heads, stages * layers_each, plan.sequence),

@@ -49,10 +49,10 @@ def share_of_batch(batch_size: int, replicas: int) -> int:
     """
     check_replica_count(replicas)
     if batch_size % replicas:
-        more = batch_size + replicas - batch_size % replicas
+        suggestion = batch_size + replicas - batch_size % replicas
         raise NotApplicableError(
             f"data_parallel={replicas} splits the batch evenly, got model.batch_size={batch_size};"
-            f" make it a multiple of {replicas}, such as {more}"
+            f" make it a multiple of {replicas}, such as {suggestion}"
         )
     return batch_size // replicas
 

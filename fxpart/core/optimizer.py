@@ -90,8 +90,8 @@ def _with_operators(graph: OpGraph, added: AddedOperators) -> OpGraph:
     )
 
 
-def _joined(present: IntArray, more: npt.NDArray[np.generic]) -> IntArray:
-    return np.concatenate([present, more.astype(np.int64)])
+def _joined(present: IntArray, added: npt.NDArray[np.generic]) -> IntArray:
+    return np.concatenate([present, added.astype(np.int64)])
 
 
 OPTIMIZERS = ("none", "sgd", "momentum", "adam", "adamw")

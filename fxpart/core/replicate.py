@@ -19,7 +19,7 @@ Homes = tuple[tuple[int, ...], ...]
 
 
 def copies(
-    needed_bytes: IntArray, used: list[int], memory_bytes: IntArray, most: int | None = None
+    needed_bytes: IntArray, used: list[int], memory_bytes: IntArray, max_rounds: int | None = None
 ) -> list[list[int]]:
     """Return the copies of each device in `used`, one per round.
 
@@ -29,7 +29,7 @@ def copies(
         needed_bytes: load of each device. Shape (D,).
         used: indices of the devices to copy, in the order in which they choose.
         memory_bytes: memory of each device. Shape (D,).
-        most: largest number of rounds; None for no limit.
+        max_rounds: largest number of rounds; None for no limit.
 
     """
     used_devices = set(used)
@@ -39,7 +39,9 @@ def copies(
         if device not in used_devices
     )
     copies_of: list[list[int]] = [[] for _ in used]
-    while used and len(idle) >= len(used) and (most is None or len(copies_of[0]) < most):
+    while (
+        used and len(idle) >= len(used) and (max_rounds is None or len(copies_of[0]) < max_rounds)
+    ):
         chosen = []
         for device in used:
             position = bisect_left(idle, (int(needed_bytes[device]), -1))

@@ -200,7 +200,7 @@ def on_graph(symbolic: SymbolicGraph, graph: OpGraph) -> SymbolicGraph:
 
 
 def with_constant_symbol(
-    symbolic: SymbolicGraph, name: str, at: int, limits: tuple[int, int | None]
+    symbolic: SymbolicGraph, name: str, value: int, limits: tuple[int, int | None]
 ) -> SymbolicGraph:
     """Return `symbolic` with an appended symbol that no size depends on, valid within `limits`."""
     ranges = symbolic.ranges or ((1, None),) * len(symbolic.symbols)
@@ -209,7 +209,7 @@ def with_constant_symbol(
     return replace(
         symbolic,
         symbols=(*symbolic.symbols, name),
-        captured_at=(*symbolic.captured_at, at),
+        captured_at=(*symbolic.captured_at, value),
         exponents=np.hstack([symbolic.exponents, zero_exponents]),
         ranges=(*ranges, limits),
         exact_from=(*exact_from, 1),

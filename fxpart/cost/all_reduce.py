@@ -190,14 +190,14 @@ class _Sums(NamedTuple):
     ranks: IntArray
     """Number of replicas over which it is reduced."""
 
-    def chosen(self, those: npt.NDArray[np.generic]) -> "_Sums":
-        """Return a subset; `those` is a mask of length K or an array of indices."""
+    def chosen(self, selection: npt.NDArray[np.generic]) -> "_Sums":
+        """Return a subset; `selection` is a mask of length K or an array of indices."""
         return _Sums(
-            self.size_bytes[those],
-            self.made_by[those],
-            self.ready_s[those],
-            self.is_late[those],
-            self.ranks[those],
+            self.size_bytes[selection],
+            self.made_by[selection],
+            self.ready_s[selection],
+            self.is_late[selection],
+            self.ranks[selection],
         )
 
 

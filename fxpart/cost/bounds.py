@@ -188,17 +188,17 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
     finish = np.zeros(device_of.shape[0])
     longest = 0.0
     for op in range(device_of.shape[0]):
-        here, start = device_of[op], t.issue_s[op]
+        device, start = device_of[op], t.issue_s[op]
         for i in range(t.read_start[op], t.read_start[op + 1]):
             value = t.reads[i]
             maker = t.producer[value]
             if maker >= 0:
                 ready_s = finish[maker]
-                if device_of[maker] != here:
-                    ready_s += t.link_latency_s[device_of[maker], here]
-                    ready_s += t.value_bytes[value] * t.s_per_byte[device_of[maker], here]
+                if device_of[maker] != device:
+                    ready_s += t.link_latency_s[device_of[maker], device]
+                    ready_s += t.value_bytes[value] * t.s_per_byte[device_of[maker], device]
                 start = max(start, ready_s)
-        finish[op] = start + t.op_time_s[op, here]
+        finish[op] = start + t.op_time_s[op, device]
         longest = max(longest, finish[op])
     return longest
 

@@ -114,7 +114,7 @@ def _together_s(b: Branching, placed: int, free: IntArray, begun_s: FloatArray) 
 def _start_on_each(  # noqa: PLR0917 - compiled loops take arrays by position
     b: Branching,
     op: int,
-    here: int,
+    home: int,
     free: IntArray,
     free_s: FloatArray,
     ready_s: FloatArray,
@@ -122,14 +122,14 @@ def _start_on_each(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> None:
     """Fill `starts_s` (D,) with the earliest start of `op` on each device, infinite if impossible.
 
-    It is on device `here`, or if that is -1, on any device with enough memory for its unit.
+    It is on device `home`, or if that is -1, on any device with enough memory for its unit.
     """
     t = b.costs
     for device in range(starts_s.shape[0]):
         starts_s[device] = np.inf
-        if here >= 0 and device != here:
+        if home >= 0 and device != home:
             continue
-        if here < 0 and b.stays_bytes[b.unit_of[op]] > free[device]:
+        if home < 0 and b.stays_bytes[b.unit_of[op]] > free[device]:
             continue
         start = max(free_s[device], t.issue_s[op])
         for i in range(t.read_start[op], t.read_start[op + 1]):
@@ -151,7 +151,7 @@ def _send_to_each(  # noqa: PLR0917 - compiled loops take arrays by position
 
     A link is occupied only if both `op` and the reader have been placed.
     """
-    here, devices = device_of[op], ends_s.shape[0]
+    home, devices = device_of[op], ends_s.shape[0]
     for value in range(t.made_start[op], t.made_start[op + 1]):
         for target in range(devices):
             ready_s[value, target] = ends_s[target]
@@ -159,17 +159,17 @@ def _send_to_each(  # noqa: PLR0917 - compiled loops take arrays by position
                 if source == target or ends_s[source] == np.inf:
                     continue
                 begin = ends_s[source]
-                if here >= 0:
+                if home >= 0:
                     begin = max(begin, link_free[source, target])
                 end = begin + t.link_latency_s[source, target]
                 end += t.value_bytes[value] * t.s_per_byte[source, target]
                 ready_s[value, target] = min(ready_s[value, target], end)
-        if here < 0:
+        if home < 0:
             continue
         for j in range(t.reader_start[value], t.reader_start[value + 1]):
             target = device_of[t.readers[j]]
-            if target >= 0 and target != here:
-                link_free[here, target] = ready_s[value, target]
+            if target >= 0 and target != home:
+                link_free[home, target] = ready_s[value, target]
 
 
 @compiled
@@ -189,17 +189,17 @@ def _least_latency_s(
     begun_s, later_s = np.full(devices, np.inf), np.zeros(devices)
     longest = 0.0
     for op in range(n):
-        here = device_of[op]
-        _start_on_each(b, op, here, free, free_s, ready_s, starts_s)
+        home = device_of[op]
+        _start_on_each(b, op, home, free, free_s, ready_s, starts_s)
         for device in range(devices):
             ends_s[device] = starts_s[device] + b.possible_s[op, device]
             if op >= frontier:
                 begun_s[device] = min(begun_s[device], starts_s[device])
         longest = max(longest, ends_s.min())
-        if here >= 0:
-            free_s[here] = ends_s[here]
+        if home >= 0:
+            free_s[home] = ends_s[home]
             if op >= frontier:
-                later_s[here] += t.op_time_s[op, here]
+                later_s[home] += t.op_time_s[op, home]
         _send_to_each(t, op, device_of, ends_s, link_free, ready_s)
     if frontier == n or longest == np.inf:
         return float(longest)
@@ -216,18 +216,18 @@ def _least_load_s(b: Branching, device_of: IntArray, placed: int, free: IntArray
     loads, links = np.zeros(devices), np.zeros((devices, devices))
     sent = np.empty(devices, dtype=np.bool_)
     for op in range(n):
-        here = device_of[op]
-        if here < 0:
+        home = device_of[op]
+        if home < 0:
             continue
-        loads[here] += b.possible_s[op, here]
+        loads[home] += b.possible_s[op, home]
         for value in range(t.made_start[op], t.made_start[op + 1]):
             sent[:] = False
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 target = device_of[t.readers[j]]
-                if target >= 0 and target != here and not sent[target]:
+                if target >= 0 and target != home and not sent[target]:
                     sent[target] = True
-                    links[here, target] += t.link_latency_s[here, target]
-                    links[here, target] += t.value_bytes[value] * t.s_per_byte[here, target]
+                    links[home, target] += t.link_latency_s[home, target]
+                    links[home, target] += t.value_bytes[value] * t.s_per_byte[home, target]
     largest = max(loads.max(), links.max(), t.issue_s[-1])
     if placed == b.first_op.shape[0] - 1:
         return float(largest)

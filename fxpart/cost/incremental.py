@@ -79,7 +79,7 @@ def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: in
     Producers from `begin` on use the trial's times. Earlier values that were not sent to this
     device so far are sent at once, ignoring contention on the link.
     """
-    here, ready = device_of[op], float(t.issue_s[op])
+    device, ready = device_of[op], float(t.issue_s[op])
     for i in range(t.read_start[op], t.read_start[op + 1]):
         value = t.reads[i]
         maker = t.producer[value]
@@ -88,15 +88,15 @@ def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: in
         source = device_of[maker]
         if maker >= begin:
             available_s = (
-                p.trial_finish_s[maker] if source == here else p.trial_arrival_s[value, here]
+                p.trial_finish_s[maker] if source == device else p.trial_arrival_s[value, device]
             )
-        elif source == here:
+        elif source == device:
             available_s = p.log.finish_s[maker]
         else:
-            available_s = p.log.arrival_s[value, here]
+            available_s = p.log.arrival_s[value, device]
             if available_s < 0.0:
-                available_s = p.log.finish_s[maker] + t.link_latency_s[source, here]
-                available_s += t.value_bytes[value] * t.s_per_byte[source, here]
+                available_s = p.log.finish_s[maker] + t.link_latency_s[source, device]
+                available_s += t.value_bytes[value] * t.s_per_byte[source, device]
         ready = max(ready, available_s)
     return ready
 
@@ -111,18 +111,18 @@ def _send(  # noqa: PLR0917 - inlined in the innermost loop
     arrival_s: FloatArray,
 ) -> float:
     """Send `value`, produced at `finish`, to all its readers' devices; return the transfer time."""
-    here, total_s = device_of[t.producer[value]], 0.0
+    device, total_s = device_of[t.producer[value]], 0.0
     for j in range(t.reader_start[value], t.reader_start[value + 1]):
         arrival_s[value, device_of[t.readers[j]]] = -1.0
     for j in range(t.reader_start[value], t.reader_start[value + 1]):
         target = device_of[t.readers[j]]
-        if target == here or arrival_s[value, target] >= 0.0:
+        if target == device or arrival_s[value, target] >= 0.0:
             continue
         transfer_s = (
-            t.link_latency_s[here, target] + t.value_bytes[value] * t.s_per_byte[here, target]
+            t.link_latency_s[device, target] + t.value_bytes[value] * t.s_per_byte[device, target]
         )
-        arrival_s[value, target] = max(finish, link_free[here, target]) + transfer_s
-        link_free[here, target] = arrival_s[value, target]
+        arrival_s[value, target] = max(finish, link_free[device, target]) + transfer_s
+        link_free[device, target] = arrival_s[value, target]
         total_s += transfer_s
     return total_s
 
@@ -146,18 +146,18 @@ def estimate(
     device_free, link_free = p.device_free_s[lo].copy(), p.link_free_s[lo].copy()
     longest, sent_s = p.issue_tail_s[hi], 0.0
     for op in range(begin, end):
-        here = device_of[op]
-        finish = max(device_free[here], _ready_s(t, device_of, op, p, begin))
-        finish += t.op_time_s[op, here]
+        device = device_of[op]
+        finish = max(device_free[device], _ready_s(t, device_of, op, p, begin))
+        finish += t.op_time_s[op, device]
         p.trial_finish_s[op] = finish
-        device_free[here] = finish
+        device_free[device] = finish
         for value in range(t.made_start[op], t.made_start[op + 1]):
             sent_s += _send(t, device_of, value, finish, link_free, p.trial_arrival_s)
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 reader = t.readers[j]
                 if reader >= end:
                     target = device_of[reader]
-                    available_s = finish if target == here else p.trial_arrival_s[value, target]
+                    available_s = finish if target == device else p.trial_arrival_s[value, target]
                     longest = max(longest, available_s + p.tail_s[reader])
     squares = 0.0
     for a in range(device_free.shape[0]):
@@ -195,19 +195,19 @@ def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]
     for op in range(device_of.shape[0]):
         if op % p.spacing == 0:
             _mark(op // p.spacing, device_free, link_free, p.device_free_s, p.link_free_s)
-        here = device_of[op]
+        device = device_of[op]
         # No times of a trial: every producer is before the end.
-        start = max(device_free[here], _ready_s(t, device_of, op, p, device_of.shape[0]))
-        finish = start + t.op_time_s[op, here]
-        start_s[op], finish_s[op], device_free[here] = start, finish, finish
+        start = max(device_free[device], _ready_s(t, device_of, op, p, device_of.shape[0]))
+        finish = start + t.op_time_s[op, device]
+        start_s[op], finish_s[op], device_free[device] = start, finish, finish
         latency = max(latency, finish)
         for value in range(t.made_start[op], t.made_start[op + 1]):
             _send(t, device_of, value, finish, link_free, arrival_s)
             for target in range(devices):
                 if arrival_s[value, target] >= 0.0:
-                    carried = t.link_latency_s[here, target]
-                    carried += t.value_bytes[value] * t.s_per_byte[here, target]
-                    sent[count, 0], sent[count, 1], sent[count, 2] = value, here, target
+                    carried = t.link_latency_s[device, target]
+                    carried += t.value_bytes[value] * t.s_per_byte[device, target]
+                    sent[count, 0], sent[count, 1], sent[count, 2] = value, device, target
                     sent_s[count, 0] = arrival_s[value, target] - carried
                     sent_s[count, 1] = arrival_s[value, target]
                     count += 1
@@ -228,16 +228,16 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
         if (op + 1) % p.spacing == 0:
             _mark((op + 1) // p.spacing, device_tail, link_tail, p.device_tail_s, p.link_tail_s)
             p.issue_tail_s[(op + 1) // p.spacing] = issue_tail
-        here = device_of[op]
-        tail = device_tail[here]
+        device = device_of[op]
+        tail = device_tail[device]
         while k >= 0 and t.producer[sent[k, 0]] == op:
             value, target = sent[k, 0], sent[k, 2]
-            after = link_tail[here, target]
+            after = link_tail[device, target]
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 if device_of[t.readers[j]] == target:
                     after = max(after, tail_s[t.readers[j]])
             after += sent_s[k, 1] - sent_s[k, 0]
-            link_tail[here, target] = after
+            link_tail[device, target] = after
             tail = max(tail, after)
             if sent_s[k, 0] + after >= critical_from:
                 p.critical[op] = True
@@ -246,10 +246,10 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
             k -= 1
         for value in range(t.made_start[op], t.made_start[op + 1]):
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
-                if device_of[t.readers[j]] == here:
+                if device_of[t.readers[j]] == device:
                     tail = max(tail, tail_s[t.readers[j]])
-        tail_s[op] = tail + t.op_time_s[op, here]
-        device_tail[here] = tail_s[op]
+        tail_s[op] = tail + t.op_time_s[op, device]
+        device_tail[device] = tail_s[op]
         issue_tail = max(issue_tail, t.issue_s[op] + tail_s[op])
         p.critical[op] |= start_s[op] + tail_s[op] >= critical_from
     return latency

@@ -66,33 +66,33 @@ def schedule(t: CostTables, device_of: IntArray, log: ScheduleLog) -> tuple[floa
     link_free = np.zeros((devices, devices))
     latency, count = 0.0, 0
     for op in range(device_of.shape[0]):
-        here = device_of[op]
-        start = max(device_free[here], t.issue_s[op])
+        device = device_of[op]
+        start = max(device_free[device], t.issue_s[op])
         for i in range(t.read_start[op], t.read_start[op + 1]):
             value = t.reads[i]
             maker = t.producer[value]
             if maker >= 0:
                 available_s = (
-                    finish_s[maker] if device_of[maker] == here else arrival_s[value, here]
+                    finish_s[maker] if device_of[maker] == device else arrival_s[value, device]
                 )
                 start = max(start, available_s)
-        finish = start + t.op_time_s[op, here]
+        finish = start + t.op_time_s[op, device]
         start_s[op], finish_s[op] = start, finish
-        device_free[here] = finish
+        device_free[device] = finish
         latency = max(latency, finish)
         for value in range(t.made_start[op], t.made_start[op + 1]):
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 arrival_s[value, device_of[t.readers[j]]] = -1.0
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 target = device_of[t.readers[j]]
-                if target == here or arrival_s[value, target] >= 0.0:
+                if target == device or arrival_s[value, target] >= 0.0:
                     continue
-                begin = max(finish, link_free[here, target])
-                end = begin + t.link_latency_s[here, target]
-                end += t.value_bytes[value] * t.s_per_byte[here, target]
-                link_free[here, target] = end
+                begin = max(finish, link_free[device, target])
+                end = begin + t.link_latency_s[device, target]
+                end += t.value_bytes[value] * t.s_per_byte[device, target]
+                link_free[device, target] = end
                 arrival_s[value, target] = end
-                sent[count, 0], sent[count, 1], sent[count, 2] = value, here, target
+                sent[count, 0], sent[count, 1], sent[count, 2] = value, device, target
                 sent_s[count, 0], sent_s[count, 1] = begin, end
                 count += 1
     return latency, count

@@ -166,21 +166,21 @@ def _sections(
     gate, section = _gates(edges, _longest_path(edges, time_s), n)
     head_s, tail_s = np.full(n, -np.inf), np.full(n, -np.inf)
     for op in range(n):
-        here = section[op]
+        current = section[op]
         for i in range(edges.start[op], edges.start[op + 1]):
             maker = edges.maker[i]
-            if here >= 1 and maker == gate[here - 1]:
+            if current >= 1 and maker == gate[current - 1]:
                 head_s[op] = max(head_s[op], time_s[op])
-            elif here >= 1 and section[maker] == here:
+            elif current >= 1 and section[maker] == current:
                 head_s[op] = max(head_s[op], head_s[maker] + time_s[op])
     tail_s[gate] = 0.0
     for op in range(n - 1, -1, -1):
         if section[op] >= 1 and (head_s[op] < 0.0 or tail_s[op] < 0.0):
             section[op] = -1
-        here = section[op]
+        current = section[op]
         for i in range(edges.start[op], edges.start[op + 1]):
             maker = edges.maker[i]
-            if here >= 1 and section[maker] == here:
+            if current >= 1 and section[maker] == current:
                 tail_s[maker] = max(tail_s[maker], time_s[op] + tail_s[op])
     return _costs(edges, group, time_s, cheapest_s, is_heavy, gate, section, head_s, tail_s)
 
@@ -202,11 +202,11 @@ def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
     away_s, from_away_s = np.zeros(n), np.zeros(n)
     least_s, apart_s = np.zeros(count), np.full(count, np.inf)
     for op in range(n):
-        here = section[op]
+        current = section[op]
         for i in range(edges.start[op], edges.start[op + 1]):
             maker, value = edges.maker[i], edges.value[i]
-            is_gate = here >= 1 and maker == gate[here - 1]
-            if here < 1 or not (is_gate or section[maker] == here):
+            is_gate = current >= 1 and maker == gate[current - 1]
+            if current < 1 or not (is_gate or section[maker] == current):
                 continue
             sent_s = np.inf
             if value >= 0 and group[maker] != group[op]:
@@ -215,21 +215,21 @@ def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
             away_s[op] = max(away_s[op], min(sent_s, near_s))
     from_away_s[gate] = np.inf
     for op in range(n - 1, -1, -1):
-        here = section[op]
+        current = section[op]
         for i in range(edges.start[op], edges.start[op + 1]):
             maker, value = edges.maker[i], edges.value[i]
-            if here < 1 or section[maker] != here:
+            if current < 1 or section[maker] != current:
                 continue
             sent_s = np.inf
             if value >= 0 and group[maker] != group[op]:
                 sent_s = cheapest_s[value] + time_s[op] + tail_s[op]
             from_away_s[maker] = max(from_away_s[maker], min(sent_s, time_s[op] + from_away_s[op]))
     for op in range(n):
-        here = section[op]
-        if here >= 1 and op == gate[here]:
-            apart_s[here] = min(apart_s[here], away_s[op])
-        elif here >= 1 and is_heavy[op]:
-            apart_s[here] = min(apart_s[here], away_s[op] + from_away_s[op])
+        current = section[op]
+        if current >= 1 and op == gate[current]:
+            apart_s[current] = min(apart_s[current], away_s[op])
+        elif current >= 1 and is_heavy[op]:
+            apart_s[current] = min(apart_s[current], away_s[op] + from_away_s[op])
     for k in range(1, count):
         least_s[k] = head_s[gate[k]]
         apart_s[k] = max(apart_s[k], least_s[k])

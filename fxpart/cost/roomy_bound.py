@@ -1,14 +1,14 @@
-"""A latency that no placement beats: devices with room for large results have little for weights.
+"""A lower bound of latency: devices with room for large results have little room for weights.
 
-While an operator runs, its device holds what it reads and makes, beside all weights that lie there.
-Take the operators that need `large_bytes` for that or more: the devices that run any, called roomy
-here, have at most their memory less `large_bytes` for weights. Where all weights together leave
-room for a few such devices only, other operators with weights must lie elsewhere, and what passes
-between them and the large ones is sent. Along the longest path each section between two gates
-(`fxpart.cost.memory_bound`) is then placed in every way on two classes of devices, roomy and
-others, with transfers between the classes alone; the room for weights on roomy devices is shared
-between sections by a price (Lagrangian relaxation; Geoffrion, Mathematical Programming Study 2,
-1974, doi:10.1007/BFb0120690).
+While an operator runs, its device holds its operands and results, besides all weights placed there.
+Consider the operators that need `large_bytes` or more for operands and results: a device that runs
+one of them, called roomy here, has at most its memory less `large_bytes` for weights. If the
+weights leave room for only a few such devices, other operators with weights must be elsewhere, and
+values that pass between them and the large operators are sent. Along the longest path, each section
+between two gates (`fxpart.cost.memory_bound`) is therefore placed in every way on two classes of
+devices, roomy and others, with transfers only between the classes. The room for weights on roomy
+devices is divided among the sections by a price (Lagrangian relaxation; Geoffrion, Mathematical
+Programming Study 2, 1974, doi:10.1007/BFb0120690).
 """
 
 from typing import NamedTuple
@@ -27,59 +27,59 @@ __all__ = ["roomy_bound_s"]
 BoolArray = npt.NDArray[np.bool_]
 
 _MOST_PLACED = 8
-"""Operators of a section that are placed; the others of it lie wherever is best for each path."""
+"""Upper bound of the placed operators of a section; the others are free to be wherever is best."""
 _MOST_SIZES = 6
-"""Least sizes of what counts as large that are tried."""
+"""Upper bound of the values tried for `large_bytes`."""
 _PRICES = 32
-"""Prices tried for one size."""
+"""Prices tried for each value of `large_bytes`."""
 
 
 class _Classes(NamedTuple):
-    """What is placed on the two classes. n operators, G gates."""
+    """The operators to place on the two classes."""
 
     is_large: BoolArray
-    """Length n: runs on a roomy device."""
+    """Whether each operator must run on a roomy device. Length n."""
     weight_bytes: FloatArray
-    """Of each operator: weights that no operator before it uses. Length n."""
+    """Bytes of the weights that each operator is the first to use. Length n."""
     is_placed: BoolArray
-    """Length n: large or with weights, as many of each section as are placed; and all gates."""
+    """Whether each operator is placed: all gates, and some large or heavy ones. Length n."""
 
 
 class _Choices(NamedTuple):
-    """The ways to place each section, from ``start[k]`` to ``start[k + 1]`` for that of gate k."""
+    """The ways to place each section; those of gate k are ``start[k]`` to ``start[k + 1]`` - 1."""
 
     start: IntArray
     ends: IntArray
-    """2 x class of the gate before + class of the gate, where 1 is roomy."""
+    """2 x class of the previous gate + class of the gate, where 1 is roomy."""
     seconds: FloatArray
-    """From gate to gate at least."""
+    """Lower bound of the time from gate to gate."""
     roomy_bytes: FloatArray
-    """Weights on roomy devices."""
+    """Bytes of weights on roomy devices."""
 
 
 def roomy_bound_s(
     problem: Problem, edges: Edges, sections: Sections, time_s: FloatArray, cheapest_s: FloatArray
 ) -> float:
-    """Return a latency in seconds that no placement beats that fits, 0 where memory is not short.
+    """Return a lower bound of the latency of feasible placements in s; 0 if memory is plentiful.
 
     Args:
         problem: a graph on several devices.
-        edges: what each operator comes after.
-        sections: those along the longest path.
-        time_s: of each operator on its fastest device.
-        cheapest_s: of a transfer of each value on the fastest link.
+        edges: predecessors of each operator.
+        sections: sections along the longest path.
+        time_s: time of each operator on its fastest device.
+        cheapest_s: time to transfer each value over the fastest link.
 
     """
     graph, memory = problem.graph, np.sort(problem.topology.memory_bytes)[::-1]
     needs, weight_bytes = transient_bytes(problem), _first_used_bytes(problem)
     spare_bytes = int(memory.sum()) - int(weight_bytes.sum())
     largest_bytes = int(needs.max(initial=0))
-    # Not every device has so many bytes beside the weights.
+    # Sizes for which not every device has room besides the weights.
     not_all = needs * (len(memory) - 1) > spare_bytes - largest_bytes
     sizes = np.unique(needs[not_all & (needs > 0)])[::-1]
     best_s = 0.0
     for large_bytes in sizes[:: max(1, -(-len(sizes) // _MOST_SIZES))].tolist():
-        # One of them runs what needs most.
+        # One of the roomy devices runs the operator that needs the most.
         roomy = 1 + max(0, spare_bytes - largest_bytes) // large_bytes
         further_bytes = np.maximum(memory[1:roomy] - large_bytes, 0).sum()
         room_bytes = float(max(0, memory[0] - largest_bytes) + further_bytes)
@@ -103,7 +103,7 @@ def _first_used_bytes(problem: Problem) -> FloatArray:
 
 
 def _by_section(sections: Sections, n: int) -> tuple[IntArray, IntArray]:
-    """Return the operators section by section, in graph order, and where each begins."""
+    """Return the operators by section, each in graph order, and the starts of the sections."""
     inside = np.flatnonzero(sections.section >= 0)
     by_section = inside[np.argsort(sections.section[inside], kind="stable")]
     ends = np.arange(len(sections.gate) + 1)
@@ -112,7 +112,7 @@ def _by_section(sections: Sections, n: int) -> tuple[IntArray, IntArray]:
 
 
 def _placed(sections: Sections, is_large: BoolArray, weight_bytes: FloatArray) -> BoolArray:
-    """Return which operators are placed: gates, and of each section the large, then the heavy."""
+    """Return whether each operator is placed: gates, and in each section large, then heavy ones."""
     is_placed = np.zeros(len(is_large), dtype=np.bool_)
     priority = np.where(is_large, np.inf, weight_bytes)
     candidates = np.flatnonzero((priority > 0) & (sections.section >= 1))
@@ -137,10 +137,11 @@ def _reach(  # noqa: PLR0917 - compiled loops take arrays by position
     path_s: FloatArray,
     cross_s: FloatArray,
 ) -> None:
-    """Fill what is between the end of `source` and the start of each of `ops`, in graph order.
+    """Fill the times between the end of `source` and the start of each of `ops`, in graph order.
 
-    `near_s` of operators of one class; `path_s` and `cross_s`, of the path on which they add to
-    most, the time of operators that are not placed and the cheapest transfer. -inf without a path.
+    `near_s` is for endpoints of one class. For endpoints of two classes, `path_s` is the time of
+    operators that are not placed and `cross_s` the cheapest transfer, on the path with the largest
+    sum of both. -inf without a path.
     """
     for op in ops:
         near_s[op] = path_s[op] = -np.inf
@@ -174,7 +175,7 @@ def _between(  # noqa: PLR0917 - compiled loops take arrays by position
     path_s: FloatArray,
     cross_s: FloatArray,
 ) -> FloatArray:
-    """Return the time between each two of `placed`, of one class and of two. Shape (2, P, P).
+    """Return the time between each pair of `placed`, in one class and in two. Shape (2, P, P).
 
     `near_s`, all -inf before and after, `path_s` and `cross_s` are scratch arrays of length n.
     """
@@ -194,9 +195,9 @@ def _between(  # noqa: PLR0917 - compiled loops take arrays by position
 def _seconds(
     choice: int, placed: IntArray, is_large: BoolArray, between_s: FloatArray, time_s: FloatArray
 ) -> float:
-    """Return the time to the last of `placed`, roomy by the bits of `choice`, or infinity.
+    """Return the time from the end of the first to the last of `placed`, or infinity.
 
-    From the end of the first, which is the gate before.
+    The first is the previous gate. The bits of `choice` tell which are on roomy devices.
     """
     size = placed.shape[0]
     done_s = np.zeros(size)
@@ -252,7 +253,7 @@ def _choices(  # noqa: PLR0917 - compiled loops take arrays by position
 
 @inlined
 def _cheapest_row(choices: _Choices, price: float) -> tuple[float, float]:
-    """Return the least seconds and price of a way for each section, and its bytes on roomy ones."""
+    """Return the least sum of time and price over one way per section, and its roomy bytes."""
     cost, used = np.zeros(2), np.zeros(2)
     for k in range(1, choices.start.shape[0] - 1):
         then, then_used = np.full(2, np.inf), np.zeros(2)
@@ -269,7 +270,7 @@ def _cheapest_row(choices: _Choices, price: float) -> tuple[float, float]:
 
 @compiled
 def _priced_s(choices: _Choices, room_bytes: float) -> float:
-    """Return the most that any price of a byte on roomy devices proves; all prove something."""
+    """Return the best bound over prices per byte on roomy devices; each price gives a bound."""
     best_s, low, high, price = 0.0, 0.0, np.inf, 0.0
     for _ in range(_PRICES):
         cost_s, used_bytes = _cheapest_row(choices, price)

@@ -176,8 +176,12 @@ def _needed_bytes(real: RealModel, training: bool) -> int:
         gradients = sum(p.nbytes for p in trained_parameters(real.module).values())
         # Forward values are freed while gradients are computed.
         return max(int(graph.value_alloc_bytes.sum()), gradients) + gradients + results
-    on_one = np.zeros(graph.n_ops, dtype=np.int64)
-    return int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes + results
+    single_device = np.zeros(graph.n_ops, dtype=np.int64)
+    return (
+        int(peak_bytes(memory_tables(graph), single_device, 1)[0])
+        - graph.total_weight_bytes
+        + results
+    )
 
 
 def _measured(

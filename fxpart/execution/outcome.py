@@ -126,6 +126,6 @@ def undoable(
 
 
 def _is_same(tensor: Tensor, values: Tensor) -> bool:
-    with suppress(NotImplementedError):  # of sparse tensors, which count as written
+    with suppress(NotImplementedError):  # raised for sparse tensors, which count as written
         return torch.equal(tensor.cpu(), values)
     return False

@@ -101,8 +101,8 @@ def drawn_microbatches(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return the inputs of stage 0 of `chain` for `count` microbatches of equal shapes.
 
-    The first has the inputs of `real`, which was made from `spec`; the others are newly drawn, each
-    from its own seed. A factory's inputs are reused every time, since only the factory knows which
+    The first has the inputs of `real`, which was built from `spec`; the others are drawn, each from
+    its own seed. A factory's inputs are reused every time, since only the factory knows which
     values are valid.
     """
     calls = [real.kwargs]

@@ -255,8 +255,8 @@ def _cause_of_death(workers: Sequence[_Worker]) -> _StageError:
     killed = [w for w in dead if w.status is not None and w.status < 0]
     silent = [w for w in dead if not w.error and w not in killed]
     failed = sorted((w for w in dead if w.error), key=lambda worker: worker.failed_s)
-    by_itself = [w for w in failed if not _is_of_a_lost_peer(w.error)]
-    worst = (killed or by_itself or silent or failed)[0]
+    independent = [w for w in failed if not _is_of_a_lost_peer(w.error)]
+    worst = (killed or independent or silent or failed)[0]
     return _StageError(worst.stage, _how_it_ended(worst))
 
 

@@ -208,8 +208,8 @@ def gradient_differences(
         for name in group
     }
     # Computed and expected gradients, by whether the weight is in several stages.
-    by_sharing: dict[bool, tuple[dict[str, Tensor], dict[str, Tensor]]]
-    by_sharing = {False: ({}, {}), True: ({}, {})}
+    pairs_by_sharing: dict[bool, tuple[dict[str, Tensor], dict[str, Tensor]]]
+    pairs_by_sharing = {False: ({}, {}), True: ({}, {})}
     for stage in chain.stages:
         for name, parameter in stage.module.named_parameters(remove_duplicate=False):
             key = (stage.index, name)
@@ -219,11 +219,11 @@ def gradient_differences(
             if present is None or not parameter.requires_grad:
                 continue
             zeros = torch.zeros_like(present.to_dense(), device="cpu")
-            all_computed, all_wanted = by_sharing[key in shared]
+            all_computed, all_wanted = pairs_by_sharing[key in shared]
             all_computed[f"{stage.index}.{name}"] = zeros if gradient is None else gradient
             all_wanted[f"{stage.index}.{name}"] = zeros if reference is None else reference.cpu()
-    tied = gradient_share(*by_sharing[True]) if by_sharing[True][0] else None
-    return gradient_share(*by_sharing[False]), tied
+    tied = gradient_share(*pairs_by_sharing[True]) if pairs_by_sharing[True][0] else None
+    return gradient_share(*pairs_by_sharing[False]), tied
 
 
 def refuse_other_results(

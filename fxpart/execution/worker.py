@@ -60,13 +60,13 @@ def main(arguments: list[str]) -> int:
         import_module("fxpart.execution.stage_run")
     # Garbage collection in a child would touch, and so copy, all memory of the imports.
     gc.freeze()
-    this, stage_of = os.getpid(), {}
+    process_id, stage_of = os.getpid(), {}
     for stage, (pipe, environment) in enumerate(stages):
         child = os.fork()
         if child == 0:
             os.close(statuses)
             os.environ.update(environment)
-            return _run(folder, stage, Reporter(pipe), this)
+            return _run(folder, stage, Reporter(pipe), process_id)
         stage_of[child] = stage
         os.close(pipe)
     while stage_of:
@@ -111,7 +111,7 @@ def _watch_input() -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the cause of an error of the engine, whose own text shows tensors, not the reason."""
+    """Return the root cause of an engine's error, whose own text shows tensors, not the reason."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -288,13 +288,13 @@ def refuse_overfull(problem: Problem, placed: Assignment, mode: str) -> None:
     if not len(over):
         return
     worst = int(over[np.argmax(needed[over] - sizes[over])])
-    more = f", as have {len(over) - 1} others" if len(over) > 1 else ""
+    others = f", as have {len(over) - 1} others" if len(over) > 1 else ""
     need, have = int(needed[worst]), int(sizes[worst])
     raise InfeasibleError(
         f"{mode}: device {worst} ({problem.topology.devices[worst].name}) needs"
         f" {show_bytes(need)} ({need} bytes) for its partitions and has {show_bytes(have)} ({have}"
-        f" bytes){describe_reserve([problem.topology.devices[worst]])}, too little{more}; move some"
-        " of them, take larger devices, or let"
+        f" bytes){describe_reserve([problem.topology.devices[worst]])}, too little{others}; move"
+        " some of them, take larger devices, or let"
         " mode=size_based or mode=kl_based place the model",
         needed_bytes=need,
         available_bytes=have,

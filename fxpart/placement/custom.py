@@ -88,16 +88,16 @@ def _check_devices(
     problem: Problem, placed: IntArray, devices_of: Iterable[tuple[int, ...]]
 ) -> None:
     """Refuse a placement with the wrong number of operators, or on devices that do not exist."""
-    count, there = problem.graph.n_ops, problem.topology.n_devices
+    count, n_devices = problem.graph.n_ops, problem.topology.n_devices
     if len(placed) != count:
         raise SpecError(
             f"mode.function placed {len(placed)} operators, the model has {count}; give each a"
             " device"
         )
     for homes in devices_of:
-        wrong = [device for device in homes if not 0 <= device < there]
+        wrong = [device for device in homes if not 0 <= device < n_devices]
         if wrong:
             raise SpecError(
-                f"mode.function uses device {wrong[0]}, there are {there}, numbered from 0; name"
-                " one of them"
+                f"mode.function uses device {wrong[0]}, there are {n_devices}, numbered from 0;"
+                " name one of them"
             )

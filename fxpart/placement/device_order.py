@@ -102,13 +102,13 @@ def fastest_first(
 
 
 def choices_of_devices(
-    problem: Problem, tried: Callable[[IntArray], IntArray | None], most: int
+    problem: Problem, tried: Callable[[IntArray], IntArray | None], max_subsets: int
 ) -> None:
     """Call `tried` with all devices, then with fewer and fewer of each kind.
 
     If it returns the device of each operator, only devices in use are removed next; no subset is
     missed if unused devices do not affect the result. Subsets that cannot hold the weights are
-    skipped, and at most `most` subsets are considered.
+    skipped, and at most `max_subsets` subsets are considered.
     """
     kinds = device_kinds(problem)
     _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
@@ -126,7 +126,7 @@ def choices_of_devices(
         for kind in np.flatnonzero(used):
             fewer = count.copy()
             fewer[kind] = used[kind] - 1
-            if tuple(fewer.tolist()) not in known and len(known) < most:
+            if tuple(fewer.tolist()) not in known and len(known) < max_subsets:
                 known.add(tuple(fewer.tolist()))
                 queue.append(fewer)
 

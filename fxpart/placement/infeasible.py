@@ -143,9 +143,9 @@ def _too_large(problem: Problem, group: IntArray, needed: int, largest: int, *, 
     """Describe a group of operators that exceeds the largest device."""
     name, module = problem.graph.names[int(group[0])], problem.graph.modules[int(group[0])]
     where = f"operator {name}" + (f" of {module}" if module else "")
-    more = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""
+    companions = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""
     device_text = "a device" if equal else "the largest device"
     return (
-        f"{where}{more} alone needs {show_bytes(needed)}, {device_text} has {show_bytes(largest)}:"
-        " take larger devices, or a smaller batch or sequence"
+        f"{where}{companions} alone needs {show_bytes(needed)}, {device_text} has"
+        f" {show_bytes(largest)}: take larger devices, or a smaller batch or sequence"
     )

@@ -173,10 +173,10 @@ def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: 
     """Return the number of devices for this many stages, or refuse."""
     devices, available = stages // interleave, problem.topology.n_devices
     if devices > available:
-        more = f" of {interleave} stages each" if interleave > 1 else ""
+        per_device = f" of {interleave} stages each" if interleave > 1 else ""
         raise NotApplicableError(
-            f"mode=pipeline was set to {stages} stages on {devices} devices{more}, but there are "
-            f"{available}; use fewer stages, or more on each device with mode.interleave"
+            f"mode=pipeline was set to {stages} stages on {devices} devices{per_device}, but there"
+            f" are {available}; use fewer stages, or more on each device with mode.interleave"
         )
     if stages > line.n_units:
         raise SpecError(
@@ -200,13 +200,13 @@ def _refuse_overfull(
 
 
 def _slots(
-    problem: Problem, line: StageLine, options: PipelineOptions, most: int | None = None
+    problem: Problem, line: StageLine, options: PipelineOptions, max_devices: int | None = None
 ) -> Slots:
-    """Return a slot for each usable device, at most the first `most`."""
+    """Return a slot for each usable device, at most the first `max_devices`."""
     count = options.stages
     if count is not None:
         _devices_in_use(problem, line, count, 1)
-    devices = range(count or most or problem.topology.n_devices)
+    devices = range(count or max_devices or problem.topology.n_devices)
     sizes = [problem.topology.devices[device].memory_bytes for device in devices]
     training = line.first_backward < problem.graph.n_ops
     flights = options.plan.flights(len(devices), training=training)
@@ -218,14 +218,14 @@ def _in_stages(
     line: StageLine,
     rows: Sequence[StageLine],
     options: PipelineOptions,
-    most: int | None = None,
+    max_devices: int | None = None,
 ) -> Assignment | None:
     """Return the stages with the smallest largest load, or None if none fit.
 
     The units of `rows` are bounded by modules, coarse rows first. The first row with a load that is
     hardly larger is used.
     """
-    slots = _slots(problem, line, options, most)
+    slots = _slots(problem, line, options, max_devices)
     stages, least_s = _in_a_row(problem, line, slots)
     if not stages:
         return None

@@ -91,8 +91,8 @@ def _is_rms_norm(part: nn.Module, eps: float) -> bool:
         return False
     x = torch.linspace(-1.0, 2.0, weight.numel(), device="cpu").reshape(1, -1)
     scale = torch.linspace(0.5, 1.5, weight.numel(), device="cpu")
-    own = torch.func.functional_call(part, {"weight": scale}, (x,))
-    return torch.allclose(own, rms_norm(x, scale, eps), atol=1e-5)
+    result = torch.func.functional_call(part, {"weight": scale}, (x,))
+    return torch.allclose(result, rms_norm(x, scale, eps), atol=1e-5)
 
 
 def _is_silu(activation: nn.Module | None) -> bool:

@@ -23,10 +23,10 @@ def chance(seed: int) -> NDArray[np.int64]:
 
 
 @compiled
-def below(state: NDArray[np.int64], most: int) -> int:
-    """Return a number from 0 to `most` - 1, and advance `state`. `most` is up to 2^31."""
+def below(state: NDArray[np.int64], bound: int) -> int:
+    """Return a number from 0 to `bound` - 1, and advance `state`. `bound` is up to 2^31."""
     state[0] = state[0] * _MULTIPLIER + _INCREMENT
-    return int((state[0] >> _DROPPED_BITS) & _MASK) % most
+    return int((state[0] >> _DROPPED_BITS) & _MASK) % bound
 
 
 @compiled

@@ -76,10 +76,10 @@ def batch_report(
     latency: LatencySource,
     sizes: dict[str, int],
     rounding_bytes: int,
-    most: int,
+    max_batch: int,
     sums: Sums | None = None,
 ) -> BatchReport:
-    """Return the cost of `assignment` at batch sizes from 1 to `most`, and its limits.
+    """Return the cost of `assignment` at batch sizes from 1 to `max_batch`, and its limits.
 
     Args:
         symbolic: the placed graph, with symbolic sizes.
@@ -88,7 +88,7 @@ def batch_report(
         latency: the source of operator times.
         sizes: a value for each symbol.
         rounding_bytes: the multiple that the allocator rounds to.
-        most: the largest batch of the sweep.
+        max_batch: the largest batch of the sweep.
         sums: the all-reduces of replicas that share a batch; None for one replica.
 
     Raises:
@@ -99,7 +99,7 @@ def batch_report(
     peaks = peak_formulas(symbolic, assignment, topology.n_devices)
     fixed = {name: size for name, size in sizes.items() if name != BATCH}
     low, high = peaks[0].range_of(BATCH)
-    top = most if high is None else min(most, high)
+    top = max_batch if high is None else min(max_batch, high)
     sizes_of_rows = [{**fixed, BATCH: batch} for batch in range(low, max(top, low) + 1)]
     rounding = _Rounding(symbolic, assignment, topology.n_devices, rounding_bytes)
     largest = _largest(peaks, topology.memory_bytes.tolist(), fixed, rounding)

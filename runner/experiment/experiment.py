@@ -172,7 +172,7 @@ def _batches(
             latency=times,
             sizes=subject.sizes,
             rounding_bytes=rounding_bytes(config.devices, config.reserve),
-            most=config.batch_sweep,
+            max_batch=config.batch_sweep,
             sums=sums,
         )
 

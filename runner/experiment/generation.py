@@ -134,50 +134,50 @@ class GenerationPlan:
         """The sizes that the plan was made for."""
         return self.steps.sizes
 
-    def needs(self, at: Sizes | None = None) -> tuple[DeviceMemory, ...]:
+    def needs(self, sizes: Sizes | None = None) -> tuple[DeviceMemory, ...]:
         """Return the memory that each device needs for both steps, in the order of logical ids."""
         needs_of: dict[int, DeviceMemory] = {}
-        for step in self._both(at or self.sizes):
+        for step in self._both(sizes or self.sizes):
             for need in self._needs_of(step):
                 largest_need = needs_of.get(need.device)
                 if largest_need is None or need.needed.expected > largest_need.needed.expected:
                     needs_of[need.device] = need
         return tuple(needs_of[device] for device in sorted(needs_of))
 
-    def fits(self, at: Sizes) -> bool:
+    def fits(self, sizes: Sizes) -> bool:
         """Return whether a run of these sizes would fit, with its memory besides tensors."""
-        return all(self._holds(step) for step in self._both(at))
+        return all(self._holds(step) for step in self._both(sizes))
 
-    def has_room(self, at: Sizes) -> bool:
+    def has_room(self, sizes: Sizes) -> bool:
         """Return whether tensors of these sizes fit next to the reserve.
 
         This is necessary for `fits`, and takes a tenth of the time.
         """
-        return all(step.has_room for step in self._both(at))
+        return all(step.has_room for step in self._both(sizes))
 
     def decode_s(self, batch: int, context_len: int) -> float:
         """Return the time of one decode step at `context_len` tokens, the new token included."""
         return self._decode(self.steps.decode(batch, context_len)).latency_s
 
-    def pace(self, at: Sizes) -> Pace:
+    def pace(self, sizes: Sizes) -> Pace:
         """Return the times of a generation of these sizes, whether or not it fits."""
-        _, prompts = self._both(at)
+        _, prompts = self._both(sizes)
         return Pace(
-            at.texts,
-            at.prompt_len,
-            at.context_len - at.prompt_len,
+            sizes.texts,
+            sizes.prompt_len,
+            sizes.context_len - sizes.prompt_len,
             ttft_s=prompts.latency_s,
-            tpot_s=_mean_decode_s(self, at.texts, at.prompt_len + 1, at.context_len - 1),
+            tpot_s=_mean_decode_s(self, sizes.texts, sizes.prompt_len + 1, sizes.context_len - 1),
         )
 
-    def most_offloaded(self, at: Sizes) -> "GenerationPlan | None":
+    def most_offloaded(self, sizes: Sizes) -> "GenerationPlan | None":
         """Return a plan of these sizes with everything possible in tiers; None if it does not fit.
 
         Its placement is not searched for.
         """
         if self.machine is None:
             return None
-        graph = self.steps.decode(at.texts, at.context_len)
+        graph = self.steps.decode(sizes.texts, sizes.context_len)
         problem = self._problem(graph)
         offloaded = most_offloaded(replace(self.machine, problem=problem, first=None))
         if offloaded is None:
@@ -195,16 +195,16 @@ class GenerationPlan:
         )
         if plan._problem(graph) is problem:
             plan._decodes[graph] = step
-        return plan if plan.has_room(at) and plan.fits(at) else None
+        return plan if plan.has_room(sizes) and plan.fits(sizes) else None
 
-    def _both(self, at: Sizes) -> Iterator[PlacedStep]:
+    def _both(self, sizes: Sizes) -> Iterator[PlacedStep]:
         """Yield the decode of these sizes, then the prefill of its cache."""
-        decode = self.steps.decode(at.texts, at.context_len)
+        decode = self.steps.decode(sizes.texts, sizes.context_len)
         yield self._decode(decode)
-        prompts = self._prefills.get(at)
+        prompts = self._prefills.get(sizes)
         if prompts is None:
-            prompts = self._prompts(self.steps.prefill(at.texts, at.prompt_len, decode))
-            keep(self._prefills, at, prompts, _STEPS_KEPT)
+            prompts = self._prompts(self.steps.prefill(sizes.texts, sizes.prompt_len, decode))
+            keep(self._prefills, sizes, prompts, _STEPS_KEPT)
         yield prompts
 
     def _decode(self, graph: OpGraph) -> PlacedStep:
@@ -269,8 +269,8 @@ def generation(plan: GenerationPlan) -> Generation:
     in_tiers, slowest = None, None
     if plan.machine:
 
-        def fits(at: Sizes) -> bool:
-            return plan.most_offloaded(at) is not None
+        def fits(sizes: Sizes) -> bool:
+            return plan.most_offloaded(sizes) is not None
 
         known = (
             plan.sizes._replace(texts=own_limits.batch),
@@ -350,15 +350,15 @@ def _longest(
 
 
 def _largest(
-    has_room: Callable[[int], bool], fits: Callable[[int], bool], known: int, most: int
+    has_room: Callable[[int], bool], fits: Callable[[int], bool], known: int, limit: int
 ) -> int:
-    """Return the largest size up to `most` that fits, starting from a `known` one that does.
+    """Return the largest size up to `limit` that fits, starting from a `known` one that does.
 
     `has_room` is cheap, and true of every size that fits.
     """
     low, high = known, known
-    while high < most and has_room(high):
-        low, high = high, min(2 * high, most)
+    while high < limit and has_room(high):
+        low, high = high, min(2 * high, limit)
     top = high if has_room(high) else _last(has_room, low, high)
     if fits(top):
         return top
@@ -412,17 +412,17 @@ def generation_lines(
     context_len = generation.prompt_len + generation.output_len
     cache_line = f"this plan holds {_limits_text(generation.limits, generation.texts, context_len)}"
     if uses:
-        most = format_size(max(use.cache_bytes for use in uses))
-        cache_line = f"{most} a device at most; {cache_line}"
+        largest_cache = format_size(max(use.cache_bytes for use in uses))
+        cache_line = f"{largest_cache} a device at most; {cache_line}"
     lines = [("generate", times), ("cache", cache_line)]
     if generation.in_tiers:
-        most = _limits_text(generation.in_tiers, generation.texts, context_len)
+        limits_in_tiers = _limits_text(generation.in_tiers, generation.texts, context_len)
         pace = (
             ""
             if generation.longest_tpot_s is None
             else f", {format_s(generation.longest_tpot_s)} a token"
         )
-        lines.append(("most", f"with all in tiers that can lie there {most}{pace}"))
+        lines.append(("most", f"with all in tiers that can lie there {limits_in_tiers}{pace}"))
     return lines
 
 

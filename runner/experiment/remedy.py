@@ -202,9 +202,9 @@ def _of_more_devices(config: Config) -> Iterator[Change]:
     times = 2
     while times <= _MOST_DEVICES:
         count = times * pools[0].count
-        more = replace(config.devices, pools=[replace(pools[0], count=count)])
+        devices = replace(config.devices, pools=[replace(pools[0], count=count)])
         # A pipeline has as many stages as devices, unless a number is configured.
-        yield Change(_counted_spec(config, count), replace(config, devices=more))
+        yield Change(_counted_spec(config, count), replace(config, devices=devices))
         times *= 2
 
 

@@ -30,10 +30,10 @@ _GRAPHS_KEPT = 8
 """Number of graphs kept: a search for the largest size asks several times for the same ones."""
 
 
-def keep(known: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
-    """Add `value` to `known`, which loses its oldest entry if it has more than `most`."""
+def keep(known: dict[_Key, _Value], key: _Key, value: _Value, capacity: int) -> None:
+    """Add `value` to `known`, which loses its oldest entry if it has more than `capacity`."""
     known[key] = value
-    if len(known) > most:
+    if len(known) > capacity:
         known.pop(next(iter(known)), None)
 
 

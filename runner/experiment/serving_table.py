@@ -70,12 +70,12 @@ def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
     return tuple(_row(plan, size) for size in sizes)
 
 
-def _row(plan: GenerationPlan, at: Sizes) -> ServingRow:
-    needs = plan.needs(at)
+def _row(plan: GenerationPlan, sizes: Sizes) -> ServingRow:
+    needs = plan.needs(sizes)
     fullest = max(needs, key=lambda need: need.needed.expected / max(need.total_bytes, 1))
     return ServingRow(
-        plan.pace(at),
+        plan.pace(sizes),
         needed_bytes=round(fullest.needed.expected),
         device=fullest.device,
-        fits=plan.has_room(at) and all(need.verdict != "does not fit" for need in needs),
+        fits=plan.has_room(sizes) and all(need.verdict != "does not fit" for need in needs),
     )

@@ -174,8 +174,8 @@ def split_cost(
     busiest = int(busy_s.argmax())
     busiest_sizes = [sizes[op] for op in ops[home == busiest].tolist()]
     shared = tuple(
-        f"{what} over {exchanges[axis].size} {of}"
-        for axis, what, of in (
+        f"{what} over {exchanges[axis].size} {peers}"
+        for axis, what, peers in (
             ("expert", "experts", "devices" if groups.size > 1 else "replicas"),
             ("context", "each sequence", "replicas"),
         )

@@ -348,7 +348,7 @@ def _summary(config: Config, result: Result) -> str:
         with_gap=result.has_gap,
         group=_group(result),
         replicas=replica_count(config),
-        of=" of the last token" if result.generation else "",
+        subject=" of the last token" if result.generation else "",
         n_devices=result.n_devices,
     )
 

@@ -99,13 +99,13 @@ def _labels(keys: Iterable[str]) -> dict[str, str]:
     return labels
 
 
-def _listed(texts: Sequence[str], most: int) -> str:
-    """Return the text after a key in a title: up to `most` of its values, or their number if 0."""
+def _listed(texts: Sequence[str], max_shown: int) -> str:
+    """Return the text after a key in a title: up to `max_shown` values, or their number if 0."""
     shown = [_value(text) for text in texts]
-    if len(shown) > most:
-        if not most:
+    if len(shown) > max_shown:
+        if not max_shown:
             return f" ({len(shown)})"
-        shown = [*shown[: most // 2], _CUT, shown[-1]]
+        shown = [*shown[: max_shown // 2], _CUT, shown[-1]]
     return f"={','.join(shown)}"
 
 
@@ -118,8 +118,8 @@ def _value(text: str) -> str:
     return f"{text[: _MOST_VALUE - end - 1]}{_CUT}{text[-end:]}"
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip(" ·") + _CUT
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1].rstrip(" ·") + _CUT
 
 
 def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:

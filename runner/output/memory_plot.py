@@ -214,9 +214,9 @@ def _peak_at(graph: OpGraph, evaluation: Evaluation, use: DeviceUse) -> str:
     return f"{graph.modules[op] or graph.names[op]} ({doing(graph, op)})"
 
 
-def _shortened(place: str, most: int) -> str:
+def _shortened(place: str, width: int) -> str:
     """Return `place`, shortened to its more informative end if too long."""
-    return place if len(place) <= most else "..." + place[3 - most :]
+    return place if len(place) <= width else "..." + place[3 - width :]
 
 
 def _outline(panel: Panel, start: FloatArray, above: FloatArray, end: float) -> str:

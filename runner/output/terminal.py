@@ -90,7 +90,7 @@ def summary_line(
     with_gap: bool = True,
     group: int = 1,
     replicas: int = 1,
-    of: str = "",
+    subject: str = "",
     n_devices: int | None = None,
 ) -> str:
     """Return a line that summarizes the result.
@@ -102,7 +102,7 @@ def summary_line(
             a single input, not for schedules or replicas.
         group: number of devices that each device of `evaluation` stands for.
         replicas: number of replicas of all these devices.
-        of: text naming what the latency is of, such as the last token; empty for the whole.
+        subject: text naming what the latency is of, such as the last token; empty for the whole.
         n_devices: number of devices, after which `evaluation` may have the host as a tier that
             computes.
 
@@ -118,7 +118,7 @@ def summary_line(
     )
     scope = f" in each of {replicas} replicas" if replicas > 1 else ""
     return (
-        f"latency{of} {times.show(e.latency_s)} {times.name},{throughput}"
+        f"latency{subject} {times.show(e.latency_s)} {times.name},{throughput}"
         f" {counted(e.partitions, 'partition')} on {used * group} of"
         f" {counted(len(uses) * group, 'device')}{_idle(uses)}{_host(e, n_devices)}{scope}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
@@ -184,13 +184,13 @@ def device_table(
     left_out = {"accelerator"} if share_name else set()
     left_out |= set() if with_memory else {"peak_gib", "free_gib"}
     columns = _device_columns(evaluation, shown, left_out)
-    kept = _that_fit(columns, columns_shown())
-    for column in kept:
+    fitting = _that_fit(columns, columns_shown())
+    for column in fitting:
         table.add_column(column.heading, justify="right" if column.is_number else "left")
-    for use, *cells in zip(shown, *(column.cells for column in kept), strict=True):
+    for use, *cells in zip(shown, *(column.cells for column in fitting), strict=True):
         table.add_row(*cells, style="" if use.operators else "dim")
     notes = [f"and {idle} idle devices"] if idle > MOST_IDLE else []
-    if hidden := [column.label for column in columns if column not in kept]:
+    if hidden := [column.label for column in columns if column not in fitting]:
         notes.append(f"not shown, for want of columns: {', '.join(hidden)}")
     table.caption = "\n".join(notes) or None
     return table

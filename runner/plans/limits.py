@@ -17,12 +17,12 @@ _ROUNDING = 1e-9
 _WORTH_A_WORD = 0.05
 
 
-def limit_of(shares: Mapping[str, float], most: int | None = None) -> str:
-    """Return the `most` largest of `time_shares`, or all: ``compute 69%, host 17%``."""
+def limit_of(shares: Mapping[str, float], count: int | None = None) -> str:
+    """Return the `count` largest of `time_shares`, or all: ``compute 69%, host 17%``."""
     large = sorted(
         ((-share, name) for name, share in shares.items() if share >= _WORTH_A_WORD),
     )
-    return ", ".join(f"{name} {-share:.0%}" for share, name in large[:most])
+    return ", ".join(f"{name} {-share:.0%}" for share, name in large[:count])
 
 
 def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, float]:

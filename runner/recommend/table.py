@@ -206,8 +206,8 @@ def _beside(request: Request, best: Costed, habit: Costed) -> str:
         amount = f"{_price_text(habit)} USD per million {_priced(habit)}"
         change = f"{habit.price / best.price - 1.0:+.1%}"
     else:
-        less = habit.examples_per_s / best.examples_per_s - 1.0
-        amount, change = rate_text(habit.examples_per_s), f"{less:+.1%}"
+        relative_rate = habit.examples_per_s / best.examples_per_s - 1.0
+        amount, change = rate_text(habit.examples_per_s), f"{relative_rate:+.1%}"
     return (
         f"{amount} ({change}), {format_size(habit.memory_bytes)}; its time is"
         f" {limit_of(habit.shares)}, the best plan's {limit_of(best.shares)}"

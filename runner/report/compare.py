@@ -276,17 +276,17 @@ def _named(comparison: Comparison, row: SweepRow | None) -> str:
     return f"{named or row.name}, {', '.join(costs)}"
 
 
-def only_lines(comparison: Comparison, most: int | None = None) -> list[str]:
-    """Return a line per job in only one of the sweeps, at most `most` for each sweep."""
+def only_lines(comparison: Comparison, max_lines: int | None = None) -> list[str]:
+    """Return a line per job in only one of the sweeps, at most `max_lines` for each sweep."""
     lines = []
     for side, rows in (("before", comparison.only_before), ("after", comparison.only_after)):
-        for row in rows[:most]:
+        for row in rows[:max_lines]:
             cost = cost_text(row, comparison.time)
             unit = f" {comparison.time.unit}" if finished(row) else ""
             named = settings_text([row], comparison.keys) or row.name
             lines.append(f"only {side}: {named}, {cost}{unit}")
-        if most is not None and len(rows) > most:
-            lines.append(f"only {side}: {len(rows) - most} more; the report has all")
+        if max_lines is not None and len(rows) > max_lines:
+            lines.append(f"only {side}: {len(rows) - max_lines} more; the report has all")
     return lines
 
 

@@ -147,12 +147,12 @@ def status_word(row: SweepRow) -> str:
     return row.status.replace("_", " ") if row.status in _GROUP_WORDS else "failed"
 
 
-def sweep_reasons(data: SweepData, most: int | None = None) -> list[str]:
+def sweep_reasons(data: SweepData, max_lines: int | None = None) -> list[str]:
     """Return lines on why jobs have no result, with a single one for many similar reasons.
 
     Reasons are similar if they differ only in numbers and in the jobs' own settings; the first one
-    is quoted. If there are more than `most` lines, the last has the number left out. Running jobs
-    have no line.
+    is quoted. If there are more than `max_lines` lines, the last has the number left out. Running
+    jobs have no line.
     """
     groups: dict[tuple[str, str], list[SweepRow]] = {}
     for row in data.rows:
@@ -162,9 +162,9 @@ def sweep_reasons(data: SweepData, most: int | None = None) -> list[str]:
     # Shared settings carry no information, but are better than none.
     keys = [key for key in dict.fromkeys([*CHOICES, *shown]) if key in shown] or list(CHOICES)
     lines = [line for rows in groups.values() for line in _lines(rows, keys)]
-    if most is not None and len(lines) > most:
-        left_out = len(lines) - most + 1
-        lines = [*lines[: most - 1], f"and {left_out} more reasons; the report has all"]
+    if max_lines is not None and len(lines) > max_lines:
+        left_out = len(lines) - max_lines + 1
+        lines = [*lines[: max_lines - 1], f"and {left_out} more reasons; the report has all"]
     return lines
 
 

@@ -337,12 +337,12 @@ def _rank(row: SweepRow, criteria: Sequence[str], keys: tuple[str, ...]) -> _Ran
     return model_order(row, model_keys(keys)), costs, tuple(cell(row, key) for key in keys)
 
 
-def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
-    """Return at most `most` of the finished rows, in order, about as many for each model."""
-    if len(ranking.finished) <= most:
+def best_rows(ranking: Ranking, count: int) -> list[RankedRow]:
+    """Return at most `count` of the finished rows, in order, about as many for each model."""
+    if len(ranking.finished) <= count:
         return list(ranking.finished)
     by_model = [list(ranking.of_model(model)) for model in ranking.models]
-    remaining, per_model = most, 0
+    remaining, per_model = count, 0
     # Add one row of each model at a time, until there is no room.
     while remaining > 0:
         remaining -= sum(len(rows) > per_model for rows in by_model)
@@ -356,9 +356,9 @@ def _without_last(
 ) -> list[RankedRow]:
     """Return `per_model` rows per model, one less for the last `surplus` models with as many."""
     full = [index for index, rows in enumerate(by_model) if len(rows) >= per_model]
-    less = full[len(full) - surplus :]
+    reduced = full[len(full) - surplus :]
     return [
         row
         for index, rows in enumerate(by_model)
-        for row in rows[: per_model - 1 if index in less else per_model]
+        for row in rows[: per_model - 1 if index in reduced else per_model]
     ]

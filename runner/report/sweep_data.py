@@ -108,24 +108,24 @@ def cell(row: SweepRow, key: str) -> str:
     return row.settings.get(key, "-")
 
 
-def shortened(texts: Sequence[str], most: int) -> dict[str, str]:
-    """Shorten each of `texts` in the middle to at most `most` characters.
+def shortened(texts: Sequence[str], max_width: int) -> dict[str, str]:
+    """Shorten each of `texts` in the middle to at most `max_width` characters.
 
     If different texts would look the same, they are shortened less.
     """
     texts = list(dict.fromkeys(texts))
-    for width in range(most, max(map(len, texts), default=0) + 1):
+    for width in range(max_width, max(map(len, texts), default=0) + 1):
         short = [_both_ends(text, width) for text in texts]
         if len(set(short)) == len(texts):
             return dict(zip(texts, short, strict=True))
     return {text: text for text in texts}
 
 
-def _both_ends(text: str, most: int) -> str:
-    if len(text) <= most:
+def _both_ends(text: str, width: int) -> str:
+    if len(text) <= width:
         return text
-    end = (most - 1) // 2
-    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def varied(data: SweepData) -> tuple[str, ...]:

@@ -56,8 +56,8 @@ _HYPHENATED = {
 """Hyphenation of words in headings that are wider than their cells."""
 
 
-def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
-    """Print the ranked table, up to `most` rows (None: all), and why jobs have no result.
+def show_sweep(data: SweepData, max_rows: int | None, all_with: str = "-v") -> None:
+    """Print the ranked table, up to `max_rows` rows (None: all), and why jobs have no result.
 
     `all_with` is the option that shows all rows.
 
@@ -68,7 +68,9 @@ def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
     """
     ranking = ranked(data)
     # A note on a single hidden row would take a line, too.
-    available = len(data.rows) if most is None or len(data.rows) <= most + 1 else max(most, 1)
+    available = (
+        len(data.rows) if max_rows is None or len(data.rows) <= max_rows + 1 else max(max_rows, 1)
+    )
     rows = best_rows(ranking, available)
     others = ranking.others[: available - len(rows)]
     table, is_cut = _ranking_table(ranking, rows, others, columns_shown())
@@ -207,36 +209,36 @@ def _ranking_notes(
 _MOST_ONLY = 8
 
 
-def show_comparison(comparison: Comparison, most: int) -> None:
-    """Print the costs of each job before and after, up to `most` rows, and the best of each sweep.
+def show_comparison(comparison: Comparison, max_rows: int) -> None:
+    """Print the costs of up to `max_rows` jobs before and after, and the best job of each sweep.
 
     The largest change comes first. On a narrow terminal only the change of memory is shown.
     """
     show(title(comparison))
     if comparison.pairs:
-        show(_comparison_table(comparison, most, columns_shown()))
-    notes = _comparison_notes(comparison, most)
+        show(_comparison_table(comparison, max_rows, columns_shown()))
+    notes = _comparison_notes(comparison, max_rows)
     show(*notes, *best_lines(comparison), *only_lines(comparison, _MOST_ONLY))
 
 
-def _comparison_notes(comparison: Comparison, most: int) -> list[str]:
+def _comparison_notes(comparison: Comparison, max_rows: int) -> list[str]:
     count, same = len(comparison.pairs), comparison.same_runs
     lines = [why_none(comparison)] if not count else []
-    if count > most:
-        lines.append(f"not shown: {count - most} that change less; --rows {count} shows all")
+    if count > max_rows:
+        lines.append(f"not shown: {count - max_rows} that change less; --rows {count} shows all")
     if same:
         lines.append(f"{counted(same, 'job')} of {count}: one run that both sweeps have")
     return lines
 
 
-def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table":
+def _comparison_table(comparison: Comparison, max_rows: int, columns: int) -> "Table":
     settings = list(headings(comparison.keys).values())
     heads = [*settings, *_change_headings(comparison.time), *_change_headings(comparison.memory)]
     all_columns = range(len(heads))
     # A narrow terminal drops the peaks before settings are shortened.
     fewer = [index for index in all_columns if index not in (len(heads) - 3, len(heads) - 2)]
     for shown_columns in (all_columns, fewer):
-        rows = [_comparison_cells(comparison, pair, cell) for pair in comparison.pairs[:most]]
+        rows = [_comparison_cells(comparison, pair, cell) for pair in comparison.pairs[:max_rows]]
         widths = [_GAP + _widest([heads[i], *(row[i] for row in rows)]) for i in shown_columns]
         if sum(widths) + 1 <= columns:
             break
@@ -245,7 +247,9 @@ def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table
         of_settings = dict(zip(comparison.keys, widths, strict=False))
         after = [pair.after for pair in comparison.pairs]
         show_cell = _shortened_to(after, of_settings, available)
-        rows = [_comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:most]]
+        rows = [
+            _comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:max_rows]
+        ]
     table = empty_table("")
     for index in shown_columns:
         if index < len(settings):

@@ -101,7 +101,9 @@ def _title(axes: Sequence[Axis], config: "DictConfig") -> str:
         for key, text in override_values(without_elsewhere(row)).items():
             values.setdefault(key, {})[text] = None
     experiment = config.hydra.runtime.choices.get("experiment")
-    return sweep_title(str(experiment or "sweep"), {key: list(of) for key, of in values.items()})
+    return sweep_title(
+        str(experiment or "sweep"), {key: list(texts) for key, texts in values.items()}
+    )
 
 
 def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:

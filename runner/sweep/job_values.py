@@ -29,10 +29,10 @@ _MOST_MEANT = 3
 """Most names in a suggestion."""
 
 
-def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
+def why_unknown(name: str, extra_names: Collection[str] = ()) -> str | None:
     """Return the error for an unknown `name`, in one line; None if jobs have such a value.
 
-    `more` are the `open_names` of the jobs, for suggestions.
+    `extra_names` are the `open_names` of the jobs, for suggestions.
     """
     section, _, inside = name.partition(".")
     if not inside:
@@ -47,14 +47,14 @@ def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
         known = _dotted_names()
         wrong, suggestion = f"{name} does not exist", nearest_names(name, known)
         is_known = name in known or name.startswith(_OPEN)
-    return None if is_known else f"{wrong}; {_meant(name, more) or suggestion}"
+    return None if is_known else f"{wrong}; {_meant(name, extra_names) or suggestion}"
 
 
-def _meant(name: str, more: Collection[str]) -> str:
+def _meant(name: str, extra_names: Collection[str]) -> str:
     """Return a question suggesting the names with the same last part; empty for none."""
     last = name.rpartition(".")[2]
     modes = [f"{_MODE}.{option}" for option in _mode_options()]
-    known = dict.fromkeys([*more, *_dotted_names(), *modes])
+    known = dict.fromkeys([*extra_names, *_dotted_names(), *modes])
     near = [candidate for candidate in known if candidate.rpartition(".")[2] == last]
     shown = [*near[:_MOST_MEANT], *(["..."] if len(near) > _MOST_MEANT else [])]
     return f"did you mean {' or '.join(shown)}?" if near else ""

@@ -83,10 +83,15 @@ class MergedFiles:
         for part in parts:
             for name in part.config:
                 sections.setdefault(name, []).append(part)
-        keys = {name: (name, *(part.key for part in of)) for name, of in sections.items()}
+        keys = {
+            name: (name, *(part.key for part in section_parts))
+            for name, section_parts in sections.items()
+        }
         root = tuple(part.key for part in parts if not part.is_plain)
         if root not in self._roots or any(key not in self._sections for key in keys.values()):
-            return self._whole(parts, root, {keys[n]: of for n, of in sections.items()})
+            return self._whole(
+                parts, root, {keys[n]: section_parts for n, section_parts in sections.items()}
+            )
         result: DictConfig = pickle.loads(self._roots[root])
         content: Any = result._content
         shares = changed is not None and not _below_a_reference(changed, parts)
@@ -122,12 +127,12 @@ class MergedFiles:
             self._typed.pop(first, None)
             self._shared.clear()
         content: Any = merged._content
-        for key, of in sections.items():
-            if not _goes_elsewhere(of):
+        for key, section_parts in sections.items():
+            if not _goes_elsewhere(section_parts):
                 self._sections[key] = _pickled_alone(content[key[0]])
                 refers = any(
                     path[0] == key[0] and _OF_A_JOB.search(text)
-                    for part in of
+                    for part in section_parts
                     for path, text in part.references.items()
                 )
                 if not refers:

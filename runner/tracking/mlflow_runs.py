@@ -185,14 +185,14 @@ def _read_through(store: Store, conditions: Sequence[str], values: int) -> list[
     return runs
 
 
-def _search(store: Store, condition: str, most: int = _PAGE) -> Iterator[LoggedRun]:
-    """Yield the active runs that meet `condition`, oldest first, up to `most` per request."""
+def _search(store: Store, condition: str, page_size: int = _PAGE) -> Iterator[LoggedRun]:
+    """Yield the active runs that meet `condition`, oldest first, up to `page_size` per request."""
     token: str | None = None
     while True:
         page: Any = store.client.search_runs(
             [store.experiment_id],
             condition,
-            max_results=min(most, _PAGE),
+            max_results=min(page_size, _PAGE),
             order_by=["attributes.start_time ASC"],
             page_token=token,
         )
@@ -329,8 +329,8 @@ def find_run(config: TrackingConfig, root: Path, beginning: str, key: str = "") 
     if not runs:
         raise unknown_run(beginning, uri)
     ids = ", ".join(sorted(run.info.run_id for run in runs)[:_SHOWN])
-    more = ", ..." if len(runs) > _SHOWN else ""
-    raise SpecError(f"several runs begin with {beginning!r}; give more of one: {ids}{more}")
+    ellipsis = ", ..." if len(runs) > _SHOWN else ""
+    raise SpecError(f"several runs begin with {beginning!r}; give more of one: {ids}{ellipsis}")
 
 
 def unknown_run(beginning: str, uri: str) -> SpecError:

@@ -71,18 +71,18 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, width: int) -> str:
     # No database accepts lone surrogates, and PostgreSQL no NUL characters.
     text = text.encode(errors="replace").decode().replace("\0", "?")
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def thin(series: Series, most: int = SERIES_POINTS) -> list[tuple[int, float]]:
-    """Return at most `most` of the finite points: the maximum of each stretch of equal length."""
+def thin(series: Series, max_points: int = SERIES_POINTS) -> list[tuple[int, float]]:
+    """Return at most `max_points` finite points: the maximum of each stretch of equal length."""
     points = [(int(step), float(value)) for step, value in series if math.isfinite(value)]
-    if len(points) <= most:
+    if len(points) <= max_points:
         return points
-    edges = [index * len(points) // most for index in range(most + 1)]
+    edges = [index * len(points) // max_points for index in range(max_points + 1)]
     return [max(points[begin:end], key=lambda point: point[1]) for begin, end in pairwise(edges)]
 
 

@@ -63,7 +63,7 @@ def test_a_fitted_time_returns_the_share_that_explains_it(
     monkeypatch.setattr(offload, "_generated_per_s", lambda _, share=0.3: 1 / (2 + 3 / share))
     points = [{**RUN, "model": "OPT-30B", "value": 1 / 8}, {**RUN, "model": "OPT-6.7B"}]
     (tmp_path / "measured.json").write_text(json.dumps(points))
-    assert "a share of 0.50 (OPT-30B fp16), 0.3 is taken" in offload.asked_for(tmp_path, [])
+    assert "a share of 0.50 (OPT-30B fp16), 0.3 is taken" in offload.fit_note(tmp_path, [])
 
 
 @pytest.mark.filterwarnings("ignore")

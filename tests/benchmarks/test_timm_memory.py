@@ -39,7 +39,7 @@ def test_the_file_is_read_model_by_model(tmp_path: Path) -> None:
 def test_figures_count_while_they_grow_below_the_limit(
     mib: dict[int, int], kept: list[int]
 ) -> None:
-    assert list(Measured("m", mib).of_a_step) == kept
+    assert list(Measured("m", mib).step_figures) == kept
 
 
 def test_half_of_the_models_are_held_out_independently_of_the_others() -> None:

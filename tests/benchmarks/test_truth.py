@@ -26,7 +26,7 @@ class _Set:
         yield _row(1.5, 1, held_out=True)
 
     @staticmethod
-    def asked_for(data: Path, rows: list[Row]) -> str:
+    def fit_note(data: Path, rows: list[Row]) -> str:
         return f"{len(rows)} rows ask for more of {data.name}"
 
 

@@ -43,8 +43,8 @@ def test_each_round_uses_the_smallest_devices_that_fit() -> None:
     needed_bytes, memory = _bytes(5, 2, 0, 0, 0, 0, 0), _bytes(9, 9, 6, 2, 5, 3, 5)
     # 0 is copied by 4, then by 6; 1 by 3, then by 5; then only 2 is left.
     assert copies(needed_bytes, [0, 1], memory) == [[4, 6], [3, 5]]
-    assert copies(needed_bytes, [0, 1], memory, most=1) == [[4], [3]]
-    assert copies(needed_bytes, [0, 1], memory, most=0) == [[], []]
+    assert copies(needed_bytes, [0, 1], memory, max_rounds=1) == [[4], [3]]
+    assert copies(needed_bytes, [0, 1], memory, max_rounds=0) == [[], []]
 
 
 def test_rounds_end_when_one_partition_cannot_take_part() -> None:

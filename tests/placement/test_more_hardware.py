@@ -114,7 +114,7 @@ def test_devices_of_a_node_are_adjacent_in_any_order() -> None:
 def test_choices_drop_one_more_device_of_each_kind() -> None:
     this = problem(random_graph(0, 5), devices(10**6, 10**6, 10**5))
     chosen: list[list[int]] = []
-    choices_of_devices(this, lambda devices: chosen.append(devices.tolist()), most=9)
+    choices_of_devices(this, lambda devices: chosen.append(devices.tolist()), max_subsets=9)
     assert chosen == [[0, 1, 2], [0, 2], [0, 1], [2], [0]]
 
 

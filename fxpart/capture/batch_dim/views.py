@@ -57,7 +57,7 @@ def moved(
     arguments: Mapping[str, Any],
     before: Sequence[Extent],
     after: Sequence[Sequence[Extent]],
-    at: Moved,
+    position: Moved,
 ) -> list[Moved | None]:
     """Return the position of the batch in each result of a view; None if a result lacks part of it.
 
@@ -66,25 +66,25 @@ def moved(
         arguments: arguments of the call, by schema name.
         before: sizes of the operand.
         after: sizes of each result.
-        at: position of the batch in the operand.
+        position: position of the batch in the operand.
 
     """
     if name in RESHAPES:
-        return [reshaped(before, sizes, at) for sizes in after]
+        return [reshaped(before, sizes, position) for sizes in after]
     if name in _SWAPS:
-        return [Moved(_order(name, arguments, len(before)).index(at.dim), at.outer)]
+        return [Moved(_order(name, arguments, len(before)).index(position.dim), position.outer)]
     if name in _PIECES:
-        return _pieces(name, arguments, before, after, at)
+        return _pieces(name, arguments, before, after, position)
     if name in {"squeeze", "unsqueeze"}:
-        return [_squeezed(name, arguments, before, at)]
-    return [_widened(name, arguments, before, after[0], at)]
+        return [_squeezed(name, arguments, before, position)]
+    return [_widened(name, arguments, before, after[0], position)]
 
 
-def reshaped(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> Moved | None:
+def reshaped(before: Sequence[Extent], after: Sequence[Extent], position: Moved) -> Moved | None:
     """Return the position of the batch after a reshape; None if no dimension contains its parts."""
-    if list(before[: at.dim + 1]) == list(after[: at.dim + 1]):
-        return at
-    period = _period(before, at)
+    if list(before[: position.dim + 1]) == list(after[: position.dim + 1]):
+        return position
+    period = _period(before, position)
     for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
         inside, outer = quotient(period, step), quotient(product((step, size)), period)
         if inside is not None and inside != 1 and outer is not None and outer != 0:
@@ -92,13 +92,15 @@ def reshaped(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> Mo
     return None
 
 
-def overlapping_dim(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> int | None:
+def overlapping_dim(
+    before: Sequence[Extent], after: Sequence[Extent], position: Moved
+) -> int | None:
     """Return the first output dimension with elements of the batch dimension.
 
     For reshapes with known sizes that mix the batch with other dimensions. None if sizes are
     symbolic.
     """
-    period, low = _period(before, at), strides(before)[at.dim]
+    period, low = _period(before, position), strides(before)[position.dim]
     for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
         if not all(isinstance(x, int) for x in (period, low, step, size)):
             return None
@@ -107,10 +109,10 @@ def overlapping_dim(before: Sequence[Extent], after: Sequence[Extent], at: Moved
     return None
 
 
-def _period(sizes: Sequence[Extent], at: Moved) -> Extent:
+def _period(sizes: Sequence[Extent], position: Moved) -> Extent:
     """Return the number of elements after which the batch repeats in a dense tensor."""
-    dim_elements = product((strides(sizes)[at.dim], sizes[at.dim]))
-    return quotient(dim_elements, at.outer) or dim_elements
+    dim_elements = product((strides(sizes)[position.dim], sizes[position.dim]))
+    return quotient(dim_elements, position.outer) or dim_elements
 
 
 def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
@@ -142,17 +144,17 @@ def _many(value: int | Sequence[int]) -> list[int]:
 
 
 def _squeezed(
-    name: str, arguments: Mapping[str, Any], before: Sequence[Extent], at: Moved
+    name: str, arguments: Mapping[str, Any], before: Sequence[Extent], position: Moved
 ) -> Moved | None:
     if name == "unsqueeze":
         new = arguments["dim"] % (len(before) + 1)
-        return Moved(at.dim + (new <= at.dim), at.outer)
+        return Moved(position.dim + (new <= position.dim), position.outer)
     chosen = arguments.get("dim")
     dims = range(len(before)) if chosen is None else [d % len(before) for d in _many(chosen)]
     removed = [dim for dim in dims if before[dim] == 1]
-    if at.dim in removed:
+    if position.dim in removed:
         return None
-    return Moved(at.dim - sum(dim < at.dim for dim in removed), at.outer)
+    return Moved(position.dim - sum(dim < position.dim for dim in removed), position.outer)
 
 
 def _widened(
@@ -160,18 +162,18 @@ def _widened(
     arguments: Mapping[str, Any],
     before: Sequence[Extent],
     after: Sequence[Extent],
-    at: Moved,
+    position: Moved,
 ) -> Moved | None:
     if name == "repeat_interleave":
         # Each example is repeated in place; without `dim` the operand is flattened first.
         if arguments.get("dim") is None:
-            return Moved(0, product((*before[: at.dim], at.outer)))
-        return at
-    dim = at.dim + len(after) - len(before)
+            return Moved(0, product((*before[: position.dim], position.outer)))
+        return position
+    dim = position.dim + len(after) - len(before)
     if name in {"repeat", "tile"}:
-        times = quotient(after[dim], before[at.dim])
-        return None if times is None else Moved(dim, product((times, at.outer)))
-    return Moved(dim, at.outer)
+        times = quotient(after[dim], before[position.dim])
+        return None if times is None else Moved(dim, product((times, position.outer)))
+    return Moved(dim, position.outer)
 
 
 def _pieces(
@@ -179,14 +181,17 @@ def _pieces(
     arguments: Mapping[str, Any],
     before: Sequence[Extent],
     after: Sequence[Sequence[Extent]],
-    at: Moved,
+    position: Moved,
 ) -> list[Moved | None]:
     along = int(arguments.get("dim") or 0) % len(before)
     if name in {"select", "unbind"}:
-        lost = along == at.dim
-        return [None if lost else Moved(at.dim - (along < at.dim), at.outer) for _ in after]
-    if along != at.dim:
-        return [at for _ in after]
+        lost = along == position.dim
+        return [
+            None if lost else Moved(position.dim - (along < position.dim), position.outer)
+            for _ in after
+        ]
+    if along != position.dim:
+        return [position for _ in after]
     start = arguments.get("start") if name in {"slice", "narrow"} else 0
     first = 0 if start is None else start
     if isinstance(first, fx.Node) or (arguments.get("step") or 1) != 1:
@@ -194,17 +199,17 @@ def _pieces(
     begin: Extent = extent(first)
     pieces: list[Moved | None] = []
     for sizes in after:
-        pieces.append(_rounds(before[along], begin, sizes[along], at))
+        pieces.append(_rounds(before[along], begin, sizes[along], position))
         begin = begin + sizes[along]
     return pieces
 
 
-def _rounds(size: Extent, begin: Extent, length: Extent, at: Moved) -> Moved | None:
+def _rounds(size: Extent, begin: Extent, length: Extent, position: Moved) -> Moved | None:
     """Return the position of the batch in a piece made of whole repeats, else None."""
     if length == size:
-        return at
-    batch = quotient(size, at.outer)
+        return position
+    batch = quotient(size, position.outer)
     outer = None if batch is None else quotient(length, batch)
     if batch is None or outer is None or outer == 0 or quotient(begin, batch) is None:
         return None
-    return Moved(at.dim, outer)
+    return Moved(position.dim, outer)

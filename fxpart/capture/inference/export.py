@@ -164,9 +164,9 @@ def quiet() -> Iterator[None]:
 def only_graphs() -> Iterator[None]:
     """Let torch trace graphs without the stack of each call and without Python code.
 
-    Torch records for each node where it was called, and after each pass of an export generates the
-    code of the graph, which nobody runs: together a third of the time of an export. A graph module
-    traced meanwhile generates its code when it is called or printed. Not thread-safe.
+    Torch records the call site of each node, and after each pass of an export generates the code of
+    the graph, which is never run: together a third of the time of an export. A graph module traced
+    in the block generates its code when it is called or printed. Not thread-safe.
     """
     config, name = torch.fx.config, "do_not_emit_stack_traces"
     before = getattr(config, name, False)  # older versions of torch do not have it

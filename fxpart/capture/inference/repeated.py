@@ -1,12 +1,12 @@
 """`with_more_blocks`: the graph of a deep model, from that of the same model with fewer blocks.
 
-The blocks of a transformer are alike, so a capture of each repeats itself. A few are captured, and
-the graph of one period of them is inserted as often as the deep model has it more:
+The blocks of a transformer are alike, so their captures repeat. A few blocks are captured, and the
+graph of one period is inserted once for each further period of the deep model:
 
     before | A | B | C | D | after    ->    before | A | B | B' | B'' | C | D | after
 
-B and C must be equal in everything, references to the period before and after them included; then
-so is any number of periods between them. Otherwise `NotRepeatedError` is raised.
+B and C must be equal in everything, including references to the periods before and after them; then
+any number of such periods can be inserted between them. Otherwise `NotRepeatedError` is raised.
 """
 
 import re
@@ -24,7 +24,7 @@ from fxpart.core.symbolic_graph import OF_OPERATORS, SymbolicGraph
 __all__ = ["NotRepeatedError", "Repetition", "with_more_blocks"]
 
 _GLOBAL, _BEFORE, _A, _B, _C, _AFTER = range(6)
-"""Regions: outside of all blocks; of blocks before A; of A, B and C; of the blocks after C."""
+"""Regions: outside all blocks, the blocks before A, A, B, C, and the blocks after C."""
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _NUMBER = re.compile(r"(\d+)")
 _LAST_NUMBER = re.compile(r"_\d+$")
@@ -36,7 +36,7 @@ class NotRepeatedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """Which blocks of a graph are repeated how often."""
+    """The repeated blocks of a graph, and the number of repetitions."""
 
     blocks: str
     """Path of the list of blocks, such as ``model.layers``."""
@@ -49,9 +49,9 @@ class Repetition:
 
 
 def with_more_blocks(symbolic: SymbolicGraph, repetition: Repetition) -> SymbolicGraph:
-    """Return the graph of a model for inference, with `Repetition.copies` periods more.
+    """Return the graph of a model for inference with `Repetition.copies` more periods.
 
-    Operators are named as `torch.export` names them, but numbered without gaps.
+    Operators have names like those of `torch.export`, numbered without gaps.
 
     Raises:
         NotRepeatedError: if the periods B and C differ.
@@ -162,14 +162,14 @@ class _Expansion:
             raise NotRepeatedError("a training step has a backward too")
         self.old, self.repetition = graph, repetition
         label = _block_of_op(graph.modules, repetition.blocks)
-        of_value = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
+        value_block = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
         inputs = _only_block(graph.n_values, graph.reads, label[graph.readers])
         is_input = graph.value_producer < 0
-        of_value[is_input] = inputs[is_input]
-        of_weight = _only_block(len(graph.weight_names), graph.uses, label[graph.users])
+        value_block[is_input] = inputs[is_input]
+        weight_block = _only_block(len(graph.weight_names), graph.uses, label[graph.users])
         self.ops = _Items(label, repetition)
-        self.values = _Items(of_value, repetition)
-        self.weights = _Items(of_weight, repetition)
+        self.values = _Items(value_block, repetition)
+        self.weights = _Items(weight_block, repetition)
         if not len(self.ops.of(_B)):
             raise NotRepeatedError("blocks have no operators")
 
@@ -180,7 +180,7 @@ class _Expansion:
         use_start, uses = self._rows(old.use_start, old.uses, weights)
         producer = _moved(old.value_producer, values, ops)
         names = _numbered(ops.texts([_LAST_NUMBER.sub("", name) for name in old.names]))
-        held = old.value_held
+        last_op = old.value_held
         return replace(
             old,
             names=names,
@@ -196,7 +196,7 @@ class _Expansion:
             value_alloc_bytes=values.column(old.value_alloc_bytes),
             value_base=_moved(old.value_base, values, values),
             value_is_output=values.column(old.value_is_output),
-            value_held=_moved(held, values, ops) if len(held) else held,
+            value_held=_moved(last_op, values, ops) if len(last_op) else last_op,
             read_start=read_start,
             reads=reads,
             weight_names=_renamed(old.weight_names, weights),
@@ -210,32 +210,39 @@ class _Expansion:
 
     def _value_names(self, producer: IntArray, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of values: those of their operators, with the number of an item."""
-        given, items = [], []
+        names_of_inputs, items = [], []
         for name, op in zip(self.old.value_names, self.old.value_producer.tolist(), strict=True):
-            given.append(name if op < 0 else "")
+            names_of_inputs.append(name if op < 0 else "")
             items.append("" if op < 0 else name.removeprefix(self.old.names[op]))
-        of_values = zip(
-            producer.tolist(), _renamed(given, self.values), self.values.texts(items), strict=True
+        entries = zip(
+            producer.tolist(),
+            _renamed(names_of_inputs, self.values),
+            self.values.texts(items),
+            strict=True,
         )
-        return tuple(name if op < 0 else f"{names[op]}{item}" for op, name, item in of_values)
+        return tuple(name if op < 0 else f"{names[op]}{item}" for op, name, item in entries)
 
     def _rows(self, start: IntArray, items: IntArray, kind: _Items) -> tuple[IntArray, IntArray]:
         """Return the starts and items of the operators' lists."""
         lengths = self.ops.column(np.diff(start))
         new_start = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=new_start[1:])
-        # An item of the old list for each of the new one, and what refers to it.
-        of_op = np.repeat(np.arange(len(lengths)), lengths)
-        place = np.arange(len(of_op)) - new_start[of_op] + start[self.ops.source[of_op]]
-        return new_start, _moved(items, self.ops, kind, _Rows(start, of_op, place))
+        # The old item and the referring item of each new reference.
+        op = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(len(op)) - new_start[op] + start[self.ops.source[op]]
+        return new_start, _moved(items, self.ops, kind, _Rows(start, op, place))
 
     def _attention(self) -> IntArray:
         rows = {int(row[0]): row[1:].tolist() for row in self.old.attention}
-        of_b, of_c = ([rows.get(op) for op in self.ops.of(region).tolist()] for region in (_B, _C))
-        if of_b != of_c:
+        rows_b, rows_c = (
+            [rows.get(op) for op in self.ops.of(region).tolist()] for region in (_B, _C)
+        )
+        if rows_b != rows_c:
             raise NotRepeatedError("blocks differ in attention")
-        found = [(new, *rows[op]) for new, op in enumerate(self.ops.source.tolist()) if op in rows]
-        return np.array(found, dtype=np.int64).reshape(-1, self.old.attention.shape[1])
+        attention = [
+            (new, *rows[op]) for new, op in enumerate(self.ops.source.tolist()) if op in rows
+        ]
+        return np.array(attention, dtype=np.int64).reshape(-1, self.old.attention.shape[1])
 
 
 def _block_of_op(modules: Sequence[str], blocks: str) -> IntArray:
@@ -276,7 +283,7 @@ def _moved(targets: IntArray, items: _Items, kind: _Items, rows: _Rows | None = 
     """Return references of `items` to items of `kind`, or -1, with blocks repeated.
 
     Raises:
-        NotRepeatedError: if those of B and C differ, or reach further than the period beside.
+        NotRepeatedError: if those of B and C differ, or reach beyond the adjacent period.
 
     """
     if rows is None:
@@ -295,7 +302,7 @@ def _moved(targets: IntArray, items: _Items, kind: _Items, rows: _Rows | None = 
     to_next = ~is_none & kind.is_next[targets]
     if _crosses(region, to, to_next).any():
         raise NotRepeatedError("blocks refer to blocks far from them")
-    # Of the new references.
+    # Arrays over the new references.
     target, copy = targets[rows.place], items.copy[rows.owner]
     from_b = region[rows.place] == _B
     beside = copy + step[rows.place]
@@ -311,9 +318,9 @@ def _moved(targets: IntArray, items: _Items, kind: _Items, rows: _Rows | None = 
 def _crosses(
     region: IntArray, to: IntArray, to_next: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which references, from a region to another, would cross inserted periods.
+    """Return whether each reference between regions would cross the inserted periods.
 
-    `to_next` are those to the period behind C.
+    `to_next` marks references to the period after C.
     """
     crosses: npt.NDArray[np.bool_] = np.select(
         [region == _B, region == _C, region == _AFTER, region == _A],
@@ -332,7 +339,7 @@ def _crosses(
 
 
 def _numbered(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of operators, as `torch.export` makes them of their targets' names."""
+    """Return the operators' names as `torch.export` derives them from their targets' names."""
     uses: Counter[str] = Counter()
     names = []
     for text in texts:
@@ -360,7 +367,7 @@ def _renamed(names: Sequence[str], items: _Items) -> tuple[str, ...]:
 
 
 def _growth(names: Sequence[str], items: _Items) -> dict[tuple[str, ...], list[int]]:
-    """Return by how much each number grows from A to B, and from B to C, by a name's text."""
+    """Return the growth of each number from A to B, and from B to C, by a name's text."""
     growth: dict[tuple[str, ...], list[int]] = {}
     periods = (items.of(region).tolist() for region in (_A, _B, _C))
     for a, b, c in zip(*periods, strict=True):
@@ -375,6 +382,6 @@ def _growth(names: Sequence[str], items: _Items) -> dict[tuple[str, ...], list[i
 
 
 def _split(name: str) -> tuple[tuple[str, ...], list[int]]:
-    """Return the text of a name without its numbers, and those."""
+    """Return the text of a name without its numbers, and the numbers."""
     parts = _NUMBER.split(name)
     return tuple(parts[::2]), [int(number) for number in parts[1::2]]

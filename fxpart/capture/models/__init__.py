@@ -1,1 +1,1 @@
-"""Models by name: what they are (`spec`, without torch), and building them (`build`)."""
+"""Describe models by name (`spec`, without torch) and build them (`build`)."""

@@ -1,4 +1,4 @@
-"""Model classes of transformers by name, with checked configurations, without weights."""
+"""Build transformers models by class name, with checked configurations, without weights."""
 
 import inspect
 import logging
@@ -36,7 +36,7 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from writing advice on weights and tokens to the terminal."""
+    """Suppress transformers' advice on weights and tokens."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
     try:
@@ -46,7 +46,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _model_class_names() -> list[str]:
-    """Return the model classes that transformers lists, without importing any."""
+    """Return the names of transformers' model classes, without importing any."""
     names: list[str] = []
     for mapping in vars(modeling_auto):
         if mapping.startswith("MODEL_") and mapping.endswith("_NAMES"):
@@ -59,7 +59,7 @@ def model_class(architecture: str) -> type[Any]:
     """Return the model class of transformers with that name.
 
     Raises:
-        SpecError: when there is none, or it is a base class that computes nothing.
+        SpecError: if there is none, or it is a base class that computes nothing.
 
     """
     with _quiet():
@@ -81,24 +81,24 @@ def model_class(architecture: str) -> type[Any]:
 
 
 def has_encoder_and_decoder(architecture: str) -> bool:
-    """Return whether a model of that class reads with an encoder and writes with a decoder.
+    """Return whether a model of that class has an encoder and a decoder.
 
-    Raises `SpecError` for a class that does not exist.
+    Raises `SpecError` if the class does not exist.
     """
     cls = model_class(architecture)
-    # Of a decoder alone, as BartForCausalLM, the configuration is that of the whole.
+    # A decoder alone, such as BartForCausalLM, has the configuration of the whole model.
     has_decoder = "decoder_input_ids" in inspect.signature(cls.forward).parameters
     return has_decoder and bool(getattr(cls.config_class, "is_encoder_decoder", False))
 
 
 def _methods(cls: type[Any]) -> set[str]:
-    """Return what `cls` defines below `nn.Module`."""
-    own = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    return {name for owner in own for name in vars(owner)}
+    """Return the names that `cls` and its bases below `nn.Module` define."""
+    classes = cls.__mro__[: cls.__mro__.index(nn.Module)]
+    return {name for owner in classes for name in vars(owner)}
 
 
 def _unlisted_keys(cls: type[Any]) -> set[str]:
-    """Return the keys that the model's code reads although its configuration need not have them.
+    """Return the keys that the model's code reads although its configuration class lacks them.
 
     An example is ``head_dim`` of Qwen3MoeForCausalLM, which its published configurations set.
     """
@@ -115,7 +115,7 @@ def _config_keys(config_class: type[Any]) -> set[str]:
 def _check_keys(
     config_class: type[Any], unlisted: set[str], overrides: Mapping[str, Any], where: str
 ) -> None:
-    """Refuse keys that the class would keep as attributes that nothing reads."""
+    """Refuse keys that the class would accept as attributes without ever reading them."""
     keys = _config_keys(config_class) | unlisted
     for key, value in overrides.items():
         if key in _DTYPE_KEYS:
@@ -125,13 +125,13 @@ def _check_keys(
                 f"{where}.{key} is not a key of {config_class.__name__}; {nearest_names(key, keys)}"
             )
         part = config_class.sub_configs.get(key)
-        # Where the part's class depends on its model_type, only transformers can check it.
+        # If the part's class depends on its model_type, only transformers can check it.
         if isinstance(value, Mapping) and hasattr(part, "attribute_map"):
             _check_keys(part, unlisted, value, f"{where}.{key}")
 
 
 def _refuse_nonsense(overrides: Mapping[str, Any], where: str) -> None:
-    """Refuse sizes below 0, with which transformers builds a model all the same."""
+    """Refuse negative sizes, which transformers accepts."""
     for key, value in overrides.items():
         if isinstance(value, Mapping):
             _refuse_nonsense(value, f"{where}.{key}")
@@ -145,11 +145,11 @@ def _refuse_nonsense(overrides: Mapping[str, Any], where: str) -> None:
 def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
     """Return the configuration of model class `cls`: its defaults, changed by `overrides`.
 
-    `use_cache` is False unless `overrides` says otherwise: one pass over a prompt has no use for
-    the cache.
+    `use_cache` is False unless `overrides` sets it: a single pass over a prompt does not need the
+    cache.
 
     Raises:
-        SpecError: for a key that the class does not have or a value that it refuses.
+        SpecError: if the class lacks a key or refuses a value.
 
     """
     config_class = cls.config_class
@@ -168,14 +168,16 @@ def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa:
 
 
 def _without_cache(config: Any, overrides: Mapping[str, Any]) -> None:  # noqa: ANN401
-    """Switch the cache off in the parts of `config`, unless `overrides` says otherwise."""
+    """Switch the cache off in the parts of `config`, unless `overrides` sets it."""
     for key in config.sub_configs:
-        part, given = getattr(config, key, None), overrides.get(key, {})
+        part, part_overrides = getattr(config, key, None), overrides.get(key, {})
         if part is None or not hasattr(part, "sub_configs"):
             continue
-        if hasattr(part, "use_cache") and not (isinstance(given, Mapping) and "use_cache" in given):
+        if hasattr(part, "use_cache") and not (
+            isinstance(part_overrides, Mapping) and "use_cache" in part_overrides
+        ):
             part.use_cache = bool(overrides.get("use_cache", False))
-        _without_cache(part, given if isinstance(given, Mapping) else {})
+        _without_cache(part, part_overrides if isinstance(part_overrides, Mapping) else {})
 
 
 def architecture_model(
@@ -186,12 +188,12 @@ def architecture_model(
 ) -> nn.Module:
     """Return the model with `dtype` parameters on `device`, for inference.
 
-    Nothing is downloaded. On the meta device no memory is taken for weights; elsewhere they are
-    drawn at random, from torch's generators, as the architecture starts its training. The
-    configuration is the module's `config`.
+    Nothing is downloaded. On the meta device weights take no memory; elsewhere they have the
+    architecture's random initial values, from torch's generators. The configuration is the module's
+    `config`.
 
     Raises:
-        SpecError: for an architecture that does not exist, or a configuration that it refuses.
+        SpecError: if the architecture does not exist or refuses the configuration.
 
     """
     cls = model_class(architecture)
@@ -204,6 +206,6 @@ def architecture_model(
             f"{architecture} cannot be built with this config: {one_line(error)}"
         ) from error
     if getattr(config, "use_cache", False):
-        # Tells torch.export how to take the cache that the model returns apart.
+        # Lets torch.export flatten the cache that the model returns.
         register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
     return model

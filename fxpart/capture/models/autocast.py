@@ -1,8 +1,8 @@
-"""`autocast`, `with_own_regions`: a module casts as CUDA's `torch.autocast`, wherever it lies.
+"""`autocast`, `with_own_regions`: apply the casts of CUDA's `torch.autocast` on any device.
 
-Where there is no GPU `torch.autocast("cuda")` does nothing, on meta tensors it does not exist, and
-that of the CPU has other lists. The lists here are those of torch's ``ATen/autocast_mode.h`` (and
-of its page "Automatic Mixed Precision package"), by the names that functions have in Python;
+`torch.autocast("cuda")` does nothing without a GPU, does not exist for meta tensors, and the CPU's
+has other lists of functions. The lists here are those of torch's ``ATen/autocast_mode.h`` (and of
+its page "Automatic Mixed Precision package"), by the Python names of the functions;
 ``tests/capture/models/test_autocast.py`` compares them.
 """
 
@@ -120,7 +120,7 @@ IN_FLOAT32 = frozenset(
         "softmin",
     }
 )
-"""Functions whose operands of 16 bits are cast to float32."""
+"""Functions whose 16-bit operands are cast to float32."""
 SUMMED_IN_FLOAT32 = frozenset(
     {
         "cumprod",
@@ -134,7 +134,7 @@ SUMMED_IN_FLOAT32 = frozenset(
         "sum",
     }
 )
-"""Functions that are told ``dtype=torch.float32`` where nobody tells them another."""
+"""Functions that get ``dtype=torch.float32`` unless the call sets a dtype."""
 IN_THE_WIDEST = frozenset(
     {
         "addcdiv",
@@ -151,16 +151,16 @@ IN_THE_WIDEST = frozenset(
         "vdot",
     }
 )
-"""Functions whose operands are cast to float32 where one of them is."""
+"""Functions whose operands are cast to float32 if one of them has it."""
 _16_BITS = (torch.bfloat16, torch.float16)
 
 
 def autocast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let `module` run as under ``torch.autocast("cuda", dtype)``; it is changed in place.
+    """Change `module` in place to run as under ``torch.autocast("cuda", dtype)``.
 
-    A float32 leaf that requires a gradient is cast to 16 bits once in a forward, and the cast is
-    kept to its end, as torch's cache keeps it. Where a function of Python is made of several, such
-    as attention with its projections, all of it is in the dtype of the products.
+    A float32 leaf that requires a gradient is cast to 16 bits once per forward, and the cast is
+    kept until the forward ends, as in torch's cache. A Python function composed of several
+    operators, such as attention with its projections, runs in the dtype of the products.
     """
     forward = module.forward
 
@@ -174,9 +174,9 @@ def autocast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def with_own_regions(module: nn.Module) -> None:
-    """Let regions of `torch.autocast` in the forward of `module` cast as on CUDA; changed in place.
+    """Change `module` in place so that `torch.autocast` regions in its forward cast as on CUDA.
 
-    Those that name the CPU stay as they are: on an accelerator they do nothing.
+    Regions for the CPU are unchanged: on an accelerator they do nothing.
     """
     forward = module.forward
 
@@ -190,10 +190,10 @@ def with_own_regions(module: nn.Module) -> None:
 
 @contextmanager
 def regions_of_cuda() -> Iterator[None]:
-    """Let regions of `torch.autocast` that are made or entered meanwhile cast as on CUDA.
+    """Let regions of `torch.autocast` created or entered in the block cast as on CUDA.
 
-    Without a GPU torch disables them as they are made, and those of the device ``meta`` fail. What
-    was made before is enabled if torch left it so. Not thread-safe.
+    Without a GPU torch disables such regions on creation, and those of the device ``meta`` fail.
+    Regions created earlier are enabled only if torch left them enabled. Not thread-safe.
     """
     names = ("__init__", "__enter__", "__exit__")
     originals = [getattr(torch.autocast, name) for name in names]
@@ -216,8 +216,8 @@ def regions_of_cuda() -> Iterator[None]:
     def enter_region(region: Any) -> object:  # noqa: ANN401
         if region.device == "cpu":
             return enter(region)
-        as_torch_left_it = region.fast_dtype if getattr(region, "_enabled", False) else None
-        mode = _Autocast(getattr(region, "casts_to", as_torch_left_it))
+        default_dtype = region.fast_dtype if getattr(region, "_enabled", False) else None
+        mode = _Autocast(getattr(region, "casts_to", default_dtype))
         region.modes = [*getattr(region, "modes", ()), mode]
         mode.__enter__()
         return region
@@ -239,26 +239,26 @@ def regions_of_cuda() -> Iterator[None]:
 
 
 class _Autocast(TorchFunctionMode):
-    """Casts what functions of torch read, by their names; within another it alone does."""
+    """Casts the operands of torch functions, by name; nested modes override outer ones."""
 
     _entered: ClassVar[list["_Autocast"]] = []
 
     def __init__(self, dtype: torch.dtype | None) -> None:
-        """Cast to `dtype` for products; None casts nothing, as a disabled region."""
+        """Cast to `dtype` for products; None casts nothing, like a disabled region."""
         super().__init__()
         self._dtype = dtype
-        # By `id` and dtype, with the leaf itself so that no other tensor takes its id.
+        # By `id` and dtype, with the leaf itself so that its id is not reused.
         self._casts: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def __enter__(self) -> "_Autocast":
-        """Become the innermost; casts of leaves are kept until the outermost is left."""
+        """Become the innermost mode; casts of leaves are kept until the outermost exits."""
         self._casts = self._entered[0]._casts if self._entered else {}
         self._entered.append(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give way to the one around it."""
+        """Restore the enclosing mode."""
         self._entered.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -269,18 +269,18 @@ class _Autocast(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what a function returns is anything
-        given = dict(kwargs or {})
+        named = dict(kwargs or {})
         if self._dtype is None or self._entered[-1] is not self:
-            return func(*args, **given)
+            return func(*args, **named)
         name = getattr(func, "__name__", "")
         if name in IN_16_BITS:
-            args, given = tree_map_only(Tensor, self._in_16_bits, (args, given))
+            args, named = tree_map_only(Tensor, self._in_16_bits, (args, named))
         elif name in SUMMED_IN_FLOAT32:
-            if _is_short(args, given) and not _has_dtype(args, given):
-                given["dtype"] = torch.float32
-        elif name in IN_FLOAT32 or (name in IN_THE_WIDEST and _has_float32(args, given)):
-            args, given = tree_map_only(Tensor, _in_float32, (args, given))
-        return func(*args, **given)
+            if _is_short(args, named) and not _has_dtype(args, named):
+                named["dtype"] = torch.float32
+        elif name in IN_FLOAT32 or (name in IN_THE_WIDEST and _has_float32(args, named)):
+            args, named = tree_map_only(Tensor, _in_float32, (args, named))
+        return func(*args, **named)
 
     def _in_16_bits(self, tensor: Tensor) -> Tensor:
         dtype = self._dtype
@@ -303,16 +303,16 @@ def _in_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in _16_BITS else tensor
 
 
-def _tensors(*given: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+def _tensors(*operands: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(operands) if isinstance(leaf, Tensor)]
 
 
-def _is_short(*given: object) -> bool:
-    return any(tensor.dtype in _16_BITS for tensor in _tensors(*given)[:1])
+def _is_short(*operands: object) -> bool:
+    return any(tensor.dtype in _16_BITS for tensor in _tensors(*operands)[:1])
 
 
-def _has_float32(*given: object) -> bool:
-    return any(tensor.dtype == torch.float32 for tensor in _tensors(*given))
+def _has_float32(*operands: object) -> bool:
+    return any(tensor.dtype == torch.float32 for tensor in _tensors(*operands))
 
 
 def _has_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
-"""`build_model`: a `ModelSpec` made into a module and its example inputs, by default on meta.
+"""`build_model`: build the module and example inputs of a `ModelSpec`, by default on meta.
 
-A model is a class of transformers (`fxpart.capture.models.architecture`) or what a factory,
-``package.module:function``, returns.
+A model is a transformers class (`fxpart.capture.models.architecture`) or the result of a factory,
+``package.module:function``.
 """
 
 import inspect
@@ -34,7 +34,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BuiltModel:
-    """A module for inference and what it is called with, all of it on one device."""
+    """A module for inference and its example inputs, all on one device."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -44,33 +44,32 @@ class BuiltModel:
 
 
 def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltModel:
-    """Return the model that `spec` describes and example inputs for it.
+    """Return the model that `spec` describes, with example inputs.
 
-    Parameters, buffers and inputs lie on the meta device, so that a model of any size takes no
-    memory; nothing is downloaded. The module is in eval mode, with parameters in the spec's dtype
-    (a factory is told the dtype, and what it makes of it is kept).
+    Parameters, buffers and inputs are on the meta device, so a model of any size takes no memory;
+    nothing is downloaded. The module is in eval mode, with parameters in the spec's dtype (a
+    factory receives the dtype, and its result is not cast).
 
-    On another `device`, weights and inputs are drawn from torch's generators: seed them first. What
-    a factory returns as inputs is kept as it is.
+    On another `device`, weights and inputs are drawn from torch's generators: seed them first.
+    Inputs returned by a factory are unchanged.
 
-    With a loss of the user's (`ModelSpec.loss`), that is what the module returns.
+    If the user provides a loss function (`ModelSpec.loss`), the module returns the loss.
 
-    An architecture's inputs are described at `fxpart.capture.models.inputs.example_inputs`. Its
-    ``use_cache`` is off. With ``config.use_cache=true``, decoder-only models export as well, and
-    the keys and values of every layer are outputs of the graph; models with an encoder and a
-    decoder then do not export.
+    `fxpart.capture.models.inputs.example_inputs` describes an architecture's inputs. Its
+    ``use_cache`` is off. With ``config.use_cache=true``, decoder-only models can be exported too,
+    and the keys and values of every layer are outputs of the graph; encoder-decoder models cannot.
 
     With `ModelSpec.tensor_parallel` it is the part of one device (`fxpart.sharding`).
 
-    With `ModelSpec.autocast` its forward, with the loss, casts as `torch.autocast` of CUDA does, as
-    regions of its own forward do anyway.
+    With `ModelSpec.autocast` its forward, including the loss, casts like CUDA's `torch.autocast`;
+    autocast regions inside its forward always do.
 
-    With `ModelSpec.lora` it has peft's adapters, and nothing else is trained.
+    With `ModelSpec.lora` it has peft's adapters, and only these are trained.
 
     Raises:
-        SpecError: for a name, a configuration or a shape that does not exist, and for a model that
-            cannot be split over so many devices.
-        CaptureError: when a factory fails.
+        SpecError: if a name, configuration or shape does not exist, or the model cannot be split
+            over that many devices.
+        CaptureError: if a factory fails.
 
     """
     with regions_of_cuda():
@@ -86,11 +85,11 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
 
 
 def _compute_loss(module: nn.Module, name: str) -> None:
-    """Let `module` return what the user's function makes of its result and inputs, a number.
+    """Let `module` return the user's loss function of its result and inputs, a single number.
 
     Raises:
-        SpecError: for a function that does not exist, or that returns something else.
-        CaptureError: when importing it fails.
+        SpecError: if the function does not exist or returns anything but a number.
+        CaptureError: if importing it fails.
 
     """
     function = imported_function(name, "model.loss")
@@ -106,7 +105,7 @@ def _compute_loss(module: nn.Module, name: str) -> None:
         raise SpecError(f"model.loss={name} returned {got}; return a tensor of one number")
 
     signature = inspect.signature(forward)
-    # On the module itself: a module around it would change the path of every other.
+    # On the module itself: a wrapper module would change the path of every submodule.
     module.forward = forward_and_loss
 
 
@@ -114,20 +113,20 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
     if spec.architecture is None:
         module, args, kwargs = factory_model(spec, place)
         return BuiltModel(_part(module, spec), args, kwargs)
-    # Only where it is needed: transformers takes seconds to import.
+    # Imported here since transformers takes seconds to import.
     from fxpart.capture.models.architecture import architecture_model
     from fxpart.capture.models.inputs import drawn_inputs
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
     whole = architecture_model(spec.architecture, spec.config, dtype, place)
-    # Before its inputs, among which are the keys and values of its own heads.
+    # Before the inputs, which include the keys and values of the part's heads.
     module = _part(_moved(whole, place), spec)
     if spec.context_parallel > 1:
         from fxpart.sharding.context import check_context
 
         room = spec.cache_len
         tokens = check_context(spec.seq_len or room, spec.context_parallel)
-        # Each device keeps the keys and values of its piece.
+        # Each device caches the keys and values of its piece of the sequence.
         room = None if room is None else -(-room // spec.context_parallel)
         spec = replace(spec, seq_len=tokens, cache_len=room)
     try:
@@ -186,7 +185,7 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
 
 
 def _check_pieces(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> None:
-    """Refuse a sequence that does not come to equal pieces."""
+    """Refuse a sequence that cannot be split into equal pieces."""
     if spec.sequence_parallel and "input_ids" in inputs:
         from fxpart.sharding.sequence import check_positions
 
@@ -194,11 +193,11 @@ def _check_pieces(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> None:
 
 
 def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # noqa: ANN401
-    """Return the inputs of an architecture's `module`, on meta; of a step, it is prepared for it.
+    """Return the inputs of an architecture's `module`, on meta; prepare it for a step if needed.
 
     Raises:
-        SpecError: for shapes, or a step, that the model does not have.
-        CaptureError: for a cache that cannot be captured.
+        SpecError: if the model does not have these shapes or this step.
+        CaptureError: if its cache cannot be captured.
 
     """
     from fxpart.capture.models.image_grids import grid_values, with_grids
@@ -217,23 +216,23 @@ def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # n
 
 
 _SPEC_FIELDS = ("batch_size", "dtype", "seq_len")
-"""What a factory is called with that is no part of `ModelSpec.factory_args`."""
+"""Arguments of a factory that are not in `ModelSpec.factory_args`."""
 
 
 def factory_model(
     spec: ModelSpec, device: torch.device = META
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Return the module, positional and keyword inputs that the factory of `spec` makes.
+    """Return the module, positional and keyword inputs returned by the factory of `spec`.
 
     The function is called as ``function(batch_size=..., dtype=torch.dtype, **factory_args)`` with
-    `device` as the default device, and with ``seq_len=...`` when the spec states one. Tensors that
-    it puts elsewhere by name are moved to `device` afterwards. Modules in the working directory are
-    found.
+    `device` as the default device, and with ``seq_len=...`` if the spec states one. Tensors that it
+    places on other devices are moved to `device` afterwards. Modules in the working directory can
+    be imported.
 
     Raises:
-        SpecError: for a function that does not exist, does not take the arguments or returns
+        SpecError: if the function does not exist, does not accept the arguments or returns
             something else.
-        CaptureError: when importing or calling it fails, and when its source changes meanwhile.
+        CaptureError: if importing or calling it fails, or its source changes meanwhile.
 
     """
     factory = spec.factory or ""
@@ -245,7 +244,7 @@ def factory_model(
             f"factory={factory}: its model cannot be prepared{user_line(error)}: {one_line(error)}"
         )
 
-    # A model may have methods of its own for all that is asked of it here.
+    # A model may override any method that is called here.
     with user_errors(failed):
         module, args, kwargs = _checked(factory, result)
         refuse_module(factory, module)
@@ -258,7 +257,7 @@ def factory_model(
 
 
 def _known_to_torch(module: nn.Module, args: object, result: object) -> None:
-    """Let torch take apart the dataclasses that a forward returns, which an export does not."""
+    """Register the dataclasses that a forward returns as pytrees, which an export requires."""
     for leaf in tree_leaves(result):
         if is_dataclass(leaf) and not isinstance(leaf, type):
             register_dataclass(type(leaf))
@@ -299,13 +298,16 @@ def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, ob
     for name in spec.factory_args:
         if name in _SPEC_FIELDS:
             raise SpecError(f"factory_args.{name} is set by model.{name}; use that instead")
-    given: dict[str, object] = {"batch_size": spec.batch_size, "dtype": getattr(torch, spec.dtype)}
+    arguments: dict[str, object] = {
+        "batch_size": spec.batch_size,
+        "dtype": getattr(torch, spec.dtype),
+    }
     if spec.seq_len is not None:
-        given["seq_len"] = spec.seq_len
+        arguments["seq_len"] = spec.seq_len
     elif "seq_len" in parameters and parameters["seq_len"].default is inspect.Parameter.empty:
         raise SpecError(f"factory={spec.factory} needs a sequence length; set model.seq_len")
-    given.update(spec.factory_args)
-    unknown = [] if takes_any else [name for name in given if name not in names]
+    arguments.update(spec.factory_args)
+    unknown = [] if takes_any else [name for name in arguments if name not in names]
     if unknown:
         what = "model" if unknown[0] in _SPEC_FIELDS else "factory_args"
         near = nearest_names(unknown[0], names) if names else "it has no parameters"
@@ -314,17 +316,17 @@ def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, ob
             f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]}); {near}{change}"
         )
     needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
-    missing = [name for name in needed if name not in given]
+    missing = [name for name in needed if name not in arguments]
     if missing:
         raise SpecError(
             f"factory={spec.factory} also needs {', '.join(missing)};"
             f" set model.factory_args.{missing[0]}"
         )
-    return given
+    return arguments
 
 
 def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Return what the factory returned, once it is known to be a model and its inputs."""
+    """Return the factory's result after checking that it is a model with its inputs."""
     match result:
         case (nn.Module() as module, tuple() as args):
             return module, args, {}
@@ -341,9 +343,9 @@ def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], 
 
 
 def _moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return `module` on `device`; parameters that were one object are one afterwards.
+    """Return `module` on `device`, with shared parameters still shared.
 
-    Legacy ``torch.Tensor(n)`` ignores the device that a module is made on.
+    Legacy ``torch.Tensor(n)`` ignores the default device.
     """
     if all(t.device == device for t in chain(module.parameters(), module.buffers())):
         return module

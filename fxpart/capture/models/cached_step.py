@@ -1,10 +1,10 @@
-"""A step of serving: the pass over a prompt that fills a cache, or one token against it.
+"""Prepare a serving step: prefill, which fills a cache from a prompt, or decode of one token.
 
-The cache is that of transformers (`StaticCache`: room for all tokens from the start), whatever a
-layer keeps in it: keys and values of all heads, of few (grouped queries), of a window, or of a
-latent; states of convolutions and recurrences; keys and values of an encoder's output. A short
-pass on the meta device lets the model say what that is. The tensors become inputs of the step, by
-names that begin with `CACHE`, and the step writes into them in place.
+The cache is transformers' `StaticCache`, allocated for all tokens from the start. Its contents
+depend on the layer: keys and values of all heads, of fewer heads (grouped queries), of a window, or
+of a latent; states of convolutions and recurrences; keys and values of an encoder's output. They
+are found by a short pass on the meta device. The tensors become inputs of the step, with names that
+start with `CACHE`, and the step writes into them in place.
 """
 
 import inspect
@@ -25,38 +25,38 @@ from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
 __all__ = ["cache_room", "context_range", "experts_for_shapes", "fill_counters", "prepare_step"]
 
 _PARAMETERS = ("past_key_values", "cache_params", "state")
-"""What a model calls the cache that its ``forward`` takes."""
+"""Names of the cache among the parameters of a model's ``forward``."""
 _COUNTER = "cumulative_length"
 _COUNT = "cached_tokens_"
-"""What the name of an input begins with that says how many tokens a layer's cache holds."""
+"""Prefix of inputs that count the tokens in a layer's cache."""
 _EXPERTS = "_experts_implementation"
 _WINDOWS = ("sliding_window", "attention_chunk_size")
-"""Fields of a configuration: tokens beyond which some layers' caches grow no more."""
+"""Configuration fields that bound the tokens cached by some layers."""
 _DEFAULT_ROOM = 512
 _PROMPT = 2
-"""Tokens of the pass in which a model shows what it keeps; more change no shape but a length."""
+"""Tokens of the pass that finds the cached tensors; more would only change their lengths."""
 
 
 def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN401 - untyped upstream
     """Make `model` take its cache as inputs, and return the inputs of the step of `spec`, on meta.
 
-    Of batch B, these are
+    For batch size B, these are
 
-    - in a ``decode``: ``input_ids`` (B, 1), or ``decoder_input_ids`` (B, 1) and the output of the
+    - for ``decode``: ``input_ids`` (B, 1), or ``decoder_input_ids`` (B, 1) and the output of the
       encoder, ``encoder_states``; the cache has room for `cache_room` tokens, and the step's token
       takes the last place;
-    - in a ``prefill``: the model's usual inputs, of a decoder beside an encoder one token; the
-      cache is empty, and a prompt whose length is not stated fills it.
+    - for ``prefill``: the model's usual inputs, with one token for the decoder of an
+      encoder-decoder model; the cache is empty, and a prompt without a stated length fills it.
 
-    What comes back from the step are the scores (logits) of the last token.
+    The step returns the logits of the last token.
 
     Raises:
-        SpecError: for a model without a cache, and for more tokens than it has positions for.
-        CaptureError: for a cache of which transformers makes no static one.
+        SpecError: if the model has no cache, or too few positions for these tokens.
+        CaptureError: if transformers has no static version of its cache.
 
     """
     with suppress(AttributeError):
-        del model.forward  # of a step that it was made ready for before
+        del model.forward  # set by an earlier call of this function
     name = _cache_parameter(model)
     room = cache_room(model, spec)
     dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -65,7 +65,7 @@ def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN
         seq_len = room
     usual = example_inputs(model, spec.batch_size, seq_len, dtype)
     if model.config.is_encoder_decoder:
-        # A tensor of its own: a view would keep, and count, what it is a part of.
+        # A copy: a view would keep, and count, its whole base.
         usual["decoder_input_ids"] = usual["decoder_input_ids"].new_empty(spec.batch_size, 1)
     cache = _shown_cache(model, name, usual, room)
     tensors = {slot.name: slot.tensor() for slot in cache.slots}
@@ -78,7 +78,7 @@ def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN
 
 
 def _decoded(spec: ModelSpec, cache: "_Cache") -> dict[str, Tensor]:
-    """Return what a decode takes beside its cache."""
+    """Return the inputs of a decode besides its cache."""
     tokens = torch.empty((spec.batch_size, 1), dtype=torch.int64, device="meta")
     if cache.encoder_states is None:
         return {"input_ids": tokens}
@@ -86,7 +86,7 @@ def _decoded(spec: ModelSpec, cache: "_Cache") -> dict[str, Tensor]:
 
 
 def _named_forward(step: "_Step", names: Iterable[str]) -> Callable[..., Tensor]:
-    """Return the step as a function of inputs of these names, which `torch.export` asks for."""
+    """Return the step as a function with parameters of these names, as `torch.export` requires."""
 
     def forward(**inputs: Any) -> Tensor:  # noqa: ANN401 - as a model of transformers is called
         return step.run(inputs)
@@ -98,19 +98,20 @@ def _named_forward(step: "_Step", names: Iterable[str]) -> Callable[..., Tensor]
 
 
 def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
-    """Return the tokens that the cache has room for: `ModelSpec.cache_len`, or else the prompt's.
+    """Return the tokens that fit in the cache: `ModelSpec.cache_len`, or else the prompt's length.
 
     Raises:
-        SpecError: for more than the model has positions for, and for a decode against nothing.
+        SpecError: if the model has too few positions, or a decode has no context.
 
     """
-    most = _positions(model)
-    of_prompt = None if model.config.is_encoder_decoder else spec.seq_len
-    room = spec.cache_len or of_prompt or min(_DEFAULT_ROOM, most or _DEFAULT_ROOM)
-    if most is not None and room > most:
+    limit = _positions(model)
+    prompt_len = None if model.config.is_encoder_decoder else spec.seq_len
+    room = spec.cache_len or prompt_len or min(_DEFAULT_ROOM, limit or _DEFAULT_ROOM)
+    if limit is not None and room > limit:
         raise SpecError(
-            f"a cache of {room} tokens is more than the {most} positions of {type(model).__name__};"
-            f" set context_len, or prompt_len + output_len of a generation, to {most} or less"
+            f"a cache of {room} tokens is more than the {limit} positions of"
+            f" {type(model).__name__}; set context_len, or prompt_len + output_len of a generation,"
+            f" to {limit} or less"
         )
     if spec.step == "decode" and room < _PROMPT:
         raise SpecError(
@@ -127,28 +128,29 @@ def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
 
 
 def context_range(model: Any, context_len: int) -> tuple[int, int | None]:  # noqa: ANN401
-    """Return the contexts in which every tensor of the cache grows, or not, as at `context_len`.
+    """Return the range of contexts in which the same cache tensors grow as at `context_len`.
 
-    Caches of a window grow up to it; within the range sizes are one formula in the context.
+    Caches of a window stop growing at its length; within the range sizes are one formula in the
+    context.
     """
-    most, config = _positions(model), text_config(model.config)
+    upper, config = _positions(model), text_config(model.config)
     windows = sorted(
         {n for name in _WINDOWS if isinstance(n := getattr(config, name, None), int) and n > 0}
     )
     least = max((n for n in windows if n <= context_len), default=0)
     ends = [n - 1 for n in windows if n > context_len]
-    return max(_PROMPT, least), min([*ends, *([most] if most else [])], default=None)
+    return max(_PROMPT, least), min([*ends, *([upper] if upper else [])], default=None)
 
 
 def fill_counters(inputs: dict[str, Tensor], step: str, room: int) -> None:
-    """Set the counts of tokens in a cache, among `inputs` with values, to what `step` begins at."""
+    """Set the token counters of a cache, among `inputs` with values, to the start of `step`."""
     for name, tensor in inputs.items():
         if name.startswith(_COUNT):
             tensor.fill_(room - 1 if step == "decode" else 0)
 
 
 def _positions(model: Any) -> int | None:  # noqa: ANN401
-    """Return the longest text that the model serves, None where it states none."""
+    """Return the maximum sequence length of the model, or None if it states none."""
     stated = getattr(text_config(model.config), "max_position_embeddings", None)
     within = "decoder" if model.config.is_encoder_decoder else ""
     known = [n for n in (positions(model, within), stated) if isinstance(n, int) and n > 0]
@@ -170,7 +172,7 @@ def _cache_parameter(model: Any) -> str:  # noqa: ANN401
     return name
 
 
-# The cache, as transformers keeps it: objects of layers whose attributes are tensors.
+# The cache in transformers: objects of layers whose attributes are tensors.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -179,7 +181,7 @@ class _Slot:
 
     name: str
     owner: Any
-    """An object of transformers, a dict or a list."""
+    """Container of the tensor: an object of transformers, a dict or a list."""
     key: str | int
 
     def tensor(self) -> Tensor:
@@ -198,35 +200,35 @@ class _Slot:
 class _Cache:
     """A model's cache after a first pass."""
 
-    kept: Any
-    """What the model's ``forward`` takes."""
+    argument: Any
+    """The cache argument of the model's ``forward``."""
     layers: list[Any]
-    """Of a decoder's own attention, then of that to an encoder; none for a mere list of states."""
+    """Layers of self-attention, then of cross-attention; empty for a plain list of states."""
     slots: list[_Slot]
     encoder_states: Tensor | None
-    """What the encoder made of the inputs."""
+    """Output of the encoder."""
     unfilled: frozenset[int]
-    """Layers of a window, by number, that have not as many tokens as that yet."""
+    """Numbers of the layers whose window is not full yet."""
 
     def begin(self, device: torch.device, *, is_full: bool, room: int) -> None:
-        """Set what layers keep in Python: that all places but the last are taken, or none is."""
+        """Set the layers' Python counters: all places but the last are taken, or none is."""
         for index, layer in enumerate(self.layers):
             layer.device = device
             if hasattr(layer, "cumulative_length_int"):
                 taken = room - 1
-                if index in self.unfilled:  # its tensors may have a symbol for a size
+                if index in self.unfilled:  # a size of its tensors may be a symbol
                     layer.max_cache_len = layer.keys.shape[-2]
                     taken = layer.max_cache_len - 1
                 layer.cumulative_length_int = taken if is_full else 0
             elif hasattr(layer, _COUNTER):
-                # Numbers, not tensors, let attention to an empty cache be causal without a mask.
+                # With numbers, not tensors, attention to an empty cache is causal without a mask.
                 if not is_full:
                     layer.get_seq_length = _zero
                 if isinstance(layer.keys, Tensor):
                     layer.max_cache_len = layer.keys.shape[-2]
             if hasattr(layer, "has_previous_state"):
                 layer.has_previous_state = dict.fromkeys(layer.has_previous_state, is_full)
-        updated = getattr(self.kept, "is_updated", None)
+        updated = getattr(self.argument, "is_updated", None)
         if updated is not None:
             updated.update(dict.fromkeys(updated, is_full))
 
@@ -236,22 +238,22 @@ def _zero() -> int:
 
 
 def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> _Cache:  # noqa: ANN401
-    """Run a short prompt through `model`, on meta, and return the cache that it leaves."""
+    """Run a short prompt through `model` on meta, and return its cache."""
     from transformers import EncoderDecoderCache, StaticCache
 
     sizes = {"input_ids"} if not model.config.is_encoder_decoder else set()
     short = {k: v[:, : min(_PROMPT, room)] if k in sizes else v for k, v in usual.items()}
-    given: dict[str, Any] = {}
-    kept: Any
+    cache_argument: dict[str, Any] = {}
+    cache: Any
     try:
         if name != "state":
-            kept = StaticCache(config=model.config, max_cache_len=room)
+            cache = StaticCache(config=model.config, max_cache_len=room)
             if model.config.is_encoder_decoder:
                 length = _encoder_length(model, short)
                 cross = StaticCache(config=model.config, max_cache_len=length)
-                kept = EncoderDecoderCache(kept, cross)
-            given[name] = kept
-        result = _run_on_meta(model, {**short, **given, "use_cache": True})
+                cache = EncoderDecoderCache(cache, cross)
+            cache_argument[name] = cache
+        result = _run_on_meta(model, {**short, **cache_argument, "use_cache": True})
     except FxpartError:
         raise
     except Exception as error:
@@ -259,9 +261,9 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
             f"{type(model).__name__} cannot be captured with a static cache: {one_line(error)}; use"
             " phase=inference"
         ) from error
-    kept = given.get(name, getattr(result, name, None))
-    layers = _layers(kept)
-    slots = list(_slots(kept, layers))
+    cache = cache_argument.get(name, getattr(result, name, None))
+    layers = _layers(cache)
+    slots = list(_slots(cache, layers))
     unfilled = frozenset(
         index
         for index, layer in enumerate(layers)
@@ -270,11 +272,11 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
         and layer.keys.shape[-2] >= room
     )
     states = getattr(result, "encoder_last_hidden_state", None)
-    return _Cache(kept, layers, slots, states, unfilled)
+    return _Cache(cache, layers, slots, states, unfilled)
 
 
 def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Call the class's own ``forward``; shapes do not need the weights of a model that has some."""
+    """Call the ``forward`` of the class on meta, since shapes do not depend on weights."""
     meta = torch.device("meta")
     weights = {
         name: torch.empty_like(tensor, device=meta)
@@ -286,7 +288,7 @@ def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
 
 @contextmanager
 def experts_for_shapes(model: Any) -> Iterator[None]:  # noqa: ANN401
-    """Let a mixture of experts run on meta in any dtype, where its fast product takes bfloat16."""
+    """Let a mixture of experts run on meta in any dtype; its grouped product requires bfloat16."""
     configs = {
         id(config): config for m in model.modules() if (config := getattr(m, "config", None))
     }
@@ -307,21 +309,23 @@ def _encoder_length(model: Any, inputs: dict[str, Tensor]) -> int:  # noqa: ANN4
     return int(_run_on_meta(model.get_encoder(), encoder)[0].shape[1])
 
 
-def _layers(kept: Any) -> list[Any]:  # noqa: ANN401
-    if kept is None or isinstance(kept, list | tuple):
+def _layers(cache: Any) -> list[Any]:  # noqa: ANN401
+    if cache is None or isinstance(cache, list | tuple):
         return []
-    if hasattr(kept, "self_attention_cache"):
-        return [*kept.self_attention_cache.layers, *kept.cross_attention_cache.layers]
-    return list(kept.layers)
+    if hasattr(cache, "self_attention_cache"):
+        return [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    return list(cache.layers)
 
 
-def _slots(kept: Any, layers: list[Any]) -> Iterator[_Slot]:  # noqa: ANN401
-    """Yield the tensors of a cache; those of attention to an encoder are called ``cross``."""
-    if isinstance(kept, list):
-        yield from (_Slot(f"{CACHE}state_{i}", kept, i) for i in range(len(kept)))
-    own = len(kept.self_attention_cache.layers) if hasattr(kept, "is_updated") else len(layers)
+def _slots(cache: Any, layers: list[Any]) -> Iterator[_Slot]:  # noqa: ANN401
+    """Yield the tensors of a cache; names of cross-attention's contain ``cross``."""
+    if isinstance(cache, list):
+        yield from (_Slot(f"{CACHE}state_{i}", cache, i) for i in range(len(cache)))
+    n_self_attention = (
+        len(cache.self_attention_cache.layers) if hasattr(cache, "is_updated") else len(layers)
+    )
     for index, layer in enumerate(layers):
-        where = f"{index}" if index < own else f"cross_{index - own}"
+        where = f"{index}" if index < n_self_attention else f"cross_{index - n_self_attention}"
         for name, value in vars(layer).items():
             if name == _COUNTER and layer.is_initialized:
                 yield _Slot(f"{_COUNT}{where}", layer, name)
@@ -335,7 +339,7 @@ def _slots(kept: Any, layers: list[Any]) -> Iterator[_Slot]:  # noqa: ANN401
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Step:
-    """What takes the place of a model's ``forward``: its cache comes as tensors by name."""
+    """Replacement for a model's ``forward`` that takes the cache as tensors by name."""
 
     model: Any
     parameter: str
@@ -344,7 +348,7 @@ class _Step:
     room: int
 
     def run(self, inputs: dict[str, Any]) -> Tensor:
-        """Return the scores of the last token."""
+        """Return the logits of the last token."""
         tensors = {slot: inputs.pop(slot.name) for slot in self.cache.slots}
         for slot, tensor in tensors.items():
             slot.bind(tensor)
@@ -352,10 +356,14 @@ class _Step:
         self.cache.begin(device, is_full=self.is_decode, room=self.room)
         if "encoder_states" in inputs:
             inputs["encoder_outputs"] = (inputs.pop("encoder_states"),)
-        own: Callable[..., Any] = type(self.model).forward
-        if "logits_to_keep" in inspect.signature(own).parameters:
+        forward: Callable[..., Any] = type(self.model).forward
+        if "logits_to_keep" in inspect.signature(forward).parameters:
             inputs["logits_to_keep"] = 1
-        given = {self.parameter: self.cache.kept, "use_cache": True, "return_dict": True}
-        result = own(self.model, **inputs, **given)
+        cache_arguments = {
+            self.parameter: self.cache.argument,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        result = forward(self.model, **inputs, **cache_arguments)
         scores: Tensor = result.logits if hasattr(result, "logits") else result[0]
         return scores

@@ -1,4 +1,4 @@
-"""DLRM, the recommendation model of MLPerf: huge embedding tables around small dense layers.
+"""DLRM, the recommendation model of MLPerf: large embedding tables and small dense layers.
 
 Naumov et al.: Deep Learning Recommendation Model for Personalization and Recommendation Systems,
 2019, arXiv:1906.00091. Sizes are those of MLPerf Training v0.7 to v2.1 and MLPerf Inference, for
@@ -27,7 +27,7 @@ _DENSE_FEATURES = 13
 
 
 def _mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
-    """Return linear layers of those widths with ReLU between them and `last` at the end."""
+    """Return linear layers of these widths, with ReLU between them and `last` at the end."""
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
@@ -60,8 +60,8 @@ class DLRM(nn.Module):
     def forward(self, dense: Tensor, indices: list[Tensor]) -> Tensor:
         """Return click probabilities (B, 1).
 
-        `dense` is (B, 13); `indices` has one int64 tensor (B, P) a table: the P rows to add up
-        for each example.
+        `dense` is (B, 13); `indices` has one int64 tensor (B, P) per table: the P rows to sum for
+        each example.
         """
         bottom = self.bottom(dense)
         vectors = [bottom]
@@ -87,13 +87,13 @@ def dlrm(
 ) -> tuple[DLRM, tuple[Tensor, list[Tensor]]]:
     """Return the model in `dtype` and its inputs ``(dense, indices)``, on the default device.
 
-    `rows` has one entry a table, capped at `max_rows`; the defaults are MLPerf's: 26 tables, 24.0e9
-    parameters. `bottom` and `top` are the widths of the hidden layers. Inputs: dense (B, 13) in
-    `dtype`, and for each table indices (B, `pooling`) int64, all drawn at random: dense from a
-    normal distribution, indices evenly from the rows of the table.
+    `rows` has one entry per table, capped at `max_rows`; the defaults are MLPerf's: 26 tables,
+    24.0e9 parameters. `bottom` and `top` are the widths of the hidden layers. The inputs are dense
+    (B, 13) in `dtype`, normally distributed, and for each table indices (B, `pooling`) int64,
+    uniformly distributed over its rows.
 
     Raises:
-        SpecError: for a size below 1 or no tables.
+        SpecError: if a size is below 1 or there are no tables.
 
     """
     sizes = [embedding_dim, pooling, max_rows, *rows, *bottom, *top]

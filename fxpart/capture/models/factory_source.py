@@ -1,4 +1,4 @@
-"""Where a model factory, ``package.module:function``, lies, and the digest of its sources."""
+"""Find a model factory, ``package.module:function``, and compute the digest of its sources."""
 
 import importlib
 import inspect
@@ -29,12 +29,12 @@ __all__ = ["factory_as_imported", "factory_digest", "imported_function", "split_
 
 
 def split_factory(factory: str, setting: str = "factory") -> tuple[str, str]:
-    """Return the module and the function that ``package.module:function`` names.
+    """Return the module and the function named by ``package.module:function``.
 
-    `setting` is what messages call it.
+    Messages refer to it by the name `setting`.
 
     Raises:
-        SpecError: for any other form.
+        SpecError: if it has any other form.
 
     """
     module, colon, function = factory.partition(":")
@@ -49,11 +49,11 @@ def split_factory(factory: str, setting: str = "factory") -> tuple[str, str]:
 def imported_function(factory: str, setting: str = "factory") -> Callable[..., object]:
     """Import the module, from the working directory too, and return the function.
 
-    Call it in the block of `factory_as_imported`, so that a later edit is noticed.
+    Call it in the block of `factory_as_imported`, so that later edits are noticed.
 
     Raises:
-        SpecError: for a module or a function that does not exist.
-        CaptureError: when the module fails.
+        SpecError: if the module or the function does not exist.
+        CaptureError: if the module fails.
 
     """
     module_name, function_name = split_factory(factory, setting)
@@ -82,7 +82,7 @@ def _import_failure(
 ) -> FxpartError:
     """Return the error for a factory whose module, or a package around it, cannot be imported.
 
-    It is of `kind` where there is such a module, which fails or imports one that does not exist.
+    It has the type `kind` if the module exists, but fails or imports one that does not exist.
     """
     if isinstance(error, ModuleNotFoundError):
         missing = error.name or module
@@ -102,16 +102,16 @@ def _no_such_module(factory: str, missing: str, setting: str) -> SpecError:
 
 
 def _folders_beside(module: str) -> Iterable[str]:
-    """Return the folders in which the last part of `module` should lie."""
+    """Return the folders that should contain the last part of `module`."""
     parent = sys.modules.get(module.rpartition(".")[0])
     return getattr(parent, "__path__", None) or [os.curdir]
 
 
 @contextmanager
 def factory_as_imported(factory: str | None, depends_on: Sequence[str] = ()) -> Iterator[None]:
-    """Let the factory be imported from the working directory, and remember what it said then.
+    """Allow imports of the factory from the working directory, and record its sources then.
 
-    As `fxpart.capture.models.user_code.as_imported`; of no factory it does nothing.
+    Like `fxpart.capture.models.user_code.as_imported`; without a factory it does nothing.
     """
     if factory is None:
         yield
@@ -123,32 +123,39 @@ def factory_as_imported(factory: str | None, depends_on: Sequence[str] = ()) -> 
 
 
 def _see_working_directory() -> None:
-    """Let modules in the working directory be imported, as ``python -m`` does."""
-    here = str(Path.cwd())
+    """Add the working directory to the import path, as ``python -m`` does."""
+    folder = str(Path.cwd())
     # An empty entry also stands for the working directory.
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
     importlib.invalidate_caches()
 
 
 def factory_digest(factory: str, depends_on: Sequence[str] = (), setting: str = "factory") -> str:
-    """Return the SHA-256, in hex, of what the factory is made of.
+    """Return the SHA-256, in hex, of the factory's code and files.
 
-    That is its module, the user's own modules that it imports, and what the files `depends_on` say;
-    comments and docstrings do not count. The packages around the module are imported, the module
-    is not. Modules that were imported under `factory_as_imported` count as the code in memory.
+    It covers its module, the user's own modules that it imports, and the content of the files
+    `depends_on`; comments and docstrings do not count. The packages that contain the module are
+    imported, the module itself is not. Modules imported under `factory_as_imported` count as the
+    code in memory.
 
     Raises:
-        SpecError: when the module or its file does not exist, a package fails to import, or one of
+        SpecError: if the module or its file does not exist, a package cannot be imported, or one of
             the files cannot be read.
 
     """
     files = _digests(depends_on)
     module, path = _factory_file(factory, depends_on, setting)
     imports = imported_modules(module, path) if is_user_file(path) else {}
-    # What a module read when it was imported, it may have kept.
+    # A module may have kept the content of files that it read when it was imported.
     earlier = [files_at_import(name) for name in (module, *imports)]
-    versions = [{now, *(at[file] for at in earlier if file in at)} for file, now in files.items()]
+    versions = [
+        {
+            current,
+            *(digests_by_file[file] for digests_by_file in earlier if file in digests_by_file),
+        }
+        for file, current in files.items()
+    ]
     return stable_digest(
         {
             "factory": module_digest(module, path),
@@ -159,7 +166,7 @@ def factory_digest(factory: str, depends_on: Sequence[str] = (), setting: str = 
 
 
 def _digests(depends_on: Sequence[str]) -> dict[Path, str]:
-    """Return the digest of each file, by its whole path. Raises `SpecError`."""
+    """Return the digest of each file, by its absolute path. Raises `SpecError`."""
     digests = {}
     for name in depends_on:
         path = Path(name).absolute()
@@ -174,12 +181,12 @@ def _digests(depends_on: Sequence[str]) -> dict[Path, str]:
 
 
 def _factory_file(factory: str, depends_on: Sequence[str], setting: str) -> tuple[str, Path]:
-    """Return the factory's module and its file. Raises what `factory_digest` does."""
+    """Return the factory's module and its file. Raises the errors of `factory_digest`."""
     module, _ = split_factory(factory, setting)
     _see_working_directory()
     around = module.rpartition(".")[0]
 
-    # To find a module is to import the packages that it lies in.
+    # Finding a module imports the packages that contain it.
     is_new = around and around not in sys.modules
     with (
         user_errors(partial(_import_failure, SpecError, factory, module, setting)),

@@ -1,8 +1,8 @@
-"""Images that come as rows of patches, with a grid that says how many: ``grid_thw``.
+"""Images given as rows of patches with a grid of their numbers: ``grid_thw``.
 
 The vision models of Qwen-VL, GLM-V and others take the patches of all images in one tensor, and
-their time, height and width in patches in another, whose values decide shapes. Those are given to
-the model once and for all: they are a part of what is captured, as its configuration is.
+their time, height and width in patches in another, whose values determine shapes. These grids are
+bound to the model before the capture and become part of it, like the configuration.
 """
 
 import inspect
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 __all__ = ["GRIDS", "given_grids", "grid_values", "has_grid", "patch_sizes", "with_grids"]
 
 GRIDS = ("grid_thw", "image_grid_thw")
-"""Names of inputs that say how many patches images have."""
+"""Names of inputs with the numbers of patches of images."""
 _GIVEN = "fxpart_grids"
-"""Attribute of a `forward` that `with_grids` made."""
+"""Attribute of a `forward` created by `with_grids`."""
 _SIDE = 448
-"""Pixels of an image's side where a configuration says none."""
+"""Side of an image in pixels, if the configuration states none."""
 
 
 def has_grid(model: nn.Module) -> bool:
@@ -36,7 +36,7 @@ def _setting(model: Any, names: tuple[str, ...], otherwise: int) -> int:  # noqa
 
 
 def _grid(model: Any) -> tuple[int, int, int]:  # noqa: ANN401
-    """Return the patches of an image in time, height and width: whole windows that are merged."""
+    """Return the patches of an image in time, height and width: multiples of the merged windows."""
     patch = _setting(model, ("patch_size",), 14)
     merged = _setting(model, ("spatial_merge_size", "merge_size"), 1)
     side = _setting(model, ("image_size",), _SIDE) // (patch * merged) * merged
@@ -44,9 +44,9 @@ def _grid(model: Any) -> tuple[int, int, int]:  # noqa: ANN401
 
 
 def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, int]:
-    """Return the shape of the patches of an image for each text: their number, and their size.
+    """Return the number and the size of the patches, with one image per sequence.
 
-    A patch has what the first layer reads at once.
+    A patch contains the values that the first layer reads at once.
     """
     time, height, width = _grid(model)
     first = next(m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d))
@@ -54,7 +54,7 @@ def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, int]:
 
 
 def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]:
-    """Return the grids that `model` cannot be called without, by name, a row for each image."""
+    """Return the grids that `model` requires, by name, with a row for each image."""
     if not has_grid(model):
         return {}
     parameters = inspect.signature(model.forward).parameters
@@ -62,26 +62,26 @@ def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]
 
 
 def given_grids(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the grids that `with_grids` gave to `model`."""
+    """Return the names of the grids bound to `model` by `with_grids`."""
     names: tuple[str, ...] = getattr(model.forward, _GIVEN, ())
     return names
 
 
 def with_grids(model: nn.Module, grids: Mapping[str, list[list[int]]]) -> None:
-    """Let `model` be called with these `grids` from now on, on the device of its parameters."""
+    """Bind `grids` to all later calls of `model`, on the device of its parameters."""
     forward = model.forward
     place = next(model.parameters()).device
 
     @wraps(forward)
     def forward_with_grids(*args: object, **kwargs: object) -> object:
-        made: dict[str, Tensor] = {
+        tensors: dict[str, Tensor] = {
             name: torch.tensor(rows, device=place) for name, rows in grids.items()
         }
-        return forward(*args, **{**made, **kwargs})
+        return forward(*args, **{**tensors, **kwargs})
 
     vars(forward_with_grids)[_GIVEN] = tuple(grids)
-    # What states its inputs by it says that it needs no grid any more.
+    # The signature then no longer shows the grids as inputs.
     signature = inspect.signature(forward)
-    left = [p for name, p in signature.parameters.items() if name not in grids]
-    vars(forward_with_grids)["__signature__"] = signature.replace(parameters=left)
+    remaining = [p for name, p in signature.parameters.items() if name not in grids]
+    vars(forward_with_grids)["__signature__"] = signature.replace(parameters=remaining)
     model.forward = forward_with_grids

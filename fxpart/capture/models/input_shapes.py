@@ -1,8 +1,8 @@
-"""The shape of each input of a transformers model, from its name and the configuration.
+"""Infer the shape of each input of a transformers model from its name and the configuration.
 
-A rule stands for a name that many architectures share, such as ``pixel_values``; sizes come from
-the configuration, or from that of a part (``vision_config``, ``audio_config``). For any other name
-the shape in the documentation of ``forward`` is taken, where the configuration knows all its sizes.
+There are rules for names that many architectures share, such as ``pixel_values``; sizes come from
+the configuration, or from that of a part (``vision_config``, ``audio_config``). For other names the
+shape is read from the documentation of ``forward``, if the configuration has all its sizes.
 """
 
 import re
@@ -28,20 +28,20 @@ __all__ = [
 ]
 
 ANY_DATA = "inputs"
-"""The input of a model that takes texts, images and more by one name."""
+"""The input of a model that takes all modalities under one name."""
 _DEFAULT_SEQ_LEN = 512
 _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_FRAMES = 16
 _DEFAULT_AUDIO_SAMPLES = 160_000
-"""Ten seconds at 16 kHz, the rate that speech models are trained at."""
+"""Ten seconds at 16 kHz, the usual rate of speech models."""
 _REGIONS = 36
-"""Of an image, that a detector has found for LXMERT: as its authors take."""
+"""Detected objects per image for LXMERT, as used by its authors."""
 _CHOICES = 2
-"""Of a model that picks one of several texts."""
+"""Choices of a multiple-choice model."""
 _DEFAULT_SPECTROGRAM = 1024
-"""About ten seconds in steps of 10 ms."""
+"""Frames of about ten seconds in steps of 10 ms."""
 
-# What transformers calls a table with one row for each position of a text.
+# Names in transformers of tables with one row per position.
 _POSITION_TABLES = ("embed_positions", "position_embedding", "position_embeddings", "wpe")
 _TEXT, _IMAGE, _AUDIO = ("text", "decoder"), ("vision", "image", "backbone"), ("audio", "speech")
 _MEL_BINS = (
@@ -60,7 +60,7 @@ _MEL_BINS = (
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Request:
-    """Whose input is made, and how large."""
+    """The model and the sizes of the input to create."""
 
     model: Any
     """A model of transformers."""
@@ -70,21 +70,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one input looks like."""
+    """Shape and dtype of one input."""
 
     sizes: tuple[int, ...]
     is_real: bool = True
-    """Real-valued, in the dtype of the weights; otherwise int64."""
+    """Whether the input is real-valued, in the dtype of the weights; otherwise it is int64."""
     uses_seq_len: bool = False
 
 
 def is_tokens(name: str) -> bool:
-    """Return whether an input of that name holds numbers of tokens."""
+    """Return whether an input of that name contains token ids."""
     return name.endswith("input_ids") or name == "task_inputs"
 
 
 def _rows(table: nn.Embedding) -> int:
-    """Return how many positions `table` has rows for; some reserve rows for the padding."""
+    """Return the number of positions of `table`; some tables reserve rows for the padding."""
     reserved = getattr(table, "offset", 0)
     # RoBERTa counts positions from padding_idx + 1; sinusoidal subclasses do not.
     if type(table) is nn.Embedding and table.padding_idx is not None:
@@ -93,9 +93,9 @@ def _rows(table: nn.Embedding) -> int:
 
 
 def positions(model: nn.Module, within: str = "", without: Sequence[str] = ()) -> int | None:
-    """Return the longest text that the model's tables of positions allow, None without tables.
+    """Return the maximum sequence length of the model's position tables, or None without tables.
 
-    Only tables whose path contains `within`, and nothing of `without`, count. A rotary or relative
+    Only tables whose path contains `within`, and none of `without`, count. A rotary or relative
     encoding has no table.
     """
     lengths = [
@@ -110,13 +110,13 @@ def positions(model: nn.Module, within: str = "", without: Sequence[str] = ()) -
 
 
 def _tokens(name: str, request: Request) -> int:
-    """Return the length of a text input: `seq_len`, or a usual one that fits the model."""
+    """Return the length of a token input: `seq_len`, or a default that fits the model."""
     model, seq_len = request.model, request.seq_len
     has_decoder = name.startswith("decoder_") and model.main_input_name != "input_ids"
     table = positions(model, "decoder" if has_decoder else "", (*_IMAGE, *_AUDIO))
     if seq_len is None:
         stated = getattr(text_config(model.config), "max_position_embeddings", None)
-        # XLNet states -1 for "any".
+        # XLNet states -1 for unlimited.
         usable = [length for length in (table, stated) if type(length) is int and length > 0]
         return min([*usable, _DEFAULT_SEQ_LEN])
     if table is not None and seq_len > table:
@@ -128,7 +128,7 @@ def _tokens(name: str, request: Request) -> int:
 
 
 def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream
-    """Return the part of `config` that is about text; all of it where there are several parts."""
+    """Return the text part of `config`, or all of it if there are several such parts."""
     try:
         return config.get_text_config()
     except ValueError:
@@ -136,20 +136,20 @@ def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream
 
 
 def _configs(config: Any, parts: Sequence[str]) -> Iterator[Any]:  # noqa: ANN401 - untyped upstream
-    """Yield `config` and those of its parts, the ones named like `parts` first."""
+    """Yield `config` and its parts, those named like `parts` first."""
     yield config
     nested = [
         (key, part)
         for key, part in vars(config).items()
         if hasattr(part, "sub_configs") and part is not config
     ]
-    # Sorting is stable: parts of one rank stay in the configuration's order.
+    # Sorting is stable: parts of equal rank stay in the order of the configuration.
     for _, part in sorted(nested, key=lambda item: not any(name in item[0] for name in parts)):
         yield from _configs(part, parts)
 
 
 def part_setting(config: Any, names: Sequence[str], parts: Sequence[str]) -> Any:  # noqa: ANN401
-    """Return the first of `names` that `config`, or a part of it, sets; None without any."""
+    """Return the value of the first of `names` set in `config` or a part of it, or None."""
     for place in _configs(config, parts):
         for name in names:
             value = getattr(place, name, None)
@@ -181,14 +181,14 @@ def _pixels(request: Request) -> tuple[int, ...]:
 
 
 def _window(config: Any) -> int:  # noqa: ANN401
-    """Return the pixels that images are made of multiples of: of patches in windows, else 1."""
+    """Return the number of pixels that image sides must be a multiple of; 1 without windows."""
     windows = part_setting(config, ("num_windows",), _IMAGE)
     patch = part_setting(config, ("patch_size",), _IMAGE)
     return windows * patch if type(windows) is int and type(patch) is int else 1
 
 
 def _frames(request: Request, otherwise: int) -> int:
-    """Return how many frames a video has by the configuration, else `otherwise`."""
+    """Return the configured number of frames of a video, else `otherwise`."""
     names = ("num_frames", "frames_per_clip", "n_frames")
     frames = part_setting(request.model.config, names, _IMAGE)
     return frames if type(frames) is int else otherwise
@@ -199,14 +199,14 @@ def _pixel_shape(name: str, request: Request) -> Shape:
     has_images = "image" in modalities and "text" in modalities
     is_video = name.endswith("_videos") or ("video" in modalities and "image" not in modalities)
     frames = _frames(request, _DEFAULT_FRAMES if is_video else 0) if not has_images else 0
-    if _is_one_of(request, "KEYPOINT_MATCHING"):  # two images are compared
+    if _is_one_of(request, "KEYPOINT_MATCHING"):  # compares two images
         frames = 2
     images = (frames,) if frames else (1,) * (len(_documented_shape(name, request.model)) - 4)
     return Shape((request.batch_size, *images, *_pixels(request)))
 
 
 def _high_res_shape(name: str, request: Request) -> Shape:
-    """Return the shape of the larger of two images, of a part of the configuration by its name."""
+    """Return the shape of the larger of two images, from the part of the configuration for it."""
     config = part_setting(
         request.model.config, (name.replace("pixel_values", "vision_config"),), ()
     )
@@ -217,7 +217,7 @@ def _high_res_shape(name: str, request: Request) -> Shape:
 
 
 def _feature_shape(name: str, request: Request) -> Shape:
-    """Return the shape of a spectrogram: bins before frames where convolutions take it so."""
+    """Return the shape of a spectrogram, with bins before frames for convolutional models."""
     config = request.model.config
     bins = part_setting(config, _MEL_BINS, (*_AUDIO, "encoder"))
     if type(bins) is not int:
@@ -234,7 +234,7 @@ def _feature_shape(name: str, request: Request) -> Shape:
 
 
 def _audio_shape(name: str, request: Request) -> Shape:
-    """Return the shape of raw audio, or of a spectrogram, whose length the configuration fixes."""
+    """Return the shape of raw audio, or of a spectrogram if the configuration fixes its length."""
     config, batch = request.model.config, request.batch_size
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
         return Shape((batch, config.max_length, config.num_mel_bins))
@@ -258,7 +258,7 @@ def _token_shape(name: str, request: Request) -> Shape:
     rows = request.batch_size
     books = getattr(getattr(request.model.config, "decoder", None), "num_codebooks", None)
     if name.startswith("decoder_") and type(books) is int:
-        rows *= books  # MusicGen's: a row for each code book
+        rows *= books  # MusicGen: a row for each code book
     sizes = (rows, *choices, _tokens(name, request))
     return Shape(sizes, is_real=False, uses_seq_len=True)
 
@@ -271,9 +271,9 @@ def _embedded_shape(name: str, request: Request) -> Shape:
 
 
 def _any_shape(name: str, request: Request) -> Shape:
-    """Return the shape for a model of any kind of data, such as Perceiver, by what it is used for.
+    """Return the shape for a model of any modality, such as Perceiver, by its task.
 
-    Images where it classifies them, otherwise a text.
+    An image classifier gets images, any other model a sequence.
     """
     if _is_one_of(request, "IMAGE_CLASSIFICATION"):
         return Shape((request.batch_size, *_pixels(request)))
@@ -291,9 +291,9 @@ _RULES = {
     "input_features": _feature_shape,
     "input_values": _audio_shape,
 }
-"""By name, what makes the shape of an input that many architectures have."""
+"""Rules for inputs that many architectures have, by name."""
 
-# Sizes that documentation names in words of its own, and the settings that they are.
+# Names of sizes in documentation, and the corresponding settings.
 _DOCUMENTED = {
     "num_input_channels": ("num_input_channels",),
     "feature_dim": _MEL_BINS,
@@ -303,18 +303,18 @@ _DOCUMENTED = {
     "width": ("image_size",),
 }
 _PATCHES = ("hidden_states", "pixel_values", "pixel_values_videos")
-"""Names of inputs that are rows of patches where there is a grid of them."""
+"""Names of inputs that are rows of patches if the model takes a grid."""
 _WHOLE_NUMBERS = ("ids", "timesteps", "freq", "padding")
 _VALUES_DECIDE = ("grid", "spatial_shapes", "structure", "sizes", "_thw", "marks", "num_")
-"""In names of inputs whose values, not their shapes, decide what the model computes."""
+"""Parts of the names of inputs whose values, not shapes, determine the computation."""
 
 
 def input_shape(name: str, request: Request) -> Shape:
     """Return the shape of input `name`.
 
     Raises:
-        SpecError: where neither a rule nor the documentation of the model says it, and for a
-            sequence longer than the model has positions for.
+        SpecError: if neither a rule nor the model's documentation determines it, or the model has
+            too few positions for the sequence.
 
     """
     if is_tokens(name):
@@ -334,7 +334,7 @@ def input_shape(name: str, request: Request) -> Shape:
 
 
 def _size(word: str, name: str, request: Request) -> int:
-    """Return the size that `word` of a documented shape names."""
+    """Return the size named by `word` in a documented shape."""
     if word in ("batch_size", "bs"):
         return request.batch_size
     if word.isdecimal():
@@ -352,7 +352,7 @@ def _size(word: str, name: str, request: Request) -> int:
 
 
 def _documented_shape(name: str, model: Any) -> list[str]:  # noqa: ANN401
-    """Return the sizes that the documentation of ``forward`` gives for input `name`."""
+    """Return the sizes of input `name` in the documentation of ``forward``."""
     text = type(model).forward.__doc__ or ""
     entry = re.search(
         rf"^\s*{re.escape(name)} \([^\n]*?shape\s*`?\(([^)\n]*)\)", text, re.MULTILINE

@@ -1,4 +1,4 @@
-"""Example inputs of a transformers model: the right names, shapes and dtypes, on meta."""
+"""Create example inputs of a transformers model on meta, with its names, shapes and dtypes."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "ordinary_inputs", "positions"]
 
-# By kind of input in transformers' `input_modalities`, the input that brings it.
+# The input of each modality in transformers' `input_modalities`.
 _MODALITIES = {
     "text": ("input_ids",),
     "image": ("pixel_values",),
     "video": ("pixel_values_videos", "pixel_values"),
     "audio": ("input_features", "input_values"),
 }
-# Beside one of these, an image or a recording comes cut into pieces whose number is in the values.
+# With one of these, images or recordings are cut into pieces whose number depends on values.
 _PIECES = (
     "aspect_ratio_ids",
     "cu_seqlens",
@@ -41,7 +41,7 @@ _PIECES = (
     "pixel_position_ids",
     "spatial_shapes",
 )
-# What models refuse to run without although it has a default.
+# Inputs that models require although they have a default.
 _NEEDED = (
     "high_res_pixel_values",
     "image_embeds_position_mask",
@@ -71,15 +71,16 @@ def _main_inputs(model: Any) -> list[str]:  # noqa: ANN401
 
 
 def _needed(model: Any) -> Iterator[str]:  # noqa: ANN401
-    """Yield the inputs that `model` is called with: which it needs, and one for each modality.
+    """Yield the inputs to call `model` with: those it requires, and one for each modality.
 
-    A model that puts images into its text, at placeholders, also runs without. It is given them
-    where they are one tensor; their pieces and grids would be values, and a graph has only shapes.
+    A model that inserts images into its text at placeholders also runs without them. It gets images
+    if they are one tensor; numbers of pieces and grids would be values, and a graph has only
+    shapes.
     """
     parameters = _parameters(model)
     yield from (name for name in _main_inputs(model) if name in parameters)
     needed = (n for n, p in parameters.items() if p.default is inspect.Parameter.empty)
-    yield from (name for name in needed if name not in GRIDS)  # which the model is given
+    yield from (name for name in needed if name not in GRIDS)  # bound to the model instead
     yield from (name for name in _NEEDED if name in parameters)
     if "decoder_input_ids" in parameters:
         yield "decoder_input_ids"
@@ -104,25 +105,25 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Return the keyword inputs of transformers model `model`, on the meta device.
 
-    These are its main input, what its ``forward`` has no default for, ``decoder_input_ids``, and an
-    input for each of its modalities. With batch B and length S:
+    These are its main input, parameters of its ``forward`` without default, ``decoder_input_ids``,
+    and an input for each of its modalities. With batch size B and length S:
 
     - ``input_ids`` and other tokens (B, S) int64;
-    - ``pixel_values`` (B, channels, height, width), 224 pixels where the model takes any; of videos
-      (B, frames, channels, height, width);
+    - ``pixel_values`` (B, channels, height, width), 224 pixels unless the model fixes the size; for
+      videos (B, frames, channels, height, width);
     - ``input_features`` (B, mel bins, 2 * max_source_positions) or (B, frames, mel bins), a log-mel
       spectrogram;
     - ``input_values`` (B, S) raw audio, 10 s at 16 kHz by default, or (B, frames, mel bins);
-    - what else there is as documented, with the sizes that the configuration has
+    - other inputs as documented, with the sizes of the configuration
       (`fxpart.capture.models.input_shapes`).
 
-    With `labels`, also those that its loss is computed from, where it has a loss
-    (`fxpart.capture.models.labels`). Real-valued inputs have `dtype`. Without `seq_len`, texts are
-    as long as the model allows, at most 512 tokens.
+    With `labels`, also the labels of the model's loss, if it has one
+    (`fxpart.capture.models.labels`). Real-valued inputs have `dtype`. Without `seq_len`, sequences
+    are as long as the model allows, at most 512 tokens.
 
     Raises:
-        SpecError: for a `seq_len` that the model has no positions for or no use for, and for a
-            model that needs an input whose shape is not known.
+        SpecError: if the model has too few positions for `seq_len` or does not use it, or requires
+            an input of unknown shape.
 
     """
     request = Request(model, batch_size, seq_len)
@@ -152,16 +153,16 @@ def drawn_inputs(
 ) -> dict[str, Tensor]:
     """Return tensors like `inputs` on `device`, drawn from torch's generators.
 
-    Real numbers are normally distributed; tokens are any that the model's embedding has a row for,
-    labels any of the classes.
+    Real numbers are normally distributed; tokens are uniform over the rows of the model's
+    embedding, labels over the classes.
 
     Args:
-        model: a model of transformers.
-        inputs: by name, what it is called with; only shapes and dtypes count.
-        device: where the result lies.
+        model: a transformers model.
+        inputs: its inputs by name, of which only shapes and dtypes are read.
+        device: device of the result.
 
     Raises:
-        SpecError: for tokens of a model that does not say how many it knows.
+        SpecError: if the model takes tokens and does not state the size of its vocabulary.
 
     """
     labels = drawn_labels(model, inputs, device)
@@ -183,9 +184,9 @@ def ordinary_inputs(
     model: Any,  # noqa: ANN401
     inputs: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return values on the CPU for the whole numbers among `inputs`, such as a model may get.
+    """Return typical values on the CPU for the integer tensors among `inputs`.
 
-    Tokens are all of one that is not special, but for those that a head looks for.
+    All tokens are the same ordinary one, except the special tokens that a head looks for.
     """
     return {
         name: _with_separators(model, name, torch.full(like.shape, _ORDINARY, dtype=like.dtype))
@@ -201,30 +202,30 @@ _ORDINARY = 7
 
 
 def _with_separators(model: Any, name: str, tokens: Tensor) -> Tensor:  # noqa: ANN401
-    """Return `tokens` with those that heads look for: ends, separators, the place of a question."""
+    """Return `tokens` with the ones heads look for: ends, separators, a question's place."""
     config = text_config(model.config)
     if name != "input_ids":
         return tokens
     length, kind = tokens.shape[-1], type(model).__name__
     end, separator = (getattr(config, f"{which}_token_id", None) for which in ("eos", "sep"))
-    asked = getattr(config, "question_token_id", None)
+    question = getattr(config, "question_token_id", None)
     if kind.endswith("ForSequenceClassification") and config.is_encoder_decoder and end is not None:
         tokens[..., -1] = end
     if kind.endswith("ForQuestionAnswering") and separator is not None:
         for place in (length // 4, length // 4 + 1, length - 1):
             tokens[..., place] = separator
-    if asked is not None:
-        tokens[..., length // 4] = asked
+    if question is not None:
+        tokens[..., length // 4] = question
     return tokens
 
 
 def _values(model: Any, name: str) -> int:  # noqa: ANN401
-    """Return how many different values the whole numbers of input `name` may have."""
+    """Return the number of different values of the integer input `name`."""
     return _vocabulary(model, name) if is_tokens(name) else 1
 
 
 def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401
-    """Return how many different tokens the model takes as input `name`."""
+    """Return the size of the model's vocabulary for input `name`."""
     part = model.get_decoder() if name.startswith("decoder_") else model
     for owner in (part, model):
         try:

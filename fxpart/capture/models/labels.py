@@ -1,8 +1,8 @@
-"""The labels of a transformers model: what makes its ``forward`` return a loss, as `Trainer` does.
+"""Labels of a transformers model, with which its ``forward`` returns a loss, as in `Trainer`.
 
-Which arguments are labels is read from the signature of ``forward``, by the rule of `Trainer`
-(`transformers.utils.generic.find_labels`); their shapes and dtypes come from the task, which the
-name of the class says, from the configuration, and from the shapes of the other inputs.
+The signature of ``forward`` determines which arguments are labels, by the rule of `Trainer`
+(`transformers.utils.generic.find_labels`); their shapes and dtypes follow from the task in the name
+of the class, from the configuration, and from the shapes of the other inputs.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ __all__ = ["drawn_labels", "label_inputs"]
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """One argument of labels."""
+    """Shape and range of one argument with labels."""
 
     sizes: tuple[int, ...]
     classes: int
-    """How many different whole numbers may be in it; 0 where it is real-valued."""
+    """Number of classes of integer labels; 0 if they are real-valued."""
 
 
 _ANSWER = ("start_positions", "end_positions")
@@ -38,9 +38,9 @@ _OF_EXAMPLES = (
     "XVector",
 )
 _OF_REPLACED_TOKENS = ("ElectraForPreTraining", "FunnelForPreTraining")
-"""Classes that say of each token whether it was replaced."""
+"""Classes that predict for each token whether it was replaced."""
 _BY_VALUES = ("CTC",)
-"""Classes that branch on the values of their labels, which a capture does not know."""
+"""Classes that branch on the values of their labels, which a capture lacks."""
 
 
 def label_inputs(
@@ -50,20 +50,22 @@ def label_inputs(
 ) -> dict[str, Tensor]:
     """Return the labels of `model` on the meta device, by name; real-valued ones have `dtype`.
 
-    Empty where they are not known: those that are no tensors, such as boxes of detectors, and those
-    of classes that branch on the values of labels.
+    Empty if they are not supported: labels that are not tensors, such as boxes of detectors, and
+    those of classes that branch on the values of labels.
 
     Args:
-        model: a model of transformers.
-        inputs: what it is called with besides.
-        dtype: of labels that are real numbers.
+        model: a transformers model.
+        inputs: its other inputs.
+        dtype: dtype of real-valued labels.
 
     """
     return {
         name: torch.empty(
-            of.sizes, dtype=torch.int64 if of.classes else dtype, device=torch.device("meta")
+            labels.sizes,
+            dtype=torch.int64 if labels.classes else dtype,
+            device=torch.device("meta"),
         )
-        for name, of in _labels_of(model, inputs).items()
+        for name, labels in _labels_of(model, inputs).items()
     }
 
 
@@ -72,14 +74,14 @@ def drawn_labels(
     inputs: Mapping[str, Tensor],
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Return those of `label_inputs` that are among `inputs`, drawn from torch's generators."""
+    """Return random values of the labels among `inputs`, drawn from torch's generators."""
     if not any("label" in name or name in _ANSWER for name in inputs):
         return {}
     return {
-        name: torch.randint(of.classes, of.sizes, device=device)
-        if of.classes
-        else torch.randn(of.sizes, dtype=inputs[name].dtype, device=device)
-        for name, of in _labels_of(model, inputs).items()
+        name: torch.randint(labels.classes, labels.sizes, device=device)
+        if labels.classes
+        else torch.randn(labels.sizes, dtype=inputs[name].dtype, device=device)
+        for name, labels in _labels_of(model, inputs).items()
         if name in inputs
     }
 
@@ -97,7 +99,7 @@ def _labels_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, _Labels]: 
 
 
 def _labels(name: str, model: Any, inputs: Mapping[str, Tensor]) -> _Labels | None:  # noqa: ANN401
-    """Return what argument `name` looks like; None where that is not known."""
+    """Return the labels of argument `name`, or None if it is not supported."""
     kind, main = type(model).__name__, next(iter(inputs.values()))
     tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
     batch, shape = int(main.shape[0]), None if tokens is None else tuple(map(int, tokens.shape))
@@ -105,16 +107,16 @@ def _labels(name: str, model: Any, inputs: Mapping[str, Tensor]) -> _Labels | No
         return _Labels((batch,), 2)
     if name in _ANSWER:
         return _Labels((batch,), shape[-1]) if shape else None
-    return _of_task(kind, model.config, main, shape) if name == "labels" else None
+    return _task_labels(kind, model.config, main, shape) if name == "labels" else None
 
 
-def _of_task(
+def _task_labels(
     kind: str,
     config: Any,  # noqa: ANN401
     main: Tensor,
     tokens: tuple[int, ...] | None,
 ) -> _Labels | None:
-    """Return the labels of a class named `kind`; `main` is its main input, `tokens` of shape."""
+    """Return the labels of a class named `kind` from its main input and its tokens' shape."""
     batch, count = int(main.shape[0]), int(getattr(config, "num_labels", 0) or 0)
     labels = None
     if "MultipleChoice" in kind:
@@ -124,14 +126,14 @@ def _of_task(
     elif "SemanticSegmentation" in kind:
         labels = _Labels((batch, *(int(side) for side in main.shape[-2:])), count)
     elif any(word in kind for word in _OF_EXAMPLES):
-        labels = _of_examples(config, batch, count)
+        labels = _example_labels(config, batch, count)
     elif tokens and any(word in kind for word in _OF_TOKENS):
         labels = _Labels(tokens, 2 if kind in _OF_REPLACED_TOKENS else _vocabulary(config))
     return labels
 
 
-def _of_examples(config: Any, batch: int, count: int) -> _Labels:  # noqa: ANN401
-    """Return one label for each example, by the rule of transformers for `problem_type`."""
+def _example_labels(config: Any, batch: int, count: int) -> _Labels:  # noqa: ANN401
+    """Return one label per example, by transformers' rule for `problem_type`."""
     problem = getattr(config, "problem_type", None)
     if problem == "multi_label_classification":
         return _Labels((batch, count), 0)
@@ -141,7 +143,9 @@ def _of_examples(config: Any, batch: int, count: int) -> _Labels:  # noqa: ANN40
 
 
 def _vocabulary(config: Any) -> int:  # noqa: ANN401
-    with suppress(TypeError, ValueError):  # of a class that has several, or no such argument
+    with suppress(
+        TypeError, ValueError
+    ):  # a class with several vocabularies, or without that argument
         config = config.get_text_config(decoder=True)
     stated = getattr(config, "vocab_size", 0)
     return stated if isinstance(stated, int) and stated > 0 else 1

@@ -1,8 +1,8 @@
-"""Misspelt classes of transformers and keys of their configurations, told without importing it.
+"""Detect misspelt transformers classes and configuration keys without importing transformers.
 
-transformers, and torch with it, take seconds to import. Their sources are read as text instead:
-what no file names that a class or its configuration is made of does not exist. What they name may
-still be wrong; that is told by `fxpart.capture.models.architecture`, once it is built.
+Importing transformers, and torch with it, takes seconds. Instead its sources are read as text: a
+name that is missing in all files of a class and its configuration does not exist. A name found
+there may still be wrong; `fxpart.capture.models.architecture` reports it when it builds the model.
 """
 
 import re
@@ -19,14 +19,14 @@ from fxpart.errors import SpecError, nearest_names
 __all__ = ["COMMON_KEYS", "refuse_misspelt"]
 
 _LISTED = re.compile(r'"([A-Z]\w*[a-z]\w*)"')
-"""A class; names of tables have no lower-case letter."""
+"""A class name; names of tables have no lower-case letter."""
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
-"""Such as the license, which quotes its own name."""
+"""A string, such as the license, which contains its own name."""
 _SETTING = re.compile(r"^    ([a-z]\w*)\s*:", re.MULTILINE)
-"""A key of a configuration class, as its body declares it."""
+"""A key declared in the body of a configuration class."""
 _ELSEWHERE = re.compile(r"from \.\.(\w+)\.configuration_\w+ import")
 _SHARED = ("configuration_utils.py", "modeling_rope_utils.py")
-"""What the configurations of all models are made of."""
+"""Sources of the base classes of all configurations."""
 COMMON_KEYS = (
     "attn_implementation",
     "experts_implementation",
@@ -34,17 +34,17 @@ COMMON_KEYS = (
     "output_attentions",
     "tie_word_embeddings",
 )
-"""Keys that every configuration class takes although its signature does not list them."""
+"""Keys that every configuration class accepts although its signature does not list them."""
 
 
 def refuse_misspelt(architecture: str, config: Mapping[Any, object]) -> None:
     """Refuse an `architecture` that transformers does not have, and unknown keys of its `config`.
 
-    Nothing is said where transformers is not installed, or imported already: then who builds the
-    model says it as quickly.
+    Does nothing if transformers is not installed, or already imported, since building the model
+    then reports the mistake as quickly.
 
     Raises:
-        SpecError: with the nearest names.
+        SpecError: if a name does not exist; the message has the nearest ones.
 
     """
     if "transformers" in sys.modules or (root := _root()) is None:
@@ -52,7 +52,7 @@ def refuse_misspelt(architecture: str, config: Mapping[Any, object]) -> None:
     home = _home(root, architecture)
     if home is None:
         if architecture in _listed(root / "__init__.py"):
-            return  # whatever it is, it exists
+            return  # it exists, whatever it is
         listed = _listed(root / "models" / "auto" / "modeling_auto.py")
         raise SpecError(
             f"architecture={architecture} is not in transformers {version('transformers')};"
@@ -79,7 +79,7 @@ def _home(root: Path, architecture: str) -> Path | None:
     """Return the folder of the model whose source defines class `architecture`."""
     name = re.compile(rf"^class {re.escape(architecture)}\(", re.MULTILINE)
     folders = sorted(path for path in (root / "models").iterdir() if path.is_dir())
-    # Most are called like the folder; others take a tenth of a second.
+    # Most classes are named like the folder; finding others takes a tenth of a second.
     folders.sort(key=lambda folder: not _begins(architecture, folder.name))
     for folder in folders:
         if any(name.search(_text(path)) for path in sorted(folder.glob("modeling_*.py"))):
@@ -93,7 +93,7 @@ def _begins(architecture: str, folder: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _words(root: Path, home: Path) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return all words of what the configurations in `home` are made of, and their keys."""
+    """Return all words in the sources of the configurations in `home`, and their keys."""
     configurations = [_text(path) for path in sorted(home.glob("configuration_*.py"))]
     models = [_text(path) for path in sorted(home.glob("modeling_*.py"))]
     others = {name for text in (*configurations, *models) for name in _ELSEWHERE.findall(text)}

@@ -1,4 +1,4 @@
-"""What no model of a factory may have: refused in one line before torch stumbles over it."""
+"""Refuse factories' models and inputs that torch cannot process, with a one-line message."""
 
 from collections.abc import Iterable
 
@@ -12,15 +12,15 @@ from fxpart.errors import CaptureError
 __all__ = ["MOST_NESTED", "refuse_inputs", "refuse_module"]
 
 MOST_NESTED = 128
-"""Modules inside one another. torch walks them by calls that call themselves, and Python's stack
-ends at 1,000 of these; published models have some 10."""
+"""Depth of nested modules. torch visits them recursively, and Python's stack is limited to 1,000
+calls; published models have a depth of about 10."""
 
 
 def refuse_module(factory: str, module: nn.Module) -> None:
-    """Refuse modules that torch cannot walk, names that cannot be written, and tensors as below.
+    """Refuse modules nested too deeply, names that are not valid source, and unsupported tensors.
 
     Raises:
-        CaptureError: naming the module, parameter or buffer.
+        CaptureError: if there is one; the message names the module, parameter or buffer.
 
     """
     above: list[nn.Module] = []
@@ -55,10 +55,10 @@ def refuse_module(factory: str, module: nn.Module) -> None:
 
 
 def refuse_inputs(factory: str, inputs: object) -> None:
-    """Refuse inputs that are no dense tensors of plain numbers.
+    """Refuse inputs that are not dense tensors of plain numbers.
 
     Raises:
-        CaptureError: naming the input.
+        CaptureError: if there is one; the message names the input.
 
     """
     for path, value in tree_flatten_with_path(inputs)[0]:
@@ -67,7 +67,7 @@ def refuse_inputs(factory: str, inputs: object) -> None:
 
 
 def _refuse_names(factory: str, path: str, names: Iterable[str]) -> None:
-    """Refuse names that would break out of the source that torch generates with them."""
+    """Refuse names that would break the source that torch generates from them."""
     for name in names:
         if not isinstance(name, str) or not name.isprintable() or set(name) & set("\"'\\"):
             where = f" in {path[:-1]}" if path else ""

@@ -1,9 +1,9 @@
-"""`shortened`: a model of few blocks, from whose graph that of the whole model is made.
+"""`shortened`: shorten a model to a few blocks whose graph determines that of the whole model.
 
-A capture takes time for every block, although the blocks of a transformer are alike. Whether they
-are is read off a run of the whole model on the meta device, which takes a tenth of the time of a
-capture: every operator that a block calls, with its operands and where these come from. Blocks that
-do the same in turn are captured a few times, and `fxpart.capture.inference.repeated` does the rest.
+A capture takes time for every block, although the blocks of a transformer are alike. To check that,
+the whole model is run on the meta device, which takes a tenth of the time of a capture, and every
+operator of a block is recorded with its operands and their origins. If the blocks are periodic, a
+few periods are captured, and `fxpart.capture.inference.repeated` repeats them.
 """
 
 from collections import Counter
@@ -34,20 +34,20 @@ _LONGEST_PERIOD = 8
 _WORTHWHILE = 0.75
 """Largest share of the blocks to capture."""
 _OUTSIDE = -1
-"""Number of what is in no block."""
+"""Block number of operators and tensors outside all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShortModel:
-    """A model of few blocks."""
+    """A model with few blocks."""
 
     spec: ModelSpec
     repetition: Repetition
-    """What to repeat to get the whole model."""
+    """Blocks to repeat to obtain the whole model."""
 
 
 def shortened(spec: ModelSpec) -> ShortModel | None:
-    """Return the model of `spec` with as few blocks as stand for all of them.
+    """Return the model of `spec` with the fewest blocks that represent all of them.
 
     None if there is no such model, or it is not much smaller.
     """
@@ -64,19 +64,19 @@ def shortened(spec: ModelSpec) -> ShortModel | None:
     repetition = _repetition(path, run.blocks) if run else None
     if run is None or repetition is None:
         return None
-    kept = count - repetition.copies * repetition.period
+    n_kept = count - repetition.copies * repetition.period
     settings = {
-        name: value[:kept] if isinstance(value, list | tuple) and len(value) == count else value
+        name: value[:n_kept] if isinstance(value, list | tuple) and len(value) == count else value
         for name, value in spec.config.items()
         if name != _COUNT
     }
-    short = replace(spec, config={**settings, key: kept})
-    expected = _Run(run.outside, run.blocks[:kept])
+    short = replace(spec, config={**settings, key: n_kept})
+    expected = _Run(run.outside, run.blocks[:n_kept])
     return ShortModel(short, repetition) if _run(build_model(short), path) == expected else None
 
 
 def _only_list(module: nn.Module) -> str | None:
-    """Return the path of the only list of modules outside of others, if there is just one."""
+    """Return the path of the only outermost list of modules, or None if there are none or more."""
     paths: list[str] = []
     for path, inner in module.named_modules():
         is_inside = any(path.startswith(f"{outer}.") for outer in paths)
@@ -96,7 +96,7 @@ def _repetition(path: str, blocks: Sequence[object]) -> Repetition | None:
         alike = [blocks[n] == blocks[n + period] for n in range(count - period)]
         if not alike or not alike[-1]:
             continue
-        # The first one of a kind may have something that others share.
+        # The first of its kind may create tensors that the others share.
         first = max((n + 1 for n, is_alike in enumerate(alike) if not is_alike), default=0) + 1
         first += (count - first) % period
         copies = (count - first) // period - _PERIODS
@@ -105,24 +105,24 @@ def _repetition(path: str, blocks: Sequence[object]) -> Repetition | None:
     return None
 
 
-# What a model does.
+# Recording of a run.
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a model does in a run, in values that compare equal for models that do the same."""
+    """The operators of a run, as values that are equal for models that do the same."""
 
     outside: tuple[object, ...]
-    """What it calls outside of its blocks."""
+    """Calls outside of all blocks."""
     blocks: tuple[object, ...]
-    """What each block is set to and calls; other blocks are named by their distance."""
+    """Settings and calls of each block; other blocks are named by their distance."""
 
 
 def _run(built: BuiltModel, path: str) -> _Run | None:
-    """Return what a model on meta does; None if it cannot run there."""
+    """Return the recorded run of a model on meta, or None if it cannot run there."""
     blocks = _blocks(built.module, path)
     recorder = _Recorder(len(blocks))
-    # Fake tensors lead models through the code that a capture goes through.
+    # With fake tensors, models take the same code paths as in a capture.
     fake = FakeTensorMode()
     named = [*built.module.named_parameters(), *built.module.named_buffers()]
     weights: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in named}
@@ -135,7 +135,7 @@ def _run(built: BuiltModel, path: str) -> _Run | None:
     try:
         with torch.no_grad(), fake, recorder, recorder.following(blocks), experts:
             torch.func.functional_call(built.module, weights, args, kwargs)
-    # A model may do anything with a tensor without values; a capture of it then says so.
+    # A model may fail in any way on a tensor without values; its capture reports the error.
     except Exception:
         return None
     settings = _settings(blocks)
@@ -147,9 +147,9 @@ def _run(built: BuiltModel, path: str) -> _Run | None:
 
 
 def _settings(blocks: Sequence[nn.Module]) -> list[tuple[object, ...]]:
-    """Return what the modules of each block are set to, but for the block's own number.
+    """Return the settings of the modules of each block, except the block's own number.
 
-    What a block does at other sizes may depend on it.
+    The calls of a block at other sizes may depend on them.
     """
     settings = [
         {
@@ -172,21 +172,21 @@ def _settings(blocks: Sequence[nn.Module]) -> list[tuple[object, ...]]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators called, and what made their operands."""
+    """Records the called operators, and the origins of their operands."""
 
     def __init__(self, n_blocks: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: dict[int, list[object]] = {n: [] for n in range(_OUTSIDE, n_blocks)}
         self._block, self._last = _OUTSIDE, n_blocks - 1
         self._origins: dict[int, tuple[int, object]] = {}
-        """By a tensor's identity: the block that it belongs to, and its name there."""
+        """The block of each tensor, and its name there, by the tensor's `id`."""
         self._inputs: Counter[int] = Counter()
         self._seen: list[Tensor] = []
-        """Tensors whose identities must not be given to others."""
+        """Tensors kept alive so that their ids are not reused."""
 
     @contextmanager
     def following(self, blocks: Sequence[nn.Module]) -> Iterator[None]:
-        """Record calls for the block that is running."""
+        """Assign calls to the block that is running."""
         with ExitStack() as hooks:
             for number, block in enumerate(blocks):
                 enter, leave = partial(self._go_to, number), partial(self._go_to, _OUTSIDE)
@@ -198,7 +198,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block = block
 
     def add(self, tensor: Tensor, block: int, name: object) -> None:
-        """Take note of where a tensor comes from."""
+        """Record the origin of a tensor."""
         self._origins[id(tensor)] = block, name
         self._seen.append(tensor)
 
@@ -218,11 +218,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _described(self, tensor: Tensor) -> tuple[object, ...]:
         if id(tensor) not in self._origins:
-            # An input; which block it belongs to shows in its first use.
+            # An input; it belongs to the block that uses it first.
             self._inputs[self._block] += 1
             self.add(tensor, self._block, ("input", self._inputs[self._block]))
         block, name = self._origins[id(tensor)]
-        # Blocks are named by distance: from the block that calls, or else from the last one.
+        # Blocks are named by their distance from the calling block, or else from the last one.
         distance = _OUTSIDE if block == _OUTSIDE else self._from() - block
         return block == _OUTSIDE, distance, name, tuple(tensor.shape), tensor.stride(), tensor.dtype
 

@@ -1,7 +1,7 @@
-"""`ModelSpec`: which model, with which inputs, as plain data. Does not import torch.
+"""`ModelSpec`: a model and its inputs as plain data. Does not import torch.
 
-A spec is all that a warm start needs: its `ModelSpec.key` finds a captured graph on disk without
-the model ever being built.
+A warm start needs only a spec: `ModelSpec.key` identifies a captured graph on disk without building
+the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from fxpart.support.host import installed_version
 __all__ = ["AUTOCAST", "DTYPES", "ENGINES", "LIBRARIES", "LOSSES", "ModelSpec", "library_spec"]
 
 LOSSES = ("own", "mean")
-"""What a training step may start its backward from, beside a function of the user's."""
+"""Losses of a training step, besides a function of the user's."""
 
 ENGINES = ("torch", "megatron")
-"""``torch``: the model's own Python. ``megatron``: the fused kernels of Megatron-LM, and what that
-keeps (`fxpart.sharding.megatron`)."""
+"""``torch``: the model's own Python. ``megatron``: the fused kernels of Megatron-LM, and what they
+save (`fxpart.sharding.megatron`)."""
 
 _USUAL: Mapping[str, object] = {
     "tensor_parallel": 1,
@@ -40,13 +40,13 @@ LIBRARIES = ("transformers", *_FACTORIES)
 """Libraries of models by name."""
 _LOSS = "model.loss"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-"""Names of the dtypes that weights and real-valued inputs may have."""
+"""Valid dtypes of weights and real-valued inputs."""
 AUTOCAST = ("bfloat16", "float16")
-"""Names of the dtypes that `ModelSpec.autocast` may be."""
+"""Valid dtypes of `ModelSpec.autocast`."""
 
 
 def _plain(value: object, where: str) -> object:
-    """Return `value` as JSON types only: any mapping as a dict, any sequence as a list."""
+    """Return `value` in JSON types: mappings as dicts, sequences as lists."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
@@ -59,7 +59,7 @@ def _plain(value: object, where: str) -> object:
 
 
 def _positive(value: object, where: str, otherwise: str = "") -> None:
-    # True is an int to Python, and a batch of True is a mistake.
+    # True is an int in Python, but a mistake as a batch size.
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{where}={value} must be a whole number, 1 or more{otherwise}")
 
@@ -79,63 +79,62 @@ class ModelSpec:
     Exactly one of `architecture` and `factory` is set.
 
     Raises:
-        SpecError: for fields that contradict each other or mean nothing.
+        SpecError: if fields are invalid or contradict each other.
 
     """
 
     name: str
-    """What reports call the model."""
+    """Name of the model in reports."""
     architecture: str | None = None
-    """A model class of transformers, such as ``LlamaForCausalLM``."""
+    """A transformers model class, such as ``LlamaForCausalLM``."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """Overrides of the defaults of the architecture's configuration class."""
+    """Overrides of the defaults in the architecture's configuration class."""
     factory: str | None = None
     """``package.module:function`` that returns the model and its example inputs."""
     factory_args: Mapping[str, object] = field(default_factory=dict)
     """Further keyword arguments of the factory."""
     batch_size: int = 1
-    """Examples in one input."""
+    """Examples per batch."""
     seq_len: int | None = None
-    """Tokens (or raw audio samples) an example; None leaves it to the model."""
+    """Tokens (or raw audio samples) per example; None for the model's default."""
     step: str | None = None
-    """Which step of serving, one of `CACHED_STEPS`; None for a pass over whole inputs."""
+    """Serving step, one of `CACHED_STEPS`; None for a pass over whole inputs."""
     cache_len: int | None = None
-    """Tokens that the cache of such a step has room for; None for those of a prompt."""
+    """Capacity of the cache of such a step in tokens; None for the length of the prompt."""
     dtype: str = "float32"
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
     autocast: str | None = None
-    """What products are computed in, one of `AUTOCAST`, as `torch.autocast` of CUDA casts for them;
-    None without it."""
+    """Dtype of products under CUDA's `torch.autocast`, one of `AUTOCAST`; None without autocast."""
     tensor_parallel: int = 1
-    """Devices that share every operator; the model is the part of one of them."""
+    """Number of devices that share every operator; the model is the part of one of them."""
     sequence_parallel: bool = False
-    """Whether these also split, along the sequence, what lies between the layers they share."""
+    """Whether these also split, along the sequence, the operators between the shared layers."""
     expert_parallel: int = 1
-    """Devices that have some of the experts each, and exchange tokens; of one of them."""
+    """Number of devices that hold some of the experts each and exchange tokens; likewise."""
     expert_imbalance: float = 1.0
-    """By how much more than its share of the tokens such a device gets for its experts."""
+    """Ratio of the tokens that such a device gets for its experts to an equal share."""
     context_parallel: int = 1
-    """Devices that have a piece of each sequence; `seq_len` is of the whole."""
+    """Number of devices that hold a piece of each sequence; `seq_len` is the whole length."""
     engine: str = "torch"
-    """What runs the model, one of `ENGINES`."""
+    """Engine that runs the model, one of `ENGINES`."""
     loss: str | None = None
-    """Of a training step: ``own``, what the model computes from labels, which are then among the
-    inputs of an architecture that has such a loss; ``mean``, that of its outputs; or
+    """Loss of a training step: ``own``, which the model computes from labels, then inputs of an
+    architecture with such a loss; ``mean``, the mean of its outputs; or
     ``package.module:function``, called with the model's result and its inputs by name. None: the
     model is called without labels."""
     lora: Mapping[str, object] = field(default_factory=dict)
-    """Of a training step: peft's adapters, ``rank``, ``alpha``, ``dropout`` and ``targets``, beside
-    which all weights are frozen; empty where all are trained."""
+    """peft's adapters in a training step: ``rank``, ``alpha``, ``dropout`` and ``targets``. All
+    other weights are frozen. Empty if all weights are trained."""
     depends_on: Sequence[str] = ()
-    """Files that the factory reads, or imports by names made at run time; a list or a tuple."""
+    """Files that the factory reads, or imports by computed names; a list or a tuple."""
 
     def __post_init__(self) -> None:
-        """Check every field and keep plain copies of the mappings."""
+        """Check every field and store plain copies of the mappings."""
         if (self.architecture is None) == (self.factory is None):
-            given = "both are" if self.architecture is not None else "neither is"
+            state = "both are" if self.architecture is not None else "neither is"
             raise SpecError(
                 f"model {self.name}: give architecture (a transformers class) or factory"
-                f" (package.module:function), {given} set"
+                f" (package.module:function), {state} set"
             )
         if self.factory is None and self.factory_args:
             raise SpecError(f"model {self.name}: factory_args need a factory; use config")
@@ -180,9 +179,9 @@ class ModelSpec:
     def _check_autocast(self) -> None:
         if self.autocast is None:
             return
-        asked = f"model.autocast={self.autocast}"
+        setting = f"model.autocast={self.autocast}"
         if self.autocast not in AUTOCAST:
-            raise SpecError(f"{asked} is not known; {nearest_names(self.autocast, AUTOCAST)}")
+            raise SpecError(f"{setting} is not known; {nearest_names(self.autocast, AUTOCAST)}")
         against = {
             f"phase={self.step}": (self.step, f"model.dtype={self.autocast}"),
             "engine=megatron": (self.engine != "torch", "model.dtype=bfloat16"),
@@ -190,33 +189,33 @@ class ModelSpec:
         for other, (is_set, instead) in against.items():
             if is_set:
                 raise SpecError(
-                    f"{asked} applies to phase=training and phase=inference in PyTorch, got "
+                    f"{setting} applies to phase=training and phase=inference in PyTorch, got "
                     f"{other}; set {instead}, and leave out model.autocast"
                 )
 
     @property
     def loss_function(self) -> str | None:
-        """The user's function that computes the loss, if one does."""
+        """The user's function that computes the loss, if any."""
         return None if self.loss is None or self.loss in LOSSES else self.loss
 
     def key(self) -> dict[str, object]:
-        """Return everything that decides the captured graph, as JSON types.
+        """Return everything that determines the captured graph, in JSON types.
 
-        That is all fields but the name, which reports alone use, the version of transformers and,
-        for a factory, its `factory_digest`: of its module, of what that imports of the user's own,
-        and of the content of the files in `depends_on`. The factory does not run for it, but the
-        packages that its module lies in are imported.
+        That is all fields except the name, which only reports use, the version of transformers and,
+        for a factory, its `factory_digest`: that of its module, of the user's modules imported by
+        it, and of the content of the files in `depends_on`. The factory is not run, but the
+        packages that contain its module are imported.
 
         Raises:
-            SpecError: when transformers is not installed, or the factory's module or one of the
-                files is not found.
+            SpecError: if transformers is not installed, or the factory's module or one of the files
+                is not found.
 
         """
         aside = ("name", "depends_on")
         fields: dict[str, object] = {
             field: getattr(self, field) for field in self.__slots__ if field not in aside
         }
-        for name, usual in _USUAL.items():  # a whole model is what it is called without
+        for name, usual in _USUAL.items():  # defaults are left out of the key
             if fields[name] == usual:
                 del fields[name]
         if self.lora:

@@ -1,4 +1,4 @@
-"""Which dimensions of a model's inputs are its batch or its sequence, by comparing inputs."""
+"""Find the batch and sequence dimensions of a model's inputs by comparing inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,34 +17,34 @@ from fxpart.errors import CaptureError, SpecError, nearest_names
 __all__ = ["SYMBOLS", "SymbolicInputs", "symbolic_inputs"]
 
 SYMBOLS = ("batch", "seq_len", "context_len")
-"""What may be symbolic: `ModelSpec.batch_size`, `ModelSpec.seq_len`, `ModelSpec.cache_len`."""
+"""Possible symbols: `ModelSpec.batch_size`, `ModelSpec.seq_len` and `ModelSpec.cache_len`."""
 _FIELDS = {"batch": "batch_size", "seq_len": "seq_len", "context_len": "cache_len"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SymbolicInputs:
-    """A model, example inputs of sizes that stand out, and which of these are symbolic."""
+    """A model, example inputs with distinct sizes, and their symbolic dimensions."""
 
     built: BuiltModel
     dims: tuple[SymbolicDim, ...]
-    """Of all the symbols that were asked for, in their order."""
+    """Symbolic dimensions, in the order of the requested symbols."""
     ranges: dict[str, tuple[int, int | None]]
-    """The smallest and largest value of each symbol that the model has room for."""
+    """The smallest and largest value of each symbol that the model supports."""
     constant: dict[str, int]
-    """The value of a context that no input grows with, as of a recurrence's state."""
+    """The value of a context on which no input depends, as with the state of a recurrence."""
 
 
 def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> SymbolicInputs:
-    """Return the model of `spec`, on meta, and which sizes of its inputs grow with `symbols`.
+    """Return the model of `spec`, on meta, and the sizes of its inputs that grow with `symbols`.
 
-    The inputs are made at three values of each symbol and compared. Those that come back have
-    the sizes of `spec`, or the nearest of 2 or more that no weight and no other input has.
+    The inputs are created at three values of each symbol and compared. The returned ones have the
+    sizes of `spec`, or the nearest sizes of 2 or more that no weight and no other input has.
 
     Raises:
-        SpecError: for symbols that do not exist, ``seq_len`` where `spec` states none, a model of
-            images that is given their grids, and as `build_model`.
-        CaptureError: when an input grows otherwise than in multiples of a symbol, or a weight does
-            at all.
+        SpecError: if a symbol does not exist, ``seq_len`` is not set in `spec`, the model has grids
+            of images bound to it, or `build_model` raises it.
+        CaptureError: if an input's size is not a multiple of a symbol plus a constant, or a
+            weight's size depends on a symbol.
 
     """
     _check(spec, symbols)
@@ -62,14 +62,14 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
         ranges["context_len"] = context_range(first.module, spec.cache_len or 0)
     dims: list[SymbolicDim] = []
     for name in symbols:
-        at = _near(_size(spec, name), *ranges[name])
-        others = {value: _inputs(_resized(spec, name, value), first.module) for value in at}
+        values = _near(_size(spec, name), *ranges[name])
+        others = {value: _inputs(_resized(spec, name, value), first.module) for value in values}
         _check_weights(spec, name, first, others)
         dims += affine_dims(name, {value: _shapes(other) for value, other in others.items()})
     _check_dims(spec, symbols, dims)
-    sample, taken = spec, _sizes(first, dims)
+    sample, used_sizes = spec, _sizes(first, dims)
     for name in symbols:
-        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name], taken))
+        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name], used_sizes))
     grows = {dim.symbol for dim in dims}
     constant = {name: _size(sample, name) for name in symbols if name not in grows}
     return SymbolicInputs(_inputs(sample, first.module), tuple(dims), ranges, constant)
@@ -108,7 +108,7 @@ def _check_dims(spec: ModelSpec, symbols: Sequence[str], dims: Sequence[Symbolic
 def _check_weights(
     spec: ModelSpec, symbol: str, first: BuiltModel, others: Mapping[int, BuiltModel]
 ) -> None:
-    """Refuse a factory whose weights have other shapes at another value of `symbol`."""
+    """Refuse a factory whose weights change their shapes with the value of `symbol`."""
     weights = _weight_shapes(first)
     for value, other in others.items():
         if other.module is not first.module and _weight_shapes(other) != weights:
@@ -127,7 +127,7 @@ def _weight_shapes(built: BuiltModel) -> list[Shape]:
 
 
 def _sizes(built: BuiltModel, dims: Sequence[SymbolicDim]) -> set[int]:
-    """Return every size of a weight or an input, except for the symbolic ones."""
+    """Return all sizes of weights and inputs, except the symbolic ones."""
     grows = {(dim.leaf, dim.dim) for dim in dims}
     sizes = {int(size) for weight in _weights(built) for size in weight.shape}
     for leaf, shape in enumerate(_shapes(built)):
@@ -144,14 +144,14 @@ def _shapes(built: BuiltModel) -> list[Shape | None]:
 
 
 def _inputs(spec: ModelSpec, module: nn.Module) -> BuiltModel:
-    """Return the model and inputs of `spec`; a transformer is not built again for them."""
+    """Return the model and inputs of `spec`, reusing the `module` of an architecture."""
     if spec.architecture is None:
         return build_model(spec)
     return BuiltModel(module, (), architecture_inputs(spec, module))
 
 
 def _positions(spec: ModelSpec, module: nn.Module) -> int | None:
-    """Return the longest sequence that the model's tables serve, None where any will do."""
+    """Return the maximum sequence length of the model's tables, or None if unlimited."""
     if spec.architecture is None:
         return None
     from fxpart.capture.models.inputs import positions
@@ -168,19 +168,19 @@ def _resized(spec: ModelSpec, name: str, value: int) -> ModelSpec:
     return replace(spec, **sizes)
 
 
-def _apart(size: int, limits: tuple[int, int | None], taken: set[int]) -> int:
-    """Return a number near `size`, of 2 or more within `limits`, not in `taken`; add it there."""
-    least, most = max(2, limits[0]), limits[1]
-    wanted = max(least, size)
-    span = range(wanted, wanted + len(taken) + 1)
-    below = range(wanted, least - 1, -1)
-    candidates = [v for v in (*span, *below) if v not in taken and (most is None or v <= most)]
+def _apart(size: int, limits: tuple[int, int | None], used: set[int]) -> int:
+    """Return a number near `size`, at least 2 and within `limits`, not in `used`; add it there."""
+    lower, upper = max(2, limits[0]), limits[1]
+    wanted = max(lower, size)
+    span = range(wanted, wanted + len(used) + 1)
+    below = range(wanted, lower - 1, -1)
+    candidates = [v for v in (*span, *below) if v not in used and (upper is None or v <= upper)]
     chosen = candidates[0] if candidates else wanted
-    taken.add(chosen)
+    used.add(chosen)
     return chosen
 
 
-def _near(value: int, least: int, most: int | None) -> list[int]:
-    """Return three values to compare the inputs at."""
-    last = value + 2 if most is None else min(value + 2, most)
-    return [max(last - step, least) for step in (2, 1, 0)]
+def _near(value: int, lower: int, upper: int | None) -> list[int]:
+    """Return three values at which to compare the inputs."""
+    last = value + 2 if upper is None else min(value + 2, upper)
+    return [max(last - step, lower) for step in (2, 1, 0)]

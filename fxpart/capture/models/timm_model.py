@@ -1,4 +1,4 @@
-"""Models of timm, the image models of huggingface/pytorch-image-models, by their names."""
+"""Build models of timm (huggingface/pytorch-image-models) by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,16 +18,16 @@ def timm_model(
     architecture: str,
     config: Mapping[str, object] | None = None,
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a model without its weights, and a batch of images of the size that it is made for.
+    """Return a model without pretrained weights, and a batch of images of its native size.
 
     Args:
-        batch_size: images.
-        dtype: of weights and images.
-        architecture: such as ``resnet50``: one of ``timm.list_models()``.
+        batch_size: number of images.
+        dtype: dtype of weights and images.
+        architecture: one of ``timm.list_models()``, such as ``resnet50``.
         config: further arguments of ``timm.create_model``, such as ``img_size``.
 
     Raises:
-        SpecError: when timm is not installed, has no such model, or does not take `config`.
+        SpecError: if timm is not installed, has no such model, or does not accept `config`.
 
     """
     try:

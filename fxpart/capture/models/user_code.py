@@ -1,8 +1,8 @@
-"""The user's own code: which files are theirs, which line failed, and what a module imports.
+"""The user's own code: which files belong to it, which line failed, and what a module imports.
 
-Imports are found by reading source, with `ast` and Python's finders; nothing is run for it. A
-module that was imported under `as_imported` counts as what it was then, whatever its file says by
-now: that is the code in memory.
+Imports are found in the source, with `ast` and Python's finders, without running it. For a module
+imported under `as_imported` the source at that time counts, even if its file has changed: that is
+the code in memory.
 """
 
 import ast
@@ -37,7 +37,7 @@ _INSTALLED_IN = ("site-packages", "dist-packages")
 
 @cache
 def is_user_file(path: Path) -> bool:
-    """Return whether a file is no part of an installed package, the standard library or fxpart."""
+    """Return whether a file is outside installed packages, the standard library and fxpart."""
     whole = path.resolve()
     if any(part in _INSTALLED_IN for part in whole.parts):
         return False
@@ -49,10 +49,10 @@ def is_user_file(path: Path) -> bool:
 
 @contextmanager
 def user_errors(explain: Callable[[BaseException], FxpartError]) -> Iterator[None]:
-    """Raise what `explain` makes of whatever a user's code raises in the block.
+    """Convert errors of the user's code in the block by `explain`.
 
-    Of a SystemExit, too, which would end the command with its own code, and of a bare
-    BaseException. An interrupt, and errors of fxpart, stay as they are.
+    This includes a SystemExit, which would end the command with its own code, and any other
+    BaseException except an interrupt. Errors of fxpart are unchanged.
     """
     try:
         yield
@@ -65,7 +65,7 @@ def user_errors(explain: Callable[[BaseException], FxpartError]) -> Iterator[Non
 def user_line(error: BaseException) -> str:
     """Return `` (mine.py:12)``, the innermost line of the user's code that led to `error`.
 
-    Empty where there is none. Of an error that another one caused, the cause's lines count.
+    Empty if there is none. If another error caused it, the lines of the cause count.
     """
     text = ""
     link: BaseException | None = error
@@ -73,8 +73,8 @@ def user_line(error: BaseException) -> str:
         for frame, line in walk_tb(link.__traceback__):
             path = Path(frame.f_code.co_filename)
             if path.is_file() and is_user_file(path):
-                here = Path.cwd()
-                shown = path.relative_to(here) if path.is_relative_to(here) else path
+                folder = Path.cwd()
+                shown = path.relative_to(folder) if path.is_relative_to(folder) else path
                 text = f" ({shown}:{line})"
         link = link.__cause__
     return text
@@ -84,7 +84,7 @@ def user_line(error: BaseException) -> str:
 class _Source:
     digest: str
     imports: tuple[str, ...]
-    """Modules that it imports, and names that may be modules."""
+    """Imported modules, and imported names that may be modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +92,26 @@ class _Imported:
     """A module in memory."""
 
     spec: ModuleSpec
-    """Another import of the module gives it another one."""
+    """Changes with every import of the module."""
     source: _Source | None
     """Its source when it was imported; None if the file changed meanwhile."""
     files: Mapping[Path, str]
-    """By path, the digests of files that it may have read meanwhile."""
+    """Digests of files that it may have read during import, by path."""
 
 
 _imported: dict[str, _Imported] = {}
-"""By name, the modules that were imported under `as_imported`."""
+"""The modules imported under `as_imported`, by name."""
 _closures: dict[tuple[str, Path], dict[str, tuple[Path, _Source]]] = {}
-"""By module and file, the sources of all that it imports, itself included, while these say the
-same. So what it can import only after it has run, by a path of its own making, changes nothing."""
+"""Sources of a module and all its imports, by module and file, valid until one of them changes. So
+imports that become possible only after it has run, by a path it adds itself, do not count."""
 
 
 def imported_modules(module: str, path: Path) -> dict[str, str]:
-    """Return the digest, by name, of each of the user's modules that `module` at `path` imports.
+    """Return the digest of each of the user's modules that `module` at `path` imports, by name.
 
-    Directly or not, the packages around them included, sorted by name; `module` is left out.
-    Installed packages, the standard library and fxpart have versions and digests of their own. A
-    name that is put together while the program runs is not seen.
+    Includes indirect imports and the packages that contain them, sorted by name, without `module`.
+    Installed packages, the standard library and fxpart have versions and digests of their own.
+    Names computed at run time are not found.
     """
     closure = _closure(module, path)
     return {name: source.digest for name, (_, source) in closure.items() if name != module}
@@ -120,32 +120,32 @@ def imported_modules(module: str, path: Path) -> dict[str, str]:
 def module_digest(module: str, path: Path) -> str:
     """Return the digest of `module`'s file, without comments and docstrings.
 
-    Raises `OSError`, and `CaptureError` when the file changed while it was imported.
+    Raises `OSError`, and `CaptureError` if the file changed while it was imported.
     """
     return _source(path, module).digest
 
 
 def source_file_digest(path: Path) -> str:
-    """Return the digest of a file: of Python source without comments. Raises `OSError`."""
+    """Return the digest of a file, for Python source without comments. Raises `OSError`."""
     return _read(path, "").digest
 
 
 @contextmanager
 def as_imported(module: str, files: Iterable[Path] = ()) -> Iterator[None]:
-    """Remember what `module` and all that it imports say, if the block imports them.
+    """Record the sources of `module` and all its imports, if the block imports them.
 
-    And the digests of `files`, which it may read while it is imported. A module that was imported
-    before, by somebody else, is taken to be what its file says now.
+    Also records the digests of `files`, which it may read during import. A module imported earlier
+    by other code is assumed to match the current content of its file.
 
-    Raises `CaptureError`, now and whenever the module is asked for, when a source changes
-    meanwhile: which of the two was read is unknown.
+    Raises `CaptureError`, now and on later requests for the module, if a source changes meanwhile,
+    since it is unknown which version was read.
     """
     path = _user_file(module, {})
     before = {} if path is None else _closure(module, path)
     digests = {file: source_file_digest(file) for file in files}
     try:
         yield
-    finally:  # a module whose function fails is in memory too
+    finally:  # a module stays in memory even if its function fails
         for name, (file, source) in before.items():
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is not None and _in_memory(name) is None:
@@ -156,7 +156,7 @@ def as_imported(module: str, files: Iterable[Path] = ()) -> Iterator[None]:
 
 
 def files_at_import(module: str) -> Mapping[Path, str]:
-    """Return the digests of the files that `module` may have read when it was imported."""
+    """Return the digests of the files that `module` may have read during import."""
     known = _in_memory(module)
     return known.files if known else {}
 
@@ -164,7 +164,7 @@ def files_at_import(module: str) -> Mapping[Path, str]:
 def _digest_now(file: Path, module: str) -> str | None:
     try:
         return _read(file, module).digest
-    except OSError:  # it is gone
+    except OSError:  # the file is gone
         return None
 
 
@@ -200,21 +200,21 @@ def _read_closure(module: str, path: Path) -> dict[str, tuple[Path, _Source]]:
         seen.add(name)
         file = _user_file(name, located)
         if file is not None:
-            with suppress(OSError):  # it is gone again
+            with suppress(OSError):  # the file is gone again
                 sources[name] = (file, _source(file, name))
                 waiting += sources[name][1].imports
     return dict(sorted(sources.items()))
 
 
 def _user_file(name: str, located: dict[str, ModuleSpec | None]) -> Path | None:
-    """Return the file of a module of the user's, None where it is none or has none."""
+    """Return the file of a module of the user's, or None if it is not one or has no file."""
     spec = _locate(name, located)
     file = Path(spec.origin) if spec and spec.has_location and spec.origin else None
     return file if file is not None and is_user_file(file) else None
 
 
 def _locate(name: str, located: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
-    """Return where a module of the user's lies, None where it is installed or not there."""
+    """Return the spec of a module of the user's, or None if it is installed or missing."""
     if name in located:
         return located[name]
     package = name.rpartition(".")[0]
@@ -223,7 +223,7 @@ def _locate(name: str, located: dict[str, ModuleSpec | None]) -> ModuleSpec | No
         if not package:
             spec = None if name in sys.stdlib_module_names else find_spec(name)
         elif around := _locate(package, located):
-            # Not by `find_spec`, which would run the package.
+            # Without `find_spec`, which would import the package.
             spec = PathFinder.find_spec(name, list(around.submodule_search_locations or ()))
     if spec is not None:
         file = [spec.origin] if spec.has_location and spec.origin else []
@@ -251,19 +251,19 @@ def _read(path: Path, module: str) -> _Source:
 
 @lru_cache(maxsize=1024)
 def _read_once(path: Path, module: str, stamp: tuple[int, ...]) -> _Source:
-    """Return what a file says. `stamp` changes whenever somebody writes to it."""
+    """Return the content of a file; `stamp` changes whenever the file is written."""
     if path.suffix not in SOURCE_SUFFIXES:
         return _Source(file_digest(path), ())
     content = path.read_bytes()
     tree = parsed_source(content)
     package = module if path.stem == "__init__" else module.rpartition(".")[0]
-    # A file that is not Python is refused with its own message when it is imported.
+    # A file that is not Python is refused with its own message on import.
     names = _imports_of(tree, package) if tree is not None else ()
     return _Source(source_digest(content, tree), tuple(dict.fromkeys(names)))
 
 
 def _imports_of(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield what a module of `package` imports anywhere, and the packages around that."""
+    """Yield the names imported anywhere in a module of `package`, and the packages around them."""
     for node in ast.walk(tree):
         for name in _imports_by(node, package):
             yield name
@@ -279,7 +279,7 @@ def _imports_by(node: ast.AST, package: str) -> Iterable[str]:
                 base = resolve_name("." * level + (module or ""), package)
             except ImportError:  # beyond the outermost package
                 return []
-            # Each may be a submodule or a name of the package's own.
+            # Each may be a submodule or an attribute of the package.
             return [base, *(f"{base}.{alias.name}" for alias in names if alias.name != "*")]
         case ast.Call(
             func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
@@ -291,6 +291,6 @@ def _imports_by(node: ast.AST, package: str) -> Iterable[str]:
 
 
 def _packages_around(module: str) -> list[str]:
-    """Return the packages that a module lies in, the innermost first."""
+    """Return the packages that contain a module, the innermost first."""
     parts = module.split(".")
     return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]

@@ -1,4 +1,4 @@
-"""Published placement problems: the JSON of ``msr-fiddle/dnn-partitioning`` as a `Workload`."""
+"""Read published placement problems, the JSON of ``msr-fiddle/dnn-partitioning``."""
 
 import heapq
 import json
@@ -24,14 +24,13 @@ _MOST_BYTES = 2.0**52
 
 
 def read_workload(path: Path, most_pieces: int | None = None) -> Workload:
-    """Return the problem in the JSON file at `path`; its times are in ms there, in s here.
+    """Return the problem in the JSON file at `path`, with times converted from ms to s.
 
-    `most_pieces` is how many pieces an accelerator may hold. Edges that are there twice count
-    once.
+    `most_pieces` is the maximum number of pieces on an accelerator. Duplicate edges count once.
 
     Raises:
-        SpecError: when the file is missing, damaged, or says what makes no sense.
-        CycleError: when its operators wait for each other.
+        SpecError: if the file is missing, damaged or invalid.
+        CycleError: if its operators form a cycle.
 
     """
     try:
@@ -105,7 +104,7 @@ def _workload(path: Path, document: Mapping[str, Any], most_pieces: int | None) 
 
 
 def _refuse_homeless(path: Path, workload: Workload) -> None:
-    """Refuse what runs nowhere: on no accelerator, and there is no CPU core."""
+    """Refuse operators that no accelerator supports if there is no CPU core."""
     if workload.cores:
         return
     homeless = np.flatnonzero(np.isinf(workload.accelerator_s))
@@ -115,10 +114,10 @@ def _refuse_homeless(path: Path, workload: Workload) -> None:
         )
 
 
-def _number(path: Path, item: Mapping[str, Any], key: str, most: float) -> float:
+def _number(path: Path, item: Mapping[str, Any], key: str, limit: float) -> float:
     value = item[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise SpecError(f"{path}: {key} must be a number from 0 to {most:.3g}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
+        raise SpecError(f"{path}: {key} must be a number from 0 to {limit:.3g}, got {value!r}")
     return float(value)
 
 
@@ -129,7 +128,7 @@ def _count(path: Path, document: Mapping[str, Any], key: str) -> int:
 def _edges(
     path: Path, listed: list[Mapping[str, Any]], number: Mapping[object, int]
 ) -> dict[tuple[int, int], float]:
-    """Return the ms of each edge by the places of its ends in the list of nodes."""
+    """Return the ms of each edge by the indices of its ends in the list of nodes."""
     edges: dict[tuple[int, int], float] = {}
     cost_of: dict[int, float] = {}
     for edge in listed:
@@ -153,7 +152,7 @@ def _order(
     edges: Mapping[tuple[int, int], float],
     backward: list[bool],
 ) -> IntArray:
-    """Return the nodes in topological order, the forward first, else as they are listed."""
+    """Return the nodes in topological order, the forward first, otherwise in file order."""
     waits = [0] * len(nodes)
     after: list[list[int]] = [[] for _ in nodes]
     for u, v in edges:
@@ -176,9 +175,9 @@ def _order(
 
 
 def _in_a_cycle(edges: Iterable[tuple[int, int]], waits: Sequence[int]) -> int:
-    """Return a node of a cycle; `waits` counts for each node the edges from nodes that never ran.
+    """Return a node of a cycle; `waits` counts for each node the edges from unprocessed nodes.
 
-    Every node that waits has such an edge, so a walk against the edges ends in a cycle.
+    Every waiting node has such an edge, so a walk against the edges ends in a cycle.
     """
     before = {v: u for u, v in edges if waits[u] and waits[v]}
     index = next(index for index, count in enumerate(waits) if count)

@@ -37,7 +37,7 @@ def fitted_graph(program: SymbolicProgram) -> SymbolicGraph:
 
     """
     start = [
-        _start(*program.ranges[name], at=number) for name, number in _examples(program).items()
+        _start(*program.ranges[name], example=number) for name, number in _examples(program).items()
     ]
     points = dict.fromkeys([*grid(start), program.captured_at, *_checks(program)])
     counter = FlopCounter()
@@ -66,10 +66,10 @@ def _examples(program: SymbolicProgram) -> dict[str, int]:
     return dict(zip(program.torch_symbols, program.captured_at, strict=True))
 
 
-def _start(low: int, high: int | None, at: int) -> int:
+def _start(low: int, high: int | None, example: int) -> int:
     """Return the smallest value to fit at: the example's, if enough of the range lies above it."""
-    if high is None or at + DEGREE <= high:
-        return at
+    if high is None or example + DEGREE <= high:
+        return example
     if high - DEGREE >= low:
         return high - DEGREE
     raise CaptureError(

@@ -67,8 +67,10 @@ def exact_from(
     usual = Sizes({symbols[name]: number for name, number in example.items()})
     lowest: list[int] = []
     for name in example:
-        at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
-        saved = any(_is_needed(node, usual) and not _is_needed(node, at_one) for node in nodes)
+        sizes_at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
+        saved = any(
+            _is_needed(node, usual) and not _is_needed(node, sizes_at_one) for node in nodes
+        )
         lowest.append(2 if saved else 1)
     return tuple(lowest)
 
@@ -78,8 +80,8 @@ def _may_be_needless(node: fx.Node) -> bool:
         # Without a format it is a copy requested by the model.
         return node.kwargs.get("memory_format") is not None
     if node.target is _SUM:
-        # Of the backward: the model's own sums stay. So does one over a dimension that the result
-        # then loses, which is of another rank than what was added to.
+        # Only in the backward, since the model's own sums stay. A sum that also drops the dimension
+        # stays too: its result has another rank than the broadcast operand.
         is_lost = any(user.target is _ATEN.view.default for user in node.users)
         return node.meta.get(FORWARD) is not None and not is_lost
     return node.target in (*_COPIES, _ATEN.reshape.default)

@@ -132,8 +132,8 @@ def _with_statistics(
         if _takes_statistics(node)
     ]
 
-    def is_refused(at: Mapping[str, int]) -> bool:
-        sizes = Sizes({symbols[name]: number for name, number in at.items()})
+    def is_refused(point: Mapping[str, int]) -> bool:
+        sizes = Sizes({symbols[name]: number for name, number in point.items()})
         inputs = [sizes.of(node.args[0]) for node in norms]
         return any(x.dim() > 1 and x.numel() == x.shape[1] for x in inputs)
 

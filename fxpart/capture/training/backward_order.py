@@ -35,9 +35,9 @@ def delay_weight_gradients(graph: fx.Graph, inputs: Collection[fx.Node]) -> None
         inputs: the placeholders that are the user's inputs, not weights.
 
     """
-    of_weights, staying = _from_weights(graph, inputs), set[fx.Node]()
+    weight_orders, staying = _from_weights(graph, inputs), set[fx.Node]()
     while True:
-        late = _weight_gradients(graph, of_weights, staying)
+        late = _weight_gradients(graph, weight_orders, staying)
         # A node that stays forces its operands to stay, so repeat until nothing changes.
         stuck = _stuck(graph, late)
         if not stuck:
@@ -68,7 +68,7 @@ def _from_weights(graph: fx.Graph, inputs: Collection[fx.Node]) -> list[int]:
 
 
 def _weight_gradients(
-    graph: fx.Graph, of_weights: list[int], staying: Collection[fx.Node]
+    graph: fx.Graph, weight_orders: list[int], staying: Collection[fx.Node]
 ) -> set[fx.Node]:
     """Return the backward nodes whose results only reach weight gradients, no earlier layer.
 
@@ -80,8 +80,8 @@ def _weight_gradients(
         formula, forward = user.meta[FORMULA], user.meta[FORWARD]
         if formula is None or formula == node.meta[FORMULA] or forward == node.meta[FORWARD]:
             return True
-        position = bisect_right(of_weights, forward)
-        return position > 0 and of_weights[position - 1] == forward
+        position = bisect_right(weight_orders, forward)
+        return position > 0 and weight_orders[position - 1] == forward
 
     late: set[fx.Node] = set()
     for node in reversed(graph.nodes):

@@ -77,16 +77,16 @@ class _BiasedAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         query, key, value, bias, result, log_sums = ctx.saved_tensors
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        of_inputs = kernel(
+        input_gradients = kernel(
             *(gradient, query, key, value, result, log_sums, 0.0, False),
             attn_mask=bias.detach(),
             scale=ctx.scale,
         )
         if not ctx.needs_input_grad[3]:
-            return (*of_inputs, None, None)
+            return (*input_gradients, None, None)
         # In place, since the kernels hold only the scores and their gradients at that size.
         scores = torch.matmul(query, key.transpose(-2, -1)).mul_(ctx.scale).add_(bias)
         probabilities = scores.sub_(log_sums.unsqueeze(-1)).exp_()
         slopes = torch.matmul(gradient, value.transpose(-2, -1))
         slopes.sub_((gradient * result).sum(-1, keepdim=True)).mul_(probabilities)
-        return (*of_inputs, slopes.sum_to_size(bias.shape), None)
+        return (*input_gradients, slopes.sum_to_size(bias.shape), None)

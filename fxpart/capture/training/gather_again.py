@@ -57,7 +57,7 @@ def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
     for reader in gather.users:
         if _name(reader) == IN_ORDER:
             gathered.update(nodes.storages(reader))
-    # The gather, its copy in the order of the sequence, and the views of what they make.
+    # The gather, its copy in sequence order, and views of their results.
     parts = [
         node
         for node in nodes.position

@@ -41,7 +41,7 @@ such as sums of gradients between two formulas."""
 
 SAVED = "fxpart_saved"
 """Key of a node's ``meta``, only in the forward of a checkpointed block: the number of the run
-through it for which its result is kept, whoever reads it. See `checkpoint_blocks`."""
+through it for which its result is kept, whether or not it is read. See `checkpoint_blocks`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -80,7 +80,7 @@ class _Inputs:
 
     tensors: list[Tensor]
     specs: list[InputSpec]
-    """Of the first placeholder of each tensor."""
+    """Specification of the first placeholder of each tensor."""
     tensor_of: list[int | None]
     """The tensor of each placeholder, by index; None for a constant."""
 

@@ -122,7 +122,7 @@ class _Sizes:
     """The nodes that compute sizes, each once, right after the placeholders."""
 
     graph: fx.Graph
-    made: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
+    nodes: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
     """Nodes by size."""
     input_dims: dict[sympy.Symbol, tuple[fx.Node, int]] = field(default_factory=dict)
     """A placeholder and its dimension with each symbol as size."""
@@ -141,15 +141,15 @@ class _Sizes:
 
     def node_of(self, size: sympy.Expr) -> fx.Node | None:
         """Return the node that computes `size`; None if it is not a polynomial in input sizes."""
-        if size in self.made:
-            return self.made[size]
+        if size in self.nodes:
+            return self.nodes[size]
         if not size.free_symbols <= self.input_dims.keys() or not size.is_polynomial():
             return None
         terms = [self._product(term) for term in sympy.Add.make_args(size.expand())]
         node = self._joined(operator.add, terms)
         if isinstance(node, fx.Node):
-            self.made[size] = node
-        return self.made.get(size)
+            self.nodes[size] = node
+        return self.nodes.get(size)
 
     def _product(self, term: sympy.Expr) -> fx.Node | int:
         factors: list[fx.Node | int] = []
@@ -160,11 +160,11 @@ class _Sizes:
         return self._joined(operator.mul, factors)
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
-        if symbol not in self.made:
+        if symbol not in self.nodes:
             node, dim = self.input_dims[symbol]
             size = node.meta["val"].shape[dim]
-            self.made[symbol] = self._call(torch.ops.aten.sym_size.int, (node, dim), size)
-        return self.made[symbol]
+            self.nodes[symbol] = self._call(torch.ops.aten.sym_size.int, (node, dim), size)
+        return self.nodes[symbol]
 
     def _joined(self, how: _Arithmetic, parts: list[fx.Node | int]) -> fx.Node | int:
         def join(left: fx.Node | int, right: fx.Node | int) -> fx.Node | int:

@@ -98,9 +98,9 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     """Return `graph` with partners, groups, gradients and lifetimes.
 
     Args:
-        graph: operators of `program`, by the names of its call nodes; calls that are no operators,
+        graph: operators of `program`, by the names of its call nodes; calls that are not operators,
             such as those that compute sizes, may be missing. Sizes are not used.
-        program: the training step, as `fxpart.capture.training.joint_program` makes it.
+        program: the training step built by `fxpart.capture.training.joint_program`.
         gradients: the name of the gradient of each weight or input.
 
     """

@@ -133,10 +133,10 @@ def functions_called(module: fx.GraphModule) -> list[str]:
     return list(dict.fromkeys(_calls[int(call)].function.__qualname__ for call in calls))
 
 
-def _subclasses(of: type[Function]) -> list[type[Function]]:
-    """Return all classes below `of`, each once."""
+def _subclasses(parent: type[Function]) -> list[type[Function]]:
+    """Return all classes below `parent`, each once."""
     classes: dict[type[Function], None] = {}
-    pending = [of]
+    pending = [parent]
     while pending:
         for subclass in pending.pop().__subclasses__():
             if subclass not in classes:

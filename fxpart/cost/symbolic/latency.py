@@ -73,17 +73,17 @@ def _waited_for(t: CostTables, device_of: IntArray, log: ScheduleLog, count: int
 
     Times are compared exactly, since a start is a copy of the finish that it waited for.
     """
-    here = device_of[op]
+    device = device_of[op]
     for i in range(t.read_start[op], t.read_start[op + 1]):
         value = t.reads[i]
         maker = t.producer[value]
         if maker < 0:
             continue
-        if device_of[maker] == here:
+        if device_of[maker] == device:
             if log.finish_s[maker] == log.start_s[op]:
                 return int(maker)
-        elif log.arrival_s[value, here] == log.start_s[op]:
-            return int(device_of.shape[0] + _transfer_of(log, count, value, here))
+        elif log.arrival_s[value, device] == log.start_s[op]:
+            return int(device_of.shape[0] + _transfer_of(log, count, value, device))
     return -1
 
 
@@ -218,7 +218,7 @@ def latency_formulas(
 
 
 def _regime_formula(
-    placed: _Placed, at: Sequence[Mapping[str, int]], tolerance: float
+    placed: _Placed, all_sizes: Sequence[Mapping[str, int]], tolerance: float
 ) -> LatencyFormula:
     """Return the formula for sizes of one regime.
 
@@ -227,10 +227,10 @@ def _regime_formula(
     """
     symbolic = placed.symbolic
     exponents = symbolic.exponents
-    checked_at = np.array([[int(sizes[name]) for name in symbolic.symbols] for sizes in at])
+    checked_at = np.array([[int(sizes[name]) for name in symbolic.symbols] for sizes in all_sizes])
     powers = np.prod(checked_at[:, None].astype(np.float64) ** exponents, axis=2)
-    rows, simulated_s = np.zeros((1, len(exponents))), np.zeros(len(at))
-    for index, sizes in enumerate(at):
+    rows, simulated_s = np.zeros((1, len(exponents))), np.zeros(len(all_sizes))
+    for index, sizes in enumerate(all_sizes):
         graph = symbolic.at(**sizes)
         costs = cost_tables(graph, memory_tables(graph), placed.topology, placed.latency)
         log = schedule_log(costs)

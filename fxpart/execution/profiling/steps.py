@@ -173,8 +173,8 @@ class _ValidRun(fx.Interpreter):
             if node.op == "placeholder":
                 self.changed[node.name] = value
             elif _is_integer(value) and value.numel():
-                most = int(value.max()) + 1
-                self.bound = most if self.bound is None else min(self.bound, most)
+                bound = int(value.max()) + 1
+                self.bound = bound if self.bound is None else min(self.bound, bound)
         return call(*valid[0], **valid[1])
 
 

@@ -117,16 +117,16 @@ class Placeholders:
     """Integer tensors with known values, such as positions and index tables."""
     key: dict[fx.Node, Hashable]
     """Key shared by all names of one weight; absent for an input."""
-    made: dict[Hashable, Tensor] = field(default_factory=dict)
+    tensors: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def make(self, nodes: Iterable[fx.Node]) -> bool:
         """Create missing tensors of placeholders among `nodes`; return whether any was created."""
-        previous_count = len(self.made)
+        previous_count = len(self.tensors)
         for node in nodes:
             key = self.key.get(node, node)
-            if isinstance(self.likes.get(node), Tensor) and key not in self.made:
-                self.made[key] = self._new(node)
-        return len(self.made) > previous_count
+            if isinstance(self.likes.get(node), Tensor) and key not in self.tensors:
+                self.tensors[key] = self._new(node)
+        return len(self.tensors) > previous_count
 
     def _new(self, node: fx.Node) -> Tensor:
         if node in self.real:
@@ -138,18 +138,18 @@ class Placeholders:
     def value(self, node: fx.Node) -> Any:  # noqa: ANN401 - a placeholder may be any constant
         """Return the value of a placeholder, whose tensor must exist."""
         like = self.likes[node]
-        return self.made[self.key.get(node, node)] if isinstance(like, Tensor) else like
+        return self.tensors[self.key.get(node, node)] if isinstance(like, Tensor) else like
 
     def replace(self, node: fx.Node, tensor: Tensor) -> None:
         """Set the value of a placeholder to `tensor`; ignore other nodes."""
         if node in self.likes:
-            self.made[self.key.get(node, node)] = tensor
+            self.tensors[self.key.get(node, node)] = tensor
 
     def drop(self, nodes: Iterable[fx.Node]) -> None:
         """Drop the tensors of the placeholders among `nodes`, unless `keep` is set."""
         if not self.keep:
             for node in nodes:
-                self.made.pop(self.key.get(node, node), None)
+                self.tensors.pop(self.key.get(node, node), None)
 
     def evict(self) -> None:
         """Evict new tensors from the device's caches, as a run of the model would."""

@@ -106,13 +106,13 @@ class Effects:
 def effects_of(root: GraphModule, node: Node) -> Effects:
     """Return the effects of `node`, an operator of the graph of `root`, on its operands."""
     if node.op == "call_module":
-        return _of_module(root, node)
+        return _module_effects(root, node)
     if node.op == "call_method":
-        return _of_method(node)
+        return _method_effects(node)
     if isinstance(node.target, HigherOrderOperator):
-        return _of_region(root, node)
+        return _region_effects(root, node)
     schema = getattr(node.target, "_schema", None)
-    effects = _of_function(node) if schema is None else _by_schema(node, schema)
+    effects = _function_effects(node) if schema is None else _schema_effects(node, schema)
     if not any(_holds_no_tensor(x) for x in (*effects.written, *effects.shared)):
         return effects
     # Numbers cannot be written into and share no memory.
@@ -164,7 +164,7 @@ def _arguments(function: Callable[..., Any], node: Node) -> dict[str, Any]:
         return dict(node.kwargs)
 
 
-def _by_schema(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch does not export its type
+def _schema_effects(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch does not export its type
     """Return the effects declared by the schema of an ATen overload."""
     names = [argument.name for argument in schema.arguments]
     values = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -182,7 +182,7 @@ def _is_torch(function: object) -> bool:
     return module.partition(".")[0] in KNOWN_MODULES
 
 
-def _of_function(node: Node) -> Effects:
+def _function_effects(node: Node) -> Effects:
     """Return the effects of a function without a schema."""
     name, function = _name(node), node.target
     assert callable(function)
@@ -212,7 +212,7 @@ def _ends_like_a_write(name: str) -> bool:
     return name.endswith("_") and name != "requires_grad_"
 
 
-def _of_method(node: Node) -> Effects:
+def _method_effects(node: Node) -> Effects:
     """Return the effects of a method of a tensor."""
     name = str(node.target)
     written = _first_operand(node) if _ends_like_a_write(name) else ()
@@ -232,7 +232,7 @@ def _graphs_write(modules: Iterable[nn.Module]) -> bool:
     )
 
 
-def _of_region(root: GraphModule, node: Node) -> Effects:
+def _region_effects(root: GraphModule, node: Node) -> Effects:
     """Return the effects of a call that runs graphs, such as those under ``torch.no_grad``."""
     arguments = _nodes([node.args, node.kwargs])
     tensors = tuple(operand for operand in arguments if operand.op != "get_attr")
@@ -241,7 +241,7 @@ def _of_region(root: GraphModule, node: Node) -> Effects:
     return Effects(arguments if _graphs_write(parts) else (), tensors)
 
 
-def _of_module(root: GraphModule, node: Node) -> Effects:
+def _module_effects(root: GraphModule, node: Node) -> Effects:
     """Return the effects of calling a module."""
     module, arguments = root.get_submodule(str(node.target)), _nodes([node.args, node.kwargs])
     parts = list(module.modules())

@@ -66,8 +66,8 @@ class Chain:
         Runs the checks that an exported module makes of its inputs.
 
         Raises:
-            SpecError: when the model does not take these inputs, an input that a stage uses is no
-                tensor, or a value that was fixed when the stages were cut is another one.
+            SpecError: if the model does not take these inputs, an input used by a stage is not a
+                tensor, or a value fixed when the stages were cut has changed.
 
         """
         try:

@@ -51,7 +51,7 @@ def crossings(flat: FlatGraph, scalars: set[fx.Node]) -> Crossings:
     """Return the values that cross each boundary of `flat`; `scalars` are recomputed where used.
 
     Raises:
-        CycleError: when a stage reads from a later one.
+        CycleError: if a stage reads from a later one.
 
     """
     order = {node: position for position, node in enumerate(flat.graph.nodes)}

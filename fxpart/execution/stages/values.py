@@ -63,14 +63,14 @@ def find_scalars(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _calls_for_a_scalar(node: fx.Node, scalars: set[fx.Node]) -> bool:
-    of_scalars = bool(node.all_input_nodes) and all(n in scalars for n in node.all_input_nodes)
+    reads_scalars = bool(node.all_input_nodes) and all(n in scalars for n in node.all_input_nodes)
     if node.op == "call_method":
-        return of_scalars or node.target in _ABOUT_TENSORS
+        return reads_scalars or node.target in _ABOUT_TENSORS
     if node.target is getattr:
-        return of_scalars or node.args[1] in _ATTRIBUTES
+        return reads_scalars or node.args[1] in _ATTRIBUTES
     if node.target is len:
         return True
-    return of_scalars and getattr(node.target, "__module__", "") in PYTHON_MODULES
+    return reads_scalars and getattr(node.target, "__module__", "") in PYTHON_MODULES
 
 
 def move_items_to_their_tuple(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:

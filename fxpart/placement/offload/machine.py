@@ -150,7 +150,7 @@ class _Times:
 
 def with_less(topology: Topology, room: int) -> Topology:
     """Return the topology with `room` fewer bytes for tensors on each device."""
-    less = tuple(
+    specs = tuple(
         replace(
             spec,
             memory_bytes=max(1, spec.memory_bytes - room),
@@ -158,4 +158,4 @@ def with_less(topology: Topology, room: int) -> Topology:
         )
         for spec in topology.devices
     )
-    return replace(topology, devices=less)
+    return replace(topology, devices=specs)

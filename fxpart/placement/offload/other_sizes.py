@@ -155,21 +155,21 @@ class TieredPlan:
         """Return the state of the units of a graph, matched by the names of their weights."""
         names = problem.graph.names
         if names not in self._known:
-            own = self.machine
+            planned = self.machine
             of_weight = {
-                own.problem.graph.weight_names[weight]: number
-                for number, unit in enumerate(own.units)
+                planned.problem.graph.weight_names[weight]: number
+                for number, unit in enumerate(planned.units)
                 for weight in unit.weights.tolist()
             }
-            machine = own
-            if problem is not own.problem:
+            machine = planned
+            if problem is not planned.problem:
                 # Use the devices for which the units of the plan were divided.
-                divided = replace(problem, topology=own.problem.topology)
-                machine = replace(own, problem=divided, known_units=None)
+                divided = replace(problem, topology=planned.problem.topology)
+                machine = replace(planned, problem=divided, known_units=None)
             weight_names = problem.graph.weight_names
             same = [of_weight.get(weight_names[int(u.weights[0])], -1) for u in machine.units]
             numbers = np.array(same, dtype=np.int64)
-            is_known, cached = numbers >= 0, own.cached
+            is_known, cached = numbers >= 0, planned.cached
             self._known[names] = _Ways(
                 machine.units,
                 np.where(is_known, self.ways[numbers], RESIDENT),

@@ -354,11 +354,11 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
     return replace(offloaded, evaluation=less_stored(evaluation, offloaded))
 
 
-def less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
+def less_stored(evaluation: Evaluation, offloaded: Offloaded) -> Evaluation:
     """Return the evaluation with offloading buffers reserved on the host, if it computes."""
-    stored = found.beside_bytes
+    stored = offloaded.beside_bytes
     rows = list(evaluation.devices)
-    for use in rows[len(found.devices) :]:
+    for use in rows[len(offloaded.devices) :]:
         rows[use.logical_id] = replace(
             use,
             memory_bytes=use.memory_bytes - stored,

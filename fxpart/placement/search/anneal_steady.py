@@ -17,19 +17,23 @@ _AFRESH = 4096
 
 @compiled
 def _begin(
-    t: SteadyTables, home: IntArray, here: IntArray, device_s: FloatArray, link_s: FloatArray
+    t: SteadyTables,
+    home: IntArray,
+    reader_count: IntArray,
+    device_s: FloatArray,
+    link_s: FloatArray,
 ) -> None:
     """Compute the loads of devices (D,) and links (D, D), and the readers per value and device."""
-    here[:], device_s[:], link_s[:] = 0, 0.0, 0.0
+    reader_count[:], device_s[:], link_s[:] = 0, 0.0, 0.0
     for unit in range(home.shape[0]):
         device_s[home[unit]] += t.time_s[unit, home[unit]]
     for value in range(t.maker.shape[0]):
         source = home[t.maker[value]]
         for i in range(t.reader_start[value], t.reader_start[value + 1]):
             target = home[t.readers[i]]
-            if here[value, target] == 0 and target != source:
+            if reader_count[value, target] == 0 and target != source:
                 link_s[source, target] += _transfer_s(t, value, source, target)
-            here[value, target] += 1
+            reader_count[value, target] += 1
 
 
 @inlined
@@ -42,7 +46,7 @@ def _transfer_s(t: SteadyTables, value: int, source: int, target: int) -> float:
 def _move(  # noqa: PLR0917 - compiled: all by position
     t: SteadyTables,
     home: IntArray,
-    here: IntArray,
+    reader_count: IntArray,
     device_s: FloatArray,
     link_s: FloatArray,
     unit: int,
@@ -51,10 +55,10 @@ def _move(  # noqa: PLR0917 - compiled: all by position
     old = home[unit]
     device_s[old] -= t.time_s[unit, old]
     device_s[new] += t.time_s[unit, new]
-    for i in range(t.made_start[unit], t.made_start[unit + 1]):
-        value = t.made[i]
+    for i in range(t.produced_start[unit], t.produced_start[unit + 1]):
+        value = t.produced[i]
         for target in range(device_s.shape[0]):
-            if here[value, target] > 0:
+            if reader_count[value, target] > 0:
                 if target != old:
                     link_s[old, target] -= _transfer_s(t, value, old, target)
                 if target != new:
@@ -62,12 +66,12 @@ def _move(  # noqa: PLR0917 - compiled: all by position
     for i in range(t.read_start[unit], t.read_start[unit + 1]):
         value = t.read[i]
         source = home[t.maker[value]]
-        here[value, old] -= 1
-        if here[value, old] == 0 and source != old:
+        reader_count[value, old] -= 1
+        if reader_count[value, old] == 0 and source != old:
             link_s[source, old] -= _transfer_s(t, value, source, old)
-        if here[value, new] == 0 and source != new:
+        if reader_count[value, new] == 0 and source != new:
             link_s[source, new] += _transfer_s(t, value, source, new)
-        here[value, new] += 1
+        reader_count[value, new] += 1
     home[unit] = new
 
 
@@ -87,9 +91,9 @@ def _norm(device_s: FloatArray, link_s: FloatArray, scale: float, sharp: float) 
 def steady_load_s(t: SteadyTables, home: IntArray) -> float:
     """Return the largest load of any device or link, in s; `home` (U,) is each unit's device."""
     devices = t.time_s.shape[1]
-    here = np.zeros((t.maker.shape[0], devices), dtype=np.int64)
+    reader_count = np.zeros((t.maker.shape[0], devices), dtype=np.int64)
     device_s, link_s = np.zeros(devices), np.zeros((devices, devices))
-    _begin(t, home, here, device_s, link_s)
+    _begin(t, home, reader_count, device_s, link_s)
     return float(max(device_s.max(), link_s.max()))
 
 
@@ -114,9 +118,9 @@ def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all 
     """
     state = chance(seed)
     units, devices = t.time_s.shape
-    here = np.zeros((t.maker.shape[0], devices), dtype=np.int64)
+    reader_count = np.zeros((t.maker.shape[0], devices), dtype=np.int64)
     device_s, link_s = np.zeros(devices), np.zeros((devices, devices))
-    _begin(t, home, here, device_s, link_s)
+    _begin(t, home, reader_count, device_s, link_s)
     placed = np.empty(t.unit_ops.shape[0], dtype=np.int64)
     for unit in range(units):
         placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = home[unit]
@@ -133,25 +137,25 @@ def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all 
         sharp *= sharper
         if step % 256 == 0:
             if step % _AFRESH == 0:
-                _begin(t, home, here, device_s, link_s)
+                _begin(t, home, reader_count, device_s, link_s)
             scale = max(device_s.max(), link_s.max())
             energy = _norm(device_s, link_s, scale, sharp)
         unit = below(state, units)
         old = home[unit]
         new = below(state, devices)
-        made_count = t.made_start[unit + 1] - t.made_start[unit]
-        nearby = made_count + t.read_start[unit + 1] - t.read_start[unit]
+        produced_count = t.produced_start[unit + 1] - t.produced_start[unit]
+        nearby = produced_count + t.read_start[unit + 1] - t.read_start[unit]
         if nearby > 0 and below(state, 8) > 0:
             pick = below(state, nearby)
-            if pick < made_count:
-                value = t.made[t.made_start[unit] + pick]
+            if pick < produced_count:
+                value = t.produced[t.produced_start[unit] + pick]
                 first, last = t.reader_start[value], t.reader_start[value + 1]
                 new = home[t.readers[first + below(state, last - first)]]
             else:
-                new = home[t.maker[t.read[t.read_start[unit] + pick - made_count]]]
+                new = home[t.maker[t.read[t.read_start[unit] + pick - produced_count]]]
         if new == old:
             continue
-        _move(t, home, here, device_s, link_s, unit, new)
+        _move(t, home, reader_count, device_s, link_s, unit, new)
         new_energy = _norm(device_s, link_s, scale, sharp)
         is_accepted = new_energy - energy <= -temperature * np.log(share(state) + 1e-12)
         if is_accepted and watched:
@@ -161,7 +165,7 @@ def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all 
             if not is_accepted:
                 placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = old
         if not is_accepted:
-            _move(t, home, here, device_s, link_s, unit, old)
+            _move(t, home, reader_count, device_s, link_s, unit, old)
             continue
         energy = new_energy
         largest = max(device_s.max(), link_s.max())

@@ -41,11 +41,11 @@ def fill_in_order(
             break
 
         def holds(
-            end: int, first: int = first_left, device: int = device, most: int = capacity
+            end: int, first: int = first_left, device: int = device, limit: int = capacity
         ) -> bool:
             unit_ops, rest = ops[start[first] : start[end]], ops[start[end] :]
             device_of[unit_ops], device_of[rest] = device, UNPLACED
-            return int(peak_on_device(memory, device_of, device, change)) <= most
+            return int(peak_on_device(memory, device_of, device, change)) <= limit
 
         end = _longest(holds, first_left, count)
         holds(end)

@@ -45,15 +45,15 @@ def _optimistic_s(t: CostTables) -> FloatArray:
         for value in range(t.made_start[op], t.made_start[op + 1]):
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 reader = t.readers[j]
-                for here in range(devices):
+                for device in range(devices):
                     least_s = np.inf
                     for other in range(devices):
                         remaining_s = table[reader, other] + t.op_time_s[reader, other]
-                        if other != here:
-                            remaining_s += t.link_latency_s[here, other]
-                            remaining_s += t.value_bytes[value] * t.s_per_byte[here, other]
+                        if other != device:
+                            remaining_s += t.link_latency_s[device, other]
+                            remaining_s += t.value_bytes[value] * t.s_per_byte[device, other]
                         least_s = min(least_s, remaining_s)
-                    table[op, here] = max(table[op, here], least_s)
+                    table[op, device] = max(table[op, device], least_s)
     return table
 
 

@@ -17,9 +17,9 @@ class SteadyTables(NamedTuple):
     unit_start: IntArray
     """CSR by unit: its operators."""
     unit_ops: IntArray
-    made_start: IntArray
+    produced_start: IntArray
     """CSR by unit: values that it produces for others."""
-    made: IntArray
+    produced: IntArray
     read_start: IntArray
     """CSR by unit: values that it reads from others."""
     read: IntArray
@@ -52,15 +52,15 @@ def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
     values, number = np.unique(pairs[:, 0], return_inverse=True)
     makers = unit_of[graph.value_producer[values]]
     count = len(values)
-    made_start, made = grouped(makers, np.arange(count), units)
+    produced_start, produced = grouped(makers, np.arange(count), units)
     read_start, read = grouped(pairs[:, 1], number, units)
     reader_start, readers = grouped(number, pairs[:, 1], count)
     unit_start, unit_ops = grouped(unit_of, np.arange(graph.n_ops), units)
     return SteadyTables(
         unit_start,
         unit_ops,
-        made_start,
-        made,
+        produced_start,
+        produced,
         read_start,
         read,
         makers.astype(np.int64),

@@ -53,7 +53,7 @@ class TableSizes:
             others_turn = np.full(len(device_of), _ELSEWHERE, dtype=np.int64)
             others_turn[tables] = _HERE
             live = max(
-                int(live_bytes(self.memory, at, _HERE).max()) for at in (device_of, others_turn)
+                int(live_bytes(self.memory, turn, _HERE).max()) for turn in (device_of, others_turn)
             )
             self.known[key] = (
                 weight_bytes_of(self.memory, np.flatnonzero(device_of == _HERE)) + live

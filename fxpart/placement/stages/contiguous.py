@@ -362,10 +362,19 @@ class StageSolver:
     def _settle(self, starts: IntArray, wanted: IntArray, reach: Reach) -> None:
         if not len(starts):
             return
-        of, cuts = self._line.stretches, self._line.cuts
-        with of.lock:
-            of.make_room()
-            settle(of.memory, of.units, of.scratch, of.known, cuts, starts, wanted, reach)
+        stretches, cuts = self._line.stretches, self._line.cuts
+        with stretches.lock:
+            stretches.make_room()
+            settle(
+                stretches.memory,
+                stretches.units,
+                stretches.scratch,
+                stretches.known,
+                cuts,
+                starts,
+                wanted,
+                reach,
+            )
 
     def _first_bound(self, least_s: float, most_s: float) -> float | None:
         """Return the smallest bound with a cut that fits; `least_s` is that without memory."""

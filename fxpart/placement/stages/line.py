@@ -116,9 +116,9 @@ class StageLine:
         return np.maximum(*(self._summed(box, value_s) for box in (onwards, back)))
 
     def _summed(
-        self, box: tuple[IntArray, IntArray, IntArray, IntArray], of: FloatArray
+        self, box: tuple[IntArray, IntArray, IntArray, IntArray], values: FloatArray
     ) -> FloatArray:
-        """Return sums of `of` over boxes of begins and ends, all inclusive."""
+        """Return sums of `values` over boxes of begins and ends, all inclusive."""
         low, high, first, last = box
         table = np.zeros((self.n_units + 2, self.n_units + 2))
         is_nonempty = (low <= high) & (first <= last)
@@ -128,7 +128,7 @@ class StageLine:
             (low, last + 1, -1.0),
             (high + 1, last + 1, 1.0),
         ):
-            np.add.at(table, (row[is_nonempty], column[is_nonempty]), sign * of[is_nonempty])
+            np.add.at(table, (row[is_nonempty], column[is_nonempty]), sign * values[is_nonempty])
         # Differences of sums may round slightly below 0.
         sums = np.maximum(table.cumsum(axis=0).cumsum(axis=1), 0.0)
         return np.ascontiguousarray(sums[:-1, :-1])

@@ -28,7 +28,9 @@ def cuts_by_depth(graph: OpGraph, line: StageLine) -> list[IntArray]:
         if bound:
             depths[cut] = bound[0].count(".") + 1
     return [
-        np.array([0, *(cut for cut, of in depths.items() if of <= depth), line.n_units])
+        np.array(
+            [0, *(cut for cut, cut_depth in depths.items() if cut_depth <= depth), line.n_units]
+        )
         for depth in sorted(set(depths.values()))
     ]
 
@@ -73,8 +75,8 @@ def _last_op(graph: OpGraph, path: str) -> int:
     ops = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
     if not ops or not path:
         prefixes = dict[str, None]()
-        for of in dict.fromkeys(graph.modules):
-            parts = of.split(".") if of else []
+        for module in dict.fromkeys(graph.modules):
+            parts = module.split(".") if module else []
             prefixes |= dict.fromkeys(".".join(parts[: end + 1]) for end in range(len(parts)))
         near = nearest_names(path, prefixes) if prefixes else "it has no modules; give mode.stages"
         raise SpecError(f"mode.cut_after names {path!r}, which the model does not have; {near}")

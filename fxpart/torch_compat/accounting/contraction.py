@@ -133,8 +133,8 @@ def contract(graph: StaticGraph, ties: Sequence[Sequence[int]]) -> Contraction:
     """Return `graph` with the members of each tie merged into one operator. O(reads log n).
 
     A merged operator has the summed weights and outputs, the reads, and the longest path of its
-    members. Its output is what others read from it. A value read by several members counts once per
-    reader, as in `fxpart.torch_compat.accounting.cost`.
+    members. Its output is the values that others read. A value read by several members counts once
+    per reader, as in `fxpart.torch_compat.accounting.cost`.
 
     Args:
         graph: the operators.

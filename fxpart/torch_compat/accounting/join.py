@@ -193,10 +193,10 @@ def _join_pairs(
     """Return `part` with pairs on one device joined while no path exceeds `bound_s`."""
     count, part = _numbered(part)
     homes = _homes(part, device, count)
-    gone = np.zeros(count, dtype=np.bool_)
+    is_merged = np.zeros(count, dtype=np.bool_)
     for a in range(count):
         for b in range(a + 1, count):
-            if gone[a] or gone[b] or homes[a] != homes[b]:
+            if is_merged[a] or is_merged[b] or homes[a] != homes[b]:
                 continue
             if tries == 0:
                 return part
@@ -204,7 +204,7 @@ def _join_pairs(
             joined = np.where(part == b, a, part)
             longest_s = path_over_partitions_s(tables, joined, count, homes)
             if 0 <= longest_s <= bound_s:
-                part, gone[b] = joined, True
+                part, is_merged[b] = joined, True
     return part
 
 

@@ -67,10 +67,10 @@ def kl_based(problem: StaticProblem) -> StaticPlan:
     """Return the placement with the least latency that was found, in few partitions.
 
     Never slower than the plan of `size_based` and, up to `KL_EXACT_OPERATORS` operators, than that
-    of `exact_kl`, where these have one.
+    of `exact_kl`, if there is one.
 
     Raises:
-        InfeasibleError: when no placement was found that fits the devices.
+        InfeasibleError: if no placement was found that fits the devices.
 
     """
     if problem.graph.n_ops > KL_EXACT_OPERATORS:
@@ -82,10 +82,10 @@ def cost_aware(problem: StaticProblem) -> StaticPlan:
     """Return the placement with the least latency that was found, in few partitions.
 
     Never slower than the plan of `size_based` and, up to `COST_AWARE_EXACT_OPERATORS` operators,
-    than that of `exact_cost_aware`, where these have one.
+    than that of `exact_cost_aware`, if there is one.
 
     Raises:
-        InfeasibleError: when no placement was found that fits the devices.
+        InfeasibleError: if no placement was found that fits the devices.
 
     """
     if problem.graph.n_ops > COST_AWARE_EXACT_OPERATORS:

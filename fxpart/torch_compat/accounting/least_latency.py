@@ -278,7 +278,7 @@ def least_latency(problem: StaticProblem) -> StaticPlan:
     Its latency is never above that of the size-based plan.
 
     Raises:
-        InfeasibleError: when no placement was found that fits the devices.
+        InfeasibleError: if no placement was found that fits the devices.
 
     """
     tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes

@@ -118,7 +118,7 @@ def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
 def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) -> IntArray:
     """Return the bytes saved by combining `part` with each other partition.
 
-    These are values made by one and read by the other, and sources read by both.
+    These are values produced by one and read by the other, and sources read by both.
     """
     shared = np.zeros(owner.shape[0], dtype=np.int64)
     counted_sources = np.zeros(tables.source_bytes.shape[0], dtype=np.bool_)

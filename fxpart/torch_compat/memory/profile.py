@@ -50,7 +50,7 @@ def memory_profile(
     """Return the `build_memory_profile` of a graph, given its storages."""
     sizes = storages.sizes(size_of)
     releasable = _releasable_storages(storages.makers, is_releasable)
-    steps = list(zip(storages.nodes, storages.made, storages.freed_by(), strict=True))
+    steps = list(zip(storages.nodes, storages.created, storages.freed_by(), strict=True))
     current = sum(sizes[s] for node, allocated, _ in steps if is_input(node) for s in allocated)
     profile = [current]
     for node, allocated, freed in steps:
@@ -166,7 +166,7 @@ class MemoryTracker:
             self._free(position)
 
     def _allocate(self, position: int) -> None:
-        for storage in self._storages.made[position]:
+        for storage in self._storages.created[position]:
             self.current_memory_bytes += self._sizes[storage]
         for storage in self._storages.in_result[position]:
             self._holders[storage] += 1

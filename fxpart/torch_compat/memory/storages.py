@@ -1,4 +1,4 @@
-"""`GraphStorages`: storages made, shared and freed by the nodes of an fx graph.
+"""`GraphStorages`: storages created, shared and freed by the nodes of an fx graph.
 
 A result shares the storage of an operand when their ``meta["val"]`` do, or when the operator's
 schema guarantees it. So graphs read from a file, where each node has its own storage, work too. A
@@ -95,7 +95,7 @@ class GraphStorages:
     """Position of each node in the lists."""
     operands: list[list[int]] = field(default_factory=list)
     """Positions of each node's operands, each once."""
-    made: list[list[int]] = field(default_factory=list)
+    created: list[list[int]] = field(default_factory=list)
     """Storages that first occur at each node, including inputs."""
     in_result: list[list[int]] = field(default_factory=list)
     """Storages in each node's result, each once."""
@@ -174,7 +174,7 @@ class _Walk:
             value = self._value(node)
             numbers = self._input(node, value) if is_input(node) else self._call(node, value)
             self.values.append(value)
-            storages.made.append(list(range(first, len(storages.tensors))))
+            storages.created.append(list(range(first, len(storages.tensors))))
             storages.nodes.append(node)
             storages.position[node] = position
             storages.in_storage.append(numbers)
@@ -185,11 +185,11 @@ class _Walk:
         """Return the storages of an input by number."""
         numbers: dict[int, int] = {}
         for index, tensor in enumerate(tensors_with_memory(value)):
-            of_tensor = [storage_number(tensor)]
+            numbers_of_tensor = [storage_number(tensor)]
             if node.op == "get_attr":
                 # The same attribute, under this or another name, may carry other metadata.
-                of_tensor += [storage_number(real) for real in _real_part(node, index)]
-            names: list[object] = [*of_tensor]
+                numbers_of_tensor += [storage_number(real) for real in _real_part(node, index)]
+            names: list[object] = [*numbers_of_tensor]
             if node.op == "get_attr":
                 names.append((node.target, index))
             storage = next((self.inputs[name] for name in names if name in self.inputs), None)
@@ -198,7 +198,7 @@ class _Walk:
             elif self.storages.makers[storage][-1] is not node:
                 self.storages.makers[storage].append(node)
             self.inputs.update(dict.fromkeys(names, storage))
-            numbers.update(dict.fromkeys(of_tensor, storage))
+            numbers.update(dict.fromkeys(numbers_of_tensor, storage))
         self.known.update(numbers)
         return numbers
 
@@ -209,7 +209,7 @@ class _Walk:
             number = storage_number(tensor)
             if number in numbers:
                 continue
-            storage = self._of_operand(number) if number in self.known else None
+            storage = self._operand_storage(number) if number in self.known else None
             if storage is None:
                 storage = self._by_schema(node, result, item)
             numbers[number] = self._new(tensor, node) if storage is None else storage
@@ -225,7 +225,7 @@ class _Walk:
                 f"node {node.name} reads {error.args[0]}, which comes after it; order the graph"
             ) from None
 
-    def _of_operand(self, number: int) -> int | None:
+    def _operand_storage(self, number: int) -> int | None:
         """Return the storage of that number in an operand of the node being added."""
         for operand in self.storages.operands[-1]:
             storage = self.storages.in_storage[operand].get(number)

@@ -256,16 +256,16 @@ class Search:
             )
 
     def ask(
-        self, most: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+        self, count: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> list[Proposal]:
-        """Return up to `most` new proposals; fewer if there are no more, or none can be found.
+        """Return up to `count` new proposals; fewer if there are no more, or none can be found.
 
         Repeated proposals are skipped without a result. Those whose overrides are not `wanted` are
         skipped and reported to the sampler as bad.
         """
         proposals: list[Proposal] = []
         in_vain, size = 0, self._space.size()
-        while len(proposals) < most and (size is None or len(self._asked) < size):
+        while len(proposals) < count and (size is None or len(self._asked) < size):
             if in_vain >= _PATIENCE:
                 if size is None:
                     break

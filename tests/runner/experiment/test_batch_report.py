@@ -63,7 +63,7 @@ def _report(
         latency=LatencyModel(),
         sizes={"batch": batch},
         rounding_bytes=rounding_bytes,
-        most=8,
+        max_batch=8,
         sums=Sums(np.array([2]), parallel) if replicas > 1 else None,
     )
     return report, topology

@@ -36,7 +36,7 @@ def test_summary_is_one_line() -> None:
     assert "15.00 s, 12.5 tokens/s, 3" in summary_line(evaluation, tokens)
     # A schedule reports a throughput of its own.
     assert "15.00 s, 3 partitions" in summary_line(evaluation, None)
-    of_a_token = summary_line(evaluation, None, replicas=4, of=" of the last token")
+    of_a_token = summary_line(evaluation, None, replicas=4, subject=" of the last token")
     assert of_a_token.startswith(
         "latency of the last token 15.00 s, 3 partitions on 2 of 3 devices"
     )

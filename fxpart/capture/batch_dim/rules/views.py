@@ -66,14 +66,14 @@ def _is_fixed(call: Call, before: Sizes, after: Sizes, source: int, dim: int) ->
     )
 
 
-def _lost(call: Call, at: Layout, result: int) -> Layout:
+def _lost(call: Call, layout: Layout, result: int) -> Layout:
     if call.name in {"select", "unbind", "squeeze"}:
-        return replace(at, dim=REPLICATED, outer=1, differs=at.differs or SOME_EXAMPLES)
+        return replace(layout, dim=REPLICATED, outer=1, differs=layout.differs or SOME_EXAMPLES)
     if call.name in {"slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split"}:
-        return replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)
+        return replace(layout, outer=1, differs=layout.differs or SOME_EXAMPLES)
     operand_sizes, result_sizes = call.sizes(call.first()), call.results[result] or ()
-    dim = overlapping_dim(operand_sizes, result_sizes, Moved(at.dim, at.outer))
-    return replace(at, dim=dim or 0, outer=1, differs=at.differs or MIXED)
+    dim = overlapping_dim(operand_sizes, result_sizes, Moved(layout.dim, layout.outer))
+    return replace(layout, dim=dim or 0, outer=1, differs=layout.differs or MIXED)
 
 
 def repeated(call: Call) -> list[Layout]:
