@@ -102,7 +102,7 @@ def _inputs(
     n_tokens = (side // _PACKED) ** 2
     is_packed = "img_ids" in parameters
     latents = (n_tokens, config.in_channels) if is_packed else (config.in_channels, side, side)
-    width = next((w for key in _TEXT_WIDTHS if (w := getattr(config, key, None))), None)
+    width = next((w for key in _TEXT_WIDTHS if (w := getattr(config, key, None))), 0)
     made: dict[str, Callable[[], object]] = {
         "hidden_states": lambda: torch.zeros(batch, *latents, dtype=dtype),
         "sample": lambda: torch.zeros(batch, *latents, dtype=dtype),
