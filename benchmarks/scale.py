@@ -38,13 +38,15 @@ GRAPHS = {
     "chain": _Target("4x16gb", {}),
     "diamonds": _Target("4x16gb", {}),
 }
+_PLACING = [mode for mode in MODES if mode not in ("accelerate", "custom")]
+"""The modes that need nothing but the graph."""
 _STOPPED_AFTER_S = 600.0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=GRAPHS, default=list(GRAPHS), metavar="GRAPH")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
+    parser.add_argument("--modes", nargs="+", choices=_PLACING, default=_PLACING, metavar="MODE")
     parser.add_argument("--cache", type=Path, help="folder of cached graphs")
     parser.add_argument(
         "--stop-s",
