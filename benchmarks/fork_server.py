@@ -77,11 +77,15 @@ class _Server:
     """The server, if this process started it."""
 
     def end(self) -> None:
-        """Let the server end, which it does with its requests."""
+        """Close the requests, at whose end the server exits, and wait for it."""
         with suppress(BrokenPipeError):
             self.requests.close()
         self.answers.close()
         if self.started is not None:
+            # A child that was forked meanwhile may keep the requests open.
+            with suppress(subprocess.TimeoutExpired):
+                self.started.wait(timeout=5)
+            self.started.kill()
             self.started.wait()
 
 

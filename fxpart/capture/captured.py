@@ -284,7 +284,7 @@ class _SymbolicCapture:
             return None
         try:
             return with_more_blocks(self._captured(short.spec), short.repetition)
-        except NotRepeatedError:
+        except (NotRepeatedError, CaptureError, SpecError):
             return None
 
     def _captured(self, spec: ModelSpec) -> SymbolicGraph:

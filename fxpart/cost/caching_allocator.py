@@ -75,8 +75,7 @@ def run_allocator(
 
 
 _N_BLOCKS, _RESERVED, _NEXT_ADDRESS = 2, 3, 4
-"""Places in `_Blocks.counts`, after the numbers of free large and small blocks: all blocks, bytes
-in segments, and the address of the next segment."""
+"""Indices into `_Blocks.counts`."""
 
 
 class _Blocks(NamedTuple):
@@ -92,6 +91,8 @@ class _Blocks(NamedTuple):
     free: IntArray
     """Free blocks, large ones and small ones, sorted by size, then by address; shape (2, n)."""
     counts: IntArray
+    """Numbers of free large, free small and all blocks, bytes in segments, and the address of the
+    next segment."""
     of_tensor: IntArray
     """The block of each tensor."""
 

@@ -12,8 +12,6 @@ from fxpart.cost.storage_kinds import KINDS, Storages
 
 __all__ = ["Reservation", "reservation"]
 
-_STEPS = 2
-"""Number of steps after which a step reuses the memory freed by the previous one."""
 _WEIGHT, _STATE, _CACHE, _INPUT = map(
     KINDS.index, ("weight", "optimizer state", "kv cache", "input")
 )
@@ -82,14 +80,13 @@ def _events(
         (~workspaces, with_workspace),
         (~results[is_freed], last[is_freed]),
     )
-    first_step, other_steps = (_in_order(lists) for lists in (of_operator, of_operator[1:]))
+    first_step, second_step = (_in_order(lists) for lists in (of_operator, of_operator[1:]))
     kept = results[~is_freed]
     freed = ~np.concatenate([inputs, kept[np.argsort(born[~is_freed], kind="stable")]])
-    steps = [first_step, *[other_steps] * (_STEPS - 1)]
-    lists = [resident, *(part for step in steps for part in (freed, inputs, step))]
-    del lists[1]  # nothing is left of a step before the first
     sizes = np.concatenate([storages.size_bytes, workspace_bytes[with_workspace]])
-    return sizes, np.concatenate(lists)
+    # The second step reuses the memory freed by the first, as all later ones do.
+    steps = (resident, inputs, first_step, freed, inputs, second_step)
+    return sizes, np.concatenate(steps)
 
 
 def _in_order(lists: Sequence[tuple[IntArray, IntArray]]) -> IntArray:

@@ -221,7 +221,9 @@ def with_served_cache(config: Config, graph: OpGraph) -> OpGraph:
 
 
 def served_at_any_size(config: Config, symbolic: SymbolicGraph) -> SymbolicGraph | None:
-    """Return `symbolic` with weights in the format of `config`; None if that depends on the sizes.
+    """Return `symbolic` with weights in the format of `config`.
+
+    None if they keep their own dtype, or if the bytes that are read depend on the sizes.
 
     Raises:
         SpecError: if the model's weights do not allow the format.

@@ -66,7 +66,7 @@ class ServingSteps:
     _graphs: dict[tuple[str, int, int], OpGraph] = field(default_factory=dict)
     """The latest graphs in the formats of `config`, by step and sizes."""
     _served: dict[SymbolicGraph, SymbolicGraph | None] = field(default_factory=dict)
-    """Captures with weights in the format of `config`; None if that depends on the sizes."""
+    """The results of `served_at_any_size`."""
 
     def decode(self, batch: int, context_len: int) -> OpGraph:
         """Return the decode of a token for each of `batch` texts at `context_len` tokens.

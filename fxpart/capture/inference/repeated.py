@@ -10,7 +10,6 @@ any number of such periods can be inserted between them. Otherwise `NotRepeatedE
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -163,9 +162,12 @@ class _Expansion:
         self.old, self.repetition = graph, repetition
         label = _block_of_op(graph.modules, repetition.blocks)
         value_block = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
-        inputs = _only_block(graph.n_values, graph.reads, label[graph.readers])
-        is_input = graph.value_producer < 0
-        value_block[is_input] = inputs[is_input]
+        inputs = np.flatnonzero(graph.value_producer < 0)
+        input_block = _only_block(graph.n_values, graph.reads, label[graph.readers])
+        is_read = np.isin(inputs, graph.reads)
+        for value, known in zip(inputs.tolist(), is_read.tolist(), strict=True):
+            # What a step does not read lies among the other inputs of its block.
+            value_block[value] = input_block[value] if known else value_block[value - 1]
         weight_block = _only_block(len(graph.weight_names), graph.uses, label[graph.users])
         self.ops = _Items(label, repetition)
         self.values = _Items(value_block, repetition)
@@ -179,7 +181,7 @@ class _Expansion:
         read_start, reads = self._rows(old.read_start, old.reads, values)
         use_start, uses = self._rows(old.use_start, old.uses, weights)
         producer = _moved(old.value_producer, values, ops)
-        names = _numbered(ops.texts([_LAST_NUMBER.sub("", name) for name in old.names]))
+        names = _numbered(ops.texts([_LAST_NUMBER.sub("", name) for name in old.names]), old.names)
         last_op = old.value_held
         return replace(
             old,
@@ -338,13 +340,20 @@ def _crosses(
 # Names.
 
 
-def _numbered(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators' names as `torch.export` derives them from their targets' names."""
-    uses: Counter[str] = Counter()
+def _numbered(texts: Sequence[str], old_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the operators' names as `torch.export` derives them from their targets' names.
+
+    The first operator of a text has its name in `old_names`, which may have a number already.
+    """
+    next_number: dict[str, int] = {}
+    for name in old_names:
+        text = _LAST_NUMBER.sub("", name)
+        next_number.setdefault(text, int(name[len(text) + 1 :] or 0))
     names = []
     for text in texts:
-        names.append(f"{text}_{uses[text]}" if uses[text] else text)
-        uses[text] += 1
+        number = next_number[text]
+        names.append(f"{text}_{number}" if number else text)
+        next_number[text] += 1
     if len(set(names)) < len(names):
         raise NotRepeatedError("operators cannot be told apart by name")
     return tuple(names)

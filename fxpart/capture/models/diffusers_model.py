@@ -1,8 +1,8 @@
-"""Denoisers of diffusers by their classes, such as ``FluxTransformer2DModel``."""
+"""Image generators of diffusers by their classes: one denoising step, as a pipeline calls it."""
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,10 @@ from fxpart.errors import SpecError, nearest_names, one_line
 
 __all__ = ["diffusers_model"]
 
-_DENOISERS = ("Transformer2DModel", "UNet2DConditionModel")
-"""Ends of the names of classes that take the latents of an image."""
 _PIXELS_PER_LATENT = 8
-"""Pixels of an image along one side of a latent, of the autoencoders of these models."""
+"""Pixels along one side of a latent, in the autoencoders of these models."""
 _PACKED = 2
-"""Latents along one side of a token, where a pipeline packs them before it calls the model."""
-_TEXT_WIDTHS = ("joint_attention_dim", "cross_attention_dim", "caption_channels")
-"""Keys of a configuration for the width of an encoded prompt."""
+"""Latents along one side of a token."""
 
 
 def diffusers_model(
@@ -29,22 +25,21 @@ def diffusers_model(
     config: Mapping[str, object] | None = None,
     seq_len: int = 512,
 ) -> tuple[nn.Module, tuple[()], dict[str, Any]]:
-    """Return a denoiser without its weights, and what a pipeline calls it with in one step.
+    """Return a denoiser without its weights, and the inputs of one step.
 
     Args:
-        batch_size: images; twice as many with classifier-free guidance.
-        dtype: of weights, latents and encoded prompts.
+        batch_size: number of images; twice as many with classifier-free guidance.
+        dtype: dtype of weights, latents and encoded prompts.
         architecture: a class such as ``FluxTransformer2DModel`` or ``SD3Transformer2DModel``.
         config: arguments of the class, and ``image_size``, the side of an image in pixels; 1024
             if left out.
-        seq_len: tokens of a prompt.
+        seq_len: number of tokens in a prompt.
 
     Raises:
-        SpecError: if diffusers is not installed, has no such denoiser, does not take `config`, or
-            the denoiser takes other inputs.
+        SpecError: if diffusers is not installed, its class is not one of those known here, or does
+            not take `config`.
 
     """
-    cls = _denoiser(architecture)
     settings: dict[str, Any] = dict(config or {})
     image_size = settings.pop("image_size", 1024)
     step = _PIXELS_PER_LATENT * _PACKED
@@ -52,23 +47,13 @@ def diffusers_model(
         raise SpecError(
             f"model.config.image_size={image_size} must be a positive multiple of {step} pixels"
         )
-    known = inspect.signature(cls.__init__).parameters.keys() - {"self"}
-    for key in settings:
-        if key not in known:
-            near = nearest_names(key, [*known, "image_size"])
-            raise SpecError(f"model.config.{key} is not a setting of {architecture}; {near}")
-    try:
-        module: nn.Module = cls(**settings)
-    except Exception as error:
-        raise SpecError(
-            f"diffusers cannot make {architecture} with {settings}: {one_line(error)}"
-        ) from error
-    # Not by the method of diffusers, which advises on checkpoints.
-    module = nn.Module.to(module, dtype)
-    return module, (), _inputs(module, batch_size, dtype, image_size, seq_len)
+    # The method `to` of diffusers would give advice on checkpoints.
+    module = nn.Module.to(_denoiser(architecture, settings), dtype)
+    sizes = _Sizes(batch_size, image_size // _PIXELS_PER_LATENT, seq_len, dtype)
+    return module, (), {**_INPUTS[architecture](module.config, sizes), "return_dict": False}
 
 
-def _denoiser(architecture: str) -> type[Any]:
+def _denoiser(architecture: str, settings: Mapping[str, Any]) -> nn.Module:
     try:
         import diffusers
     except ImportError as error:
@@ -76,66 +61,80 @@ def _denoiser(architecture: str) -> type[Any]:
             f"model.architecture={architecture} needs diffusers, which cannot be imported:"
             f" {one_line(error)}; pip install 'fxpart[diffusers]'"
         ) from error
-    names = [name for name in dir(diffusers) if name.endswith(_DENOISERS)]
-    if architecture not in names:
-        near = nearest_names(architecture, names)
-        raise SpecError(f"diffusers has no denoiser of images {architecture}; {near}")
-    cls: type[Any] = getattr(diffusers, architecture)
-    return cls
+    if architecture not in _INPUTS:
+        raise SpecError(
+            f"the inputs of diffusers' {architecture} are not known;"
+            f" {nearest_names(architecture, _INPUTS)}; for any other class, return the model and"
+            " its inputs from a function: model=custom model.factory=package.module:function"
+        )
+    cls: type[nn.Module] = getattr(diffusers, architecture)
+    known = inspect.signature(cls.__init__).parameters.keys() - {"self"}
+    for key in settings:
+        if key not in known:
+            near = nearest_names(key, [*known, "image_size"])
+            raise SpecError(f"model.config.{key} is not a setting of {architecture}; {near}")
+    try:
+        return cls(**settings)
+    except Exception as error:
+        raise SpecError(
+            f"diffusers cannot make {architecture} with {settings}: {one_line(error)}"
+        ) from error
 
 
-def _inputs(
-    module: Any,  # noqa: ANN401 - untyped upstream
-    batch: int,
-    dtype: torch.dtype,
-    image_size: int,
-    text_len: int,
-) -> dict[str, Any]:
-    """Return the inputs that `module` takes, by name.
+class _Sizes(NamedTuple):
+    """The sizes of a step."""
 
-    Raises:
-        SpecError: for a required input of another name.
+    batch: int
+    side: int
+    """Latents along one side of an image."""
+    text_len: int
+    dtype: torch.dtype
 
-    """
-    config, parameters = module.config, inspect.signature(module.forward).parameters
-    side = image_size // _PIXELS_PER_LATENT
-    n_tokens = (side // _PACKED) ** 2
-    is_packed = "img_ids" in parameters
-    latents = (n_tokens, config.in_channels) if is_packed else (config.in_channels, side, side)
-    width = next((w for key in _TEXT_WIDTHS if (w := getattr(config, key, None))), 0)
-    made: dict[str, Callable[[], object]] = {
-        "hidden_states": lambda: torch.zeros(batch, *latents, dtype=dtype),
-        "sample": lambda: torch.zeros(batch, *latents, dtype=dtype),
-        "encoder_hidden_states": lambda: torch.zeros(batch, text_len, width, dtype=dtype),
-        "pooled_projections": lambda: torch.zeros(batch, config.pooled_projection_dim, dtype=dtype),
-        "timestep": lambda: torch.zeros(batch, dtype=dtype),
-        "img_ids": lambda: torch.zeros(n_tokens, 3, dtype=dtype),
-        "txt_ids": lambda: torch.zeros(text_len, 3, dtype=dtype),
-        "guidance": lambda: torch.zeros(batch, dtype=dtype),
-        "added_cond_kwargs": lambda: _of_sdxl(config, batch, dtype),
+    def zeros(self, *shape: int) -> Tensor:
+        """Return a tensor with a batch dimension before `shape`."""
+        return torch.zeros(self.batch, *shape, dtype=self.dtype)
+
+
+def _flux_inputs(config: Any, sizes: _Sizes) -> dict[str, object]:  # noqa: ANN401 - untyped upstream
+    tokens = (sizes.side // _PACKED) ** 2
+    inputs: dict[str, object] = {
+        "hidden_states": sizes.zeros(tokens, config.in_channels),
+        "encoder_hidden_states": sizes.zeros(sizes.text_len, config.joint_attention_dim),
+        "pooled_projections": sizes.zeros(config.pooled_projection_dim),
+        "timestep": sizes.zeros(),
+        # Positions are common to all images.
+        "img_ids": torch.zeros(tokens, 3, dtype=sizes.dtype),
+        "txt_ids": torch.zeros(sizes.text_len, 3, dtype=sizes.dtype),
     }
-    is_left_out = {
-        "guidance": not getattr(config, "guidance_embeds", False),
-        "added_cond_kwargs": getattr(config, "addition_embed_type", None) != "text_time",
-    }
-    inputs: dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        if name in made and not is_left_out.get(name, False):
-            inputs[name] = made[name]()
-        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
-            raise SpecError(
-                f"{type(module).__name__} needs {name}, which is not known here; return the model"
-                " and its inputs from a function of yours: model=custom model.factory=..."
-            )
-    if "return_dict" in parameters:
-        inputs["return_dict"] = False
-    return inputs
+    return {**inputs, "guidance": sizes.zeros()} if config.guidance_embeds else inputs
 
 
-def _of_sdxl(config: Any, batch: int, dtype: torch.dtype) -> dict[str, Tensor]:  # noqa: ANN401
-    """Return the pooled prompt of SDXL, and the sizes of the image, of which there are six."""
-    text = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+def _sd3_inputs(config: Any, sizes: _Sizes) -> dict[str, object]:  # noqa: ANN401
     return {
-        "text_embeds": torch.zeros(batch, text, dtype=dtype),
-        "time_ids": torch.zeros(batch, 6, dtype=dtype),
+        "hidden_states": sizes.zeros(config.in_channels, sizes.side, sizes.side),
+        "encoder_hidden_states": sizes.zeros(sizes.text_len, config.joint_attention_dim),
+        "pooled_projections": sizes.zeros(config.pooled_projection_dim),
+        "timestep": sizes.zeros(),
     }
+
+
+def _unet_inputs(config: Any, sizes: _Sizes) -> dict[str, object]:  # noqa: ANN401
+    inputs: dict[str, object] = {
+        "sample": sizes.zeros(config.in_channels, sizes.side, sizes.side),
+        "timestep": sizes.zeros(),
+        "encoder_hidden_states": sizes.zeros(sizes.text_len, config.cross_attention_dim),
+    }
+    if config.addition_embed_type != "text_time":
+        return inputs
+    # SDXL: a pooled prompt, and six sizes of the image.
+    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    conditions = {"text_embeds": sizes.zeros(pooled), "time_ids": sizes.zeros(6)}
+    return {**inputs, "added_cond_kwargs": conditions}
+
+
+_INPUTS: dict[str, Callable[[Any, _Sizes], dict[str, object]]] = {
+    "FluxTransformer2DModel": _flux_inputs,
+    "SD3Transformer2DModel": _sd3_inputs,
+    "UNet2DConditionModel": _unet_inputs,
+}
+"""Functions that return the inputs of a step, by class."""

@@ -24,6 +24,7 @@ from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.cached_step import experts_for_shapes
 from fxpart.capture.models.input_shapes import text_config
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.errors import FxpartError
 
 __all__ = ["ShortModel", "shortened"]
 
@@ -60,7 +61,9 @@ def shortened(spec: ModelSpec) -> ShortModel | None:
     if path is None or text_config(config) is not config:
         return None
     count = len(_blocks(whole.module, path))
-    run = _run(whole, path) if getattr(config, key, None) == count else None
+    if getattr(config, key, None) != count or _WORTHWHILE * count < _PERIODS + 1:
+        return None
+    run = _run(whole, path)
     repetition = _repetition(path, run.blocks) if run else None
     if run is None or repetition is None:
         return None
@@ -71,8 +74,12 @@ def shortened(spec: ModelSpec) -> ShortModel | None:
         if name != _COUNT
     }
     short = replace(spec, config={**settings, key: n_kept})
+    try:
+        few = build_model(short)
+    except FxpartError:  # some configurations state the number of blocks in more than one way
+        return None
     expected = _Run(run.outside, run.blocks[:n_kept])
-    return ShortModel(short, repetition) if _run(build_model(short), path) == expected else None
+    return ShortModel(short, repetition) if _run(few, path) == expected else None
 
 
 def _only_list(module: nn.Module) -> str | None:
@@ -123,7 +130,7 @@ def _run(built: BuiltModel, path: str) -> _Run | None:
     blocks = _blocks(built.module, path)
     recorder = _Recorder(len(blocks))
     # With fake tensors, models take the same code paths as in a capture.
-    fake = FakeTensorMode()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     named = [*built.module.named_parameters(), *built.module.named_buffers()]
     weights: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in named}
     args, kwargs = tree_map_only(Tensor, fake.from_tensor, (built.args, built.kwargs))
@@ -139,11 +146,8 @@ def _run(built: BuiltModel, path: str) -> _Run | None:
     except Exception:
         return None
     settings = _settings(blocks)
-    blocks_do = zip(settings, (recorder.calls[n] for n in range(len(blocks))), strict=True)
-    return _Run(
-        tuple(recorder.calls[_OUTSIDE]),
-        tuple((setting, tuple(calls)) for setting, calls in blocks_do),
-    )
+    recorded = tuple((own, tuple(recorder.calls[n])) for n, own in enumerate(settings))
+    return _Run(tuple(recorder.calls[_OUTSIDE]), recorded)
 
 
 def _settings(blocks: Sequence[nn.Module]) -> list[tuple[object, ...]]:
@@ -156,7 +160,7 @@ def _settings(blocks: Sequence[nn.Module]) -> list[tuple[object, ...]]:
             (path, name): (type(module), value)
             for path, module in block.named_modules()
             for name, value in vars(module).items()
-            if isinstance(value, str | bool | int | float | None)
+            if _is_plain(value) or (isinstance(value, tuple | list) and all(map(_is_plain, value)))
         }
         for block in blocks
     ]
@@ -169,6 +173,10 @@ def _settings(blocks: Sequence[nn.Module]) -> list[tuple[object, ...]]:
         tuple((key, setting[key]) for key in setting if key not in is_number)
         for setting in settings
     ]
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | bool | int | float | torch.dtype | None)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -223,8 +231,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.add(tensor, self._block, ("input", self._inputs[self._block]))
         block, name = self._origins[id(tensor)]
         # Blocks are named by their distance from the calling block, or else from the last one.
-        distance = _OUTSIDE if block == _OUTSIDE else self._from() - block
+        distance = _OUTSIDE if block == _OUTSIDE else self._reference_block() - block
         return block == _OUTSIDE, distance, name, tuple(tensor.shape), tensor.stride(), tensor.dtype
 
-    def _from(self) -> int:
+    def _reference_block(self) -> int:
         return self._last if self._block == _OUTSIDE else self._block

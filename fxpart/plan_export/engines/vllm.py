@@ -21,7 +21,7 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.context_parallel > 1:
         raise SpecError("its context parallelism splits a cache, not a pass")
     if plan.cache == "int8":
-        raise SpecError("it has no KV cache in int8 with one scale a tensor; use kv_cache=fp8")
+        raise SpecError("it has no KV cache in int8 with one scale per tensor; use kv_cache=fp8")
     if plan.expert_parallel > 1:
         all_devices = plan.tensor_parallel * plan.data_parallel
         if plan.expert_parallel != all_devices:

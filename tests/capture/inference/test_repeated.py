@@ -24,7 +24,8 @@ def _drawn(blocks: int, period: int = 1, *, odd: int = -1, reads_all: bool = Fal
     """
     sketch, made = Sketch(), []
     x = sketch.input(3)
-    caches = [sketch.input(100) for _ in range(blocks)]
+    # The cache of each block, and a count of its tokens, which no operator reads.
+    caches = [(sketch.input(100), sketch.input(1))[0] for _ in range(blocks)]
     weights = [sketch.weight(50 + block % period) for block in range(blocks)]
     x = mask = sketch.op([x], 3, module="embed")
     for block in range(blocks):
@@ -43,9 +44,9 @@ def _drawn(blocks: int, period: int = 1, *, odd: int = -1, reads_all: bool = Fal
     held[mask] = graph.n_ops - 1
     for value, later in zip(made, [*made[1:], result], strict=True):
         held[value] = graph.value_producer[later]
-    names = [f"kv_cache_{value - 1}" for value in range(1, blocks + 1)]
+    names = [f"{kind}_{block}" for block in range(blocks) for kind in ("kv_cache", "cached_tokens")]
     ops = ["op", *(f"op_{op}" for op in range(1, graph.n_ops))]
-    value_names = ("v", *names, *(ops[op] for op in graph.value_producer[blocks + 1 :]))
+    value_names = ("v", *names, *(ops[op] for op in graph.value_producer[2 * blocks + 1 :]))
     return replace(
         graph,
         names=tuple(ops),
@@ -128,7 +129,7 @@ def _decode(blocks: int) -> ModelSpec:
 
 
 def _captured(spec: ModelSpec) -> SymbolicGraph:
-    return captured_symbolic(spec, ("batch",), None, "decode").symbolic
+    return captured_symbolic(spec, ("batch", "context_len"), None, "decode").symbolic
 
 
 def test_few_blocks_give_the_capture_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +149,24 @@ def test_blocks_that_turn_out_to_differ_are_all_captured(monkeypatch: pytest.Mon
     assert sum(module.endswith("c_fc") for module in modules) == 2
 
 
+_NEO = {
+    "vocab_size": 90,
+    "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "num_layers": 18,
+    "attention_types": [[["global", "local"], 9]],
+}
+
+
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [
         ("LlamaForCausalLM", {**_SMALL, "num_hidden_layers": 5}),
         ("T5ForConditionalGeneration", {"num_layers": 12, "d_model": 64, "d_kv": 16}),
+        ("GPTNeoForCausalLM", _NEO),
     ],
-    ids=["few blocks", "two lists of blocks"],
+    ids=["few blocks", "two lists of blocks", "blocks counted twice"],
 )
 def test_some_models_are_not_shortened(architecture: str, config: dict[str, object]) -> None:
     assert shortened(ModelSpec("m", architecture=architecture, config=config)) is None
@@ -169,6 +181,6 @@ def test_dense_blocks_before_experts_are_kept() -> None:
     }
     short = shortened(ModelSpec("m", architecture="DeepseekV3ForCausalLM", config=config))
     assert short is not None
-    # The block after the last dense one reads what that made, and so differs from the next.
+    # The block after the last dense one reads a result of it, and so differs from the next.
     assert short.repetition == Repetition("model.layers", 5, 1, 3)
     assert short.spec.config["num_hidden_layers"] == 9
