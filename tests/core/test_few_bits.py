@@ -18,6 +18,7 @@ from fxpart.core.few_bits import (
     with_few_bits_at_any_size,
 )
 from fxpart.core.graph import OpGraph
+from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
 from fxpart.errors import SpecError
 from runner.config.paths import conf_dir
 
@@ -200,3 +201,20 @@ def test_states_of_a_recurrence_are_not_keys_and_values() -> None:
     assert graph.value_is_cache.any()
     with pytest.raises(SpecError, match="kv_cache=fp8 converts nothing in this model"):
         with_cache_dtype(graph, "fp8")
+
+
+def test_how_many_experts_are_read_depends_on_the_sizes() -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    graph = _decode("MixtralForCausalLM", **sizes, num_local_experts=4)
+    fields = (*OF_OPERATORS, *OF_VALUES)
+    symbolic = SymbolicGraph(
+        graph,
+        ("batch",),
+        (1,),
+        exponents=np.array([[0]]),
+        coefficients={name: getattr(graph, name)[:, None] for name in fields},
+        value_batch_dim=np.full(graph.n_values, -1),
+    )
+    layout = _layout("int8")
+    assert with_few_bits(graph, layout).weight_bytes.sum() < graph.weight_bytes.sum()
+    assert with_few_bits_at_any_size(symbolic, layout) is None
