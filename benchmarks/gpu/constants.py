@@ -177,7 +177,7 @@ def _sustained_rates(size: int, dtype: torch.dtype, seconds: float) -> dict[str,
         torch.mm(left, right, out=result)
 
     torch.cuda.synchronize()
-    time.sleep(0.5)
+    time.sleep(0.5)  # the clock rises again after earlier loads
     alone_s, flops = _seconds(multiply, 3), 2 * size**3
     rates, watts, clocks = [], [], []
     begin = time.perf_counter()
@@ -186,7 +186,7 @@ def _sustained_rates(size: int, dtype: torch.dtype, seconds: float) -> dict[str,
         calls = max(1, int(0.5 / alone_s))
         for _ in range(calls):
             multiply()
-        time.sleep(0.25)
+        time.sleep(0.25)  # power and clock are read halfway through the queued products
         watts.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
         clocks.append(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
         torch.cuda.synchronize()

@@ -23,6 +23,7 @@ __all__ = [
     "OpGraph",
     "csr",
     "grouped",
+    "only_user",
     "storage_roots",
     "without_python",
 ]
@@ -316,6 +317,23 @@ class OpGraph:
     def uses_of(self, op: int) -> IntArray:
         """Return the weight storages that operator `op` uses."""
         return self.uses[self.use_start[op] : self.use_start[op + 1]]
+
+
+def only_user(count: int, items: IntArray, users: IntArray) -> IntArray:
+    """Return the only user of each of `count` items; -1 for none or several.
+
+    Args:
+        count: number of items.
+        items: used items, one for each use.
+        users: what uses them, such as a block or a unit; -1 for a user that does not count as one.
+
+    """
+    lowest = np.full(count, np.iinfo(np.int64).max)
+    highest = np.full(count, -1, dtype=np.int64)
+    np.minimum.at(lowest, items, users)
+    np.maximum.at(highest, items, users)
+    only: IntArray = np.where(lowest == highest, highest, -1)
+    return only
 
 
 def storage_roots(graph: OpGraph) -> IntArray:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray, OpGraph, only_user
 from fxpart.core.symbolic_graph import OF_OPERATORS, SymbolicGraph
 
 __all__ = ["NotRepeatedError", "Repetition", "with_more_blocks"]
@@ -163,12 +163,12 @@ class _Expansion:
         label = _block_of_op(graph.modules, repetition.blocks)
         value_block = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
         inputs = np.flatnonzero(graph.value_producer < 0)
-        input_block = _only_block(graph.n_values, graph.reads, label[graph.readers])
+        input_block = only_user(graph.n_values, graph.reads, label[graph.readers])
         is_read = np.isin(inputs, graph.reads)
         for value, known in zip(inputs.tolist(), is_read.tolist(), strict=True):
             # What a step does not read lies among the other inputs of its block.
             value_block[value] = input_block[value] if known else value_block[value - 1]
-        weight_block = _only_block(len(graph.weight_names), graph.uses, label[graph.users])
+        weight_block = only_user(len(graph.weight_names), graph.uses, label[graph.users])
         self.ops = _Items(label, repetition)
         self.values = _Items(value_block, repetition)
         self.weights = _Items(weight_block, repetition)
@@ -255,16 +255,6 @@ def _block_of_op(modules: Sequence[str], blocks: str) -> IntArray:
         first = inside.partition(".")[0]
         number[module] = int(first) if first.isdigit() else -1
     return np.array([number[module] for module in modules], dtype=np.int64)
-
-
-def _only_block(count: int, used: IntArray, block: IntArray) -> IntArray:
-    """Return the only block that uses each of `count` items; -1 for none or several."""
-    lowest = np.full(count, np.iinfo(np.int64).max)
-    highest = np.full(count, -1, dtype=np.int64)
-    np.minimum.at(lowest, used, block)
-    np.maximum.at(highest, used, block)
-    only: IntArray = np.where(lowest == highest, highest, -1)
-    return only
 
 
 # References.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray, OpGraph, only_user
 from fxpart.core.module_paths import block_of
 from fxpart.cost.streams import Copy, Source
 from fxpart.placement.offload.units import weight_uses
@@ -37,12 +37,7 @@ def gathered_of(graph: OpGraph, paths: Sequence[str]) -> Gathered:
     number = {path: index for index, path in enumerate(paths)}
     users, used = weight_uses(graph)
     of_op = np.array([number.get(block_of(m) or m, -1) for m in graph.modules], dtype=np.int64)
-    units = of_op[users]
-    lowest = np.full(len(graph.weight_names), len(paths), dtype=np.int64)
-    highest = np.full(len(graph.weight_names), -1, dtype=np.int64)
-    np.minimum.at(lowest, used, units)
-    np.maximum.at(highest, used, units)
-    return Gathered(np.where(lowest == highest, highest, -1), graph.weight_bytes)
+    return Gathered(only_user(len(graph.weight_names), used, of_op[users]), graph.weight_bytes)
 
 
 def gathered_copies(

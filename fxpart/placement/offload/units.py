@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph, storage_roots
+from fxpart.core.graph import IntArray, OpGraph, only_user, storage_roots
 from fxpart.core.module_paths import block_of, owner
 
 __all__ = [
@@ -100,8 +100,8 @@ def _units(graph: OpGraph, path_of: Sequence[str]) -> tuple[Unit, ...]:
     number = {path: index for index, path in enumerate(dict.fromkeys(path_of))}
     unit_of_op = np.array([number[path] for path in path_of], dtype=np.int64)[graph.group]
     users, used = weight_uses(graph)
-    unit_of = _only_user(len(graph.weight_names), used, unit_of_op[users])
-    cache_of = _only_user(graph.n_values, graph.reads, unit_of_op[graph.readers])
+    unit_of = only_user(len(graph.weight_names), used, unit_of_op[users])
+    cache_of = only_user(graph.n_values, graph.reads, unit_of_op[graph.readers])
     cache_of[~graph.value_is_cache] = -1
     units = []
     for path, index in number.items():
@@ -118,16 +118,6 @@ def _units(graph: OpGraph, path_of: Sequence[str]) -> tuple[Unit, ...]:
                 Unit(path, weights, ops, size, max(module_bytes.values()), caches, cached_bytes)
             )
     return tuple(sorted(units, key=lambda unit: int(unit.ops[0])))
-
-
-def _only_user(storages: int, uses: IntArray, units: IntArray) -> IntArray:
-    """Return the only unit that uses each storage, -1 for none or several."""
-    lowest = np.full(storages, np.iinfo(np.int64).max)
-    highest = np.full(storages, -1, dtype=np.int64)
-    np.minimum.at(lowest, uses, units)
-    np.maximum.at(highest, uses, units)
-    only: IntArray = np.where(lowest == highest, highest, -1)
-    return only
 
 
 class CacheWrites(NamedTuple):

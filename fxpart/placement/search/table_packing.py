@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.graph import FloatArray, IntArray, OpGraph, only_user
 from fxpart.cost.holding import live_bytes, weight_bytes_of
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables
@@ -108,13 +108,9 @@ def _of_one_unit(
 ) -> IntArray:
     """Return the bytes of the items used only by each unit."""
     toucher = unit_of[np.repeat(np.arange(len(unit_of)), np.diff(start))]
-    lowest = np.full(len(item_bytes), count, dtype=np.int64)
-    highest = np.full(len(item_bytes), -1, dtype=np.int64)
-    np.minimum.at(lowest, items, toucher)
-    np.maximum.at(highest, items, toucher)
-    single = (lowest == highest) & (lowest >= 0)
+    unit = only_user(len(item_bytes), items, toucher)
     sizes = np.zeros(count, dtype=np.int64)
-    np.add.at(sizes, lowest[single], item_bytes[single])
+    np.add.at(sizes, unit[unit >= 0], item_bytes[unit >= 0])
     return sizes
 
 
