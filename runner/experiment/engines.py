@@ -42,13 +42,16 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
     tokens = config.context_len if is_serving(config) else None
     if generates(config):
         tokens = (config.prompt_len or 0) + (config.output_len or 0)
+    batch_size = model.batch_size // config.data_parallel
+    if is_serving(config) and config.schedule.name != "none":
+        batch_size *= config.microbatches  # texts whose caches are held at once
     return EnginePlan(
         training=is_training(config),
         stages=stages,
         architecture=model.architecture,
         model=model.config,
         dtype=model.dtype,
-        batch_size=model.batch_size // config.data_parallel,
+        batch_size=batch_size,
         tokens=tokens or model.seq_len,
         data_parallel=config.data_parallel,
         zero=config.zero,

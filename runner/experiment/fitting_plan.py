@@ -94,7 +94,12 @@ def fitting_plan(
         for _ in range(_MOST_PLANS - 1):
             if candidate.fits:
                 return candidate
-            searched = with_less_memory(searched, candidate.evaluation, candidate.device_memory)
+            searched = with_less_memory(
+                searched,
+                candidate.evaluation,
+                candidate.device_memory,
+                is_scheduled=candidate.schedule is not None,
+            )
             candidate = attempt(searched, before=candidate)
     with suppress(InfeasibleError):
         if not candidate.fits and candidate.placement.offloaded:

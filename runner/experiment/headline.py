@@ -67,7 +67,11 @@ def _serving_metrics(result: Result) -> dict[str, float]:
     replicas = result.replicas.parallel.n_replicas if result.replicas else 1
     devices_per_row = replicas * (result.split.size if result.split else 1)
     values = serving_metrics(
-        result.step, result.batch_size, result.evaluation, alike=devices_per_row
+        result.step,
+        result.batch_size,
+        result.evaluation,
+        result.schedule,
+        alike=devices_per_row,
     )
     if result.offloaded:
         values["kv_cache_gib"] += int(result.offloaded.cache_bytes.sum()) / GIB
@@ -86,15 +90,15 @@ def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, floa
     """Return tokens per second, MFU and prices; `decoded_per_s` are the tokens/s of a decode."""
     examples_per_s, tokens_per_s = _examples_per_s(result), decoded_per_s
     steps_per_s = examples_per_s / result.batch_size
-    if decoded_per_s is not None:  # its steps run one after another
+    if decoded_per_s is not None and not result.schedule:  # its steps run one after another
         latency_s = result.evaluation.latency_s
         steps_per_s = 1.0 / latency_s if latency_s else float("inf")
-    elif result.tokens is not None:
+    elif decoded_per_s is None and result.tokens is not None:
         tokens_per_s = examples_per_s * result.tokens
     utilization = model_flops_utilization(
         result.captured.graph, result.problem.topology, steps_per_s
     )
-    # A decode produces tokens, and pipelining several batches would need a cache for each.
+    # A decode produces tokens; without a schedule, batches that overlap would need their own caches.
     whole_per_s = None if result.step == "decode" and not result.generation else examples_per_s
     return rate_metrics(whole_per_s, tokens_per_s, utilization, result.price_per_hour)
 

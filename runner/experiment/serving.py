@@ -16,6 +16,7 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
+from fxpart.schedule import ScheduleResult
 from runner.config.sections import Config
 from runner.experiment.training import is_training
 from runner.output.units import GIB
@@ -257,16 +258,24 @@ def has_experts_in_place(config: Config) -> bool:
 
 
 def serving_metrics(
-    step: str, texts: int, evaluation: Evaluation, *, alike: int = 1
+    step: str,
+    texts: int,
+    evaluation: Evaluation,
+    schedule: ScheduleResult | None = None,
+    *,
+    alike: int = 1,
 ) -> dict[str, float]:
     """Return the metrics of a serving step, one of `CACHED_STEPS`, for a batch of `texts`.
 
-    Each device of `evaluation` stands for `alike` devices: its group, in all replicas.
+    Each microbatch of a schedule has such a batch, with its own cache. Each device of `evaluation`
+    stands for `alike` devices: its group, in all replicas.
     """
-    latency_s = evaluation.latency_s
-    cache_gib = alike * sum(use.cache_bytes for use in evaluation.devices) / GIB
+    batches = schedule.microbatches if schedule else 1
+    cache_bytes = sum(use.cache_bytes for use in evaluation.devices)
+    metrics = {"kv_cache_gib": alike * batches * cache_bytes / GIB}
     if step == "prefill":
-        return {"kv_cache_gib": cache_gib, "ttft_ms": latency_s * 1e3}
-    # Decodes cannot overlap: a text's next token needs this one.
-    tokens_per_s = texts / latency_s if latency_s else float("inf")
-    return {"kv_cache_gib": cache_gib, "tpot_ms": latency_s * 1e3, "tokens_per_s": tokens_per_s}
+        return metrics | {"ttft_ms": evaluation.latency_s * 1e3}
+    # Decodes of one batch cannot overlap: a text's next token needs this one.
+    token_s = batches / schedule.throughput_per_s if schedule else evaluation.latency_s
+    tokens_per_s = batches * texts / token_s if token_s else float("inf")
+    return metrics | {"tpot_ms": token_s * 1e3, "tokens_per_s": tokens_per_s}

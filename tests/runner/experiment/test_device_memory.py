@@ -54,7 +54,7 @@ def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> N
     peak_bytes = plan.devices[0].peak_bytes
     tensors = {"tensors": Interval(peak_bytes, peak_bytes, peak_bytes)}
     need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - peak_bytes, 200)}, 100)
-    less = with_less_memory(this, plan, [need])
+    less = with_less_memory(this, plan, [need], is_scheduled=False)
     assert [spec.memory_bytes for spec in less.topology.devices] == [
         peak_bytes - 2,
         peak_bytes - 2,
@@ -67,8 +67,17 @@ def test_a_lack_of_a_schedule_is_a_share_of_its_memory() -> None:
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
     need = DeviceMemory(0, {"tensors": Interval(200, 200, 200)}, 100)
-    less = with_less_memory(this, plan, [need])
+    less = with_less_memory(this, plan, [need], is_scheduled=True)
     assert less.topology.devices[0].memory_bytes == peak_bytes // 2
+
+
+def test_bytes_that_a_larger_step_lacks_are_taken_from_those_of_the_placed_one() -> None:
+    """As those of a prefill, whose weights are the ones of the decode that the mode places."""
+    this, plan = _on_three(100)
+    peak_bytes = plan.devices[0].peak_bytes
+    need = DeviceMemory(0, {"tensors": Interval(103, 103, 103)}, 100)
+    less = with_less_memory(this, plan, [need], is_scheduled=False)
+    assert less.topology.devices[0].memory_bytes == peak_bytes - 3
 
 
 def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:

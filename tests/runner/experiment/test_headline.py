@@ -53,6 +53,22 @@ def test_a_decode_makes_one_token_of_each_text_in_its_latency(
     assert metrics["kv_cache_gib"] == 2 * 8 * 2 * 8 * 4 / 2**30
 
 
+def test_a_scheduled_decode_makes_one_token_of_each_text_of_all_microbatches(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    options = ("phase=decode", "context_len=8", "devices=2x16gb")
+    one = headline(_served(*options))
+    schedule = ("mode=pipeline", "schedule=gpipe", "microbatches=3")
+    result = _served(*options, *schedule)
+    metrics = headline(result)
+    assert result.schedule is not None
+    assert metrics["tokens_per_s"] == pytest.approx(3 * 4 / result.schedule.step_s)
+    assert metrics["tokens_per_s"] == pytest.approx(metrics["examples_per_s"])
+    assert metrics["tpot_ms"] == pytest.approx(result.schedule.step_s * 1e3)
+    assert metrics["kv_cache_gib"] == pytest.approx(3 * one["kv_cache_gib"])
+
+
 def test_the_cache_is_that_of_all_replicas_and_groups(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
