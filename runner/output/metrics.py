@@ -273,6 +273,9 @@ DERIVED = (
     Metric("example_ms", "ms", ",.3f", _LOWER,
            "1 / `examples_per_s`, by which jobs of several batch sizes, or with a schedule, are"
            " ranked.", heading="time per example", per="example"),
+    Metric("token_ms", "ms", ",.3f", _LOWER,
+           "1 / `tokens_per_s`, by which decodes and generations of several batch sizes or lengths"
+           " are ranked.", heading="time per token of all texts", per="token"),
 )
 """Metrics that reports derive from a job's."""
 

@@ -82,6 +82,8 @@ _SMALLER = {
 """Smaller units, with their number per unit."""
 _LEAST = 0.1
 """A column with a smaller maximum has too few digits and gets a smaller unit."""
+_SIZES = ("model.batch_size", "prompt_len", "output_len")
+"""Settings that decide how much one run computes."""
 _PEAKS = ("peak_memory_gib", "schedule_peak_gib")
 
 
@@ -97,6 +99,12 @@ def _example_ms(metrics: Mapping[str, float]) -> float | None:
     return 1e3 / rate if rate else None
 
 
+def _token_ms(metrics: Mapping[str, float]) -> float | None:
+    """Return the time in which all texts of a decode or a generation together gain one token."""
+    rate = metrics.get("tokens_per_s")
+    return 1e3 / rate if rate and "tpot_ms" in metrics else None
+
+
 def _peak_gib(metrics: Mapping[str, float]) -> float | None:
     """Return the peak memory: of a schedule's step if there is one, not of one microbatch."""
     return metrics.get("schedule_peak_gib", metrics.get("peak_memory_gib"))
@@ -104,6 +112,7 @@ def _peak_gib(metrics: Mapping[str, float]) -> float | None:
 
 _DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
     "example_ms": _example_ms,
+    "token_ms": _token_ms,
     "peak_memory_gib": _peak_gib,
 }
 
@@ -116,18 +125,20 @@ def finished(row: SweepRow) -> bool:
 def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     """Return the measures to show for `rows`, which are ranked by the first.
 
-    If batch sizes differ, or some jobs have a schedule, the first is the time per example, the
-    inverse of the throughput, since latencies are of one input or of one microbatch.
+    If batch sizes or the lengths of generations differ, or some jobs have a schedule, the first is
+    the time per token, or per example where there are none: the inverse of the throughput, since
+    latencies are of one input or of one microbatch.
     """
     finished_rows = [row for row in rows if finished(row)]
     with_schedule = [row for row in finished_rows if number(row, "step_ms") is not None]
-    sizes = {row.settings.get("model.batch_size") for row in finished_rows}
+    sizes = {tuple(map(row.settings.get, _SIZES)) for row in finished_rows}
     metrics = [
         metric for metric in METRICS if _has_column(metric, finished_rows, len(with_schedule))
     ]
-    is_rate = with_schedule or len(sizes) > 1
-    if is_rate and all(number(row, "example_ms") is not None for row in finished_rows):
-        metrics.insert(0, BY_NAME["example_ms"])
+    if with_schedule or len(sizes) > 1:
+        rates = ("token_ms", "example_ms")
+        known = [key for key in rates if all(number(r, key) is not None for r in finished_rows)]
+        metrics[:0] = [BY_NAME[key] for key in known[:1]]
     return tuple(_legible(metric, finished_rows) for metric in metrics)
 
 

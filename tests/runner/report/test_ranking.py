@@ -128,6 +128,20 @@ def test_headings_are_short_unless_two_end_alike() -> None:
     ]
 
 
+def test_generations_of_several_lengths_are_ranked_by_time_per_token() -> None:
+    """A longer text takes longer, although its tokens may come faster."""
+    short = {"examples_per_s": 10.0, "tokens_per_s": 1280.0, "tpot_ms": 5.0}
+    long = {"examples_per_s": 2.0, "tokens_per_s": 2048.0, "tpot_ms": 4.0}
+    rows = [row(5.0, metrics=short, output_len="128"), row(4.0, metrics=long, output_len="1024")]
+    ranking = ranked(sweep(rows))
+    assert ranking.by.key == "token_ms"
+    assert [entry.row for entry in ranking.finished] == rows[::-1]
+    # Passes over inputs have tokens too, but none that are generated one after the other.
+    del short["tpot_ms"], long["tpot_ms"]
+    passes = [row(5.0, metrics=short, output_len="128"), row(4.0, metrics=long, output_len="1024")]
+    assert ranked(sweep(passes)).by.key == "example_ms"
+
+
 def test_batch_sizes_are_ranked_by_time_per_example() -> None:
     small = row(10, metrics={"examples_per_s": 100.0}, model__batch_size="1")
     large = row(40, metrics={"examples_per_s": 200.0}, model__batch_size="8")
