@@ -31,11 +31,14 @@ from runner.experiment.pipeline_schedule import scheduled
 from runner.experiment.replicas import Replicas, with_sums
 from runner.experiment.subject import Subject
 from runner.experiment.tensor_split import Dealt
+from runner.experiment.user_mode import chosen_mode
 from runner.experiment.zero import Gather, weight_gathers, weight_shards, with_shards
 from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
 """Most attempts to find a plan that fits, before everything is moved to tiers."""
+_LATER_SHARE = 0.25
+"""Share of a mode's time limit that each attempt after the first gets."""
 
 
 class Placed(NamedTuple):
@@ -90,6 +93,8 @@ def fitting_plan(
     """
     attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
     searched, candidate = problem, attempt(problem)
+    if not candidate.fits:
+        attempt = partial(attempt, place=_sooner(config, place))
     with suppress(InfeasibleError):
         for _ in range(_MOST_PLANS - 1):
             if candidate.fits:
@@ -107,6 +112,16 @@ def fitting_plan(
     if not candidate.fits:
         raise does_not_fit(candidate.device_memory)
     return candidate
+
+
+def _sooner(config: Config, place: Place) -> Place:
+    """Return the mode with `_LATER_SHARE` of its time limit, if it has one."""
+    options = config.mode.options
+    limit_s = options.get("time_limit_s")
+    if not isinstance(limit_s, int | float) or options.get("steps") is not None:
+        return place
+    shorter = replace(config.mode, options={**options, "time_limit_s": limit_s * _LATER_SHARE})
+    return chosen_mode(replace(config, mode=shorter))
 
 
 def _attempt(

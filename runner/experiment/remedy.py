@@ -22,7 +22,7 @@ _MOST_DEVICES = 8
 """Largest multiple of the number of devices that is tried."""
 _FITS_WHERE_IT_DOES = "size_based"
 """A fast mode; whatever it can place, searches can place too."""
-_SEARCHES = ("kl_based", "cost_aware", "sparse_nn")
+_SEARCHES = ("kl_based", "cost_aware", "optimal", "sparse_nn")
 _SPREADS_WHERE_IT_CAN = (*_SEARCHES, _FITS_WHERE_IT_DOES)
 _HOSTS_GB = (64, 256, 1024, 4096)
 """Sizes of host memory, in GB, that are proposed as a tier."""

@@ -14,6 +14,8 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
+from fxpart.placement import Place
+from runner.config.sections import Config
 from runner.experiment import fitting_plan
 from runner.experiment.device_memory import (
     device_memory,
@@ -24,6 +26,7 @@ from runner.experiment.device_memory import (
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.topology import build_topology
+from runner.experiment.user_mode import chosen_mode
 from tests.runner.command import OWN
 from tests.runner.composed import read
 from tests.sketch import chain, devices, problem
@@ -91,27 +94,50 @@ def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:
     assert "context" not in second.parts or not second.parts["context"].expected
 
 
-def test_searches_of_plans_that_did_not_fit_count_too(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    config = read(*OWN, "devices=2x16gb", "mode=optimal", "mode.steps=4")
+def _first_plan_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the first of all plans lack a byte; return a list with an entry for each plan."""
     searches: list[int] = []
 
     def needed(*arguments: Any) -> tuple[DeviceMemory, ...]:  # noqa: ANN401 - passed on
         searches.append(1)
         needs = device_memory(*arguments)
-        lacks = len(searches) == 1  # of two plans the first does not fit
+        lacks = len(searches) == 1
         return tuple(replace(need, total_bytes=need.needed.expected - lacks) for need in needs)
 
-    alone = plan(config, model_spec(config))
     monkeypatch.setattr(fitting_plan, "device_memory", needed)
+    return searches
+
+
+def test_searches_of_plans_that_did_not_fit_count_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    config = read(*OWN, "devices=2x16gb", "mode=optimal", "mode.steps=4")
+    alone = plan(config, model_spec(config))
+    searches = _first_plan_does_not_fit(monkeypatch)
     both = plan(config, model_spec(config))
     assert len(searches) == 2
     seconds = [progress.seconds for progress in both.curve]
     assert seconds == sorted(seconds)
     assert len(seconds) > len(alone.curve)
     assert both.partition_s >= seconds[-1]
+
+
+def test_a_search_for_a_plan_that_fits_gets_a_quarter_of_the_time_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    config = read(*OWN, "devices=2x16gb", "mode=optimal", "mode.time_limit_s=0.4")
+    limits: list[object] = []
+
+    def chosen(changed: Config) -> Place:
+        limits.append(changed.mode.options["time_limit_s"])
+        return chosen_mode(changed)
+
+    monkeypatch.setattr(fitting_plan, "chosen_mode", chosen)
+    searches = _first_plan_does_not_fit(monkeypatch)
+    plan(config, model_spec(config))
+    assert (len(searches), limits) == (2, [0.1])
 
 
 @pytest.mark.parametrize(
