@@ -199,6 +199,7 @@ def _preload() -> None:
     for name in _PRELOADED:
         import_module(name)
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
+    import_module("tests.runner.composed").composed_by_hydra("devices=2x16gb")  # parses files
 
 
 def _serve_alone() -> None:
