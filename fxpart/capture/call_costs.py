@@ -79,11 +79,12 @@ def has_flops(target: Call) -> bool:
         return True
     if torch.Tag.pointwise in target.tags:
         return False
+    name: str = target.name()  # type: ignore[no-untyped-call]
     parts = torch._C.DispatchKey.CompositeImplicitAutograd
     return (
         target._overloadpacket in flop_registry
         or parts in target.py_kernels
-        or torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), parts)
+        or torch._C._dispatch_has_kernel_for_dispatch_key(name, parts)
     )
 
 
