@@ -4,8 +4,8 @@ A command in a test spends nearly all its time importing torch, MLflow and Hydra
 for each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the
 folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends
 the same way, with its own exit code or signal; only the teardown of modules is skipped, which takes
-as long as a short command. The server starts with what most children import and with their loops
-compiled; whatever else a child had to import, the server imports before the next one. Tests that
+as long as a short command. The server starts with what most children import, their loops compiled
+and their configuration parsed; whatever else a child imports, it imports before the next. Tests that
 depend on a bare start or a real exit use a new interpreter (`tests/test_layers.py`,
 `run(..., bare=True)`, `tests/runner/cli/test_ending.py`).
 
