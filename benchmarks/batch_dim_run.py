@@ -5,6 +5,7 @@ gathered, partial ones all-reduced. Where the report says that an operator needs
 partial value, the processes all-reduce it before they continue.
 """
 
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -218,8 +219,9 @@ def compare(make_cases: Sequence[Callable[[], Case]], world: int = 2) -> list[Re
 
     """
     with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         start: Any = start_processes
-        start(_run_rank, (world, make_cases, folder), world, start_method="spawn")
+        start(_run_rank, (world, make_cases, folder), world, start_method="forkserver")
         return [
             torch.load(Path(folder) / f"{number}.pt", weights_only=False)
             for number in range(len(make_cases))

@@ -4,10 +4,10 @@ A command in a test spends nearly all its time importing torch, MLflow and Hydra
 for each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the
 folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends
 the same way, with its own exit code or signal; only the teardown of modules is skipped, which takes
-as long as a short command. The server starts with what most children import and with their loops
-compiled; whatever else a child had to import, the server imports before the next one. Tests that
-depend on a bare start or a real exit use a new interpreter (`tests/test_layers.py`,
-`run(..., bare=True)`, `tests/runner/cli/test_ending.py`).
+as long as a short command. The server starts with what most children import, their loops compiled
+and their configuration parsed; whatever else a child had to import, the server imports before the
+next one. Tests that depend on a bare start or a real exit use a new interpreter
+(`tests/test_layers.py`, `run(..., bare=True)`, `tests/runner/cli/test_ending.py`).
 
 Within `shared_imports`, as in the workers of one run of tests, the servers are themselves forks of
 a process that imports once for all of them, when the first is asked for.
@@ -199,6 +199,7 @@ def _preload() -> None:
     for name in _PRELOADED:
         import_module(name)
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
+    import_module("tests.runner.composed").composed_by_hydra("devices=2x16gb")  # parses files
 
 
 def _serve_alone() -> None:

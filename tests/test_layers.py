@@ -4,7 +4,6 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -102,20 +101,25 @@ AT_THE_ROOTS = {
 MOST_LINES = 500
 
 
-def _statements(path: Path) -> Iterator[ast.AST]:
-    """Yield all nodes of a file's syntax tree, and of its stub's."""
-    for file in {path, path.with_suffix(".pyi")}:
-        if file.is_file():
-            yield from ast.walk(ast.parse(file.read_text()))
+@cache
+def _import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return all imports of a file, at any place in it, and of its stub."""
+    return [
+        node
+        for file in {path, path.with_suffix(".pyi")}
+        if file.is_file()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
 
 
 def _imports(path: Path) -> set[str]:
     """Return every module that a file imports, at any place in it."""
     modules: set[str] = set()
-    for node in _statements(path):
+    for node in _import_statements(path):
         if isinstance(node, ast.Import):
             modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path} imports from a dot: write the name in full"
             modules.update(f"{node.module}.{alias.name}" for alias in node.names)
     return modules
@@ -167,15 +171,15 @@ def _module(path: Path) -> str:
 def _arrows() -> dict[str, set[str]]:
     """Return the modules that each module imports: at its top, in functions, or for types only."""
     modules = {_module(path): path for room in ("fxpart", "runner") for path in _files(room)}
+    # A name exported by a package belongs to the package, not to a module of the same name.
+    offered = {
+        f"{package}.{name}"
+        for package, path in modules.items()
+        if path.name == "__init__.py"
+        for name in _offered(path)
+    }
     arrows: dict[str, set[str]] = {}
     for module, path in modules.items():
-        # A name exported by a package belongs to the package, not to a module of the same name.
-        offered = {
-            f"{package}.{name}"
-            for package in modules
-            if modules[package].name == "__init__.py"
-            for name in _offered(modules[package])
-        }
         names = {
             name if name in modules and name not in offered else name.rpartition(".")[0]
             for name in _imports(path)
@@ -184,12 +188,11 @@ def _arrows() -> dict[str, set[str]]:
     return arrows
 
 
-@cache
 def _offered(path: Path) -> frozenset[str]:
     """Return the names that a package's `__init__` imports from its modules."""
     return frozenset(
         alias.name
-        for node in _statements(path)
+        for node in _import_statements(path)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     )

@@ -9,7 +9,18 @@ from typing import Any
 
 __all__ = ["run_group"]
 
-_PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "transformers"]
+_PRELOAD = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
+    "fxpart.capture.models.build",
+    "benchmarks.sharding.pipeline_run",
+    "benchmarks.sharding.predicted",
+    "tests.sharding.test_against_gloo",
+]
+"""What members import, so that they all do it once."""
 _LIMIT_S = 300.0
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-__all__ = ["FlopCounter", "dense_bytes", "moved_bytes"]
+__all__ = ["FlopCounter", "dense_bytes", "has_flops", "moved_bytes"]
 
 
 _log = logging.getLogger(__name__)
@@ -70,6 +70,24 @@ _SCATTERS = ("index_copy_",)
 # Floating-point operations.
 
 
+def has_flops(target: Call) -> bool:
+    """Return whether calls of `target` may count FLOPs: a formula, or parts that may have one.
+
+    Most operators, such as views, have neither, and need not be run to be counted.
+    """
+    if str(target) in _FORMULAS or not isinstance(target, torch._ops.OpOverload):
+        return True
+    if torch.Tag.pointwise in target.tags:
+        return False
+    name: str = target.name()  # type: ignore[no-untyped-call]
+    parts = torch._C.DispatchKey.CompositeImplicitAutograd
+    return (
+        target._overloadpacket in flop_registry
+        or parts in target.py_kernels
+        or torch._C._dispatch_has_kernel_for_dispatch_key(name, parts)
+    )
+
+
 def _signature(arguments: list[Any]) -> Hashable:
     return tuple(
         (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in arguments
@@ -88,6 +106,8 @@ class FlopCounter:
 
     def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Return the FLOPs of ``target(*args, **kwargs)``; only shapes of tensors are read."""
+        if not has_flops(target):
+            return 0
         name = str(target)
         flat, spec = tree_flatten((args, kwargs))
         key = (name, _signature(flat))
@@ -97,8 +117,6 @@ class FlopCounter:
         return self._seen[key]
 
     def _run(self, target: Call, flat: list[Any], spec: TreeSpec) -> int:
-        if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
-            return 0
         meta = [
             torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
             if isinstance(a, torch.Tensor)

@@ -33,8 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["TypedSection", "read_config", "read_tracking", "register"]
 
 
+_SCHEMA = "schema"
+
+
 def register() -> None:
-    """Register the schema, which must come first in the defaults of ``config.yaml``."""
+    """Register the schema, which must come first in the defaults of ``config.yaml``. Idempotent."""
+    store = ConfigStore.instance()
+    if store.repo.get(f"{_SCHEMA}.yaml") is not None:
+        return
     schema = OmegaConf.structured(Schema)
     # Hydra closes dictionaries against new keys. These stay open, so that
     # model.config.num_hidden_layers=4 needs no +; unknown keys are rejected where they are used.
@@ -42,7 +48,7 @@ def register() -> None:
     for open_dict in opened:
         OmegaConf.set_struct(open_dict, False)
     _refuse_numbers_of_switches(schema)
-    ConfigStore.instance().store(name="schema", node=schema, provider="fxpart")
+    store.store(name=_SCHEMA, node=schema, provider="fxpart")
 
 
 class _SwitchNode(BooleanNode):

@@ -88,6 +88,15 @@ class MergedFiles:
             for name, section_parts in sections.items()
         }
         root = tuple(part.key for part in parts if not part.is_plain)
+        missing = {key: sections[n] for n, key in keys.items() if key not in self._sections}
+        if root in self._roots and missing and not any(map(_goes_elsewhere, missing.values())):
+            names = {key[0] for key in missing}
+            views = [
+                _only(part.config, names)
+                for part in parts
+                if not part.is_plain or any(name in part.config for name in names)
+            ]
+            self._cache(_merged(views), missing)
         if root not in self._roots or any(key not in self._sections for key in keys.values()):
             return self._whole(
                 parts, root, {keys[n]: section_parts for n, section_parts in sections.items()}
@@ -115,12 +124,21 @@ class MergedFiles:
         sections: dict[tuple[Any, ...], list[FilePart]],
     ) -> "DictConfig":
         """Merge all of `parts`, and cache the sections that depend on nothing else."""
-        from omegaconf import OmegaConf
+        merged = _merged([part.config for part in parts])
+        self._cache(merged, sections)
+        # The root is cached without its sections, only with its type and flags.
+        content: Any = merged._content
+        vars(merged)["_content"] = {}
+        self._roots[root] = pickle.dumps(merged)
+        vars(merged)["_content"] = content
+        # The round trip makes sure that nothing is shared with the files.
+        copied: DictConfig = pickle.loads(pickle.dumps(merged))
+        return copied
 
-        merged = OmegaConf.create()
-        for part in parts:
-            merged.merge_with(part.config)
-        OmegaConf.set_struct(merged, True)
+    def _cache(
+        self, merged: "DictConfig", sections: Mapping[tuple[Any, ...], list[FilePart]]
+    ) -> None:
+        """Cache those of `sections` that depend on nothing else."""
         while len(self._sections) + len(sections) > _MOST_SECTIONS and self._sections:
             first = next(iter(self._sections))
             del self._sections[first]
@@ -137,13 +155,26 @@ class MergedFiles:
                 )
                 if not refers:
                     self._typed[key] = TypedSection()
-        # The root is cached without its sections, only with its type and flags.
-        vars(merged)["_content"] = {}
-        self._roots[root] = pickle.dumps(merged)
-        vars(merged)["_content"] = content
-        # The round trip makes sure that nothing is shared with the files.
-        copied: DictConfig = pickle.loads(pickle.dumps(merged))
-        return copied
+
+
+def _merged(configs: Sequence["DictConfig"]) -> "DictConfig":
+    """Merge the files of a job, or some sections of each, and close the result to new keys."""
+    from omegaconf import OmegaConf
+
+    merged = OmegaConf.create()
+    for config in configs:
+        merged.merge_with(config)
+    OmegaConf.set_struct(merged, True)
+    return merged
+
+
+def _only(config: "DictConfig", names: Collection[Any]) -> "DictConfig":
+    """Return a view of `config` with only some of its sections, and with its type and flags."""
+    view = object.__new__(type(config))  # a copy of OmegaConf's is deep
+    content: Any = config._content
+    only = {name: node for name, node in content.items() if name in names}
+    vars(view).update(vars(config), _content=only)
+    return view
 
 
 def _goes_elsewhere(parts: Sequence[FilePart]) -> bool:

@@ -154,5 +154,6 @@ _ALL = (
 )
 SMALL_PRESETS = {spec.name: spec for spec in _ALL}
 """By the name of the preset in ``conf/model``."""
-DISTINCT = tuple(name for name in SMALL_PRESETS if name not in ("llama2_13b", "gpt2_xl"))
-"""Without those that differ from another preset only in width."""
+_LIKE_OTHERS = ("llama2_7b", "llama2_13b", "gpt2_xl")
+DISTINCT = tuple(name for name in SMALL_PRESETS if name not in _LIKE_OTHERS)
+"""Without those that differ from another preset only in width, or in sharing no heads."""

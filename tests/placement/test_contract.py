@@ -79,15 +79,14 @@ def test_every_mode_keeps_the_contract(
 
 
 @pytest.mark.parametrize("mode", [*FREE, "sparse_nn"])
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("spare", [0, 1, 10**6])
+@pytest.mark.parametrize(("count", "spare"), [(1, 0), (2, 0), (4, 0), (2, 1), (4, 10**6)])
 def test_no_mode_refuses_devices_that_each_hold_the_model(
     mode: str, count: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only the existence of a plan matters, not its quality.
     monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 8)
     # Without spare memory it is hard; with some, three graphs are enough.
-    for seed in range(3 if spare else 10):
+    for seed in range(3 if spare else 6):
         graph = random_graph(seed, 25)
         whole = independent.peak_bytes(graph, np.zeros(25, dtype=np.int64), 0)
         placed = make_mode(mode, OPTIONS.get(mode))(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from accelerate.utils import check_device_map, find_tied_parameters
 
+from benchmarks.fork_server import fork_command
 from fxpart.core.granularity import group_operators
 from fxpart.core.module_paths import covering, parents
 from fxpart.core.partitions import partition_by_device
@@ -90,12 +90,10 @@ def test_accelerate_runs_every_module_on_the_device_of_the_map() -> None:
 
     A plan whose map reports a torn module is one that torch refuses to run.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "tests.plan_export.dispatched", str(PLANS)]
-    process = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert process.returncode == 0, process.stderr
-    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
+    program = ("-m", "tests.plan_export.dispatched")
+    code, printed, errors = fork_command(ROOT, program, [str(PLANS)], 300)
+    assert code == 0, errors
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert len(lines) == PLANS * len(SPECS)
     assert {line["ran"] for line in lines} == {True, False}
     compared = 0

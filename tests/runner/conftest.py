@@ -30,11 +30,9 @@ def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with a model in it; the next test has modules with the same names."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "tiny.py").write_text(MODEL)
     yield tmp_path
     for name, module in list(sys.modules.items()):
@@ -60,8 +58,9 @@ def store(folder: Path, empty_store: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ignore any store that the environment names."""
+def _own_store_and_cache(graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ignore any store that the environment names, and the user's captured graphs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.builder import GraphBuilder
-from fxpart.capture.call_costs import FlopCounter, moved_bytes
+from fxpart.capture.call_costs import FlopCounter, has_flops, moved_bytes
 from fxpart.capture.calls import REGIONS, body_of, storage_key, written_operands
 from fxpart.capture.inference.eager_lifetimes import values_held
 from fxpart.capture.sizes import Sizes, example_sizes
@@ -232,6 +232,8 @@ def _flops(reading: _Reading, node: fx.Node) -> int:
 
     if not callable(node.target):
         raise CaptureError(f"call node {node.name} has no function to call: {node.target}")
+    if not has_flops(node.target):
+        return 0
     args = fx.node.map_aggregate(node.args, value)
     kwargs = fx.node.map_aggregate(node.kwargs, value)
     return reading.counter.count(node.target, args, kwargs)

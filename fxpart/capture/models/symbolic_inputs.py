@@ -63,7 +63,11 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
     dims: list[SymbolicDim] = []
     for name in symbols:
         values = _near(_size(spec, name), *ranges[name])
-        others = {value: _inputs(_resized(spec, name, value), first.module) for value in values}
+        resized = {value: _resized(spec, name, value) for value in values}
+        others = {
+            value: first if other == spec else _inputs(other, first.module)
+            for value, other in resized.items()
+        }
         _check_weights(spec, name, first, others)
         dims += affine_dims(name, {value: _shapes(other) for value, other in others.items()})
     _check_dims(spec, symbols, dims)

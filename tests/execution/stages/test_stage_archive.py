@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,18 @@ from fxpart.execution.stages.stage_files import STAGES_FILE, load_stage, save_st
 from tests.execution.pipeline_scene import skips, skips_inputs
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return saved stages, to copy."""
+    folder = tmp_path_factory.mktemp("saved") / "stages"
+    save_stages(skips(), folder, skips_inputs(1)[0])
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(saved: Path, tmp_path: Path) -> Path:
     """Return saved stages that a test may change."""
-    save_stages(skips(), tmp_path / "stages", skips_inputs(1)[0])
-    return tmp_path / "stages"
+    return Path(shutil.copytree(saved, tmp_path / "stages"))
 
 
 def _sealed(folder: Path) -> None:

@@ -18,13 +18,6 @@ def _planned(*overrides: str) -> Result:
     return plan(config, model_spec(config))
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Return the overrides that cache the captures of this module."""
-    folder = tmp_path_factory.mktemp("captured")
-    return "capture.use_cache=true", f"capture.cache_dir={folder}"
-
-
 _NVLINK = ("devices=4xa100_80gb", "transfer_rate=nvlink3", "mode=single")
 _ALL_REDUCE = CollectiveCurve(8.029e-6, 1.829e-6, 3.925e-5, 0.7852)
 """Measured on A100s, as in `conf/latency/kernels.yaml`."""
@@ -37,8 +30,8 @@ def _sum_s(size_bytes: float, ranks: int) -> float:
     return hops_s + wire + float((_ALL_REDUCE.ramp_s * wire) ** 0.5)
 
 
-def test_collectives_of_kernels_take_the_measured_times(cache: tuple[str, ...]) -> None:
-    split = _planned(*_NVLINK, "tensor_parallel=4", "latency=kernels", *cache)
+def test_collectives_of_kernels_take_the_measured_times() -> None:
+    split = _planned(*_NVLINK, "tensor_parallel=4", "latency=kernels")
     kinds = collective_kinds(split.captured.graph)
     times = split.problem.costs.op_time_s[:, 0]
     summed = [times[op] for op, kind in kinds.items() if kind == "all_reduce"]
@@ -49,9 +42,9 @@ def test_collectives_of_kernels_take_the_measured_times(cache: tuple[str, ...]) 
     assert gathered == pytest.approx([9.509e-6 + 3 * 4.523e-7], rel=0.1)
 
 
-def test_sums_and_shards_of_kernels_take_the_measured_times(cache: tuple[str, ...]) -> None:
+def test_sums_and_shards_of_kernels_take_the_measured_times() -> None:
     step = ("phase=training", "model.batch_size=4", "data_parallel=4")
-    options = (*step, "latency=kernels", *cache)
+    options = (*step, "latency=kernels")
     plain = _planned(*_NVLINK, *options, "optimizer=none")
     assert plain.replicas is not None
     cost = plain.replicas.cost
@@ -103,11 +96,9 @@ def test_unmeasured_rings_take_the_rates_of_their_links(devices: tuple[str, ...]
         assert known["all_reduce"] == _ALL_REDUCE
 
 
-def test_groups_in_one_machine_and_replicas_in_two_have_their_own_times(
-    cache: tuple[str, ...],
-) -> None:
+def test_groups_in_one_machine_and_replicas_in_two_have_their_own_times() -> None:
     two = ("devices=2xa100_80gb+2xa100_80gb", "devices.nodes=[0,1]", "transfer_rate=nvlink3")
-    options = ("phase=training", "model.batch_size=2", "optimizer=none", *cache)
+    options = ("phase=training", "model.batch_size=2", "optimizer=none")
     result = _planned(
         *two, *options, "mode=single", "data_parallel=2", "tensor_parallel=2", "latency=kernels"
     )

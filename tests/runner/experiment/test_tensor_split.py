@@ -23,11 +23,6 @@ from runner.output.units import GIB
 from tests.runner.composed import TINY_LLAMA, read
 
 
-@pytest.fixture(autouse=True)
-def _shared_captures(graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
-
-
 def _planned(*overrides: str) -> Result:
     config = read(*TINY_LLAMA, *overrides)
     return plan(config, model_spec(config))
