@@ -34,6 +34,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import IO, NoReturn
 
+from benchmarks.parsed_files import keep_parsed_files
 from fxpart.support.garbage import collect_rarely
 
 __all__ = ["fork_command", "shared_imports"]
@@ -199,7 +200,8 @@ def _preload() -> None:
     for name in _PRELOADED:
         import_module(name)
     import_module("tests.precompile").run_modes(("size_based", "kl_based"))
-    import_module("tests.runner.composed").composed_by_hydra("devices=2x16gb")  # parses files
+    keep_parsed_files()
+    import_module("tests.runner.composed").composed_by_hydra("devices=2x16gb")  # parses them
 
 
 def _serve_alone() -> None:

@@ -3,14 +3,11 @@
 import gc
 import os
 import random
-import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pytest
-from _pytest.assertion import rewrite
 from hypothesis import settings
 
 from benchmarks.fork_server import shared_imports
@@ -21,50 +18,16 @@ from fxpart.support.garbage import collect_rarely
 # its child processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 collect_rarely()
-# Each run tries the same fifty examples of a property; a test that needs more asks for them.
-settings.register_profile(
-    "fxpart", max_examples=50, deadline=None, derandomize=True, print_blob=True
-)
+settings.register_profile("fxpart", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("fxpart")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let workers share the rewriting of asserts, and the imports of the commands they run."""
+    """Let the commands that workers run share their imports."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        _rewrite_asserts(config)
         open_until_end = ExitStack()
         open_until_end.enter_context(shared_imports())
         config.add_cleanup(open_until_end.close)
-
-
-def _rewrite_asserts(config: pytest.Config) -> None:
-    """Write what pytest makes of the test files, on all cores; else every worker makes it anew."""
-    paths = [Path(argument.partition("::")[0]) for argument in config.args]
-    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
-    files = sorted({file.resolve() for file in files if file.match("test_*.py")})
-    cores = os.cpu_count() or 1
-    children = []
-    for core in range(cores if not sys.dont_write_bytecode else 0):
-        child = os.fork()
-        if child == 0:
-            # Where pytest has changed, workers do it themselves.
-            with suppress(Exception):
-                for file in files[core::cores]:
-                    _rewrite(config, file)
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-
-
-def _rewrite(config: pytest.Config, file: Path) -> None:
-    """Do as `AssertionRewritingHook.exec_module` does, without running the module."""
-    folder = rewrite.get_cache_dir(file)
-    folder.mkdir(exist_ok=True)
-    kept = folder / f"{file.stem}{rewrite.PYC_TAIL}"
-    if rewrite._read_pyc(file, kept) is None:
-        source, code = rewrite._rewrite_test(file, config)
-        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, kept)
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from contextvars import ContextVar
 from io import StringIO
-from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError, SpecError
 
-if TYPE_CHECKING:
-    from hydra._internal.defaults_list import Overrides
-    from hydra.core.default_element import InputDefault
-    from omegaconf import DictConfig
-
-__all__ = ["choices_mapped_where_used", "composing", "show_package", "work_begins"]
+__all__ = ["composing", "show_package", "work_begins"]
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _COMPOSING: ContextVar[bool] = ContextVar("composing", default=False)
@@ -38,7 +32,7 @@ def composing() -> Iterator[None]:
 
     token = _COMPOSING.set(True)
     try:
-        with _hydra_raises(), choices_mapped_where_used(), warnings.catch_warnings():
+        with _hydra_raises(), warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=.* is not available", UserWarning)
             # Hydra warns about -m if a file has hydra.mode: RUN, although -m takes precedence.
             warnings.filterwarnings("ignore", r"\s*Running Hydra app with --multirun", UserWarning)
@@ -89,30 +83,3 @@ def show_package(work: Callable[[], None], package: str) -> None:
         message = unknown_key(package) or f"{package} is null, there is nothing to show"
         raise SpecError(f"--package {message}") from None
     sys.stderr.write(printed.getvalue())
-
-
-@contextmanager
-def choices_mapped_where_used() -> Iterator[list[bool]]:
-    """Patch Hydra to build its map of choices only for files that refer to a choice.
-
-    Hydra builds it for every file, for choices such as ``${mode}_options``, which takes half of a
-    job's time. Yields a list that records for each file whether it refers to a choice.
-    """
-    from hydra._internal import defaults_list as hydras
-    from omegaconf import OmegaConf
-
-    map_choices, no_choices = hydras._create_interpolation_map, OmegaConf.create()
-    uses: list[bool] = []
-
-    def map_where_used(
-        overrides: "Overrides", defaults_list: "list[InputDefault]", self_added: bool
-    ) -> "DictConfig":
-        refers = any("${" in str(vars(default)) for default in defaults_list)
-        uses.append(refers)
-        return map_choices(overrides, defaults_list, self_added) if refers else no_choices
-
-    hydras._create_interpolation_map = map_where_used
-    try:
-        yield uses
-    finally:
-        hydras._create_interpolation_map = map_choices

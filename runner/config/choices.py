@@ -25,7 +25,6 @@ from omegaconf import OmegaConf
 
 from fxpart.core.device_spec import DEVICE_GRAMMAR
 from fxpart.errors import SpecError, nearest_names
-from runner.config.parsed_files import keep_parsed_files
 from runner.config.paths import conf_dirs, user_conf_dir
 from runner.config.specs import (
     TIER_FOLDER,
@@ -146,7 +145,6 @@ class ConfSearchPath(SearchPathPlugin):
 def register() -> None:
     """Register specs and the user's ``conf/`` with Hydra. Idempotent."""
     plugins = Plugins.instance()
-    keep_parsed_files()
     plugins.register(SpecSource)
     plugins.register(ConfSearchPath)
     OmegaConf.register_new_resolver("fxpart_choices", choices_text, replace=True)

@@ -98,7 +98,7 @@ def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, floa
     utilization = model_flops_utilization(
         result.captured.graph, result.problem.topology, steps_per_s
     )
-    # A decode produces tokens; without a schedule, batches that overlap would need their own caches.
+    # A decode produces tokens. Batches that overlap without a schedule would need more caches.
     whole_per_s = None if result.step == "decode" and not result.generation else examples_per_s
     return rate_metrics(whole_per_s, tokens_per_s, utilization, result.price_per_hour)
 

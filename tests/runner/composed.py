@@ -10,7 +10,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner.cli.composing import choices_mapped_where_used
 from runner.config import choices
 from runner.config import read as config
 from runner.config.paths import conf_dir
@@ -95,10 +94,7 @@ def _compose(overrides: tuple[str, ...], *, with_hydra: bool) -> DictConfig:
     config.register()
     choices.register()
     quoted = choices.quoted_overrides(overrides)
-    with (
-        choices_mapped_where_used(),
-        initialize_config_dir(str(conf_dir()), version_base="1.3"),
-    ):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides=quoted, return_hydra_config=with_hydra)
 
 

@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
-from runner.config import choices, parsed_files
+from benchmarks import parsed_files
 
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return the list of all that is parsed from here on."""
-    choices.register()
+    Plugins.instance()
+    source: Any = SourcesRegistry.instance().resolve("file")
+    monkeypatch.setattr(source, "load_config", source.load_config)  # for the time of a test
+    parsed_files.keep_parsed_files()
     calls: list[object] = []
     load = OmegaConf.load
 
