@@ -63,6 +63,7 @@ def check_latency(config: Config) -> None:
                 f"{' or latency='.join(sources)}, got latency={latency.name}; leave it out, or"
                 " change the source"
             )
+    _roofline(latency)
     if latency.source == "kernels":
         _kernel_model(latency)
     if latency.source == "trace":
