@@ -65,6 +65,7 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         same_dtype=not optimizer.master_weights and optimizer.state_dtype in (None, model.dtype),
         megatron=is_megatron(config),
         weights=config.weights.name,
+        group_size=config.weights.group_size,
         cache=config.kv_cache,
         machines=len(set(config.devices.nodes or [0])),
         replicas=_replicas(config),

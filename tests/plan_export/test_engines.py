@@ -240,7 +240,8 @@ def _run(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, st
 
 
 def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
-    plan = replace(SERVING, stages=Stages((11, 11, 10), (2, 0, 1)), cache="fp8", weights="nf4")
+    plan = replace(SERVING, stages=Stages((11, 11, 10), (2, 0, 1)), cache="fp8")
+    plan = replace(plan, weights="nf4", group_size=64)
     arguments, variables = _run(_text(plan, "vLLM"), "vllm", tmp_path)
     assert arguments[:2] == ["serve", "a model"]
     options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
@@ -256,6 +257,31 @@ def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
     arguments, variables = _run(_text(tensor, "vLLM"), "vllm", tmp_path)
     assert arguments[arguments.index("--tensor-parallel-size") + 1] == "4"
     assert "CUDA_VISIBLE_DEVICES" not in variables
+
+
+def test_quantized_checkpoints_are_named_with_their_groups() -> None:
+    text = _text(replace(SERVING, weights="awq", group_size=128), "vLLM")
+    assert "# planned with weights=awq weights.group_size=128: MODEL must be" in text
+
+
+def test_serving_engines_have_the_language_models_that_are_shipped() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    files = (Path(__file__).parents[2] / "conf" / "model").glob("*.yaml")
+    shipped = {
+        name
+        for path in files
+        for name in re.findall(
+            r"^architecture: (\w+(?:ForCausalLM|LMHeadModel))", path.read_text(), re.M
+        )
+    }
+    assert len(shipped) >= 8
+    for engine in ENGINES:
+        if engine.models is not None:
+            assert shipped <= engine.models
+            assert engine.models <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    opt = engine_files(replace(SERVING, architecture="OPTForCausalLM"))
+    assert [engine.name for engine in opt.texts] == ["vLLM"]
 
 
 @pytest.mark.parametrize("layers", [(32,), (1, 31), (11, 10, 11), (7, 9, 8, 8), (3, 5, 4, 6, 14)])
@@ -438,6 +464,12 @@ REFUSED = [
     (replace(SERVING, data_parallel=4, expert_parallel=2), "vLLM", "all of its replicas, 4 dev"),
     (replace(MEGATRON, tensor_parallel=2, expert_parallel=2), "Megatron-LM", "sequence_parallel=t"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
+    (replace(SERVING, batch_size=257), "llama.cpp", "at most 256 texts at once, not 257"),
+    (replace(SERVING, weights="nf4", group_size=128), "vLLM", "nf4 on loading, in groups of 64"),
+    (replace(SERVING, weights="fp8", group_size=128), "vLLM", "fp8 on loading, without groups"),
+    (replace(SERVING, architecture="RwkvForCausalLM"), "vLLM", "not know that it has RwkvForC"),
+    (replace(SERVING, architecture="RwkvForCausalLM"), "llama.cpp", "not know that it has RwkvF"),
+    (replace(SERVING, architecture="OPTForCausalLM"), "llama.cpp", "not know that it has OPTFor"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.accelerate_fsdp import accelerate_yaml
+from fxpart.plan_export.engines.architectures import LLAMA_CPP, VLLM
 from fxpart.plan_export.engines.deepspeed import deepspeed_json
 from fxpart.plan_export.engines.llama_cpp import llama_cpp_command
 from fxpart.plan_export.engines.megatron import megatron_arguments
@@ -33,6 +34,8 @@ class Engine:
     """Whether it supports pipeline parallelism."""
     write: Callable[[EnginePlan], str]
     """Returns the file's text. Raises `SpecError` with a short reason."""
+    models: frozenset[str] | None = None
+    """Architectures that it is known to have; None if `write` checks the model."""
 
 
 ENGINES = (
@@ -40,8 +43,8 @@ ENGINES = (
     Engine("accelerate", "accelerate.yaml", True, False, False, accelerate_yaml),
     Engine("DeepSpeed", "deepspeed.json", True, False, False, deepspeed_json),
     Engine("Megatron-LM", "megatron_args.txt", True, True, True, megatron_arguments),
-    Engine("vLLM", "vllm.sh", False, True, True, vllm_command),
-    Engine("llama.cpp", "llama_cpp.sh", False, True, True, llama_cpp_command),
+    Engine("vLLM", "vllm.sh", False, True, True, vllm_command, VLLM),
+    Engine("llama.cpp", "llama_cpp.sh", False, True, True, llama_cpp_command, LLAMA_CPP),
 )
 
 
@@ -71,6 +74,9 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if (engine.texts_only and not is_text) or not suits:
             continue
         if plan.training and plan.devices == 1:
+            continue
+        if engine.models is not None and name not in engine.models:
+            refusals[engine] = f"fxpart does not know that it has {name}"
             continue
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"

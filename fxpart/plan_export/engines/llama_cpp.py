@@ -6,6 +6,8 @@ from fxpart.plan_export.engines.plan import EnginePlan
 __all__ = ["llama_cpp_command"]
 
 _CACHE = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+_MOST_TEXTS = 256
+"""Its ``LLAMA_MAX_SEQ``."""
 
 
 def llama_cpp_command(plan: EnginePlan) -> str:
@@ -21,6 +23,8 @@ def llama_cpp_command(plan: EnginePlan) -> str:
     """
     if plan.replica_count > 1 or plan.sequence_parallel:
         raise SpecError("it runs one replica")
+    if plan.batch_size > _MOST_TEXTS:
+        raise SpecError(f"it serves at most {_MOST_TEXTS} texts at once, not {plan.batch_size}")
     if plan.cache not in ("auto", "bf16") or plan.dtype not in _CACHE:
         raise SpecError(f"it has no cache in {plan.cache if plan.cache != 'auto' else plan.dtype}")
     if plan.tensor_parallel > 1 and plan.stages.count > 1:

@@ -74,6 +74,8 @@ class EnginePlan:
     """Whether the plan is for Megatron-LM's kernels."""
     weights: str = "none"
     """The weight quantization, as in ``conf/weights``."""
+    group_size: int = 0
+    """Quantized weights that share a scale; 0 without groups."""
     cache: str = "auto"
     """The dtype of the KV cache."""
     machines: int = 1

@@ -5,8 +5,9 @@ from fxpart.plan_export.engines.plan import EnginePlan
 
 __all__ = ["vllm_command"]
 
-_ON_LOADING = {"fp8": "fp8", "nf4": "bitsandbytes"}
-"""Quantizations that vLLM applies on loading; others must be in the checkpoint."""
+_ON_LOADING = {"fp8": ("fp8", 0), "nf4": ("bitsandbytes", 64)}
+"""Quantizations that vLLM applies on loading, and the size of their groups, 0 without groups;
+others must be in the checkpoint."""
 
 
 def vllm_command(plan: EnginePlan) -> str:
@@ -16,6 +17,25 @@ def vllm_command(plan: EnginePlan) -> str:
         SpecError: if vLLM cannot run the plan.
 
     """
+    _refuse_unsupported(plan)
+    order, layers = plan.visible_devices(), plan.stages.layers
+    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
+    if plan.stages.count > 1:
+        environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
+    lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
+    if plan.weights != "none" and plan.weights not in _ON_LOADING:
+        groups = f" weights.group_size={plan.group_size}" if plan.group_size else ""
+        weights = f"weights={plan.weights}{groups}"
+        lines.append(f"# planned with {weights}: MODEL must be quantized in this way")
+    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
+    arguments = _arguments(plan)
+    lines.append(
+        " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _refuse_unsupported(plan: EnginePlan) -> None:
     if plan.sequence_parallel:
         raise SpecError("its sequence parallelism is a compiler pass")
     if plan.context_parallel > 1:
@@ -26,10 +46,13 @@ def vllm_command(plan: EnginePlan) -> str:
         all_devices = plan.tensor_parallel * plan.data_parallel
         if plan.expert_parallel != all_devices:
             raise SpecError(f"it spreads experts over all of its replicas, {all_devices} devices")
-    order, layers = plan.visible_devices(), plan.stages.layers
-    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
-    if plan.stages.count > 1:
-        environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
+    _, group_size = _ON_LOADING.get(plan.weights, ("", plan.group_size))
+    if plan.group_size != group_size:
+        groups = f"in groups of {group_size}" if group_size else "without groups"
+        raise SpecError(f"it quantizes to {plan.weights} on loading, {groups}")
+
+
+def _arguments(plan: EnginePlan) -> dict[str, object]:
     arguments: dict[str, object] = {
         "tensor-parallel-size": plan.tensor_parallel,
         "pipeline-parallel-size": plan.stages.count,
@@ -43,14 +66,7 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.tokens:
         arguments["max-model-len"] = plan.tokens
     if plan.weights in _ON_LOADING:
-        arguments["quantization"] = _ON_LOADING[plan.weights]
+        arguments["quantization"], _ = _ON_LOADING[plan.weights]
     if plan.cache == "fp8":
         arguments["kv-cache-dtype"] = "fp8"
-    lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
-    if plan.weights != "none" and plan.weights not in _ON_LOADING:
-        lines.append(f"# planned with weights={plan.weights}: MODEL must be quantized in this way")
-    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
-    lines.append(
-        " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
-    )
-    return "\n".join(lines) + "\n"
+    return arguments
