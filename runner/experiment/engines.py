@@ -1,10 +1,14 @@
 """Launch files of a plan for engines: torchtitan, DeepSpeed, vLLM and others."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import split_topology
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.tensor_groups import tensor_groups
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
 from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.engines import Stages
@@ -17,8 +21,16 @@ from runner.experiment.training import finetunes, is_megatron, is_training
 __all__ = ["engines_note", "files_for_engines"]
 
 
-def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) -> EngineFiles | None:
-    """Return the engine files of a plan; None unless it is a chain of stages of whole layers."""
+def files_for_engines(
+    config: Config,
+    graph: OpGraph,
+    assignment: Assignment,
+    needs: Sequence[DeviceMemory] = (),
+) -> EngineFiles | None:
+    """Return the engine files of a plan; None unless it is a chain of stages of whole layers.
+
+    `needs` is the memory needed on each device, if known.
+    """
     if config.model.path is not None or assignment.replicas > 1:
         return None
     # The files cannot express adapters, frozen weights, or weights in two dtypes.
@@ -32,7 +44,7 @@ def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) ->
         stages = stages_of(graph, assignment)
     except SpecError:
         return None
-    plan = _engine_plan(config, stages)
+    plan = replace(_engine_plan(config, stages), **_memory_shares(needs))
     is_one_device = plan.devices == 1 and not is_serving(config)
     return None if is_one_device else engine_files(plan)
 
@@ -72,6 +84,18 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
     )
 
 
+def _memory_shares(needs: Sequence[DeviceMemory]) -> dict[str, float]:
+    """Return the memory shares of an `EnginePlan`; none without `needs`."""
+    if not needs:
+        return {}
+    context = [need.parts["context"].expected if "context" in need.parts else 0 for need in needs]
+    pairs = list(zip(needs, context, strict=True))
+    return {
+        "needed_share": max((need.needed.expected - own) / need.total_bytes for need, own in pairs),
+        "free_share": min(1 - own / need.total_bytes for need, own in pairs),
+    }
+
+
 def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
     """Return the devices, or tensor-parallel groups, of each replica."""
     if replica_count(config) == 1:
@@ -82,9 +106,14 @@ def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ring) for ring in rings.tolist())
 
 
-def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
+def engines_note(
+    config: Config,
+    graph: OpGraph,
+    assignment: Assignment,
+    needs: Sequence[DeviceMemory] = (),
+) -> str:
     """Return the engine files and the refusing engines' reasons, to append to the carrier line."""
-    files = files_for_engines(config, graph, assignment)
+    files = files_for_engines(config, graph, assignment, needs)
     if files is None:
         return _layers_note(config, graph, assignment)
     names = [f"{engine.name} ({engine.file})" for engine in files.texts]

@@ -1,6 +1,6 @@
 """The tools that can execute a plan, and a plan of whole modules next to that of a search."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import OpGraph
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place, make_mode
@@ -126,13 +127,18 @@ def whole_metrics(whole: WholeModules) -> dict[str, float]:
 
 
 def carrier_line(
-    config: Config, problem: Problem, assignment: Assignment, whole: WholeModules | None
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    whole: WholeModules | None,
+    needs: Sequence[DeviceMemory] = (),
 ) -> str:
     """Return the tools that can execute the plan, and what to change if few can.
 
-    `whole` is the plan of whole modules, if one was searched for.
+    `whole` is the plan of whole modules, if one was searched for, and `needs` the memory needed on
+    each device.
     """
-    note = engines_note(config, problem.graph, assignment)
+    note = engines_note(config, problem.graph, assignment, needs)
     if is_megatron(config):  # torch does not run its step
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note

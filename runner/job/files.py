@@ -12,6 +12,7 @@ from pathlib import Path
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
 from fxpart.plan_export import device_map, split_points
 from fxpart.support.regular_file import read_regular
@@ -184,7 +185,7 @@ def write_plan(
             write_json(folder / "offload.json", offload_document(result.offloaded))
         elif result.split is None and result.shards is None:  # their readers split no layers
             write_plan_files(folder, graph, placed)
-        write_engine_files(folder, config, graph, placed)
+        write_engine_files(folder, config, graph, placed, result.device_needs)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
         if result.other_sizes:
@@ -234,13 +235,17 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
 
 
 def write_engine_files(
-    folder: Path, config: Config, graph: OpGraph, assignment: Assignment
+    folder: Path,
+    config: Config,
+    graph: OpGraph,
+    assignment: Assignment,
+    needs: Sequence[DeviceMemory] = (),
 ) -> None:
     """Write launch files for the engines that can execute the plan, each in its own format.
 
     Raises `CacheError` if the folder cannot be written.
     """
-    files = files_for_engines(config, graph, assignment)
+    files = files_for_engines(config, graph, assignment, needs)
     for engine, text in files.texts.items() if files else ():
         write_text(folder / engine.file, text)
 

@@ -296,7 +296,9 @@ def _show_plan(config: Config, result: Result) -> None:
     tools = (
         carried_by(result.offloaded)
         if result.offloaded
-        else carrier_line(config, result.problem, result.assignment, result.whole)
+        else carrier_line(
+            config, result.problem, result.assignment, result.whole, result.device_needs
+        )
     )
     show(f"runs with: {tools}")
 

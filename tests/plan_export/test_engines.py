@@ -259,6 +259,22 @@ def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in variables
 
 
+@pytest.mark.parametrize(
+    ("needed", "free", "given"),
+    [(0.0, 1.0, 0.9), (0.5, 0.98, 0.9), (0.93, 0.98, 0.93), (0.9758, 0.97763, 0.9776)],
+)
+def test_vllm_is_given_the_memory_of_the_plan(needed: float, free: float, given: float) -> None:
+    """But no more than is free beside its context, which it checks when it starts."""
+    text = _text(replace(SERVING, needed_share=needed, free_share=free), "vLLM")
+    assert f"--gpu-memory-utilization {given} " in text
+    assert ("--enforce-eager" in text) is (given > 0.9)
+
+
+def test_a_small_device_gives_vllm_what_its_context_leaves() -> None:
+    text = _text(replace(SERVING, needed_share=0.7, free_share=0.866), "vLLM")
+    assert "--gpu-memory-utilization 0.866 " in text
+
+
 def test_quantized_checkpoints_are_named_with_their_groups() -> None:
     text = _text(replace(SERVING, weights="awq", group_size=128), "vLLM")
     assert "# planned with weights=awq weights.group_size=128: MODEL must be" in text
@@ -463,6 +479,7 @@ REFUSED = [
     (replace(SERVING, context_parallel=2), "vLLM", "splits a cache"),
     (replace(SERVING, data_parallel=4, expert_parallel=2), "vLLM", "all of its replicas, 4 dev"),
     (replace(MEGATRON, tensor_parallel=2, expert_parallel=2), "Megatron-LM", "sequence_parallel=t"),
+    (replace(SERVING, needed_share=0.97788, free_share=0.97789), "vLLM", "can be given 97.78%"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
     (replace(SERVING, batch_size=257), "llama.cpp", "at most 256 texts at once, not 257"),
     (replace(SERVING, weights="nf4", group_size=128), "vLLM", "nf4 on loading, in groups of 64"),

@@ -78,6 +78,11 @@ class EnginePlan:
     """Quantized weights that share a scale; 0 without groups."""
     cache: str = "auto"
     """The dtype of the KV cache."""
+    needed_share: float = 0.0
+    """Largest share of a device's memory that the plan needs besides the driver's context; 0 if
+    unknown."""
+    free_share: float = 1.0
+    """Smallest share of a device's memory besides that context."""
     machines: int = 1
     replicas: tuple[tuple[int, ...], ...] = ()
     """The global devices, or groups, that correspond to the devices of `stages` in each replica;

@@ -1,5 +1,7 @@
 """Export a plan as a vLLM command."""
 
+from math import ceil, floor
+
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.plan import EnginePlan
 
@@ -8,6 +10,8 @@ __all__ = ["vllm_command"]
 _ON_LOADING = {"fp8": ("fp8", 0), "nf4": ("bitsandbytes", 64)}
 """Quantizations that vLLM applies on loading, and the size of their groups, 0 without groups;
 others must be in the checkpoint."""
+_USUAL_SHARE = 0.9
+"""Share of a device's memory that vLLM takes if the plan does not need more."""
 
 
 def vllm_command(plan: EnginePlan) -> str:
@@ -27,8 +31,13 @@ def vllm_command(plan: EnginePlan) -> str:
         groups = f" weights.group_size={plan.group_size}" if plan.group_size else ""
         weights = f"weights={plan.weights}{groups}"
         lines.append(f"# planned with {weights}: MODEL must be quantized in this way")
-    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
     arguments = _arguments(plan)
+    if _memory_share(plan) > _USUAL_SHARE:
+        lines.append(
+            f"# planned to fill {plan.needed_share / plan.free_share:.1%} of a device:"
+            " add --enforce-eager if it has no room for CUDA graphs"
+        )
+    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
     lines.append(
         " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
     )
@@ -52,12 +61,32 @@ def _refuse_unsupported(plan: EnginePlan) -> None:
         raise SpecError(f"it quantizes to {plan.weights} on loading, {groups}")
 
 
+def _memory_share(plan: EnginePlan) -> float:
+    """Return the share of each device's memory that vLLM is to use.
+
+    vLLM does not start if this is more than is free once its process has a context, or if weights,
+    activations and the cache of one text need more.
+
+    Raises:
+        SpecError: if the plan needs more than vLLM can be given.
+
+    """
+    most = floor(plan.free_share * 1e4) / 1e4
+    if plan.needed_share > most:
+        raise SpecError(
+            f"the plan needs {plan.needed_share:.2%} of a device's memory besides the context, and"
+            f" it can be given {most:.2%}"
+        )
+    return min(most, max(_USUAL_SHARE, ceil(plan.needed_share * 100) / 100))
+
+
 def _arguments(plan: EnginePlan) -> dict[str, object]:
     arguments: dict[str, object] = {
         "tensor-parallel-size": plan.tensor_parallel,
         "pipeline-parallel-size": plan.stages.count,
         "dtype": plan.dtype,
         "max-num-seqs": plan.batch_size,
+        "gpu-memory-utilization": _memory_share(plan),
     }
     if plan.data_parallel > 1:
         arguments["data-parallel-size"] = plan.data_parallel

@@ -6,6 +6,8 @@ import numpy as np
 
 from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
+from fxpart.core.reserve import Interval
+from fxpart.cost.device_memory import DeviceMemory
 from runner.experiment.engines import engines_note, files_for_engines
 from runner.experiment.whole_modules import carrier_line
 from runner.job.files import write_engine_files
@@ -72,6 +74,17 @@ def test_a_step_of_serving_is_written_for_vllm_and_llama_cpp() -> None:
     files = files_for_engines(read("model=llama3_1_8b", *generate, "devices=2xh100"), GRAPH, placed)
     assert files is not None
     assert all("1024" in text for text in files.texts.values())
+
+
+def test_vllm_may_use_the_memory_that_the_plan_needs() -> None:
+    """The driver's context is beside what vLLM counts."""
+    config = read("model=llama3_1_8b", "phase=decode", "context_len=4096", "devices=1xh100")
+    placed = partition_by_device(GRAPH, np.zeros(GRAPH.n_ops, dtype=np.int64))
+    parts = {"tensors": Interval(940, 940, 940), "context": Interval(20, 20, 20)}
+    files = files_for_engines(config, GRAPH, placed, [DeviceMemory(0, parts, 1000)])
+    assert files is not None
+    command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
+    assert "--gpu-memory-utilization 0.94 " in command
 
 
 def test_the_devices_of_every_replica_are_named() -> None:
