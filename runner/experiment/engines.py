@@ -1,7 +1,6 @@
 """Launch files of a plan for engines: torchtitan, DeepSpeed, vLLM and others."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import split_topology
@@ -18,7 +17,7 @@ from runner.experiment.serving import generates, is_serving
 from runner.experiment.topology import build_topology
 from runner.experiment.training import finetunes, is_megatron, is_training
 
-__all__ = ["engines_note", "files_for_engines"]
+__all__ = ["block_depth", "engines_note", "files_for_engines"]
 
 
 def files_for_engines(
@@ -44,12 +43,13 @@ def files_for_engines(
         stages = stages_of(graph, assignment)
     except SpecError:
         return None
-    plan = replace(_engine_plan(config, stages), **_memory_shares(needs))
+    plan = _engine_plan(config, stages, needs)
     is_one_device = plan.devices == 1 and not is_serving(config)
     return None if is_one_device else engine_files(plan)
 
 
-def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
+def _engine_plan(config: Config, stages: Stages, needs: Sequence[DeviceMemory]) -> EnginePlan:
+    needed_share, free_share = _memory_shares(needs)
     model, optimizer = config.model, config.optimizer
     tokens = config.context_len if is_serving(config) else None
     if generates(config):
@@ -79,21 +79,21 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         weights=config.weights.name,
         group_size=config.weights.group_size,
         cache=config.kv_cache,
+        needed_share=needed_share,
+        free_share=free_share,
         machines=len(set(config.devices.nodes or [0])),
         replicas=_replicas(config),
     )
 
 
-def _memory_shares(needs: Sequence[DeviceMemory]) -> dict[str, float]:
-    """Return the memory shares of an `EnginePlan`; none without `needs`."""
-    if not needs:
-        return {}
-    context = [need.parts["context"].expected if "context" in need.parts else 0 for need in needs]
-    pairs = list(zip(needs, context, strict=True))
-    return {
-        "needed_share": max((need.needed.expected - own) / need.total_bytes for need, own in pairs),
-        "free_share": min(1 - own / need.total_bytes for need, own in pairs),
-    }
+def _memory_shares(needs: Sequence[DeviceMemory]) -> tuple[float, float]:
+    """Return the needed and the free share of an `EnginePlan`."""
+    needed, free = 0.0, 1.0
+    for need in needs:
+        context = need.parts["context"].expected if "context" in need.parts else 0
+        needed = max(needed, (need.needed.expected - context) / need.total_bytes)
+        free = min(free, 1 - context / need.total_bytes)
+    return needed, free
 
 
 def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
@@ -139,6 +139,11 @@ def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
     try:
         stages_of(graph, assignment)
     except SpecError as error:
-        depth = max(block_of(module).count(".") + 1 for module in graph.modules)
-        return f"; no engine files: {error}; add granularity={depth}"
+        return f"; no engine files: {error}; add granularity={block_depth(graph)}"
     return ""
+
+
+def block_depth(graph: OpGraph) -> int:
+    """Return the granularity that keeps numbered layers whole; 0 without any."""
+    blocks = [block for module in graph.modules if (block := block_of(module))]
+    return max((block.count(".") + 1 for block in blocks), default=0)

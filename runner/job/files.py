@@ -14,7 +14,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
-from fxpart.plan_export import device_map, split_points
+from fxpart.plan_export import DeviceMap, device_map, split_points
 from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
@@ -181,7 +181,7 @@ def write_plan(
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, entry)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
         if result.offloaded:
-            write_json(folder / "device_map.json", offloaded_map(result.offloaded, graph))
+            _write_device_map(folder, graph, offloaded_map(result.offloaded, graph))
             write_json(folder / "offload.json", offload_document(result.offloaded))
         elif result.split is None and result.shards is None:  # their readers split no layers
             write_plan_files(folder, graph, placed)
@@ -216,22 +216,24 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
     """
     if assignment.replicas > 1:
         return
-    mapped = device_map(graph, assignment)
-    computing = int((~graph.is_check).sum())
-    # No notes in this file: accelerate accepts only paths and devices.
-    write_json(folder / "device_map.json", mapped.entries)
-    notes = {
-        "main_device": mapped.main_device,
-        "weight_bytes": {str(device): size for device, size in mapped.weight_bytes.items()},
-        "operators": computing,
-        "operators_elsewhere": len(mapped.moved),
-        "divided_modules": mapped.torn,
-    }
-    write_json(folder / "device_map_notes.json", notes)
+    _write_device_map(folder, graph, device_map(graph, assignment))
     if assignment.n_partitions < 2:
         return
     with suppress(SpecError):  # most plans cut inside modules and have no split points
         write_json(folder / "split_points.json", split_points(graph, assignment))
+
+
+def _write_device_map(folder: Path, graph: OpGraph, mapped: DeviceMap) -> None:
+    # No notes in this file: accelerate accepts only paths and devices.
+    write_json(folder / "device_map.json", mapped.entries)
+    notes = {
+        "main_device": mapped.main_device,
+        "weight_bytes": {str(place): size for place, size in mapped.weight_bytes.items()},
+        "operators": int((~graph.is_check).sum()),
+        "operators_elsewhere": len(mapped.moved),
+        "divided_modules": mapped.torn,
+    }
+    write_json(folder / "device_map_notes.json", notes)
 
 
 def write_engine_files(

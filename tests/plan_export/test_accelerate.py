@@ -137,7 +137,7 @@ def test_the_script_of_the_docs_loads_real_weights_on_the_planned_devices(
         op: "disk" if module.startswith("model.layers.1") else "cpu"
         for op, module in enumerate(graph.modules)
     }
-    entries = tiered_device_map(graph, np.zeros(graph.n_ops, dtype=np.int64), tier_of)
+    entries = tiered_device_map(graph, np.zeros(graph.n_ops, dtype=np.int64), tier_of).entries
     assert set(entries.values()) == {"cpu", "disk"}
     (tmp_path / "device_map.json").write_text(json.dumps(entries))
     page = (ROOT / "docs" / "execution.md").read_text()
