@@ -1,8 +1,9 @@
 """Export plans to the formats of other tools, so that those can run them."""
 
-from fxpart.plan_export.carriers import Carriers, carriers, tiered_carriers
+from fxpart.plan_export.carriers import Carriers, carriers, map_carriers
 from fxpart.plan_export.device_map import DeviceMap, Place, device_map, tiered_device_map
 from fxpart.plan_export.engines import EngineFiles, EnginePlan, engine_files, stages_of
+from fxpart.plan_export.place_script import place_script
 from fxpart.plan_export.split_points import SplitPlace, split_points
 
 __all__ = [
@@ -15,8 +16,9 @@ __all__ = [
     "carriers",
     "device_map",
     "engine_files",
+    "map_carriers",
+    "place_script",
     "split_points",
     "stages_of",
-    "tiered_carriers",
     "tiered_device_map",
 ]

@@ -10,7 +10,7 @@ from fxpart.errors import SpecError
 from fxpart.plan_export.device_map import DeviceMap, device_map
 from fxpart.plan_export.split_points import forward_operators, split_points
 
-__all__ = ["Carriers", "carriers", "tiered_carriers"]
+__all__ = ["Carriers", "carriers", "map_carriers"]
 
 
 _FEW = 0.02
@@ -67,8 +67,8 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
     return Carriers(mapped.torn, len(mapped.moved), computing, inside)
 
 
-def tiered_carriers(graph: OpGraph, mapped: DeviceMap) -> Carriers:
-    """Determine whether accelerate can run a plan with tiers by its map; no pipeline can."""
+def map_carriers(graph: OpGraph, mapped: DeviceMap) -> Carriers:
+    """Determine whether accelerate can run a plan by its map, leaving out pipelines."""
     return Carriers(mapped.torn, len(mapped.moved), int((~graph.is_check).sum()), "")
 
 

@@ -16,7 +16,7 @@ from fxpart.placement import Place, make_mode
 from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.offload.units import HOSTED
 from fxpart.placement.search.refine import LARGE, latency_of
-from fxpart.plan_export import Carriers, carriers, tiered_carriers
+from fxpart.plan_export import Carriers, carriers, map_carriers
 from runner.config.sections import Config
 from runner.experiment.engines import block_depth, engines_note
 from runner.experiment.mesh import replica_count, shares_something
@@ -156,7 +156,7 @@ def tiered_line(config: Config, offloaded: Offloaded, graph: OpGraph) -> str:
     if others := carried_by(offloaded):
         return others
     mapped = offloaded_map(offloaded, graph)
-    carried = tiered_carriers(graph, mapped)
+    carried = map_carriers(graph, mapped)
     if not carried.accelerate:
         return f"nothing yet; {_tiered_advice(config, carried, graph, mapped.main_device)}"
     copied = "copies a module and waits"

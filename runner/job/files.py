@@ -14,7 +14,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
-from fxpart.plan_export import DeviceMap, device_map, split_points
+from fxpart.plan_export import DeviceMap, device_map, map_carriers, place_script, split_points
 from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
@@ -25,6 +25,7 @@ from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
 from runner.experiment.offload import offload_document, offloaded_map
 from runner.experiment.result import Result
+from runner.experiment.training import is_training
 from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
 from runner.job.serving_files import write_serving_files
@@ -54,9 +55,11 @@ __all__ = [
     "named_files",
     "read_inputs",
     "with_file",
+    "write_device_map",
     "write_engine_files",
     "write_finished",
     "write_inputs",
+    "write_place_script",
     "write_plan",
     "write_plan_files",
     "write_unfinished",
@@ -181,10 +184,15 @@ def write_plan(
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, entry)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
         if result.offloaded:
-            _write_device_map(folder, graph, offloaded_map(result.offloaded, graph))
+            mapped = offloaded_map(result.offloaded, graph)
+            write_device_map(folder, graph, mapped, result.copy_rooms)
+            write_place_script(folder, config, graph, mapped)
             write_json(folder / "offload.json", offload_document(result.offloaded))
         elif result.split is None and result.shards is None:  # their readers split no layers
-            write_plan_files(folder, graph, placed)
+            processors = result.problem.topology.devices
+            hosts = [index for index, device in enumerate(processors) if device.on_host]
+            if mapped := write_plan_files(folder, graph, placed, hosts):
+                write_place_script(folder, config, graph, mapped)
         write_engine_files(folder, config, graph, placed, result.device_needs)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
@@ -204,8 +212,12 @@ def write_plan(
         _write_config(config, identity)
 
 
-def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> None:
-    """Write the plan for other tools, as far as they can execute it.
+def write_plan_files(
+    folder: Path, graph: OpGraph, assignment: Assignment, hosts: Sequence[int] = ()
+) -> DeviceMap | None:
+    """Write the plan for other tools, as far as they can execute it, and return its device map.
+
+    `hosts` are the devices that are CPUs.
 
     ``device_map.json`` is for Hugging Face accelerate, and ``device_map_notes.json`` says where it
     deviates from the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and
@@ -215,25 +227,48 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
     Raises `CacheError` if the folder cannot be written.
     """
     if assignment.replicas > 1:
-        return
-    _write_device_map(folder, graph, device_map(graph, assignment))
-    if assignment.n_partitions < 2:
-        return
-    with suppress(SpecError):  # most plans cut inside modules and have no split points
-        write_json(folder / "split_points.json", split_points(graph, assignment))
+        return None
+    mapped = device_map(graph, assignment, hosts=hosts)
+    write_device_map(folder, graph, mapped)
+    if assignment.n_partitions > 1:
+        with suppress(SpecError):  # most plans cut inside modules and have no split points
+            write_json(folder / "split_points.json", split_points(graph, assignment))
+    return mapped
 
 
-def _write_device_map(folder: Path, graph: OpGraph, mapped: DeviceMap) -> None:
+def write_device_map(
+    folder: Path, graph: OpGraph, mapped: DeviceMap, copy_rooms: Mapping[int, int] | None = None
+) -> None:
+    """Write a device map and its notes; `copy_rooms` are bytes kept free for copies from tiers.
+
+    Raises `CacheError` if the folder cannot be written.
+    """
     # No notes in this file: accelerate accepts only paths and devices.
     write_json(folder / "device_map.json", mapped.entries)
+    rooms = dict[int | str, int]((copy_rooms or {}).items())
+    sizes = mapped.weight_bytes.items()
     notes = {
         "main_device": mapped.main_device,
-        "weight_bytes": {str(place): size for place, size in mapped.weight_bytes.items()},
+        "weight_bytes": {str(place): size for place, size in sizes},
+        "max_memory": {str(place): size + rooms.get(place, 0) for place, size in sizes},
         "operators": int((~graph.is_check).sum()),
         "operators_elsewhere": len(mapped.moved),
         "divided_modules": mapped.torn,
     }
     write_json(folder / "device_map_notes.json", notes)
+
+
+def write_place_script(folder: Path, config: Config, graph: OpGraph, mapped: DeviceMap) -> None:
+    """Write `place.py`, which loads a checkpoint by the device map, if accelerate can run the plan.
+
+    Raises `CacheError` if the folder cannot be written.
+    """
+    model = config.model
+    runs = not is_training(config) and config.schedule.name == "none"
+    loads = model.library == "transformers" and config.weights.name == "none"
+    if model.architecture and runs and loads and map_carriers(graph, mapped).accelerate:
+        script = place_script(model.architecture, model.dtype, mapped.main_device)
+        write_text(folder / "place.py", script)
 
 
 def write_engine_files(
