@@ -142,7 +142,7 @@ def carrier_line(
     `whole` is the plan of whole modules, if one was searched for, and `needs` the memory needed on
     each device.
     """
-    note = engines_note(config, problem.graph, assignment, needs)
+    note = engines_note(config, problem.graph, assignment, needs=needs)
     if is_megatron(config):  # torch does not run its step
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note
@@ -155,17 +155,21 @@ def tiered_line(config: Config, offloaded: Offloaded, graph: OpGraph) -> str:
     """
     if others := carried_by(offloaded):
         return others
+    engines = engines_note(config, graph, offloaded.assignment, offloaded=offloaded)
     mapped = offloaded_map(offloaded, graph)
     carried = map_carriers(graph, mapped)
     if not carried.accelerate:
-        return f"nothing yet; {_tiered_advice(config, carried, graph, mapped.main_device)}"
+        advice = _tiered_advice(config, carried, graph, mapped.main_device)
+        if engines.startswith(", "):
+            return f"{engines.removeprefix(', ')}; {advice}"
+        return f"nothing yet; {advice}{engines}"
     copied = "copies a module and waits"
     if (offloaded.ways == HOSTED).any():
         copied = f"copies modules planned on the host to device {mapped.main_device} too"
     elsewhere = ""
     if carried.elsewhere:
         elsewhere = f"; {counted(carried.elsewhere, 'operator')} elsewhere than planned"
-    return f"accelerate (device_map.json with cpu and disk, which {copied}{elsewhere})"
+    return f"accelerate (device_map.json with cpu and disk, which {copied}{elsewhere}){engines}"
 
 
 def _tiered_advice(config: Config, carried: Carriers, graph: OpGraph, main: object) -> str:

@@ -14,6 +14,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
+from fxpart.placement.offload.plan import Offloaded
 from fxpart.plan_export import DeviceMap, device_map, map_carriers, place_script, split_points
 from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
@@ -183,17 +184,10 @@ def write_plan(
     with progress("writing files"):
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, entry)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
-        if result.offloaded:
-            mapped = offloaded_map(result.offloaded, graph)
-            write_device_map(folder, graph, mapped, result.copy_rooms)
-            write_place_script(folder, config, graph, mapped)
-            write_json(folder / "offload.json", offload_document(result.offloaded))
-        elif result.split is None and result.shards is None:  # their readers split no layers
-            processors = result.problem.topology.devices
-            hosts = [index for index, device in enumerate(processors) if device.on_host]
-            if mapped := write_plan_files(folder, graph, placed, hosts):
-                write_place_script(folder, config, graph, mapped)
-        write_engine_files(folder, config, graph, placed, result.device_needs)
+        _write_maps(config, folder, result)
+        write_engine_files(
+            folder, config, graph, placed, needs=result.device_needs, offloaded=result.offloaded
+        )
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
         if result.other_sizes:
@@ -210,6 +204,22 @@ def write_plan(
             if result.schedule:
                 write_schedule_trace(folder / "schedule_trace.json", result.schedule)
         _write_config(config, identity)
+
+
+def _write_maps(config: Config, folder: Path, result: Result) -> None:
+    """Write the maps of a plan from modules to devices or tiers, unless it splits layers."""
+    graph, offloaded = result.captured.graph, result.offloaded
+    mapped: DeviceMap | None = None
+    if offloaded:
+        mapped = offloaded_map(offloaded, graph)
+        write_device_map(folder, graph, mapped, result.copy_rooms)
+        write_json(folder / "offload.json", offload_document(offloaded))
+    elif result.split is None and result.shards is None:  # their readers split no layers
+        processors = result.problem.topology.devices
+        hosts = [index for index, device in enumerate(processors) if device.on_host]
+        mapped = write_plan_files(folder, graph, result.assignment, hosts)
+    if mapped:
+        write_place_script(folder, config, graph, mapped)
 
 
 def write_plan_files(
@@ -276,13 +286,15 @@ def write_engine_files(
     config: Config,
     graph: OpGraph,
     assignment: Assignment,
+    *,
     needs: Sequence[DeviceMemory] = (),
+    offloaded: Offloaded | None = None,
 ) -> None:
     """Write launch files for the engines that can execute the plan, each in its own format.
 
     Raises `CacheError` if the folder cannot be written.
     """
-    files = files_for_engines(config, graph, assignment, needs)
+    files = files_for_engines(config, graph, assignment, needs=needs, offloaded=offloaded)
     for engine, text in files.texts.items() if files else ():
         write_text(folder / engine.file, text)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fxpart.plan_export.engines import ENGINES, Stages, engine_files
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines import ENGINES, Stages, engine_files, hosted_stages_of
 from tests.plan_export.test_engines import SERVING, run_script, text_of
+from tests.sketch import Sketch
 
 
 def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
@@ -93,3 +95,61 @@ def test_llama_cpp_puts_every_layer_on_its_planned_device(
     ]
     assert np.bincount(of_layer[:-1]).tolist() == list(layers)
     assert of_layer[-1] == len(layers) - 1  # the output
+
+
+@pytest.mark.parametrize("hosts_output", [False, True])
+@pytest.mark.parametrize(("layers", "hosted"), [((4,), 28), ((3, 5), 24), ((1, 1, 2), 0)])
+def test_llama_cpp_leaves_the_first_layers_to_the_host(
+    layers: tuple[int, ...], hosted: int, hosts_output: bool, tmp_path: Path
+) -> None:
+    stages = Stages(layers, tuple(range(len(layers))), tuple(range(hosted)), hosts_output)
+    files = engine_files(replace(SERVING, stages=stages))
+    text = text_of(replace(SERVING, stages=stages), "llama.cpp")
+    assert (len(files.texts) == 1) is (hosted > 0 or hosts_output)
+    arguments, _ = run_script(text, "llama-server", tmp_path)
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    of_output = options.get("--override-tensor", "")
+    assert bool(of_output) is hosts_output
+    if hosts_output:
+        pattern, _, place = of_output.partition("=")
+        assert place == "CPU"
+        assert [
+            name
+            for name in ("output.weight", "token_embd.weight", "blk.3.attn_output.weight")
+            if re.search(pattern, name)
+        ] == ["output.weight", "token_embd.weight"]
+    if not hosted:
+        return
+    # As in llama_model::load_tensors: the last ones are on devices, and the output is one of them.
+    count, n_layer = int(options["--n-gpu-layers"]), sum(layers) + hosted
+    assert n_layer + 1 - count == hosted
+    split = np.array(options.get("--tensor-split", "1").split(","), dtype=np.float32)
+    points = (np.cumsum(split) / split.sum()).tolist()
+    of_layer = [bisect_right(points, float(np.float32(layer) / count)) for layer in range(count)]
+    assert np.bincount(of_layer[:-1]).tolist() == list(layers)
+    assert of_layer[-1] == len(layers) - 1
+
+
+def test_llama_cpp_is_told_which_layers_were_planned_on_the_host() -> None:
+    stages = Stages((2,), (0,), hosted=(1, 3))
+    text = text_of(replace(SERVING, stages=stages), "llama.cpp")
+    assert "# planned on the host: layers 1, 3; its first 2 are\n" in text
+
+
+def test_hosted_layers_are_counted_in_whole_layers() -> None:
+    sketch = Sketch()
+    modules = ("embed", "layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b", "head")
+    value = sketch.input(1)
+    for module in modules:
+        value = sketch.op([value], 1, [sketch.weight(1)], module=module)
+    graph = sketch.graph(value)
+
+    def stages(*device_of: int) -> Stages:
+        return hosted_stages_of(graph, np.array(device_of))
+
+    assert stages(-1, -1, -1, 1, 1, 1) == Stages((1,), (1,), hosted=(0,))
+    assert stages(0, 1, 1, 0, 0, -1) == Stages((1, 1), (1, 0), hosts_output=True)
+    with pytest.raises(SpecError, match=r"layers\.1 is divided"):
+        stages(-1, -1, -1, -1, 0, 0)
+    with pytest.raises(SpecError, match="no layer is on a device"):
+        stages(0, -1, -1, -1, -1, 0)

@@ -5,6 +5,7 @@ import runpy
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,7 +225,13 @@ def test_a_plan_on_the_processor_loads_a_checkpoint_there(
     """The map names no GPU, as accelerate would look for one."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 16}
+    sizes: dict[str, Any] = {
+        "n_layer": 1,
+        "n_embd": 8,
+        "n_head": 2,
+        "vocab_size": 16,
+        "n_positions": 16,
+    }
     overrides = [f"model.config.{name}={size}" for name, size in sizes.items()]
     step = ("model.seq_len=8", "model.batch_size=1", "model.dtype=float32")
     config = read("model=gpt2", "devices=1xcpu", "mode=single", *step, *overrides)
