@@ -7,10 +7,10 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.errors import SpecError
-from fxpart.plan_export.device_map import device_map
+from fxpart.plan_export.device_map import DeviceMap, device_map
 from fxpart.plan_export.split_points import forward_operators, split_points
 
-__all__ = ["Carriers", "carriers"]
+__all__ = ["Carriers", "carriers", "map_carriers"]
 
 
 _FEW = 0.02
@@ -28,8 +28,8 @@ class Carriers:
     operators: int
     """Number of operators of the graph, without checks."""
     inside: str | None
-    """The module inside which a stage begins; empty if the plan is not a sequence of stages, None
-    if torch's pipelines can split it."""
+    """The module inside which a stage begins; empty if the plan is not a sequence of stages or has
+    tiers, None if torch's pipelines can split it."""
 
     @property
     def accelerate(self) -> bool:
@@ -65,6 +65,11 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
             inside = ""
     computing = int((~graph.is_check).sum())
     return Carriers(mapped.torn, len(mapped.moved), computing, inside)
+
+
+def map_carriers(graph: OpGraph, mapped: DeviceMap) -> Carriers:
+    """Determine whether accelerate can run a plan by its map, leaving out pipelines."""
+    return Carriers(mapped.torn, len(mapped.moved), int((~graph.is_check).sum()), "")
 
 
 def _first_begin_inside(graph: OpGraph, assignment: Assignment) -> str:

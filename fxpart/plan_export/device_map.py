@@ -2,7 +2,8 @@
 
 Accelerate runs a module where its tensors are, so a map can only express placements of whole
 modules. `DeviceMap` therefore lists the operators that run on other devices than planned, and the
-modules in which accelerate would fail.
+modules in which accelerate would fail. Modules on ``cpu`` or ``disk`` are copied to the main device
+while they run, unless the model is on the CPU altogether.
 """
 
 import re
@@ -18,7 +19,10 @@ from fxpart.core.module_paths import is_within, owner, parents
 from fxpart.errors import SpecError, nearest_names
 from fxpart.plan_export.accelerate_hooks import hooked_run
 
-__all__ = ["DeviceMap", "device_map"]
+__all__ = ["DeviceMap", "Place", "device_map", "tiered_device_map"]
+
+Place = int | str
+"""A number of a GPU, ``cpu`` or ``disk``."""
 
 
 # Assign each module that holds tensors to the device planned for its operators. Accelerate places
@@ -172,22 +176,22 @@ class DeviceMap:
     ``dispatch_model(model, device_map=found.entries, main_device=found.main_device)``.
     """
 
-    entries: Mapping[str, int]
-    """Module path to logical device, JSON-serializable. Paths are disjoint, except that a module
+    entries: Mapping[str, Place]
+    """Module path to place, JSON-serializable. Paths are disjoint, except that a module
     with tensors of its own may enclose others; the longest path applies. ``""`` is the whole model.
     If the model is split, parameters held by the model itself have entries by their own names,
     which accelerate warns about but accepts."""
-    main_device: int
-    """Device of the model's inputs and its own tensors."""
+    main_device: Place
+    """Device of the model's inputs and its own tensors, to which modules in tiers are copied."""
     device_of: IntArray
-    """Device on which accelerate runs each operator. Length n."""
+    """Logical device on which accelerate runs each operator. Length n."""
     moved: tuple[str, ...]
     """Operators that run on another device than planned, in graph order."""
     torn: tuple[str, ...]
     """Modules that accelerate cannot run as split, since one of their own operators would have
     operands on several devices. Keep these, or a module around them, whole."""
-    weight_bytes: Mapping[int, int]
-    """Bytes of the weights on each device, by logical id."""
+    weight_bytes: Mapping[Place, int]
+    """Bytes of the weights in each place."""
 
 
 def device_map(
@@ -195,6 +199,7 @@ def device_map(
     assignment: Assignment,
     names: Sequence[str] = (),
     whole: Sequence[str] = (),
+    hosts: Sequence[int] = (),
 ) -> DeviceMap:
     """Return the device map closest to `assignment`.
 
@@ -208,6 +213,8 @@ def device_map(
             covered by entries of enclosing modules.
         whole: paths of modules to keep on the device planned for most bytes of their weights, such
             as the blocks in accelerate's `no_split_module_classes`.
+        hosts: logical devices that are CPUs, which are ``cpu`` in the map. Others are numbered
+            without them.
 
     Raises:
         SpecError: if a partition has replicas, or a module of `whole` does not exist.
@@ -215,19 +222,86 @@ def device_map(
     """
     _refuse_replicas(assignment)
     planned = assignment.device_of
+    if hosts:  # all are one device for accelerate
+        planned = np.where(np.isin(planned, hosts), hosts[0], planned)
+    words = dict.fromkeys(hosts, "cpu")
     homes = _module_homes(graph, planned, names, whole)
+    return _closest(graph, planned, homes, words, names)
+
+
+def tiered_device_map(
+    graph: OpGraph, device_of: IntArray, tier_of: Mapping[int, str], names: Sequence[str] = ()
+) -> DeviceMap:
+    """Return the device map closest to an offloading plan.
+
+    All modules in tiers are copied to the main device: the one that is planned to run most of them.
+    ``dispatch_model(model, entries, main_device=..., offload_dir=...)`` runs it.
+
+    Args:
+        graph: the captured model.
+        device_of: planned device of each operator; -1 if it is planned on the host, where
+            accelerate does not run it. Length n.
+        tier_of: ``cpu`` or ``disk`` for operators with offloaded weights.
+        names: ``list(model.state_dict())``, as for `device_map`.
+
+    """
+    devices = int(device_of.max(initial=0)) + 1
+    words = {devices: "cpu", devices + 1: "disk"}
+    place_of = np.where(device_of < 0, devices, device_of)
+    for op, tier in tier_of.items():
+        place_of[op] = devices + (tier == "disk")
+    # All operators of a group are placed with its first one.
+    place_of = place_of[graph.group]
+    homes = _module_homes(graph, place_of, names, ())
+    copied = device_of[(place_of >= devices) & (device_of >= 0)]
+    copies_on = np.bincount(copied).argsort(kind="stable")[::-1] if len(copied) else copied
+    return _closest(graph, device_of, homes, words, names, copies_on=copies_on.tolist())
+
+
+def _closest(
+    graph: OpGraph,
+    planned: IntArray,
+    homes: Mapping[str, int],
+    words: Mapping[int, str],
+    names: Sequence[str],
+    *,
+    copies_on: Sequence[int] = (),
+) -> DeviceMap:
+    """Return the map of `homes`, where those in `words` are tiers or CPUs.
+
+    The first of `copies_on` is the main device.
+    """
     main = _main_device(graph, planned, homes)
-    entries = _entries(homes, main, _own_tensors(graph, names))
-    run = hooked_run(graph, entries, homes, main)
-    displaced = np.flatnonzero((run.device_of != planned) & ~graph.is_check)
+    numbers = _entries(homes, main, _own_tensors(graph, names))
+    runner = _running_device([*copies_on, main, *numbers.values(), *planned.tolist()], words)
+    on_device = dict.fromkeys(words, runner)
+    run = hooked_run(
+        graph,
+        {path: on_device.get(place, place) for path, place in numbers.items()},
+        {path: on_device.get(place, place) for path, place in homes.items()},
+        runner,
+    )
+    displaced = np.flatnonzero((run.device_of != planned) & (planned >= 0) & ~graph.is_check)
     return DeviceMap(
-        entries=entries,
-        main_device=main,
+        entries={path: _place(place, words) for path, place in numbers.items()},
+        main_device=_place(runner, words),
         device_of=run.device_of,
         moved=tuple(graph.names[op] for op in displaced.tolist()),
         torn=run.torn,
-        weight_bytes=_weight_bytes(graph, homes),
+        weight_bytes={
+            _place(place, words): size for place, size in _weight_bytes(graph, homes).items()
+        },
     )
+
+
+def _running_device(places: Sequence[int], words: Mapping[int, str]) -> int:
+    """Return the first of `places` that is a GPU, to which modules in tiers are copied."""
+    return next((place for place in places if place >= 0 and place not in words), places[0])
+
+
+def _place(number: int, words: Mapping[int, str]) -> Place:
+    """Return accelerate's name of a place, where only GPUs have numbers."""
+    return words.get(number, number - sum(word < number for word in words))
 
 
 def _refuse_replicas(assignment: Assignment) -> None:

@@ -1,43 +1,78 @@
 """Launch files of a plan for engines: torchtitan, DeepSpeed, vLLM and others."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import split_topology
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.tensor_groups import tensor_groups
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
+from fxpart.placement.offload.plan import Offloaded
+from fxpart.placement.offload.units import STREAMED
 from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
-from fxpart.plan_export.engines import Stages
+from fxpart.plan_export.engines import HOSTING, Stages, hosted_stages_of, serves
 from runner.config.sections import Config
 from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates, is_serving
 from runner.experiment.topology import build_topology
 from runner.experiment.training import finetunes, is_megatron, is_training
 
-__all__ = ["engines_note", "files_for_engines"]
+__all__ = ["block_depth", "engines_note", "files_for_engines"]
 
 
-def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) -> EngineFiles | None:
-    """Return the engine files of a plan; None unless it is a chain of stages of whole layers."""
+def files_for_engines(
+    config: Config,
+    graph: OpGraph,
+    assignment: Assignment,
+    *,
+    needs: Sequence[DeviceMemory] = (),
+    offloaded: Offloaded | None = None,
+) -> EngineFiles | None:
+    """Return the engine files of a plan; None unless it is a chain of stages of whole layers.
+
+    `needs` is the memory needed on each device, if known, and `offloaded` the plan with tiers.
+    """
     if config.model.path is not None or assignment.replicas > 1:
         return None
     # The files cannot express adapters, frozen weights, or weights in two dtypes.
     if finetunes(config) or config.model.autocast:
         return None
-    if config.devices.tiers:  # engines stream from tiers in other ways
-        return None
     if config.backward_order != "autograd" or config.model.library != "transformers":
         return None
+    if offloaded is not None:
+        return _hosted_files(config, graph, offloaded)
     try:
         stages = stages_of(graph, assignment)
     except SpecError:
         return None
-    plan = _engine_plan(config, stages)
+    plan = _engine_plan(config, stages, needs)
     is_one_device = plan.devices == 1 and not is_serving(config)
     return None if is_one_device else engine_files(plan)
 
 
-def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
+def _hosted_files(config: Config, graph: OpGraph, offloaded: Offloaded) -> EngineFiles | None:
+    """Return the files of a plan with tiers for the engine that computes layers on the host."""
+    if offloaded.trains or not serves(config.model.architecture):
+        return None
+    device_of = offloaded.assignment.device_of
+    try:
+        if offloaded.cache_bytes.any():
+            raise SpecError("it keeps the caches of a layer with its weights")
+        if (offloaded.ways == STREAMED).any():
+            raise SpecError("it streams no weights; add offload=host")
+        on_host = device_of >= len(offloaded.devices)
+        stages = hosted_stages_of(graph, np.where(on_host, -1, device_of))
+    except SpecError as error:
+        return EngineFiles({}, {HOSTING: str(error)})
+    return engine_files(_engine_plan(config, stages, ()))
+
+
+def _engine_plan(config: Config, stages: Stages, needs: Sequence[DeviceMemory]) -> EnginePlan:
+    needed_share, free_share = _memory_shares(needs)
     model, optimizer = config.model, config.optimizer
     tokens = config.context_len if is_serving(config) else None
     if generates(config):
@@ -68,10 +103,23 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         same_dtype=not optimizer.master_weights and optimizer.state_dtype in (None, model.dtype),
         megatron=is_megatron(config),
         weights=config.weights.name,
+        group_size=config.weights.group_size,
         cache=config.kv_cache,
+        needed_share=needed_share,
+        free_share=free_share,
         machines=len(set(config.devices.nodes or [0])),
         replicas=_replicas(config),
     )
+
+
+def _memory_shares(needs: Sequence[DeviceMemory]) -> tuple[float, float]:
+    """Return the needed and the free share of an `EnginePlan`."""
+    needed, free = 0.0, 1.0
+    for need in needs:
+        context = need.parts["context"].expected if "context" in need.parts else 0
+        needed = max(needed, (need.needed.expected - context) / need.total_bytes)
+        free = min(free, 1 - context / need.total_bytes)
+    return needed, free
 
 
 def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
@@ -84,11 +132,18 @@ def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ring) for ring in rings.tolist())
 
 
-def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
+def engines_note(
+    config: Config,
+    graph: OpGraph,
+    assignment: Assignment,
+    *,
+    needs: Sequence[DeviceMemory] = (),
+    offloaded: Offloaded | None = None,
+) -> str:
     """Return the engine files and the refusing engines' reasons, to append to the carrier line."""
-    files = files_for_engines(config, graph, assignment)
+    files = files_for_engines(config, graph, assignment, needs=needs, offloaded=offloaded)
     if files is None:
-        return _layers_note(config, graph, assignment)
+        return "" if offloaded else _layers_note(config, graph, assignment)
     names = [f"{engine.name} ({engine.file})" for engine in files.texts]
     note = "".join(f", {name}" for name in names)
     if (
@@ -112,6 +167,11 @@ def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
     try:
         stages_of(graph, assignment)
     except SpecError as error:
-        depth = max(block_of(module).count(".") + 1 for module in graph.modules)
-        return f"; no engine files: {error}; add granularity={depth}"
+        return f"; no engine files: {error}; add granularity={block_depth(graph)}"
     return ""
+
+
+def block_depth(graph: OpGraph) -> int:
+    """Return the granularity that keeps numbered layers whole; 0 without any."""
+    blocks = [block for module in graph.modules if (block := block_of(module))]
+    return max((block.count(".") + 1 for block in blocks), default=0)

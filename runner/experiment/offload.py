@@ -18,7 +18,7 @@ from fxpart.placement.offload.plan import Offloaded, offload
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
 from fxpart.placement.offload.updates import offload_updates
 from fxpart.placement.search.fill import place_all
-from fxpart.plan_export import tiered_device_map
+from fxpart.plan_export import DeviceMap, tiered_device_map
 from runner.config.sections import Config, TierConfig
 from runner.experiment.mesh import replica_count, replica_degrees
 from runner.experiment.serving import is_serving
@@ -332,7 +332,7 @@ def offload_document(offloaded: Offloaded) -> dict[str, object]:
     }
 
 
-def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> dict[str, int | str]:
+def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> DeviceMap:
     """Return the plan as accelerate's `device_map`; `graph` is the captured model.
 
     Modules that the plan runs on the host are mapped to ``cpu``, although accelerate only stores
@@ -351,22 +351,16 @@ def offloaded_map(offloaded: Offloaded, graph: OpGraph) -> dict[str, int | str]:
         for op in unit.ops.tolist()
     }
     tier_of |= dict.fromkeys(np.flatnonzero(on_host).tolist(), "cpu")
-    return tiered_device_map(graph, np.where(on_host, 0, device_of), tier_of)
+    return tiered_device_map(graph, np.where(on_host, -1, device_of), tier_of)
 
 
 def carried_by(offloaded: Offloaded) -> str:
-    """Return the tools that can execute the plan."""
+    """Return the tools for a training step, or for caches in a tier; empty for weights alone."""
     if offloaded.trains:
         return _trained_by(offloaded)
     if offloaded.cache_bytes.any():
         return "FlexGen; whole caches and no weights: transformers' cache_implementation=offloaded"
-    streams = "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
-    if not (offloaded.ways == HOSTED).any():
-        return streams
-    return (
-        f"{streams}; modules planned on the host run there in llama.cpp, and are copied by "
-        "accelerate"
-    )
+    return ""
 
 
 def _trained_by(offloaded: Offloaded) -> str:

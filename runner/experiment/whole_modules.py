@@ -1,6 +1,6 @@
 """The tools that can execute a plan, and a plan of whole modules next to that of a search."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -9,14 +9,18 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import OpGraph
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place, make_mode
+from fxpart.placement.offload.plan import Offloaded
+from fxpart.placement.offload.units import HOSTED
 from fxpart.placement.search.refine import LARGE, latency_of
-from fxpart.plan_export import Carriers, carriers
+from fxpart.plan_export import Carriers, carriers, map_carriers
 from runner.config.sections import Config
-from runner.experiment.engines import engines_note
+from runner.experiment.engines import block_depth, engines_note
 from runner.experiment.mesh import replica_count, shares_something
+from runner.experiment.offload import carried_by, offloaded_map
 from runner.experiment.training import (
     backward_engine,
     is_megatron,
@@ -31,6 +35,7 @@ __all__ = [
     "SEARCHES",
     "WholeModules",
     "carrier_line",
+    "tiered_line",
     "whole_line",
     "whole_metrics",
     "whole_modules",
@@ -126,16 +131,65 @@ def whole_metrics(whole: WholeModules) -> dict[str, float]:
 
 
 def carrier_line(
-    config: Config, problem: Problem, assignment: Assignment, whole: WholeModules | None
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    whole: WholeModules | None,
+    needs: Sequence[DeviceMemory] = (),
 ) -> str:
     """Return the tools that can execute the plan, and what to change if few can.
 
-    `whole` is the plan of whole modules, if one was searched for.
+    `whole` is the plan of whole modules, if one was searched for, and `needs` the memory needed on
+    each device.
     """
-    note = engines_note(config, problem.graph, assignment)
+    note = engines_note(config, problem.graph, assignment, needs=needs)
     if is_megatron(config):  # torch does not run its step
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note
+
+
+def tiered_line(config: Config, offloaded: Offloaded, graph: OpGraph) -> str:
+    """Return the tools that can execute a plan with tiers, and what to change if none can.
+
+    `graph` is the captured model.
+    """
+    if others := carried_by(offloaded):
+        return others
+    engines = engines_note(config, graph, offloaded.assignment, offloaded=offloaded)
+    mapped = offloaded_map(offloaded, graph)
+    carried = map_carriers(graph, mapped)
+    if not carried.accelerate:
+        advice = _tiered_advice(config, carried, graph, mapped.main_device)
+        if engines.startswith(", "):
+            return f"{engines.removeprefix(', ')}; {advice}"
+        return f"nothing yet; {advice}{engines}"
+    copied = "copies a module and waits"
+    if (offloaded.ways == HOSTED).any():
+        copied = f"copies modules planned on the host to device {mapped.main_device} too"
+    elsewhere = ""
+    if carried.elsewhere:
+        elsewhere = f"; {counted(carried.elsewhere, 'operator')} elsewhere than planned"
+    return f"accelerate (device_map.json with cpu and disk, which {copied}{elsewhere}){engines}"
+
+
+def _tiered_advice(config: Config, carried: Carriers, graph: OpGraph, main: object) -> str:
+    """Return why accelerate cannot execute a plan with tiers, and what to change."""
+    if not carried.torn:
+        elsewhere = counted(carried.elsewhere, "operator")
+        return (
+            f"accelerate would run {elsewhere} elsewhere than planned, since it copies modules to"
+            f" device {main} only"
+        )
+    reason = _cut_through(carried)
+    depth = block_depth(graph) or "module"
+    if config.granularity == str(depth):
+        return reason
+    return f"{reason}; add granularity={depth} for accelerate"
+
+
+def _cut_through(carried: Carriers) -> str:
+    be = "is" if len(carried.torn) == 1 else "are"
+    return f"{counted(len(carried.torn), 'module')} {be} cut through"
 
 
 def _torch_line(
@@ -226,8 +280,7 @@ def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeMod
     elsewhere = counted(carried.elsewhere, "operator")
     reason = f"accelerate would run {elsewhere} elsewhere than planned"
     if carried.torn:
-        be = "is" if len(carried.torn) == 1 else "are"
-        reason = f"{counted(len(carried.torn), 'module')} {be} cut through"
+        reason = _cut_through(carried)
     if whole is not None:
         depth = whole.granularity if whole.carriers.accelerate else ""
         return f"{reason}; add granularity={depth} for accelerate" if depth else reason

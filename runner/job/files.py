@@ -12,8 +12,10 @@ from pathlib import Path
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
-from fxpart.plan_export import device_map, split_points
+from fxpart.placement.offload.plan import Offloaded
+from fxpart.plan_export import DeviceMap, device_map, map_carriers, place_script, split_points
 from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
@@ -24,6 +26,7 @@ from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
 from runner.experiment.offload import offload_document, offloaded_map
 from runner.experiment.result import Result
+from runner.experiment.training import is_training
 from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
 from runner.job.serving_files import write_serving_files
@@ -53,9 +56,11 @@ __all__ = [
     "named_files",
     "read_inputs",
     "with_file",
+    "write_device_map",
     "write_engine_files",
     "write_finished",
     "write_inputs",
+    "write_place_script",
     "write_plan",
     "write_plan_files",
     "write_unfinished",
@@ -179,12 +184,10 @@ def write_plan(
     with progress("writing files"):
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, entry)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
-        if result.offloaded:
-            write_json(folder / "device_map.json", offloaded_map(result.offloaded, graph))
-            write_json(folder / "offload.json", offload_document(result.offloaded))
-        elif result.split is None and result.shards is None:  # their readers split no layers
-            write_plan_files(folder, graph, placed)
-        write_engine_files(folder, config, graph, placed)
+        _write_maps(config, folder, result)
+        write_engine_files(
+            folder, config, graph, placed, needs=result.device_needs, offloaded=result.offloaded
+        )
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
         if result.other_sizes:
@@ -203,8 +206,28 @@ def write_plan(
         _write_config(config, identity)
 
 
-def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> None:
-    """Write the plan for other tools, as far as they can execute it.
+def _write_maps(config: Config, folder: Path, result: Result) -> None:
+    """Write the maps of a plan from modules to devices or tiers, unless it splits layers."""
+    graph, offloaded = result.captured.graph, result.offloaded
+    mapped: DeviceMap | None = None
+    if offloaded:
+        mapped = offloaded_map(offloaded, graph)
+        write_device_map(folder, graph, mapped, result.copy_rooms)
+        write_json(folder / "offload.json", offload_document(offloaded))
+    elif result.split is None and result.shards is None:  # their readers split no layers
+        processors = result.problem.topology.devices
+        hosts = [index for index, device in enumerate(processors) if device.on_host]
+        mapped = write_plan_files(folder, graph, result.assignment, hosts)
+    if mapped:
+        write_place_script(folder, config, graph, mapped)
+
+
+def write_plan_files(
+    folder: Path, graph: OpGraph, assignment: Assignment, hosts: Sequence[int] = ()
+) -> DeviceMap | None:
+    """Write the plan for other tools, as far as they can execute it, and return its device map.
+
+    `hosts` are the devices that are CPUs.
 
     ``device_map.json`` is for Hugging Face accelerate, and ``device_map_notes.json`` says where it
     deviates from the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and
@@ -214,33 +237,64 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
     Raises `CacheError` if the folder cannot be written.
     """
     if assignment.replicas > 1:
-        return
-    mapped = device_map(graph, assignment)
-    computing = int((~graph.is_check).sum())
+        return None
+    mapped = device_map(graph, assignment, hosts=hosts)
+    write_device_map(folder, graph, mapped)
+    if assignment.n_partitions > 1:
+        with suppress(SpecError):  # most plans cut inside modules and have no split points
+            write_json(folder / "split_points.json", split_points(graph, assignment))
+    return mapped
+
+
+def write_device_map(
+    folder: Path, graph: OpGraph, mapped: DeviceMap, copy_rooms: Mapping[int, int] | None = None
+) -> None:
+    """Write a device map and its notes; `copy_rooms` are bytes kept free for copies from tiers.
+
+    Raises `CacheError` if the folder cannot be written.
+    """
     # No notes in this file: accelerate accepts only paths and devices.
     write_json(folder / "device_map.json", mapped.entries)
+    rooms = dict[int | str, int]((copy_rooms or {}).items())
+    sizes = mapped.weight_bytes.items()
     notes = {
         "main_device": mapped.main_device,
-        "weight_bytes": {str(device): size for device, size in mapped.weight_bytes.items()},
-        "operators": computing,
+        "weight_bytes": {str(place): size for place, size in sizes},
+        "max_memory": {str(place): size + rooms.get(place, 0) for place, size in sizes},
+        "operators": int((~graph.is_check).sum()),
         "operators_elsewhere": len(mapped.moved),
         "divided_modules": mapped.torn,
     }
     write_json(folder / "device_map_notes.json", notes)
-    if assignment.n_partitions < 2:
-        return
-    with suppress(SpecError):  # most plans cut inside modules and have no split points
-        write_json(folder / "split_points.json", split_points(graph, assignment))
+
+
+def write_place_script(folder: Path, config: Config, graph: OpGraph, mapped: DeviceMap) -> None:
+    """Write `place.py`, which loads a checkpoint by the device map, if accelerate can run the plan.
+
+    Raises `CacheError` if the folder cannot be written.
+    """
+    model = config.model
+    runs = not is_training(config) and config.schedule.name == "none"
+    loads = model.library == "transformers" and config.weights.name == "none"
+    if model.architecture and runs and loads and map_carriers(graph, mapped).accelerate:
+        script = place_script(model.architecture, model.dtype, mapped.main_device)
+        write_text(folder / "place.py", script)
 
 
 def write_engine_files(
-    folder: Path, config: Config, graph: OpGraph, assignment: Assignment
+    folder: Path,
+    config: Config,
+    graph: OpGraph,
+    assignment: Assignment,
+    *,
+    needs: Sequence[DeviceMemory] = (),
+    offloaded: Offloaded | None = None,
 ) -> None:
     """Write launch files for the engines that can execute the plan, each in its own format.
 
     Raises `CacheError` if the folder cannot be written.
     """
-    files = files_for_engines(config, graph, assignment)
+    files = files_for_engines(config, graph, assignment, needs=needs, offloaded=offloaded)
     for engine, text in files.texts.items() if files else ():
         write_text(folder / engine.file, text)
 

@@ -30,7 +30,7 @@ from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.mesh import replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import objective_line
-from runner.experiment.offload import carried_by, offload_line
+from runner.experiment.offload import offload_line
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
@@ -38,7 +38,7 @@ from runner.experiment.result import Result
 from runner.experiment.runtime import host_line
 from runner.experiment.subject import is_captured
 from runner.experiment.tensor_split import split_line
-from runner.experiment.whole_modules import carrier_line, whole_line
+from runner.experiment.whole_modules import carrier_line, tiered_line, whole_line
 from runner.experiment.zero import zero_line
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
@@ -294,9 +294,11 @@ def _show_plan(config: Config, result: Result) -> None:
     if result.whole:
         show(f"whole:     {whole_line(result.whole)}")
     tools = (
-        carried_by(result.offloaded)
+        tiered_line(config, result.offloaded, result.captured.graph)
         if result.offloaded
-        else carrier_line(config, result.problem, result.assignment, result.whole)
+        else carrier_line(
+            config, result.problem, result.assignment, result.whole, result.device_needs
+        )
     )
     show(f"runs with: {tools}")
 

@@ -1,7 +1,7 @@
 """Accelerate accepts the device maps and executes them."""
 
 import json
-import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.placement import make_mode
-from fxpart.plan_export import DeviceMap, device_map, tiered_device_map
+from fxpart.plan_export import DeviceMap, device_map, place_script, tiered_device_map
 from tests.plan_export.scene import SPECS, random_plan, scene
 from tests.sketch import devices
 
@@ -120,7 +120,7 @@ def compare(name: str, mapped: DeviceMap, devices_of: dict[str, list[int]]) -> i
     return len(once)
 
 
-def test_the_script_of_the_docs_loads_real_weights_on_the_planned_devices(
+def test_the_script_loads_real_weights_on_the_planned_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only in tiers: a device with a number would be a GPU."""
@@ -135,18 +135,20 @@ def test_the_script_of_the_docs_loads_real_weights_on_the_planned_devices(
         op: "disk" if module.startswith("model.layers.1") else "cpu"
         for op, module in enumerate(graph.modules)
     }
-    entries = tiered_device_map(graph, np.zeros(graph.n_ops, dtype=np.int64), tier_of)
-    assert set(entries.values()) == {"cpu", "disk"}
-    (tmp_path / "device_map.json").write_text(json.dumps(entries))
-    page = (ROOT / "docs" / "execution.md").read_text()
-    (block,) = re.findall(r"```python\n# place.py\n(.*?)```", page, re.DOTALL)
-    assert len(block.splitlines()) <= 15
+    mapped = tiered_device_map(graph, np.full(graph.n_ops, -1), tier_of)
+    assert set(mapped.entries.values()) == {"cpu", "disk"}
+    assert mapped.main_device == "cpu"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "device_map.json").write_text(json.dumps(mapped.entries))
+    script = place_script("LlamaForCausalLM", "float32", mapped.main_device)
+    assert len(script.splitlines()) <= 16
+    (run / "place.py").write_text(script)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["place.py", ".", "llama"])
-    scope: dict[str, Any] = {}
-    exec(compile(block, "place.py", "exec"), scope)
+    monkeypatch.setattr(sys, "argv", ["place.py", "llama"])
+    scope = runpy.run_path(str(run / "place.py"))
     assert any((tmp_path / "offload").glob("model.layers.1*"))
     tokens = torch.arange(8).reshape(1, 8)
     with torch.no_grad():
-        placed, expected = (run(tokens).logits for run in (scope["model"], original))
+        placed, expected = (each(tokens).logits for each in (scope["model"], original))
     assert torch.allclose(placed, expected, atol=1e-6)

@@ -207,3 +207,14 @@ def test_replicas_are_refused() -> None:
     plan = Assignment(np.array([0, 1]), ((0,), (1, 2)))
     with pytest.raises(SpecError, match="partition 1 is on devices 1, 2"):
         device_map(graph, plan)
+
+
+def test_processors_are_one_device_without_a_number() -> None:
+    """Accelerate counts only GPUs, and copies what is on the CPU to the first that it uses."""
+    graph = row("a", "b", "c")
+    alone = device_map(graph, on_devices(graph, 0, 1, 1), hosts=[0, 1])
+    assert (alone.entries, alone.main_device, alone.moved) == ({"": "cpu"}, "cpu", ())
+    mixed = device_map(graph, on_devices(graph, 0, 1, 2), hosts=[0])
+    assert mixed.entries == {"a": "cpu", "b": 0, "c": 1}
+    assert (mixed.main_device, mixed.moved) == (0, (graph.names[0],))
+    assert mixed.weight_bytes.keys() == {"cpu", 0, 1}

@@ -6,11 +6,9 @@ import re
 import shutil
 import subprocess
 import tomllib
-from bisect import bisect_right
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fxpart.core.graph import OpGraph
@@ -48,7 +46,7 @@ PIPELINE = replace(
 MEGATRON = replace(TRAINING, megatron=True, same_dtype=False)
 
 
-def _text(plan: EnginePlan, name: str) -> str:
+def text_of(plan: EnginePlan, name: str) -> str:
     return {engine.name: text for engine, text in engine_files(plan).texts.items()}[name]
 
 
@@ -85,7 +83,7 @@ def test_accelerate_launches_fsdp2_as_planned(
 
     path = tmp_path / "accelerate.yaml"
     plan = replace(SHARDED, zero=zero, tensor_parallel=tensor_parallel)
-    path.write_text(_text(plan, "accelerate"))
+    path.write_text(text_of(plan, "accelerate"))
     arguments = launch_command_parser().parse_args([f"--config_file={path}", "train.py"])
     arguments, _, _ = _validate_launch_command(arguments)
     assert arguments.use_fsdp
@@ -107,7 +105,7 @@ def test_accelerate_launches_replicas(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
     path = tmp_path / "accelerate.yaml"
-    path.write_text(_text(replace(TRAINING, data_parallel=4, machines=2), "accelerate"))
+    path.write_text(text_of(replace(TRAINING, data_parallel=4, machines=2), "accelerate"))
     config = load_config_from_file(str(path))
     assert (config.distributed_type, config.num_processes) == ("MULTI_GPU", 4)
     assert (config.num_machines, config.fsdp_config) == (2, {})
@@ -118,18 +116,18 @@ def test_deepspeed_has_the_stage_and_the_dtypes(zero: int, tmp_path: Path) -> No
     from accelerate.utils.deepspeed import HfDeepSpeedConfig
 
     path = tmp_path / "deepspeed.json"
-    path.write_text(_text(replace(SHARDED, zero=zero), "DeepSpeed"))
+    path.write_text(text_of(replace(SHARDED, zero=zero), "DeepSpeed"))
     config = HfDeepSpeedConfig(str(path))
     assert config.is_zero3() is (zero == 3)
     assert config.is_zero2() is False
     assert config.get_value("train_batch_size") == 16
     assert config.is_true("bf16.bf16_master_weights_and_grads")
-    master = json.loads(_text(replace(SHARDED, zero=zero, same_dtype=False), "DeepSpeed"))
+    master = json.loads(text_of(replace(SHARDED, zero=zero, same_dtype=False), "DeepSpeed"))
     assert not master["bf16"]["bf16_master_weights_and_grads"]
 
 
 def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
-    read = tomllib.loads(_text(SHARDED, "torchtitan"))
+    read = tomllib.loads(text_of(SHARDED, "torchtitan"))
     assert read["model"] == {"name": "llama3", "flavor": "8B"}
     assert read["activation_checkpoint"] == {"mode": "full"}
     parallelism = read["parallelism"]
@@ -137,7 +135,7 @@ def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
     assert parallelism["data_parallel_replicate_degree"] == 1
     assert parallelism["fsdp_reshard_after_forward"] == "always"
     assert "pipeline_parallel_schedule" not in parallelism
-    read = tomllib.loads(_text(PIPELINE, "torchtitan"))
+    read = tomllib.loads(text_of(PIPELINE, "torchtitan"))
     parts = read["parallelism"]["module_fqns_per_model_part"]
     modules = ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "output"]
     assert [module for part in parts for module in part] == modules
@@ -149,16 +147,16 @@ def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
 
 def test_each_engine_names_degrees_of_experts_and_sequences_its_own_way() -> None:
     longer = replace(SHARDED, data_parallel=2, context_parallel=4)
-    titan = tomllib.loads(_text(longer, "torchtitan"))["parallelism"]
+    titan = tomllib.loads(text_of(longer, "torchtitan"))["parallelism"]
     assert titan["context_parallel_degree"] == 4
     assert titan["context_parallel_rotate_method"] == "allgather"
     assert titan["data_parallel_shard_degree"] == 2
-    assert "parallelism_config_cp_size: 4" in _text(longer, "accelerate")
-    assert "num_processes: 8" in _text(longer, "accelerate")
+    assert "parallelism_config_cp_size: 4" in text_of(longer, "accelerate")
+    assert "num_processes: 8" in text_of(longer, "accelerate")
     mixture = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2}
     shared = replace(MEGATRON, data_parallel=8, expert_parallel=4, zero=1, model=mixture)
     mixtral = replace(shared, architecture="MixtralForCausalLM", context_parallel=2)
-    arguments = _text(mixtral, "Megatron-LM").split("\n")
+    arguments = text_of(mixtral, "Megatron-LM").split("\n")
     for line in (
         "--num-experts 8",
         "--moe-router-topk 2",
@@ -169,11 +167,11 @@ def test_each_engine_names_degrees_of_experts_and_sequences_its_own_way() -> Non
         assert line in arguments
     assert not any(line.startswith("--expert-tensor") for line in arguments)
     split = replace(mixtral, tensor_parallel=2, expert_parallel=8, sequence_parallel=True)
-    assert "--expert-tensor-parallel-size 1" in _text(split, "Megatron-LM").split("\n")
+    assert "--expert-tensor-parallel-size 1" in text_of(split, "Megatron-LM").split("\n")
     served = replace(SERVING, data_parallel=4, expert_parallel=4)
-    assert "--enable-expert-parallel \\\n" in _text(served, "vLLM")
+    assert "--enable-expert-parallel \\\n" in text_of(served, "vLLM")
     served = replace(SERVING, tensor_parallel=2, data_parallel=4, expert_parallel=8)
-    assert "--enable-expert-parallel \\\n" in _text(served, "vLLM")
+    assert "--enable-expert-parallel \\\n" in text_of(served, "vLLM")
 
 
 def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
@@ -188,7 +186,7 @@ def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
         tensor_parallel=4,
         sequence_parallel=True,
     )
-    lines = _text(plan, "Megatron-LM").splitlines()
+    lines = text_of(plan, "Megatron-LM").splitlines()
     arguments = {name: value for name, _, value in (line.partition(" ") for line in lines)}
     layout = arguments["--pipeline-model-parallel-layout"].split("|")
     assert [chunk.count("t") for chunk in layout] == list(stages.layers)
@@ -207,7 +205,7 @@ def test_megatron_gets_the_planned_model_and_numbers() -> None:
     plan = replace(
         MEGATRON, tensor_parallel=2, dtype="float16", model={**base, **fields, "use_cache": False}
     )
-    lines = set(_text(plan, "Megatron-LM").splitlines())
+    lines = set(text_of(plan, "Megatron-LM").splitlines())
     assert {
         "--kv-channels 64",
         "--rotary-base 250000",
@@ -217,12 +215,12 @@ def test_megatron_gets_the_planned_model_and_numbers() -> None:
         "--fp16",
         "--accumulate-allreduce-grads-in-fp32",
     } <= lines
-    usual = set(_text(replace(MEGATRON, tensor_parallel=2), "Megatron-LM").splitlines())
+    usual = set(text_of(replace(MEGATRON, tensor_parallel=2), "Megatron-LM").splitlines())
     assert {"--rotary-base 500000", "--cross-entropy-loss-fusion"} <= usual
     assert not any(line.startswith(("--kv-channels", "--use-rope", "--acc")) for line in usual)
 
 
-def _run(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+def run_script(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Run a script with a program that prints its arguments; return these and its variables."""
     script, recorder = folder / "script.sh", folder / program
     script.write_text(text)
@@ -237,47 +235,6 @@ def _run(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, st
     arguments, _, variables = run.stdout.partition("---\n")
     pairs = (line.partition("=") for line in variables.splitlines())
     return arguments.splitlines(), {name: value for name, _, value in pairs}
-
-
-def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
-    plan = replace(SERVING, stages=Stages((11, 11, 10), (2, 0, 1)), cache="fp8", weights="nf4")
-    arguments, variables = _run(_text(plan, "vLLM"), "vllm", tmp_path)
-    assert arguments[:2] == ["serve", "a model"]
-    options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
-    assert options["--pipeline-parallel-size"] == "3"
-    assert options["--tensor-parallel-size"] == "1"
-    assert options["--max-model-len"] == "2048"
-    assert options["--max-num-seqs"] == "4"
-    assert options["--quantization"] == "bitsandbytes"
-    assert options["--kv-cache-dtype"] == "fp8"
-    assert variables["VLLM_PP_LAYER_PARTITION"] == "11,11,10"
-    assert variables["CUDA_VISIBLE_DEVICES"] == "2,0,1"
-    tensor = replace(SERVING, tensor_parallel=4)
-    arguments, variables = _run(_text(tensor, "vLLM"), "vllm", tmp_path)
-    assert arguments[arguments.index("--tensor-parallel-size") + 1] == "4"
-    assert "CUDA_VISIBLE_DEVICES" not in variables
-
-
-@pytest.mark.parametrize("layers", [(32,), (1, 31), (11, 10, 11), (7, 9, 8, 8), (3, 5, 4, 6, 14)])
-def test_llama_cpp_puts_every_layer_on_its_planned_device(
-    layers: tuple[int, ...], tmp_path: Path
-) -> None:
-    plan = replace(SERVING, stages=Stages(layers, tuple(range(len(layers)))))
-    arguments, _ = _run(_text(plan, "llama.cpp"), "llama-server", tmp_path)
-    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    assert options["--model"] == "a model"
-    assert options["--ctx-size"] == "8192"
-    if len(layers) == 1:
-        assert "--tensor-split" not in options
-        return
-    # As in llama_model::load_tensors: the first point above the share of the layers so far.
-    split = np.array(options["--tensor-split"].split(","), dtype=np.float32)
-    points = (np.cumsum(split) / split.sum()).tolist()
-    of_layer = [
-        bisect_right(points, float(np.float32(layer) / np.float32(33))) for layer in range(33)
-    ]
-    assert np.bincount(of_layer[:-1]).tolist() == list(layers)
-    assert of_layer[-1] == len(layers) - 1  # the output
 
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
@@ -324,7 +281,7 @@ def test_microbatches_without_stages_accumulate_gradients() -> None:
     assert read["gradient_accumulation_steps"] == 4
     assert read["train_batch_size"] == 2 * 4 * 8  # DeepSpeed refuses another product
     assert "accelerate" not in texts
-    whole = tomllib.loads(_text(SHARDED, "torchtitan"))["training"]
+    whole = tomllib.loads(text_of(SHARDED, "torchtitan"))["training"]
     assert "global_batch_size" not in whole
 
 
@@ -334,18 +291,18 @@ DEALT = replace(SHARDED, data_parallel=2, stages=Stages((32,), (1,)), replicas=(
 def test_ranks_cover_the_devices_of_every_replica(tmp_path: Path) -> None:
     stages = Stages((20, 12), (1, 0))
     serving = replace(SERVING, stages=stages, data_parallel=2, replicas=((0, 2), (1, 3)))
-    _, variables = _run(_text(serving, "vLLM"), "vllm", tmp_path)
+    _, variables = run_script(text_of(serving, "vLLM"), "vllm", tmp_path)
     assert variables["CUDA_VISIBLE_DEVICES"] == "2,0,3,1"
     pairs = replace(serving, tensor_parallel=2, data_parallel=1, replicas=())
-    _, variables = _run(_text(pairs, "vLLM"), "vllm", tmp_path)
+    _, variables = run_script(text_of(pairs, "vLLM"), "vllm", tmp_path)
     assert variables["CUDA_VISIBLE_DEVICES"] == "2,3,0,1"
     # Ranks of torchtitan iterate over replicas before stages.
     dealt = replace(PIPELINE, stages=stages, data_parallel=2, zero=3, replicas=((0, 2), (1, 3)))
-    assert "# CUDA_VISIBLE_DEVICES=2,3,0,1 torchrun" in _text(dealt, "torchtitan")
+    assert "# CUDA_VISIBLE_DEVICES=2,3,0,1 torchrun" in text_of(dealt, "torchtitan")
     in_turn = replace(dealt, stages=Stages((20, 12), (0, 1)))
-    assert "CUDA_VISIBLE_DEVICES" not in _text(in_turn, "torchtitan")
+    assert "CUDA_VISIBLE_DEVICES" not in text_of(in_turn, "torchtitan")
     blocks = replace(in_turn, replicas=((0, 1), (2, 3)))
-    assert "# CUDA_VISIBLE_DEVICES=0,2,1,3 torchrun" in _text(blocks, "torchtitan")
+    assert "# CUDA_VISIBLE_DEVICES=0,2,1,3 torchrun" in text_of(blocks, "torchtitan")
 
 
 def test_accelerate_launches_on_the_devices_of_the_plan(tmp_path: Path) -> None:
@@ -353,7 +310,7 @@ def test_accelerate_launches_on_the_devices_of_the_plan(tmp_path: Path) -> None:
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     path = tmp_path / "accelerate.yaml"
-    path.write_text(_text(DEALT, "accelerate"))
+    path.write_text(text_of(DEALT, "accelerate"))
     arguments = launch_command_parser().parse_args([f"--config_file={path}", "train.py"])
     arguments, _, _ = _validate_launch_command(arguments)
     assert prepare_multi_gpu_env(arguments)["CUDA_VISIBLE_DEVICES"] == "2,3"
@@ -363,9 +320,9 @@ def test_megatron_gets_the_ranks_of_each_replica() -> None:
     plan = replace(
         MEGATRON, stages=Stages((16, 16), (0, 1)), data_parallel=2, replicas=((0, 1), (2, 3))
     )
-    assert "--use-tp-pp-dp-mapping" in _text(plan, "Megatron-LM").splitlines()
+    assert "--use-tp-pp-dp-mapping" in text_of(plan, "Megatron-LM").splitlines()
     dealt = replace(plan, replicas=((0, 2), (1, 3)))
-    assert "--use-tp-pp-dp-mapping" not in _text(dealt, "Megatron-LM").splitlines()
+    assert "--use-tp-pp-dp-mapping" not in text_of(dealt, "Megatron-LM").splitlines()
 
 
 @pytest.mark.parametrize(
@@ -437,7 +394,14 @@ REFUSED = [
     (replace(SERVING, context_parallel=2), "vLLM", "splits a cache"),
     (replace(SERVING, data_parallel=4, expert_parallel=2), "vLLM", "all of its replicas, 4 dev"),
     (replace(MEGATRON, tensor_parallel=2, expert_parallel=2), "Megatron-LM", "sequence_parallel=t"),
+    (replace(SERVING, needed_share=0.97788, free_share=0.97789), "vLLM", "can be given 97.78%"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
+    (replace(SERVING, batch_size=257), "llama.cpp", "at most 256 texts at once, not 257"),
+    (replace(SERVING, weights="nf4", group_size=128), "vLLM", "nf4 on loading, in groups of 64"),
+    (replace(SERVING, weights="fp8", group_size=128), "vLLM", "fp8 on loading, without groups"),
+    (replace(SERVING, architecture="RwkvForCausalLM"), "vLLM", "not know that it has RwkvForC"),
+    (replace(SERVING, architecture="RwkvForCausalLM"), "llama.cpp", "not know that it has RwkvF"),
+    (replace(SERVING, architecture="OPTForCausalLM"), "llama.cpp", "not know that it has OPTFor"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]
 

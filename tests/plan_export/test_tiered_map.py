@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from accelerate import dispatch_model
 from accelerate.utils import check_device_map
@@ -46,7 +47,7 @@ def test_accelerate_runs_a_model_whose_streamed_blocks_are_on_disk(tmp_path: Pat
     words = {op: "disk" for unit in streamed for op in unit.ops.tolist()}
     entries = tiered_device_map(
         real.graph, plan.assignment.device_of, words, list(real.module.state_dict())
-    )
+    ).entries
     names = real.graph.weight_names
     away = {names[weight] for unit in streamed for weight in unit.weights.tolist()}
     assert {name for name in names if entries[covering(name, entries) or ""] == "disk"} == away
@@ -75,10 +76,39 @@ def test_each_module_is_named_by_its_tier() -> None:
     weights = ("embed.w", "layers.0.w", "layers.1.w", "head.w")
     graph = named(sketch.graph(value), *weights)
     device_of = on_devices(graph, 1, 0, 0, 1).device_of
-    assert tiered_device_map(graph, device_of, {1: "cpu", 2: "disk"}) == {
-        "embed": 1,
-        "layers.0": "cpu",
-        "layers.1": "disk",
-        "head": 1,
-    }
-    assert tiered_device_map(graph, np.zeros(4, dtype=np.int64), {}) == {"": 0}
+    mapped = tiered_device_map(graph, device_of, {1: "cpu", 2: "disk"})
+    assert mapped.entries == {"embed": 1, "layers.0": "cpu", "layers.1": "disk", "head": 1}
+    assert mapped.weight_bytes == {1: 2, "cpu": 1, "disk": 1}
+    # Copied modules run on the main device, which is that of most of them.
+    assert (mapped.main_device, mapped.moved) == (0, ())
+    assert mapped.device_of.tolist() == [1, 0, 0, 1]
+    apart = tiered_device_map(graph, np.array([1, 1, 0, 1]), {1: "cpu", 2: "disk", 3: "cpu"})
+    assert (apart.main_device, apart.moved) == (1, (graph.names[2],))
+    assert tiered_device_map(graph, np.zeros(4, dtype=np.int64), {}).entries == {"": 0}
+
+
+def test_operators_planned_on_the_host_are_not_misplaced() -> None:
+    sketch = Sketch()
+    value = sketch.op([sketch.input(1)], 1, [sketch.weight(1)], module="embed")
+    graph = sketch.graph(sketch.op([value], 1, [sketch.weight(1)], module="head"))
+    graph = named(graph, "embed.w", "head.w")
+    mapped = tiered_device_map(graph, np.array([-1, 0]), {0: "cpu"})
+    assert mapped.entries == {"embed": "cpu", "head": 0}
+    assert (mapped.main_device, mapped.moved) == (0, ())
+
+
+@pytest.mark.parametrize(("k_device", "torn"), [(0, ()), (1, ("attention",))])
+def test_a_module_is_divided_by_devices_but_not_by_a_tier(
+    k_device: int, torn: tuple[str, ...]
+) -> None:
+    """The products of queries and keys are an operator of the attention itself."""
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(1)], module="attention.v")
+    q = sketch.op([x], 1, [sketch.weight(1)], module="attention.q")
+    k = sketch.op([x], 1, [sketch.weight(1)], module="attention.k")
+    graph = sketch.graph(sketch.op([q, k], 1, module="attention"))
+    graph = named(graph, "attention.v.w", "attention.q.w", "attention.k.w")
+    device_of = np.array([0, 0, k_device, 0])
+    mapped = tiered_device_map(graph, device_of, {1: "cpu"})
+    assert mapped.entries["attention.q"] == "cpu"
+    assert mapped.torn == torn

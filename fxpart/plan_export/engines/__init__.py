@@ -9,14 +9,26 @@ from dataclasses import dataclass
 
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.accelerate_fsdp import accelerate_yaml
+from fxpart.plan_export.engines.architectures import LLAMA_CPP, VLLM
 from fxpart.plan_export.engines.deepspeed import deepspeed_json
 from fxpart.plan_export.engines.llama_cpp import llama_cpp_command
 from fxpart.plan_export.engines.megatron import megatron_arguments
-from fxpart.plan_export.engines.plan import EnginePlan, Stages, stages_of
+from fxpart.plan_export.engines.plan import EnginePlan, Stages, hosted_stages_of, stages_of
 from fxpart.plan_export.engines.torchtitan import torchtitan_toml
 from fxpart.plan_export.engines.vllm import vllm_command
 
-__all__ = ["ENGINES", "Engine", "EngineFiles", "EnginePlan", "Stages", "engine_files", "stages_of"]
+__all__ = [
+    "ENGINES",
+    "HOSTING",
+    "Engine",
+    "EngineFiles",
+    "EnginePlan",
+    "Stages",
+    "engine_files",
+    "hosted_stages_of",
+    "serves",
+    "stages_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +45,22 @@ class Engine:
     """Whether it supports pipeline parallelism."""
     write: Callable[[EnginePlan], str]
     """Returns the file's text. Raises `SpecError` with a short reason."""
+    hosts: bool = False
+    """Whether the host can compute some layers."""
+    models: frozenset[str] | None = None
+    """Architectures that it is known to have; None if `write` checks the model."""
 
 
+HOSTING = Engine(
+    "llama.cpp", "llama_cpp.sh", False, True, True, llama_cpp_command, hosts=True, models=LLAMA_CPP
+)
 ENGINES = (
     Engine("torchtitan", "torchtitan.toml", True, True, True, torchtitan_toml),
     Engine("accelerate", "accelerate.yaml", True, False, False, accelerate_yaml),
     Engine("DeepSpeed", "deepspeed.json", True, False, False, deepspeed_json),
     Engine("Megatron-LM", "megatron_args.txt", True, True, True, megatron_arguments),
-    Engine("vLLM", "vllm.sh", False, True, True, vllm_command),
-    Engine("llama.cpp", "llama_cpp.sh", False, True, True, llama_cpp_command),
+    Engine("vLLM", "vllm.sh", False, True, True, vllm_command, models=VLLM),
+    HOSTING,
 )
 
 
@@ -58,19 +77,30 @@ class EngineFiles:
     """Short reasons why other engines have none."""
 
 
+def serves(architecture: str | None) -> bool:
+    """Return whether a transformers class is a causal language model."""
+    name = architecture or ""
+    return name.endswith("ForCausalLM") or name in _SERVED
+
+
 def engine_files(plan: EnginePlan) -> EngineFiles:
     """Return the files of all suitable engines; training on one device needs none."""
     candidates = [engine for engine in ENGINES if engine.trains == plan.training]
     if plan.megatron:
         candidates = [engine for engine in candidates if engine.write is megatron_arguments]
+    if plan.stages.hosted or plan.stages.hosts_output:
+        candidates = [engine for engine in candidates if engine.hosts]
     name = plan.architecture or ""
-    is_text = name.endswith("ForCausalLM") or (name in _SERVED and not plan.training)
+    is_text = name.endswith("ForCausalLM") if plan.training else serves(name)
     texts, refusals = dict[Engine, str](), dict[Engine, str]()
     for engine in candidates:
         suits = engine.pipelines or plan.stages.count == 1
         if (engine.texts_only and not is_text) or not suits:
             continue
         if plan.training and plan.devices == 1:
+            continue
+        if engine.models is not None and name not in engine.models:
+            refusals[engine] = f"fxpart does not know that it has {name}"
             continue
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"

@@ -6,6 +6,8 @@ from fxpart.plan_export.engines.plan import EnginePlan
 __all__ = ["llama_cpp_command"]
 
 _CACHE = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+_MOST_TEXTS = 256
+"""Its ``LLAMA_MAX_SEQ``."""
 
 
 def llama_cpp_command(plan: EnginePlan) -> str:
@@ -13,7 +15,8 @@ def llama_cpp_command(plan: EnginePlan) -> str:
 
     With ``--split-mode layer``, the layers and then the output are divided over the devices in
     proportion to ``--tensor-split``, so integers that sum to the number of layers plus one are met
-    exactly.
+    exactly. Of layers that the host computes there is only a number: ``--n-gpu-layers`` counts the
+    others, which come last, and the output.
 
     Raises:
         SpecError: if llama.cpp cannot run the plan.
@@ -21,6 +24,8 @@ def llama_cpp_command(plan: EnginePlan) -> str:
     """
     if plan.replica_count > 1 or plan.sequence_parallel:
         raise SpecError("it runs one replica")
+    if plan.batch_size > _MOST_TEXTS:
+        raise SpecError(f"it serves at most {_MOST_TEXTS} texts at once, not {plan.batch_size}")
     if plan.cache not in ("auto", "bf16") or plan.dtype not in _CACHE:
         raise SpecError(f"it has no cache in {plan.cache if plan.cache != 'auto' else plan.dtype}")
     if plan.tensor_parallel > 1 and plan.stages.count > 1:
@@ -30,7 +35,11 @@ def llama_cpp_command(plan: EnginePlan) -> str:
     if plan.tensor_parallel > 1:
         split, mode = [1] * plan.tensor_parallel, "tensor"
     cache = _CACHE[plan.dtype] if plan.cache == "auto" else plan.cache
-    arguments: dict[str, object] = {"n-gpu-layers": 999}
+    stages = plan.stages
+    on_devices = sum(stages.layers) + 1 if stages.hosted else 999
+    arguments: dict[str, object] = {"n-gpu-layers": on_devices}
+    if stages.hosts_output:  # both names: the table of embeddings may be the output's too
+        arguments["override-tensor"] = "'^(output|token_embd)[.]weight=CPU'"
     if len(split) > 1:
         arguments |= {"split-mode": mode, "tensor-split": ",".join(map(str, split))}
     arguments |= {"cache-type-k": cache, "cache-type-v": cache, "parallel": plan.batch_size}
@@ -41,6 +50,9 @@ def llama_cpp_command(plan: EnginePlan) -> str:
     lines = ["#!/bin/sh", "# sh llama_cpp.sh MODEL.gguf"]
     if plan.weights != "none":
         lines.append(f"# planned with weights={plan.weights}: take a GGUF file of that size")
+    if stages.hosted != tuple(range(len(stages.hosted))):
+        layers = ", ".join(map(str, stages.hosted))
+        lines.append(f"# planned on the host: layers {layers}; its first {len(stages.hosted)} are")
     command = " ".join([*environment, 'exec llama-server --model "${1:?a GGUF file}"'])
     lines.append(" \\\n    ".join([command, *(f"--{k} {v}" for k, v in arguments.items())]))
     return "\n".join(lines) + "\n"

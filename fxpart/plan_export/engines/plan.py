@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.errors import SpecError
 from fxpart.plan_export.split_points import forward_operators
 
-__all__ = ["EnginePlan", "Stages", "stages_of"]
+__all__ = ["EnginePlan", "Stages", "hosted_stages_of", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class Stages:
     stage, everything after the last in the last."""
     devices: tuple[int, ...]
     """The device, or tensor-parallel group, of each stage."""
+    hosted: tuple[int, ...] = ()
+    """Numbers of the layers that the host computes, which are in no stage."""
+    hosts_output: bool = False
+    """Whether the host computes what follows the last layer."""
 
     @property
     def count(self) -> int:
@@ -74,8 +78,15 @@ class EnginePlan:
     """Whether the plan is for Megatron-LM's kernels."""
     weights: str = "none"
     """The weight quantization, as in ``conf/weights``."""
+    group_size: int = 0
+    """Quantized weights that share a scale; 0 without groups."""
     cache: str = "auto"
     """The dtype of the KV cache."""
+    needed_share: float = 0.0
+    """Largest share of a device's memory that the plan needs besides the driver's context; 0 if
+    unknown."""
+    free_share: float = 1.0
+    """Smallest share of a device's memory besides that context."""
     machines: int = 1
     replicas: tuple[tuple[int, ...], ...] = ()
     """The global devices, or groups, that correspond to the devices of `stages` in each replica;
@@ -142,6 +153,34 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> Stages:
     if count > 1 and not layers.all():
         raise SpecError(f"stage {int(np.argmin(layers))} has no whole layer")
     return Stages(tuple(layers.tolist()), homes)
+
+
+def hosted_stages_of(graph: OpGraph, device_of: IntArray) -> Stages:
+    """Return the stages of a plan whose other layers the host computes, -1 in `device_of`.
+
+    Raises:
+        SpecError: if a layer is divided, no layer is on a device, or stages are not in order.
+
+    """
+    ops = forward_operators(graph)
+    blocks = _blocks([graph.modules[op] for op in ops.tolist()])
+    place_of: dict[str, int] = {}
+    for block, device in zip(blocks, device_of[ops].tolist(), strict=True):
+        if block and place_of.setdefault(block, device) != device:
+            raise SpecError(f"{block} is divided")
+    resident = [device for device in place_of.values() if device >= 0]
+    homes = list(dict.fromkeys(resident))
+    if not resident:
+        raise SpecError("no layer is on a device")
+    if resident != sorted(resident, key=homes.index):
+        raise SpecError("the plan is not a chain of stages")
+    output = int(graph.users[np.isin(graph.users, ops)].max())
+    return Stages(
+        tuple(resident.count(device) for device in homes),
+        tuple(homes),
+        hosted=tuple(layer for layer, device in enumerate(place_of.values()) if device < 0),
+        hosts_output=int(device_of[output]) < 0,
+    )
 
 
 def _blocks(modules: list[str]) -> list[str]:

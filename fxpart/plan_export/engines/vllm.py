@@ -1,12 +1,17 @@
 """Export a plan as a vLLM command."""
 
+from math import ceil, floor
+
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.plan import EnginePlan
 
 __all__ = ["vllm_command"]
 
-_ON_LOADING = {"fp8": "fp8", "nf4": "bitsandbytes"}
-"""Quantizations that vLLM applies on loading; others must be in the checkpoint."""
+_ON_LOADING = {"fp8": ("fp8", 0), "nf4": ("bitsandbytes", 64)}
+"""Quantizations that vLLM applies on loading, and the size of their groups, 0 without groups;
+others must be in the checkpoint."""
+_USUAL_SHARE = 0.9
+"""Share of a device's memory that vLLM takes if the plan does not need more."""
 
 
 def vllm_command(plan: EnginePlan) -> str:
@@ -16,6 +21,30 @@ def vllm_command(plan: EnginePlan) -> str:
         SpecError: if vLLM cannot run the plan.
 
     """
+    _refuse_unsupported(plan)
+    order, layers = plan.visible_devices(), plan.stages.layers
+    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
+    if plan.stages.count > 1:
+        environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
+    lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
+    if plan.weights != "none" and plan.weights not in _ON_LOADING:
+        groups = f" weights.group_size={plan.group_size}" if plan.group_size else ""
+        weights = f"weights={plan.weights}{groups}"
+        lines.append(f"# planned with {weights}: MODEL must be quantized in this way")
+    arguments = _arguments(plan)
+    if _memory_share(plan) > _USUAL_SHARE:
+        lines.append(
+            f"# planned to fill {plan.needed_share / plan.free_share:.1%} of a device:"
+            " add --enforce-eager if it has no room for CUDA graphs"
+        )
+    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
+    lines.append(
+        " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _refuse_unsupported(plan: EnginePlan) -> None:
     if plan.sequence_parallel:
         raise SpecError("its sequence parallelism is a compiler pass")
     if plan.context_parallel > 1:
@@ -26,15 +55,38 @@ def vllm_command(plan: EnginePlan) -> str:
         all_devices = plan.tensor_parallel * plan.data_parallel
         if plan.expert_parallel != all_devices:
             raise SpecError(f"it spreads experts over all of its replicas, {all_devices} devices")
-    order, layers = plan.visible_devices(), plan.stages.layers
-    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
-    if plan.stages.count > 1:
-        environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
+    _, group_size = _ON_LOADING.get(plan.weights, ("", plan.group_size))
+    if plan.group_size != group_size:
+        groups = f"in groups of {group_size}" if group_size else "without groups"
+        raise SpecError(f"it quantizes to {plan.weights} on loading, {groups}")
+
+
+def _memory_share(plan: EnginePlan) -> float:
+    """Return the share of each device's memory that vLLM is to use.
+
+    vLLM does not start if this is more than is free once its process has a context, or if weights,
+    activations and the cache of one text need more.
+
+    Raises:
+        SpecError: if the plan needs more than vLLM can be given.
+
+    """
+    most = floor(plan.free_share * 1e4) / 1e4
+    if plan.needed_share > most:
+        raise SpecError(
+            f"the plan needs {plan.needed_share:.2%} of a device's memory besides the context, and"
+            f" it can be given {most:.2%}"
+        )
+    return min(most, max(_USUAL_SHARE, ceil(plan.needed_share * 100) / 100))
+
+
+def _arguments(plan: EnginePlan) -> dict[str, object]:
     arguments: dict[str, object] = {
         "tensor-parallel-size": plan.tensor_parallel,
         "pipeline-parallel-size": plan.stages.count,
         "dtype": plan.dtype,
         "max-num-seqs": plan.batch_size,
+        "gpu-memory-utilization": _memory_share(plan),
     }
     if plan.data_parallel > 1:
         arguments["data-parallel-size"] = plan.data_parallel
@@ -43,14 +95,7 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.tokens:
         arguments["max-model-len"] = plan.tokens
     if plan.weights in _ON_LOADING:
-        arguments["quantization"] = _ON_LOADING[plan.weights]
+        arguments["quantization"], _ = _ON_LOADING[plan.weights]
     if plan.cache == "fp8":
         arguments["kv-cache-dtype"] = "fp8"
-    lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
-    if plan.weights != "none" and plan.weights not in _ON_LOADING:
-        lines.append(f"# planned with weights={plan.weights}: MODEL must be quantized in this way")
-    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
-    lines.append(
-        " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
-    )
-    return "\n".join(lines) + "\n"
+    return arguments

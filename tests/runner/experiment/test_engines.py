@@ -6,8 +6,14 @@ import numpy as np
 
 from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
+from fxpart.core.reserve import Interval
+from fxpart.cost.device_memory import DeviceMemory
+from fxpart.placement.offload.plan import Offloaded
+from fxpart.placement.offload.units import RESIDENT, Unit
 from runner.experiment.engines import engines_note, files_for_engines
-from runner.experiment.whole_modules import carrier_line
+from runner.experiment.experiment import plan
+from runner.experiment.model_spec import model_spec
+from runner.experiment.whole_modules import carrier_line, tiered_line
 from runner.job.files import write_engine_files
 from tests.runner.composed import read
 from tests.sketch import Sketch, devices, problem
@@ -74,6 +80,17 @@ def test_a_step_of_serving_is_written_for_vllm_and_llama_cpp() -> None:
     assert all("1024" in text for text in files.texts.values())
 
 
+def test_vllm_may_use_the_memory_that_the_plan_needs() -> None:
+    """The driver's context is beside what vLLM counts."""
+    config = read("model=llama3_1_8b", "phase=decode", "context_len=4096", "devices=1xh100")
+    placed = partition_by_device(GRAPH, np.zeros(GRAPH.n_ops, dtype=np.int64))
+    parts = {"tensors": Interval(940, 940, 940), "context": Interval(20, 20, 20)}
+    files = files_for_engines(config, GRAPH, placed, needs=[DeviceMemory(0, parts, 1000)])
+    assert files is not None
+    command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
+    assert "--gpu-memory-utilization 0.94 " in command
+
+
 def test_the_devices_of_every_replica_are_named() -> None:
     """Each replica has a fast device, which holds the first stage, and a slow one."""
     mixed = ("model=llama3_1_8b", "phase=prefill", "devices=2xt4+2xh100", "data_parallel=2")
@@ -94,7 +111,7 @@ def test_a_plan_that_no_engine_reproduces_is_written_for_none() -> None:
     pipeline = _note(33, *TRAINING, *adapters, "mode=pipeline")
     assert pipeline == "; no engine files: no engine's file covers adapters"
     tiers = ("model=llama3_1_8b", "phase=decode", "devices=2x16gb+host64gb")
-    assert _note(32, *tiers) == ""
+    assert _note(32, *tiers) == ", vLLM (vllm.sh), llama.cpp (llama_cpp.sh)"  # nothing is in them
 
 
 def test_a_step_of_megatron_is_run_by_megatron_alone() -> None:
@@ -104,3 +121,42 @@ def test_a_step_of_megatron_is_run_by_megatron_alone() -> None:
     assert carrier_line(config, this, placed, None) == "Megatron-LM (megatron_args.txt)"
     inside = partition_by_device(GRAPH, np.arange(GRAPH.n_ops) // 33)
     assert carrier_line(config, this, inside, None).startswith("no engine files: stage 1")
+
+
+LAYERED = (
+    *("model=llama2_7b", "phase=decode", "context_len=16", "reserve=none", "mode=size_based"),
+    *("model.dtype=float32", "granularity=3", "model.config.num_hidden_layers=6"),
+    *("model.config.hidden_size=64", "model.config.intermediate_size=128"),
+    *("model.config.num_attention_heads=2", "model.config.num_key_value_heads=2"),
+    *("model.config.vocab_size=64", "devices=1x0.5mb+host8mb"),
+)
+
+
+def test_layers_on_the_host_are_written_for_llama_cpp(tmp_path: Path) -> None:
+    config = read(*LAYERED, "offload=host")
+    result = plan(config, model_spec(config))
+    graph, offloaded = result.captured.graph, result.offloaded
+    assert offloaded is not None
+    assert tiered_line(config, offloaded, graph).endswith(", llama.cpp (llama_cpp.sh)")
+    write_engine_files(tmp_path, config, graph, result.assignment, offloaded=offloaded)
+    (script,) = tmp_path.iterdir()
+    resident = sum(unit.path.startswith("model.layers") for unit in resident_units(offloaded))
+    assert 0 < resident < 6
+    assert f"--n-gpu-layers {resident + 1} " in script.read_text()
+
+
+def test_streamed_layers_are_not_written_for_llama_cpp() -> None:
+    config = read(*LAYERED, "offload=prefetch")
+    result = plan(config, model_spec(config))
+    assert result.offloaded is not None
+    line = tiered_line(config, result.offloaded, result.captured.graph)
+    assert line.startswith("accelerate (device_map.json")
+    assert line.endswith("; not llama.cpp: it streams no weights; add offload=host")
+
+
+def resident_units(offloaded: Offloaded) -> list[Unit]:
+    return [
+        unit
+        for unit, way in zip(offloaded.units, offloaded.ways.tolist(), strict=True)
+        if way == RESIDENT
+    ]

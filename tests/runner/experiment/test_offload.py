@@ -14,8 +14,9 @@ from runner.experiment.headline import headline
 from runner.experiment.memory_report import peak_line
 from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import objective_line
-from runner.experiment.offload import carried_by, configured_tiers, offload_line
+from runner.experiment.offload import carried_by, configured_tiers, offload_line, offloaded_map
 from runner.experiment.result import Result
+from runner.experiment.whole_modules import tiered_line
 from runner.job.files import write_plan
 from runner.job.identity import Choices, JobIdentity, inputs_key
 from runner.output.terminal import summary_line
@@ -173,8 +174,42 @@ def test_the_map_and_the_tiers_of_modules_are_written(here: Path) -> None:
     assert f"16.25 KiB of the host's memory, {left}" in line_of(result, *overrides)
     assert {"host", "disk", None} == set(tiers.values())
     words = {"host": "cpu", "disk": "disk", None: 0}
+    notes = json.loads((here / "out" / "device_map_notes.json").read_text())
+    assert (notes["main_device"], notes["divided_modules"]) == (0, [])
+    assert notes["weight_bytes"]["cpu"] == stored
     assert entries == {module.split(".")[0]: words[tier] for module, tier in tiers.items()}
     assert [copy["bytes"] for copy in document["copies"]] == [16640] * len(document["copies"])
+
+
+def test_a_plan_with_tiers_names_the_tools_that_can_carry_it_out(here: Path) -> None:
+    overrides = ("devices=2x0.04mb+host1mb", "offload=accelerate")
+    config, result = read(*TINY, *overrides), planned(*overrides)
+    graph, offloaded = result.captured.graph, result.offloaded
+    assert offloaded is not None
+    mapped = offloaded_map(offloaded, graph)
+    assert mapped.entries == {"0": 0, "1": 1, **dict.fromkeys("2345", "cpu")}
+    assert mapped.main_device == 1  # which runs all that are copied
+    assert tiered_line(config, offloaded, graph) == (
+        "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
+    )
+    # The same for a module whose own operator adds a weight on one device to a value on another.
+    cut = int(np.flatnonzero(np.diff(mapped.device_of))[0]) + 1
+    modules = tuple("block" if op == cut else f"block.{op}" for op in range(graph.n_ops))
+    weights = tuple(f"block.{op}.weight" for op in graph.users.tolist())
+    apart = replace(graph, weight_names=weights, modules=modules)
+    assert tiered_line(config, offloaded, apart) == (
+        "nothing yet; 1 module is cut through; add granularity=2 for accelerate"
+    )
+
+
+def test_modules_planned_on_the_host_are_copied_by_accelerate(here: Path) -> None:
+    overrides = ("devices=2x0.04mb+host1mb", "offload=host")
+    result = planned(*overrides)
+    assert result.offloaded is not None
+    assert tiered_line(read(*TINY, *overrides), result.offloaded, result.captured.graph) == (
+        "accelerate (device_map.json with cpu and disk, which copies modules planned on the host to"
+        " device 0 too)"
+    )
 
 
 def test_the_key_of_a_job_covers_its_tiers_and_their_use(here: Path) -> None:

@@ -1,18 +1,22 @@
 """The files of a job: copies of its input files, and its plan for other tools."""
 
 import json
+import runpy
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CacheError, SpecError
-from fxpart.plan_export import split_points
+from fxpart.plan_export import DeviceMap, split_points
 from runner.config.sections import Config, LatencyConfig, ModeConfig, ModelConfig
+from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.job.files import (
     INPUTS_TAG,
@@ -23,10 +27,14 @@ from runner.job.files import (
     named_files,
     read_inputs,
     with_file,
+    write_device_map,
     write_inputs,
+    write_place_script,
+    write_plan,
     write_plan_files,
 )
-from runner.job.identity import inputs_key
+from runner.job.identity import Choices, JobIdentity, inputs_key
+from tests.runner.composed import read
 from tests.runner.pipelines import training_graph
 from tests.sketch import Sketch
 
@@ -209,3 +217,52 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="choose another output folder"):
         written(tmp_path / "file", two_blocks(), [0] * 4, (0,))
+
+
+def test_a_plan_on_the_processor_loads_a_checkpoint_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map names no GPU, as accelerate would look for one."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {
+        "n_layer": 1,
+        "n_embd": 8,
+        "n_head": 2,
+        "vocab_size": 16,
+        "n_positions": 16,
+    }
+    overrides = [f"model.config.{name}={size}" for name, size in sizes.items()]
+    step = ("model.seq_len=8", "model.batch_size=1", "model.dtype=float32")
+    config = read("model=gpt2", "devices=1xcpu", "mode=single", *step, *overrides)
+    result = plan(config, model_spec(config))
+    identity = JobIdentity(Choices("gpt2", "single", "d", "l"), (), tmp_path / "run", tmp_path)
+    write_plan(config, identity, result, model_spec(config).key())
+    assert json.loads((tmp_path / "run" / "device_map.json").read_text()) == {"": "cpu"}
+    notes = json.loads((tmp_path / "run" / "device_map_notes.json").read_text())
+    assert notes["main_device"] == "cpu"
+    assert notes["max_memory"] == {"cpu": result.captured.graph.total_weight_bytes}
+    original = GPT2LMHeadModel(GPT2Config(**sizes))
+    original.save_pretrained(tmp_path / "checkpoint")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["place.py", "checkpoint"])
+    loaded = runpy.run_path(str(tmp_path / "run" / "place.py"))["model"]
+    expected = original.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    for changed in ("phase=training", "weights=int8"):
+        other = read("model=gpt2", "devices=1xcpu", changed)
+        write_place_script(tmp_path / "none", other, result.captured.graph, PLACED)
+        assert not (tmp_path / "none").exists()
+
+
+PLACED = DeviceMap({"": 0}, 0, np.zeros(1, dtype=np.int64), (), (), {0: 1})
+
+
+def test_copies_from_tiers_count_in_the_memory_to_fill(tmp_path: Path) -> None:
+    mapped = replace(PLACED, entries={"a": 0, "b": "cpu"}, weight_bytes={0: 10, "cpu": 30})
+    write_device_map(tmp_path, two_blocks(), mapped, {0: 5})
+    notes = json.loads((tmp_path / "device_map_notes.json").read_text())
+    assert notes["max_memory"] == {"0": 15, "cpu": 30}
+    config = Config(model=ModelConfig(name="gpt2", architecture="GPT2LMHeadModel"))
+    write_place_script(tmp_path, config, two_blocks(), replace(mapped, torn=("a",)))
+    assert not (tmp_path / "place.py").exists()
