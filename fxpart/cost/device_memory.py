@@ -30,7 +30,7 @@ PARTS = {
     "allocator": "segments that torch's allocator keeps beyond what it hands out",
     "library workspaces": "of cuBLAS, for each handle and stream",
     "communication": "buffers of NCCL, for each device that tensors are exchanged with",
-    "context": "the driver's context and loaded kernels",
+    "CUDA context": "the driver's context and loaded kernels",
 }
 """Descriptions of the parts, in order."""
 
@@ -113,7 +113,7 @@ def device_memory_of(
         parts = {
             "library workspaces": reserve.interval("workspace"),
             "communication": reserve.interval("nccl_peer").times(peers.get(device, 0)),
-            "context": reserve.interval("context"),
+            "CUDA context": reserve.interval("context"),
         }
         total_bytes = problem.topology.devices[device].total_bytes
         room_bytes = total_bytes - sum(size.expected for size in parts.values())
