@@ -143,7 +143,7 @@ def test_a_disk_does_not_hold_what_the_host_computes() -> None:
     disk = Tier("nvme", "disk", 1000, bytes_per_s=1.0)
     on_host = OffloadOptions("host", stream=False)
     with pytest.raises(
-        InfeasibleError, match=r"on the host need \d+ B of its memory, host has 30 B, for nvme"
+        InfeasibleError, match=r"on the host need \d+ B of its memory, host has 30 B, and nvme"
     ) as refused:
         offloaded(blocks(8), devices(45), Tiers(host(30, speed=1.0), disk), on_host)
     assert "full" not in str(refused.value)

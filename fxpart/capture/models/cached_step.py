@@ -22,7 +22,7 @@ from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.input_shapes import positions, text_config
 from fxpart.capture.models.inputs import example_inputs
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.core.graph import CACHE
+from fxpart.core.graph import CACHE, ENCODER_STATES
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
 
 __all__ = ["cache_room", "context_range", "experts_for_shapes", "fill_counters", "prepare_step"]
@@ -85,7 +85,7 @@ def _decoded(spec: ModelSpec, cache: "_Cache") -> dict[str, Tensor]:
     tokens = torch.empty((spec.batch_size, 1), dtype=torch.int64, device="meta")
     if cache.encoder_states is None:
         return {"input_ids": tokens}
-    return {"decoder_input_ids": tokens, "encoder_states": cache.encoder_states}
+    return {"decoder_input_ids": tokens, ENCODER_STATES: cache.encoder_states}
 
 
 def _named_forward(step: "_Step", names: Iterable[str]) -> Callable[..., Tensor]:
@@ -383,8 +383,8 @@ class _Step:
             slot.bind(tensor)
         device = next(iter(tensors.values())).device
         self.cache.begin(device, is_full=self.is_decode, room=self.room)
-        if "encoder_states" in inputs:
-            inputs["encoder_outputs"] = (inputs.pop("encoder_states"),)
+        if ENCODER_STATES in inputs:
+            inputs["encoder_outputs"] = (inputs.pop(ENCODER_STATES),)
         forward: Callable[..., Any] = type(self.model).forward
         if "logits_to_keep" in inspect.signature(forward).parameters:
             inputs["logits_to_keep"] = 1

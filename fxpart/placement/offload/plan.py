@@ -428,11 +428,11 @@ def _full_host(machine: Machine, needed_bytes: int) -> InfeasibleError:
     """Return the error for modules computed on the host that its memory does not hold."""
     host, disk = machine.tiers.host, machine.tiers.disk
     needed, has = show_unequal_bytes(needed_bytes, host.memory_bytes)
-    beside = f", for {disk.name} stores only what is streamed to devices" if disk else ""
-    streaming = "" if machine.options.stream else ", offload=auto or offload=prefetch"
+    beside = f", and {disk.name} stores only what is streamed to devices" if disk else ""
+    streaming = "" if machine.options.stream else ", or set offload=auto or offload=prefetch"
     return InfeasibleError(
         f"modules computed on the host need {needed} of its memory, {host.name} has {has}{beside};"
-        f" give more host memory{streaming} or more devices",
+        f" give more host memory or more devices{streaming}",
         needed_bytes=needed_bytes,
         available_bytes=host.memory_bytes,
     )
