@@ -21,6 +21,7 @@ __all__ = [
     "nearest_names",
     "one_line",
     "show_bytes",
+    "show_unequal_bytes",
 ]
 
 
@@ -143,13 +144,21 @@ def one_line(error: BaseException, width: int = 240) -> str:
 
 
 _MOST_SHOWN = 10**30
+_MOST_DECIMALS = 12
+"""Decimals that show a byte in TB."""
 
 
-def show_bytes(size: int) -> str:
+def show_bytes(size: int, decimals: int = 2) -> str:
     """Return `size` in the largest decimal unit that leaves a digit before the point: 26.23 GB."""
     if abs(size) > _MOST_SHOWN:  # may exceed the range of a float
         return f"over {_MOST_SHOWN // 10**12} TB"
     for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(size) >= step:
-            return f"{size / step:.2f} {unit}"
+            return f"{size / step:.{decimals}f} {unit}"
     return f"{size} B"
+
+
+def show_unequal_bytes(first: int, second: int) -> tuple[str, str]:
+    """Return both sizes as `show_bytes` does, with as many decimals as tell unequal ones apart."""
+    texts = ((show_bytes(first, n), show_bytes(second, n)) for n in range(2, _MOST_DECIMALS + 1))
+    return next((pair for pair in texts if pair[0] != pair[1]), (show_bytes(first),) * 2)

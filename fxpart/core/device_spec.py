@@ -87,10 +87,13 @@ def parse_size_bytes(text: str) -> int:
     return size_bytes
 
 
-def parse_devices(spec: str, accelerators: Collection[str] = ()) -> tuple[PoolSpec, ...]:
+def parse_devices(
+    spec: str, accelerators: Collection[str] = (), asked: str = ""
+) -> tuple[PoolSpec, ...]:
     """Parse a device spec into its pools, in order; a part without a count is one device.
 
-    Case does not matter. `accelerators` are the names allowed in place of a size.
+    Case does not matter. `accelerators` are the names allowed in place of a size. Errors show
+    `asked`, if `spec` is only a part of what was asked for.
 
     Raises:
         SpecError: if a part is malformed, its count is below 1, or there are more than
@@ -103,7 +106,7 @@ def parse_devices(spec: str, accelerators: Collection[str] = ()) -> tuple[PoolSp
         if total > MAX_DEVICES:
             raise SpecError(f"{total} devices are too many, at most {MAX_DEVICES}")
     except SpecError as error:
-        shown = " ".join(spec.split())
+        shown = " ".join((asked or spec).split())
         raise SpecError(f"devices={shown}: {error}; write {DEVICE_GRAMMAR}") from None
     return pools
 

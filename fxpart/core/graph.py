@@ -15,6 +15,7 @@ from fxpart.errors import CycleError, SpecError
 __all__ = [
     "CACHE",
     "CAST",
+    "ENCODER_STATES",
     "MOST_COUNTED",
     "PARTIAL",
     "UPDATE",
@@ -36,6 +37,8 @@ CAST = f"{UPDATE}cast"
 """Target of operators that cast a gradient for the update of a float32 master weight."""
 CACHE = "kv_cache_"
 """Name prefix of inputs that are cached from one token to the next."""
+ENCODER_STATES = "encoder_states"
+"""Name of the input of a decode that holds the encoder's output; only the decoder runs in it."""
 PARTIAL = -2
 """Batch dimension of a partial sum, of which each replica has a term to be all-reduced."""
 

@@ -147,8 +147,9 @@ def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
     if reserved >= device.memory_bytes:
         raise SpecError(
             f"device {device.name} has {show_bytes(device.memory_bytes)}, but its reserve alone "
-            f"takes {show_bytes(reserved)} (context {show_bytes(reserve.context_bytes)}, workspace "
-            f"{show_bytes(reserve.workspace_bytes)}); take a larger device, or reserve=none"
+            f"takes {show_bytes(reserved)} (CUDA context {show_bytes(reserve.context_bytes)}, "
+            f"workspace {show_bytes(reserve.workspace_bytes)}); take a larger device, or"
+            " reserve=none"
         )
     return replace(
         device,

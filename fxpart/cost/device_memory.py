@@ -19,9 +19,11 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.reservation import reservation
 from fxpart.cost.storage_kinds import Storages
 
-__all__ = ["PARTS", "DeviceMemory", "Verdict", "convolution_bytes", "device_memory_of"]
+__all__ = ["CONTEXT", "PARTS", "DeviceMemory", "Verdict", "convolution_bytes", "device_memory_of"]
 
 BoolArray = npt.NDArray[np.bool_]
+
+CONTEXT = "CUDA context"
 
 PARTS = {
     "tensors": "what the plan holds at its peak, as the allocator rounds it",
@@ -30,7 +32,7 @@ PARTS = {
     "allocator": "segments that torch's allocator keeps beyond what it hands out",
     "library workspaces": "of cuBLAS, for each handle and stream",
     "communication": "buffers of NCCL, for each device that tensors are exchanged with",
-    "context": "the driver's context and loaded kernels",
+    CONTEXT: "the driver's context and loaded kernels",
 }
 """Descriptions of the parts, in order."""
 
@@ -113,7 +115,7 @@ def device_memory_of(
         parts = {
             "library workspaces": reserve.interval("workspace"),
             "communication": reserve.interval("nccl_peer").times(peers.get(device, 0)),
-            "context": reserve.interval("context"),
+            CONTEXT: reserve.interval("context"),
         }
         total_bytes = problem.topology.devices[device].total_bytes
         room_bytes = total_bytes - sum(size.expected for size in parts.values())

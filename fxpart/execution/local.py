@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.core.assignment import Assignment
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line, show_bytes
+from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line, show_unequal_bytes
 from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.device import allocated_peaks, device_name, free_bytes, timed_in_turns
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
@@ -160,10 +160,10 @@ def check_memory(real: RealModel, *, training: bool) -> None:
     needed_bytes, available_bytes = _needed_bytes(real, training), free_bytes(real.device)
     if needed_bytes > available_bytes:
         subject = "a training step may take" if training else "running the model takes"
+        takes, has = show_unequal_bytes(needed_bytes, available_bytes)
         raise SpecError(
-            f"{subject} {show_bytes(needed_bytes)} for tensors, and {real.device} has"
-            f" {show_bytes(available_bytes)} left; set a smaller model.batch_size or model.seq_len,"
-            " or plan without running it (execute=none)"
+            f"{subject} {takes} for tensors, and {real.device} has {has} left; set a smaller"
+            " model.batch_size or model.seq_len, or plan without running it (execute=none)"
         )
 
 

@@ -16,7 +16,7 @@ from fxpart.capture.models.build import build_model
 from fxpart.capture.models.inputs import drawn_inputs
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import OpGraph
-from fxpart.errors import SpecError, show_bytes
+from fxpart.errors import SpecError, show_unequal_bytes
 from fxpart.execution.device import checked_device, free_bytes, seeded
 from fxpart.execution.stages.chain import Chain
 
@@ -88,11 +88,11 @@ def _check_memory(spec: ModelSpec, device: torch.device) -> None:
     needed_bytes = sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
     available_bytes = free_bytes(device)
     if needed_bytes > available_bytes:
+        takes, has = show_unequal_bytes(needed_bytes, available_bytes)
         change = "model.config" if spec.factory is None else "model.factory_args"
         raise SpecError(
-            f"running model {spec.name} takes {show_bytes(needed_bytes)} for weights, and"
-            f" {device} has {show_bytes(available_bytes)} left; make the model smaller ({change}),"
-            " or plan without running it (execute=none)"
+            f"running model {spec.name} takes {takes} for weights, and {device} has {has} left;"
+            f" make the model smaller ({change}), or plan without running it (execute=none)"
         )
 
 

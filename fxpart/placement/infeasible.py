@@ -13,7 +13,7 @@ from fxpart.cost.kernels import peak_on_device
 from fxpart.cost.peak_tensors import device_peaks
 from fxpart.cost.problem import Problem
 from fxpart.cost.storage_kinds import PLURALS
-from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.errors import InfeasibleError, show_bytes, show_unequal_bytes
 from fxpart.placement.search.fill import UNPLACED, fill_in_order, place_all
 from fxpart.placement.search.units import Units, contiguous_units
 
@@ -145,7 +145,8 @@ def _too_large(problem: Problem, group: IntArray, needed: int, largest: int, *, 
     where = f"operator {name}" + (f" of {module}" if module else "")
     companions = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""
     device_text = "a device" if equal else "the largest device"
+    needs, has = show_unequal_bytes(needed, largest)
     return (
-        f"{where}{companions} alone needs {show_bytes(needed)}, {device_text} has"
-        f" {show_bytes(largest)}: take larger devices, or a smaller batch or sequence"
+        f"{where}{companions} alone needs {needs}, {device_text} has {has}: take larger devices,"
+        " or a smaller batch or sequence"
     )

@@ -66,7 +66,7 @@ class UnknownChoiceError(SpecError, ConfigCompositionException):
 
 def _devices(spec: str) -> dict[str, Any]:
     devices, tiers = tiers_in(spec)
-    pools = device_pools(devices)
+    pools = device_pools(devices, asked=spec)
     return {"spec": spec, "pools": pools, "tiers": tiers, "nodes": None, "between_nodes": None}
 
 

@@ -121,8 +121,10 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
             )
 
 
-def device_pools(spec: str) -> list[dict[str, Any]]:
+def device_pools(spec: str, asked: str = "") -> list[dict[str, Any]]:
     """Return the pools of `spec`, with numbers from the table of accelerators.
+
+    Errors show `asked`, if that has tiers too.
 
     A size stands for the accelerator of the smallest memory class that is large enough, or of the
     largest class, with the memory of the spec.
@@ -132,7 +134,7 @@ def device_pools(spec: str) -> list[dict[str, Any]]:
 
     """
     files = accelerator_files()
-    pools = parse_devices(spec, files)
+    pools = parse_devices(spec, files, asked)
     sized = any(pool.accelerator is None for pool in pools)
     needed = files if sized else [pool.accelerator for pool in pools if pool.accelerator]
     table = {name: read_accelerator(files[name]) for name in needed}
@@ -197,7 +199,8 @@ def _accelerator_of_class(memory_bytes: int, table: Mapping[str, Mapping[str, An
 
 # Tiers.
 
-_TIER = re.compile(r"(?:(\d+)x)?(host|nvme)(\d[\w.]*)")
+_TIER = re.compile(r"(?:(\d+)x)?(host|nvme)([-+.]?\d[\w.]*)")
+_NAMED_SIZE = re.compile(r"(?:\d+x)?(([a-z_]+)[-+.]?\d[\d.]*[mgt]i?b)")
 _KINDS = {"host": "host", "nvme": "disk"}
 
 
@@ -205,7 +208,8 @@ def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
     """Return `spec` without its tiers, such as ``host64gb`` and ``nvme500gb``, and the tiers.
 
     Raises:
-        SpecError: if a tier has a count or an invalid size, or there are only tiers.
+        SpecError: if a tier has a count, an invalid size or an unknown name, or there are only
+            tiers.
 
     """
     parts = [part.strip() for part in spec.lower().split("+")]
@@ -217,6 +221,13 @@ def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
             f"devices={spec} has only tiers, which store weights of devices; add a device, such as "
             f"1x24gb+{spec}"
         )
+    for part in devices:
+        named = _NAMED_SIZE.fullmatch(part)
+        if named and named[1] not in accelerator_files():
+            raise SpecError(
+                f"devices={spec}: there is no tier {named[2]!r}; there are: host and nvme, each"
+                " with a size, such as host64gb and nvme500gb"
+            )
     return ("+".join(devices) if tiers else spec), tiers
 
 

@@ -23,6 +23,8 @@ from runner.config.paths import conf_dir
 
 __all__ = ["refused_by_omegaconf", "typed_key", "unknown_key"]
 
+_MOST_WRITTEN = 1e15
+"""Largest number to write out in digits."""
 _LONGEST_VALUE = 80
 """Most characters of a value to show."""
 
@@ -112,7 +114,7 @@ def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
     for pattern, meaning in _MEANINGS:
         match = re.search(pattern, message)
         if match:
-            return f"{setting} {meaning.format(*match.groups())}{_in_bytes(key, error.value)}"
+            return f"{setting} {meaning.format(*match.groups())}{_as_number(key, error.value)}"
     if "is not a ListConfig" in message:
         return (
             f"{setting} must be a list, such as {key}=[{'mode,devices' if key == 'zip' else '...'}]"
@@ -147,8 +149,10 @@ def _shown_value(error: OmegaConfBaseException, message: str) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def _in_bytes(key: str, value: object) -> str:
-    """Return a hint with the number of bytes of a size with a unit."""
+def _as_number(key: str, value: object) -> str:
+    """Return a hint with the bytes of a size with a unit, or the digits of ``1e9``."""
+    if isinstance(value, float) and abs(value) < _MOST_WRITTEN and value.is_integer():
+        return f" without point or exponent: {int(value)}"
     if not key.endswith("_bytes") or not isinstance(value, str):
         return ""
     try:

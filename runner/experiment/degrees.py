@@ -29,17 +29,19 @@ def device_count(config: Config) -> int:
 def check_tensor_degree(config: Config, degree: int, n_devices: int) -> None:
     """Raise `NotApplicableError` if `degree` does not divide the heads and the devices.
 
-    The message suggests degrees that divide all of them.
+    The message suggests degrees that divide the heads, and those that divide the devices too.
     """
     counts = {f"model.config.{name}={n}": n for name, n in _stated(config, _HEADS).items()}
     if counts:  # otherwise only devices count, checked when they are grouped
         counts[f"the number of devices, there are {n_devices}"] = n_devices
+    heads = list(counts.values())[:-1]
     for what, count in counts.items():
         if count % degree:
-            raise NotApplicableError(
-                f"tensor_parallel={degree} must divide {what}; use"
-                f" {nearest_degrees(degree, counts.values())}"
-            )
+            hint = nearest_degrees(degree, counts.values())
+            of_heads = nearest_degrees(degree, heads)
+            if hint != of_heads and any(number % degree for number in heads):
+                hint = f"{of_heads} on a multiple of that many devices, or {hint} on {n_devices}"
+            raise NotApplicableError(f"tensor_parallel={degree} must divide {what}; use {hint}")
 
 
 def check_expert_degree(config: Config, tensor: int, replicas: int) -> None:

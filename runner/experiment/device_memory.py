@@ -147,11 +147,11 @@ def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
     """Return the error for a plan whose tensors fit, but not with the memory besides them."""
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
+    needed, total = unit.show_unequal(need.needed.expected, need.total_bytes)
     return InfeasibleError(
-        f"device {need.device} needs {unit.show(need.needed.expected)} {unit.name} for the best"
-        f" plan found, it has {unit.show(need.total_bytes)}{_parts_text(need)}; {need.decided_by}"
-        " decides; take"
-        " larger or more devices, a smaller batch, or reserve=none to count tensors alone",
+        f"device {need.device} needs {needed} {unit.name} for the best plan found, it has {total}"
+        f"{_parts_text(need)}; {need.decided_by} decides; take larger"
+        " or more devices, a smaller batch, or reserve=none to count tensors alone",
         needed_bytes=need.needed.expected,
         available_bytes=need.total_bytes,
     )
@@ -167,12 +167,16 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     needed = need.needed
-    low, high = unit.show(needed.low), unit.show(needed.high)
+    # A tight device lacks memory only for the upper limit.
+    limit_bytes = needed.high if need.verdict == "tight" else needed.expected
+    shown_limit, total = unit.show_unequal(limit_bytes, need.total_bytes)
+    expected = unit.show(needed.expected) if need.verdict == "tight" else shown_limit
+    low = unit.show(needed.low)
+    high = shown_limit if need.verdict == "tight" else unit.show(needed.high)
     limits = f" ({low} to {high})" if low != high else ""
     decisive = f", {need.decided_by} decides" if need.decided_by else ""
     return (
-        f"{need.verdict}{decisive}: device {need.device} needs {unit.show(needed.expected)}"
-        f"{limits} of {unit.show(need.total_bytes)}"
+        f"{need.verdict}{decisive}: device {need.device} needs {expected}{limits} of {total}"
         f" {unit.name}{_parts_text(need)}"
     )
 

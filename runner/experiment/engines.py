@@ -9,7 +9,7 @@ from fxpart.core.data_parallel import split_topology
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.tensor_groups import tensor_groups
-from fxpart.cost.device_memory import DeviceMemory
+from fxpart.cost.device_memory import CONTEXT, DeviceMemory
 from fxpart.errors import SpecError
 from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.offload.units import STREAMED
@@ -116,7 +116,7 @@ def _memory_shares(needs: Sequence[DeviceMemory]) -> tuple[float, float]:
     """Return the needed and the free share of an `EnginePlan`."""
     needed, free = 0.0, 1.0
     for need in needs:
-        context = need.parts["context"].expected if "context" in need.parts else 0
+        context = need.parts[CONTEXT].expected if CONTEXT in need.parts else 0
         needed = max(needed, (need.needed.expected - context) / need.total_bytes)
         free = min(free, 1 - context / need.total_bytes)
     return needed, free

@@ -37,6 +37,7 @@ from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
 from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import check_decided
 from runner.experiment.user_mode import chosen_mode
+from runner.experiment.weight_format import check_kept
 from runner.experiment.whole_modules import whole_modules
 from runner.experiment.zero import check_shard_devices
 from runner.output.terminal import counted, progress
@@ -101,6 +102,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     check_shard_devices(config, dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
+        check_kept(config, spec, subject.captured.graph)
         if subject.steps is not None:
             check_table(config, subject.steps)
     problem, times, dealt = problem_of(config, subject, spec)
@@ -130,7 +132,11 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         device_memory=costed.device_memory,
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
-        subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
+        subject_line=subject_line(
+            config,
+            subject.unconverted or subject.captured.graph,
+            reads_text=subject.steps is None or subject.steps.reads_text,
+        ),
         times_note=source_note(config, times, problem.graph),
         shards=costed.shards,
         split=split_cost(

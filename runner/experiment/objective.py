@@ -1,5 +1,6 @@
 """The objective of a search: its checks, metrics and progress, and published problems."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -203,10 +204,11 @@ def _shown(value: float, unit: str) -> str:
 
 def progress_text(progress: Progress) -> str:
     """Return progress as text: ``after 3.1 s: 51.39 ms, bound 50.98 ms (work), gap 0.80%``."""
-    return (
-        f"after {progress.seconds:.1f} s: {_shown(progress.best_s, progress.unit)}, bound"
-        f" {_shown(progress.bound_s, progress.unit)} ({progress.bound_by}), gap {progress.gap:.2%}"
-    )
+    bound = f"bound {_shown(progress.bound_s, progress.unit)} ({progress.bound_by})"
+    if math.isinf(progress.best_s):
+        return f"after {progress.seconds:.1f} s: no placement yet, {bound}"
+    best = _shown(progress.best_s, progress.unit)
+    return f"after {progress.seconds:.1f} s: {best}, {bound}, gap {progress.gap:.2%}"
 
 
 def search_series(curve: tuple[Progress, ...]) -> dict[str, list[tuple[int, float]]]:

@@ -19,6 +19,7 @@ from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.schedule import ScheduleResult
 from runner.config.sections import Config
 from runner.experiment.training import is_training
+from runner.experiment.weight_format import check_format
 from runner.output.units import GIB
 
 __all__ = [
@@ -57,6 +58,7 @@ def check_serving(config: Config) -> None:
             to use.
 
     """
+    check_format(config)
     _check_few_bits(config)
     _check_generate(config)
     _check_serving_sweep(config)

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -96,6 +97,12 @@ class ServingSteps:
         """The sizes in `config`."""
         prompt_len = 1 if self.has_encoder else self.config.prompt_len or 0
         return Sizes(self.spec.batch_size, prompt_len, prompt_len + (self.config.output_len or 0))
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether prompts are tokens, not sound or images, in all captures of prefills so far."""
+        prefills = (pieces for step, pieces in self._known.items() if step.startswith("prefill"))
+        return all("input_ids" in piece.graph.value_names for piece in chain(*prefills))
 
     def end_of_range(self, batch: int, context_len: int) -> int | None:
         """Return the longest context covered by the capture for these sizes; None if unlimited."""

@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import ENCODER_STATES, OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.serving import generates
+from runner.experiment.weight_format import format_text
 from runner.experiment.zero import in_stages
 from runner.output.terminal import counted
 
@@ -18,13 +19,14 @@ _BITS = re.compile(r"\d+")
 _STEPS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))
 
 
-def subject_line(config: Config, graph: OpGraph) -> str:
+def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> str:
     """Return model, parameters, dtype, batch x sequence, phase, mode, devices and link as text.
 
-    Parameters and dtype are those of `graph`, the model's, not those in the config.
+    Parameters and dtype are those of `graph`, the model's, not those in the config. `reads_text`
+    says whether the prompts of a generation are tokens.
     """
     model = config.model
-    against_cache = config.phase.name == "decode" and config.context_len is not None
+    against_cache = config.phase.name == "decode" and _context_len(config, graph) is not None
     length = None if against_cache or generates(config) else model.seq_len
     parameters, dtype = count_parameters(graph, model.dtype if model.autocast else "")
     if config.zero >= GATHERING and not in_stages(config) and config.expert_parallel == 1:
@@ -32,11 +34,13 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     parts = [
         model.name,
         f"{_short(parameters)} parameters"
+        + (" of the decoder" if _is_of_decoder(graph) else "")
         + (" a device" if config.tensor_parallel > 1 or config.expert_parallel > 1 else ""),
-        _weights(config, dtype or model.dtype)
+        _weights(config, graph, dtype or model.dtype)
         + (f" under {model.autocast} autocast" if model.autocast else ""),
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
-        _phase(config, graph),
+        _phase(config, graph, reads_text=reads_text),
+        f"kv_cache={config.kv_cache}" if config.kv_cache != "auto" else "",
         _mode(config),
         config.devices.spec,
         config.transfer_rate.name,
@@ -58,19 +62,34 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _weights(config: Config, dtype: str) -> str:
-    chosen = config.weights
-    if chosen.name == "none":
+def _weights(config: Config, graph: OpGraph, dtype: str) -> str:
+    if config.weights.name == "none":
         return dtype
-    groups = f" in groups of {chosen.group_size}" if chosen.group_size else ""
-    return f"{dtype} with weights in {chosen.name}{groups}"
+    return f"{dtype} with weights in {format_text(config, graph)}"
 
 
-def _phase(config: Config, graph: OpGraph) -> str:
+def _is_of_decoder(graph: OpGraph) -> bool:
+    """Return whether this is a decode of a model with an encoder, which does not run in it."""
+    return ENCODER_STATES in graph.value_names
+
+
+def _context_len(config: Config, graph: OpGraph) -> int | None:
+    """Return the length of the cache, which is the prompt's if it is not stated; None if unknown.
+
+    The length of an encoder's input is not that of the decoder's cache.
+    """
+    stated = config.context_len
+    return config.model.seq_len if stated is None and not _is_of_decoder(graph) else stated
+
+
+def _phase(config: Config, graph: OpGraph, *, reads_text: bool) -> str:
     if config.phase.name != "training":
         if generates(config):
-            return f"{config.output_len} tokens after prompts of {config.prompt_len}"
-        context = f" against {config.context_len} tokens" if config.context_len else ""
+            prompts = f"prompts of {config.prompt_len}" if reads_text else "the encoder's input"
+            return f"{config.output_len} tokens after {prompts}"
+        decodes = config.phase.name == "decode"
+        context_len = _context_len(config, graph) if decodes else config.context_len
+        context = f" against {context_len} tokens" if context_len else ""
         return f"{config.phase.name}{context}"
     tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"

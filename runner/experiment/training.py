@@ -83,11 +83,10 @@ def _check_finetune(config: Config) -> None:
         )
     if not math.isfinite(chosen.alpha):
         raise SpecError(f"finetune.alpha={chosen.alpha} must be a finite number")
-    if chosen.rank < 1 or not 0 <= chosen.dropout < 1:
-        raise SpecError(
-            f"finetune.rank={chosen.rank} must be 1 or more, and finetune.dropout={chosen.dropout}"
-            " at least 0 and below 1"
-        )
+    if chosen.rank < 1:
+        raise SpecError(f"finetune.rank={chosen.rank} must be 1 or more")
+    if not 0 <= chosen.dropout < 1:
+        raise SpecError(f"finetune.dropout={chosen.dropout} must be at least 0 and below 1")
     against = {
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",

@@ -2,9 +2,19 @@
 
 from typing import NamedTuple
 
-__all__ = ["GIB", "Unit", "format_ids", "format_s", "format_size", "size_unit", "time_unit"]
+__all__ = [
+    "GIB",
+    "Unit",
+    "format_ids",
+    "format_s",
+    "format_size",
+    "size_unit",
+    "time_unit",
+]
 
 GIB = 2**30
+_MOST_DECIMALS = 10
+"""Decimals that show a byte in GiB."""
 
 
 class Unit(NamedTuple):
@@ -19,6 +29,14 @@ class Unit(NamedTuple):
         """Return `amount` in this unit as a bare number, with two decimals below 1000."""
         count = amount / self.size
         return f"{count:.2f}" if abs(count) < 1000 and self.name != "B" else f"{count:.0f}"
+
+    def show_unequal(self, first: float, second: float) -> tuple[str, str]:
+        """Return both amounts as `show` does, with as many decimals as tell unequal ones apart."""
+        shown, decimals = (self.show(first), self.show(second)), 2
+        while shown[0] == shown[1] and first != second and decimals < _MOST_DECIMALS:
+            decimals += 1
+            shown = f"{first / self.size:.{decimals}f}", f"{second / self.size:.{decimals}f}"
+        return shown
 
 
 _SIZES = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))

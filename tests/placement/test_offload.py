@@ -139,6 +139,17 @@ def test_full_tiers_are_an_error() -> None:
         offloaded(blocks(8, weight=100), devices(45), Tiers(host()), PREFETCH)
 
 
+def test_a_disk_does_not_hold_what_the_host_computes() -> None:
+    disk = Tier("nvme", "disk", 1000, bytes_per_s=1.0)
+    on_host = OffloadOptions("host", stream=False)
+    with pytest.raises(
+        InfeasibleError, match=r"on the host need \d+ B of its memory, host has 30 B, and nvme"
+    ) as refused:
+        offloaded(blocks(8), devices(45), Tiers(host(30, speed=1.0), disk), on_host)
+    assert "full" not in str(refused.value)
+    assert "offload=prefetch" in str(refused.value)
+
+
 def test_every_offloading_is_above_the_bound() -> None:
     """All assignments of 4 blocks, costed one by one, beside the bound and the plan."""
     for seed in range(4):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.inference.eager_lifetimes import watching_python
 from fxpart.capture.inference.known_values import with_known_values
+from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, one_line
 
@@ -118,6 +119,7 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     """Return the error stating why `module` cannot be captured and, if known, what helps."""
     message = f"{type(error).__name__} {error}"
     hint = next((text for key, text in _HINTS if key in message), "")
+    hint = hint or change_for(module, error)
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
         config = getattr(module, "config", object)
         # Every configuration names an experts implementation, but only mixtures have a number of

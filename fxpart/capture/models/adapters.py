@@ -1,13 +1,13 @@
 """Add peft's adapters to a model for fine-tuning that trains only them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fxpart.errors import SpecError, one_line
+from fxpart.errors import SpecError, nearest_names, one_line
 
 __all__ = ["add_adapters"]
 
@@ -49,6 +49,8 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
             f"{setting}: no layer of {type(module).__name__} is wider than {widest}; set a lower"
             " rank"
         )
+    if targets and targets != ["all-linear"]:
+        _check_targets(module, targets)
     try:
         # peft corrects what it warns of (gpt2's transposed layers), or it is refused below.
         with warnings.catch_warnings(action="ignore"):
@@ -66,6 +68,24 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
         raise SpecError(f"{setting}: {why}") from error
     _check_layers(module, setting)
     _in_float32(module)
+
+
+def _check_targets(module: nn.Module, targets: Sequence[str]) -> None:
+    """Refuse a name of no layer, which peft ignores among other names."""
+    paths = [path for path, _ in module.named_modules() if path]
+    linear = {
+        path.rpartition(".")[2]
+        for path, child in module.named_modules()
+        if not isinstance(child, nn.Embedding)
+        and isinstance(weight := getattr(child, "weight", None), Tensor)
+        and weight.dim() > 1
+    }
+    for target in targets:
+        if not any(path == target or path.endswith(f".{target}") for path in paths):
+            raise SpecError(
+                f"finetune.targets has {target}, which is no layer of {type(module).__name__};"
+                f" {nearest_names(target, linear)}"
+            )
 
 
 def _check_layers(module: nn.Module, setting: str) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.input_shapes import positions, text_config
 from fxpart.capture.models.inputs import example_inputs
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.core.graph import CACHE
+from fxpart.core.graph import CACHE, ENCODER_STATES
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
 
 __all__ = ["cache_room", "context_range", "experts_for_shapes", "fill_counters", "prepare_step"]
@@ -82,7 +85,7 @@ def _decoded(spec: ModelSpec, cache: "_Cache") -> dict[str, Tensor]:
     tokens = torch.empty((spec.batch_size, 1), dtype=torch.int64, device="meta")
     if cache.encoder_states is None:
         return {"input_ids": tokens}
-    return {"decoder_input_ids": tokens, "encoder_states": cache.encoder_states}
+    return {"decoder_input_ids": tokens, ENCODER_STATES: cache.encoder_states}
 
 
 def _named_forward(step: "_Step", names: Iterable[str]) -> Callable[..., Tensor]:
@@ -257,10 +260,7 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     except FxpartError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"{type(model).__name__} cannot be captured with a static cache: {one_line(error)}; use"
-            " phase=inference"
-        ) from error
+        raise _failed_pass(model, short, error) from error
     cache = cache_argument.get(name, getattr(result, name, None))
     layers = _layers(cache)
     slots = list(_slots(cache, layers))
@@ -273,6 +273,35 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     )
     states = getattr(result, "encoder_last_hidden_state", None)
     return _Cache(cache, layers, slots, states, unfilled)
+
+
+def _failed_pass(model: Any, inputs: dict[str, Any], error: Exception) -> CaptureError:  # noqa: ANN401
+    """Return the error for a pass with a cache that fails, which may fail without a cache too."""
+    name = type(model).__name__
+    if change := change_for(model, error):
+        return CaptureError(f"the forward of {name} fails: {one_line(error)}; {change}")
+    try:
+        _run_without_cache(model, inputs)
+    except DataDependentOutputException:
+        pass  # an inference pass may know the values
+    except Exception as alone:
+        return CaptureError(
+            f"the forward of {name} fails, without a cache too: {one_line(alone)}; its"
+            " configuration, model.config, may be the cause"
+        )
+    return CaptureError(
+        f"{name} cannot be captured with a static cache: {one_line(error)}; use phase=inference"
+    )
+
+
+def _run_without_cache(model: Any, inputs: dict[str, Any]) -> None:  # noqa: ANN401
+    """Call the ``forward`` of the class with fake tensors: on meta, masks would read values."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), experts_for_shapes(model):
+        weights, fakes = (
+            {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors}
+            for tensors in ([*model.named_parameters(), *model.named_buffers()], inputs.items())
+        )
+        torch.func.functional_call(model, weights, (), {**fakes, "use_cache": False})
 
 
 def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -354,8 +383,8 @@ class _Step:
             slot.bind(tensor)
         device = next(iter(tensors.values())).device
         self.cache.begin(device, is_full=self.is_decode, room=self.room)
-        if "encoder_states" in inputs:
-            inputs["encoder_outputs"] = (inputs.pop("encoder_states"),)
+        if ENCODER_STATES in inputs:
+            inputs["encoder_outputs"] = (inputs.pop(ENCODER_STATES),)
         forward: Callable[..., Any] = type(self.model).forward
         if "logits_to_keep" in inspect.signature(forward).parameters:
             inputs["logits_to_keep"] = 1

@@ -6,7 +6,7 @@ Both are computed from the peak formulas, without another capture or placement.
 from collections.abc import Sequence
 
 from fxpart.cost.symbolic.formula import MaxFormula
-from fxpart.errors import InfeasibleError, SpecError, show_bytes
+from fxpart.errors import InfeasibleError, SpecError, show_unequal_bytes
 
 __all__ = ["MOST", "largest", "largest_batch", "smallest_memory"]
 
@@ -136,8 +136,9 @@ def _nothing_fits(
     needed = [int(max(_value(row, size) for row in peak)) for peak in peaks]
     short = [need - limit for need, limit in zip(needed, limits, strict=True)]
     device = short.index(max(short))
+    needs, has = show_unequal_bytes(needed[device], limits[device])
     message = (
-        f"no {symbol} fits: {symbol}={size} needs {show_bytes(needed[device])} on device {device},"
-        f" which has {show_bytes(limits[device])}; use larger or more devices"
+        f"no {symbol} fits: {symbol}={size} needs {needs} on device {device}, which has {has};"
+        " use larger or more devices"
     )
     return InfeasibleError(message, needed_bytes=needed[device], available_bytes=limits[device])

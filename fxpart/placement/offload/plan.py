@@ -23,7 +23,7 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Copy, Push, run_copies, with_streams
-from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.errors import InfeasibleError, show_bytes, show_unequal_bytes
 from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.costed import costed
@@ -410,7 +410,9 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
             continue
         on_disk[unit] = True
         disk_left -= size
-    if spare < 0 or disk_left < 0:
+    if spare < 0:
+        raise _full_host(machine, host.memory_bytes - spare)
+    if disk_left < 0:
         names = [f"{tier.name} {show_bytes(tier.memory_bytes)}" for tier in (host, disk) if tier]
         raise InfeasibleError(
             f"{'caches' if (ways == RESIDENT).all() else 'weights'} of {show_bytes(needed)} must "
@@ -420,6 +422,20 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
             available_bytes=host.memory_bytes + (disk.memory_bytes if disk else 0),
         )
     return on_disk
+
+
+def _full_host(machine: Machine, needed_bytes: int) -> InfeasibleError:
+    """Return the error for modules computed on the host that its memory does not hold."""
+    host, disk = machine.tiers.host, machine.tiers.disk
+    needed, has = show_unequal_bytes(needed_bytes, host.memory_bytes)
+    beside = f", and {disk.name} stores only what is streamed to devices" if disk else ""
+    streaming = "" if machine.options.stream else ", or set offload=auto or offload=prefetch"
+    return InfeasibleError(
+        f"modules computed on the host need {needed} of its memory, {host.name} has {has}{beside};"
+        f" give more host memory or more devices{streaming}",
+        needed_bytes=needed_bytes,
+        available_bytes=host.memory_bytes,
+    )
 
 
 def _does_not_fit(machine: Machine) -> InfeasibleError:

@@ -7,7 +7,7 @@ import numpy as np
 from fxpart.core.device_spec import MAX_DEVICES
 from fxpart.core.graph import IntArray
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.errors import InfeasibleError, show_bytes, show_unequal_bytes
 from fxpart.placement.infeasible import (
     describe_devices,
     describe_reserve,
@@ -97,11 +97,11 @@ def _what_would_do(
         if end == begin:
             name = problem.graph.names[int(line.first_op[begin])]
             module = problem.graph.modules[int(line.first_op[begin])]
-            need = solver.peak_bytes(begin, begin + 1)
+            needs, has = show_unequal_bytes(solver.peak_bytes(begin, begin + 1), largest)
             return None, (
                 f"operator {name}{f' of {module}' if module else ''}, with what must share its"
-                f" stage, alone needs {show_bytes(need)}, the largest device has"
-                f" {show_bytes(largest)}: take larger devices, or a smaller batch or sequence"
+                f" stage, alone needs {needs}, the largest device has {has}: take larger devices,"
+                " or a smaller batch or sequence"
             )
         begin, used = end, used + 1
     if begin < line.n_units:

@@ -19,7 +19,7 @@ from fxpart.core.graph import CACHE
 from fxpart.cost.collective_times import collective_kinds
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.errors import SpecError
+from fxpart.errors import CaptureError, SpecError
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.local import run_local
 from fxpart.execution.real_model import real_model
@@ -245,3 +245,42 @@ def test_in_a_split_decode_each_device_keeps_its_own_heads() -> None:
 def test_a_factory_has_no_known_cache() -> None:
     with pytest.raises(SpecError, match=r"phase=decode needs the cache of a transformers model"):
         ModelSpec("m", factory="a:b", step="decode")
+
+
+def _changed(kind: str, settings: Mapping[str, object], **fields: object) -> ModelSpec:
+    spec = _spec(kind, **fields)
+    return replace(spec, config={**spec.config, **settings})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            _changed("linear attention", {"num_experts_per_tok": 10}),
+            r"^the forward of Qwen3NextForCausalLM fails: .*; it chooses more experts than"
+            r" there are, .*: num_experts_per_tok=10, num_experts=4; set them as"
+            r" model.config.NAME$",
+        ),
+        (
+            _changed("linear attention", {"num_experts_per_tok": 10}, step=None, cache_len=None),
+            r"torch.export: .*; it chooses more experts than there are",
+        ),
+        (
+            _spec("all heads", batch_size=2 * 10**16),
+            r"^the forward of GPT2LMHeadModel fails: .*; a tensor would have more bytes than"
+            r" torch can count; set a smaller model.batch_size$",
+        ),
+        (
+            _changed("groups of queries", {"num_key_value_heads": 3}),
+            r"^the forward of LlamaForCausalLM fails, without a cache too: .*; its configuration,"
+            r" model.config, may be the cause$",
+        ),
+        (
+            _changed("experts", {"intermediate_size": 60}, dtype="bfloat16"),
+            r"multiple of 16 bytes; set model.config.intermediate_size=64$",
+        ),
+    ],
+)
+def test_the_cache_is_not_blamed_for_what_fails_without_it(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        captured_graph(spec, "operator", None)

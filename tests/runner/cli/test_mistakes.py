@@ -96,6 +96,7 @@ def test_errors_only_hydra_words_keep_its_words() -> None:
         ("devices.saturate_host=1", "devices.saturate_host=1 must be true or false"),
         ("zip=devices", "zip=devices must be a list, such as zip=[mode,devices]"),
         ("model.batch_size=x", "model.batch_size=x must be a whole number"),
+        ("context_len=1e9", "=1e9 must be a whole number without point or exponent: 1000000000"),
         ("devices.pools.0.memory_bytes=2gb", "=2gb must be a whole number, such as 2000000000"),
         ("latency.op_overhead_s=x", "latency.op_overhead_s=x must be a number"),
         ("model.name=[1]", "model.name=[1] must be text"),

@@ -56,7 +56,7 @@ def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> N
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
     tensors = {"tensors": Interval(peak_bytes, peak_bytes, peak_bytes)}
-    need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - peak_bytes, 200)}, 100)
+    need = DeviceMemory(0, tensors | {"CUDA context": Interval(0, 102 - peak_bytes, 200)}, 100)
     less = with_less_memory(this, plan, [need], is_scheduled=False)
     assert [spec.memory_bytes for spec in less.topology.devices] == [
         peak_bytes - 2,
@@ -90,8 +90,8 @@ def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:
     this = problem(chain(4), topology)
     assignment = partition_by_device(this.graph, np.array([0, 0, 1, 1]))
     first, second = device_memory(config, this, assignment, evaluate(this, assignment))
-    assert first.parts["context"].expected == config.reserve.context_bytes > 0
-    assert "context" not in second.parts or not second.parts["context"].expected
+    assert first.parts["CUDA context"].expected == config.reserve.context_bytes > 0
+    assert "CUDA context" not in second.parts or not second.parts["CUDA context"].expected
 
 
 def _first_plan_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -158,3 +158,18 @@ def test_a_plan_that_does_not_fit_names_the_parts() -> None:
     assert isinstance(error, InfeasibleError)
     assert "device 1 needs 60 B for the best plan found, it has 50:" in str(error)
     assert "tensors 40, allocator 20; allocator decides" in str(error)
+
+
+def _tensors(needed: int, most: int, total: int) -> DeviceMemory:
+    return DeviceMemory(0, {"tensors": Interval(needed, needed, most)}, total)
+
+
+def test_sizes_that_differ_are_shown_with_digits_that_differ() -> None:
+    total = 16 * 10**9
+    text = str(does_not_fit([_tensors(total + 10**6, total + 10**6, total)]))
+    assert "needs 14.902 GiB for the best plan found, it has 14.901: tensors" in text
+    assert "needs 14.902 of 14.901 GiB" in memory_line(
+        [_tensors(total + 10**6, total + 10**6, total)]
+    )
+    tight = memory_line([_tensors(total - 10**9, total + 10**6, total)])
+    assert "needs 13.97 (13.97 to 14.902) of 14.901 GiB" in tight

@@ -113,6 +113,19 @@ def test_layers_that_take_no_adapter_are_explained_in_plain_words() -> None:
         _planned("finetune=lora", "finetune.targets=[all-linear]", *experts)
 
 
+def test_a_misspelt_layer_is_refused_with_the_nearest_names() -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(FxpartError, match=r"has q_prj, which is no layer .*; nearest: q_proj"):
+        _planned("finetune=lora", "finetune.targets=[v_proj,q_prj]")
+
+
+def test_rank_and_dropout_are_blamed_one_by_one() -> None:
+    with pytest.raises(FxpartError, match=r"^finetune.rank=0 must be 1 or more$"):
+        check_all(read(*_overrides("finetune=lora", "finetune.rank=0")))
+    with pytest.raises(FxpartError, match=r"^finetune.dropout=1.0 must be at least 0 and below"):
+        check_all(read(*_overrides("finetune=lora", "finetune.dropout=1.0")))
+
+
 def test_corrections_by_peft_give_no_warning() -> None:
     pytest.importorskip("peft")
     torch = pytest.importorskip("torch")

@@ -1,6 +1,7 @@
 """`objective=`, published problems as models, and how a search continues."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,10 @@ def test_a_published_problem_sets_its_devices_and_its_cost_model(
     points = {(round(p.seconds * 1e3), p.best_s * 1e3) for p in result.curve}
     assert set(series["search_best_ms"]) <= points
     assert "bound" in progress_text(result.curve[-1])
+    nothing = replace(result.curve[-1], best_s=float("inf"))
+    text = progress_text(nothing)
+    assert "s: no placement yet, bound " in text
+    assert "inf" not in text
 
 
 def test_the_load_of_a_search_for_throughput_is_no_larger_than_for_latency(

@@ -64,6 +64,12 @@ def test_tiers_are_given_among_the_devices() -> None:
         ("1x24gb+2xhost64gb", "2xhost64gb is one tier; write host64gb"),
         ("1x24gb+host64", "host64: size '64' has no unit"),
         ("1x24gb+nvme9xb", "nvme9xb: size '9xb' has the unknown unit 'xb'"),
+        ("1x24gb+host-5gb", "devices=1x24gb+host-5gb: host-5gb: size '-5gb' must be positive"),
+        (
+            "1x24gb+host64gb+foo500gb",
+            "devices=1x24gb+host64gb+foo500gb: there is no tier 'foo'; there are: host and nvme",
+        ),
+        ("1xh10+host64gb", "devices=1xh10+host64gb: there is no accelerator 'h10'"),
     ],
 )
 def test_a_wrong_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:

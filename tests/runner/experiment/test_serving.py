@@ -82,3 +82,37 @@ def test_devices_of_split_layers_have_the_groups_of_their_part() -> None:
     assert in_groups["mlp.down_proj.weight"] == 64 * 88 // 2 + 64 * 88 // 8 * 4
     with pytest.raises(SpecError, match=r"16 does not divide the 88 columns .*tensor_parallel=2"):
         planned("weights=int4", "weights.group_size=16")
+
+
+_SERVED = (*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single", "devices=1x1gb")
+
+
+def _words(*overrides: str) -> list[str]:
+    config = read(*_SERVED, *overrides)
+    return plan(config, model_spec(config)).subject_line.split(", ")
+
+
+def test_a_misspelt_module_to_keep_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(SpecError, match=r"has o_projj, which is no module of .*; nearest: o_proj"):
+        _words("weights=int8", "weights.keep=[lm_head,o_projj]")
+
+
+def test_the_line_names_the_modules_that_keep_their_bits_and_other_bits() -> None:
+    # This model has no router, which the shipped format keeps in others.
+    assert "bfloat16 with weights in mxfp4 in groups of 32 except lm_head and self_attn" in _words(
+        "weights=mxfp4", "model.config.intermediate_size=192"
+    )
+    assert "bfloat16 with weights in int8 of 6 bits except o_proj" in _words(
+        "weights=int8", "weights.bits=6", "weights.keep=[o_proj]"
+    )
+
+
+def test_a_block_of_a_standard_has_one_size() -> None:
+    with pytest.raises(SpecError, match=r"^weights.group_size=16 .* blocks have 32 numbers; leave"):
+        check_serving(read("weights=mxfp4", "weights.group_size=16", "phase=decode"))
+    check_serving(read("weights=nf4", "weights.group_size=16", "phase=decode"))
+
+
+def test_the_line_has_the_format_and_the_length_of_the_cache() -> None:
+    assert "decode against 16 tokens" in _words("context_len=null")
+    assert "kv_cache=fp8" in _words("kv_cache=fp8")

@@ -72,3 +72,16 @@ def test_a_disturbed_measurement_is_noted(lost_share: float, note: str) -> None:
     text = source_note(read("latency=profiled"), profile, graph)
     assert note in text
     assert bool(text) is bool(note)
+
+
+def test_a_decode_behind_an_encoder_has_the_decoder_s_parameters() -> None:
+    graph = chain(2)
+    names = ("encoder_states", *graph.value_names[1:])
+    decode = replace(graph, value_names=names)
+    config = read("model=t5_large", "phase=generate", "prompt_len=128", "output_len=64")
+    words = subject_line(config, decode).split(", ")
+    assert words[1].endswith(" parameters of the decoder")
+    assert "64 tokens after prompts of 128" in words
+    sound = subject_line(config, decode, reads_text=False)
+    assert "64 tokens after the encoder's input" in sound
+    assert "of the decoder" not in subject_line(config, graph)

@@ -11,6 +11,7 @@ from fxpart.core.data_parallel import split_topology
 from fxpart.cost.collective_times import collective_kinds
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from runner.experiment.check import check
+from runner.experiment.degrees import check_tensor_degree
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
@@ -374,9 +375,22 @@ def test_impossible_degrees_are_refused() -> None:
         check_split(read(*TINY_LLAMA, "tensor_parallel=0"))
     for degree, line in (
         (4, "must divide the number of devices, there are 6; use 2"),
-        (3, r"must divide model\.config\.num_attention_heads=8; use 2"),
+        (3, r"must divide model\.config\.num_attention_heads=8; use 2 or 4 on .*, or 2 on 6"),
     ):
         with pytest.raises(NotApplicableError, match=f"{line}$"):
             check(read(*TINY_LLAMA, "devices=6x16gb", f"tensor_parallel={degree}"))
     with pytest.raises(NotApplicableError, match=r"^context_parallel=3 needs .*; make it 2 or 4, "):
         dealt_out(read(*TINY_LLAMA, "devices=4x16gb", "context_parallel=3"))
+
+
+def test_a_degree_that_heads_do_not_allow_names_the_nearest_that_they_do() -> None:
+    three = read("model=llama3_1_8b", "devices=3x16gb", "tensor_parallel=3")
+    with pytest.raises(
+        NotApplicableError,
+        match=r"=32; use 2 or 4 on a multiple of that many devices, or 1 on 3$",
+    ):
+        check_tensor_degree(three, 3, 3)
+    with pytest.raises(NotApplicableError, match=r"=32; use 2 or 4$"):
+        check_tensor_degree(three, 3, 12)
+    with pytest.raises(NotApplicableError, match=r"devices, there are 6; use 2$"):
+        check_tensor_degree(three, 4, 6)

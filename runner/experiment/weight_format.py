@@ -1,0 +1,83 @@
+"""What users change in a shipped weight format: modules that keep their 16 bits, bits, groups."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError, nearest_names
+from runner.config.paths import conf_dir
+from runner.config.sections import Config
+
+__all__ = ["check_format", "check_kept", "format_text"]
+
+_ONE_BLOCK = ("mxfp4",)
+"""Formats whose standard has one size of groups."""
+
+
+def check_format(config: Config) -> None:
+    """Refuse a group size that a format does not have.
+
+    Raises:
+        SpecError: if the size is another than the format's.
+
+    """
+    chosen = config.weights
+    block = _shipped(chosen.name).get("group_size", chosen.group_size)
+    if chosen.name in _ONE_BLOCK and chosen.group_size != block:
+        raise SpecError(
+            f"weights.group_size={chosen.group_size} does not go with weights={chosen.name}, whose"
+            f" blocks have {block} numbers; leave out weights.group_size, or use weights=int4"
+        )
+
+
+def check_kept(config: Config, spec: ModelSpec, graph: OpGraph) -> None:
+    """Refuse a name in ``weights.keep`` of no module of the model in `graph`.
+
+    Names of the shipped format may be those of other models. Modules that do not run in this step
+    are found by building the model.
+
+    Raises:
+        SpecError: if a name is unknown; the message has the nearest ones.
+
+    """
+    shipped, known = _shipped(config.weights.name).get("keep", ()), _names(graph.modules)
+    typed = [name for name in config.weights.keep if name not in shipped]
+    if not set(typed) - known:
+        return
+    from fxpart.capture.models.build import build_model
+
+    known |= _names(path for path, _ in build_model(spec).module.named_modules())
+    for name in typed:
+        if name not in known:
+            raise SpecError(
+                f"weights.keep has {name}, which is no module of {spec.architecture or spec.name};"
+                f" {nearest_names(name, (part for part in known if not part.isdigit()))}"
+            )
+
+
+def format_text(config: Config, graph: OpGraph) -> str:
+    """Return the format in words, such as ``int4 in groups of 128 except lm_head``."""
+    chosen = config.weights
+    bits = "" if chosen.bits == _shipped(chosen.name).get("bits") else f" of {chosen.bits} bits"
+    groups = f" in groups of {chosen.group_size}" if chosen.group_size else ""
+    names = _names(graph.modules)
+    kept = " and ".join(name for name in chosen.keep if name in names)
+    return f"{chosen.name}{bits}{groups}" + (f" except {kept}" if kept else "")
+
+
+def _names(paths: Iterable[str]) -> set[str]:
+    """Return the names of all modules on the way to these paths."""
+    return {name for path in set(paths) for name in path.split(".") if name}
+
+
+@lru_cache(maxsize=32)
+def _shipped(name: str) -> dict[str, Any]:
+    """Return the shipped format of this name; empty if there is none."""
+    path = conf_dir() / "weights" / f"{name}.yaml"
+    values = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
