@@ -33,7 +33,7 @@ def headline(result: Result) -> dict[str, float]:
         "latency_ms": e.latency_s * 1e3,
         "examples_per_s": _examples_per_s(result),
         "partitions": float(e.partitions),
-        "devices_used": float(used * (result.split.size if result.split else 1)),
+        "devices_used": float(used * _ranks(result)),
         "replicas": float(e.replicas),
         "peak_memory_gib": result.peak_bytes / GIB,
         **device_memory_metrics(result.device_needs),
@@ -53,7 +53,7 @@ def headline(result: Result) -> dict[str, float]:
         **_rate_metrics(result, serving.get("tokens_per_s")),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **_collective_metrics(result),
-        **(offload_metrics(result.offloaded) if result.offloaded else {}),
+        **(offload_metrics(result.offloaded, _ranks(result)) if result.offloaded else {}),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(whole_metrics(result.whole) if result.whole else {}),
@@ -61,11 +61,16 @@ def headline(result: Result) -> dict[str, float]:
     }
 
 
+def _ranks(result: Result) -> int:
+    """Return the number of devices in each tensor-parallel group."""
+    return result.split.size if result.split else 1
+
+
 def _serving_metrics(result: Result) -> dict[str, float]:
     if result.step is None:
         return {}
     replicas = result.replicas.parallel.n_replicas if result.replicas else 1
-    devices_per_row = replicas * (result.split.size if result.split else 1)
+    devices_per_row = replicas * _ranks(result)
     values = serving_metrics(
         result.step,
         result.batch_size,
@@ -74,7 +79,7 @@ def _serving_metrics(result: Result) -> dict[str, float]:
         alike=devices_per_row,
     )
     if result.offloaded:
-        values["kv_cache_gib"] += int(result.offloaded.cache_bytes.sum()) / GIB
+        values["kv_cache_gib"] += devices_per_row * int(result.offloaded.cache_bytes.sum()) / GIB
     return values | (generation_metrics(result.generation) if result.generation else {})
 
 

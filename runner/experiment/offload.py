@@ -1,13 +1,14 @@
 """Tensors in host memory or on disk: the request, its placement, and reports on it."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
-from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
+from fxpart.core.tiers import DISK, OffloadOptions, Tier, Tiers, tiers_of
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
@@ -45,16 +46,21 @@ _SOURCES = ("roofline", "kernels")
 def configured_tiers(config: Config) -> Tiers | None:
     """Return the tiers configured next to the devices, if any.
 
+    Each device of a tensor-parallel group has its parts of the weights and caches: the tiers are an
+    equal share for each, and the host computes none of them.
+
     Raises:
         SpecError: if two tiers are of one kind, or a tier has no memory or no link.
 
     """
-    return tiers_of([_tier(tier) for tier in config.devices.tiers])
+    return tiers_of([_tier(tier, config.tensor_parallel) for tier in config.devices.tiers])
 
 
-def _tier(tier: TierConfig) -> Tier:
-    processor = None
-    if tier.flops_per_s and tier.memory_bandwidth_bytes_per_s:
+def _tier(tier: TierConfig, shares: int) -> Tier:
+    processor, memory_bytes, bytes_per_s = None, tier.memory_bytes // shares, tier.bytes_per_s
+    if tier.kind == DISK and bytes_per_s is not None:
+        bytes_per_s /= shares
+    if shares == 1 and tier.flops_per_s and tier.memory_bandwidth_bytes_per_s:
         processor = DeviceSpec(
             name=tier.name,
             memory_bytes=tier.memory_bytes,
@@ -62,12 +68,19 @@ def _tier(tier: TierConfig) -> Tier:
             memory_bandwidth_bytes_per_s=tier.memory_bandwidth_bytes_per_s,
             on_host=True,
         )
-    return Tier(tier.name, tier.kind, tier.memory_bytes, tier.bytes_per_s, processor)
+    return Tier(tier.name, tier.kind, memory_bytes, bytes_per_s, processor)
 
 
 def _options(config: Config) -> OffloadOptions:
+    """Return the options for one device of each tensor-parallel group."""
     fields = {name: getattr(config.offload, name) for name in OffloadOptions.__slots__}
-    return OffloadOptions(**fields)
+    options, shares = OffloadOptions(**fields), config.tensor_parallel
+    rate, pinned_bytes = options.host_bytes_per_s, options.pinned_bytes
+    return replace(
+        options,
+        host_bytes_per_s=None if rate is None else rate / shares,
+        pinned_bytes=None if pinned_bytes is None else pinned_bytes // shares,
+    )
 
 
 def check_offload(config: Config) -> None:
@@ -94,6 +107,7 @@ def check_offload(config: Config) -> None:
                 )
         return
     trains = is_training(config)
+    _check_groups(config, options, tiers.host)
     if trains and options.optimizer != "none":
         _check_host_times(config, f"offload.optimizer={options.optimizer} updates", tiers.host)
     elif options.on_host and not options.stream:
@@ -106,7 +120,6 @@ def check_offload(config: Config) -> None:
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
         replica_degrees(config): replica_count(config) > 1,
-        f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
         "devices.saturate_host=true": config.devices.saturate_host,
         "model.path": config.model.path is not None,
         "devices.nodes": len(set(config.devices.nodes or ())) > 1,
@@ -116,6 +129,21 @@ def check_offload(config: Config) -> None:
             f"tier {tiers.host.name} is supported for weights and caches of a pass or a serving "
             "step, or for optimizer states and activations of a training step, on one machine at "
             f"one size; leave out {choice} or the tier"
+        )
+
+
+def _check_groups(config: Config, options: OffloadOptions, host: Tier) -> None:
+    """Raise `NotApplicableError` if a tensor-parallel group would do more than stream its parts."""
+    ranks = config.tensor_parallel
+    if ranks > 1 and is_training(config):
+        raise NotApplicableError(
+            f"tier {host.name} is supported for a pass or a serving step of tensor-parallel "
+            f"groups, got phase={config.phase.name}; leave out tensor_parallel={ranks} or the tier"
+        )
+    if ranks > 1 and not options.stream:
+        raise NotApplicableError(
+            f"offload={options.name} computes modules on the host, which tensor_parallel={ranks} "
+            "splits over devices; use offload=prefetch, or leave out tensor_parallel"
         )
 
 
@@ -219,42 +247,42 @@ def _link(config: Config, host: Tier) -> tuple[float, float]:
 
 
 def offload_line(config: Config, offloaded: Offloaded) -> str:
-    """Return a line on what lies in which tier, and the cost of copies."""
-    parts = []
+    """Return a line on what lies in which tier, and the cost of copies, of all devices together."""
+    parts, ranks = [], config.tensor_parallel
     on_host = "states and updates on the host" if offloaded.trains else "on the host"
     for choice, text in ((STREAMED, "streamed"), (HOSTED, on_host)):
         chosen = offloaded.ways == choice
         if chosen.any():
             size = sum(u.weight_bytes for u, c in zip(offloaded.units, chosen, strict=True) if c)
             names = _names([u.path for u, c in zip(offloaded.units, chosen, strict=True) if c])
-            parts.append(f"{text} {format_size(size)} of {names}")
+            parts.append(f"{text} {format_size(ranks * size)} of {names}")
     if cached := int(offloaded.cache_bytes.sum()):
         units = zip(offloaded.units, offloaded.cache_bytes.tolist(), strict=True)
         names = _names([unit.path for unit, size in units if size])
-        parts.append(f"caches {format_size(cached)} of {names}")
+        parts.append(f"caches {format_size(ranks * cached)} of {names}")
     if offloaded.trains and (gathered := offloaded.gathered_bytes):
-        parts.append(f"weights copied block by block, {format_size(gathered)} a step")
+        parts.append(f"weights copied block by block, {format_size(ranks * gathered)} a step")
     if offloaded.trains and (saved := offloaded.stored_bytes() - offloaded.frozen_bytes):
-        parts.append(f"activations {format_size(saved)} of {_blocks(offloaded)}")
+        parts.append(f"activations {format_size(ranks * saved)} of {_blocks(offloaded)}")
     if offloaded.copies or offloaded.pushes:
-        parts.append(_copies_text(offloaded))
+        parts.append(_copies_text(offloaded, ranks))
     if disk := offloaded.stored_bytes(disk=True):
-        passing = f", through {format_size(offloaded.passing_bytes)} of the host's memory"
-        parts.append(f"{format_size(disk)} from the disk{passing}")
+        passing = f", through {format_size(ranks * offloaded.passing_bytes)} of the host's memory"
+        parts.append(f"{format_size(ranks * disk)} from the disk{passing}")
     tiers = configured_tiers(config)
     assert tiers is not None
     free_bytes = tiers.host.memory_bytes - offloaded.hosted_bytes - offloaded.beside_bytes
-    parts.append(f"{format_size(free_bytes)} of {tiers.host.name} left")
+    parts.append(f"{format_size(ranks * free_bytes)} of {tiers.host.name} left")
     source = config.latency.source
     if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
         parts.append(f"none on the host, because latency={source} has no times for it")
     return ", ".join(parts)
 
 
-def _copies_text(offloaded: Offloaded) -> str:
+def _copies_text(offloaded: Offloaded, ranks: int) -> str:
     back = sum(push.size_bytes for push in offloaded.pushes if push.to_host)
-    returned = f" and {format_size(back)} back" if back else ""
-    copied = f"{format_size(offloaded.streamed_bytes)} copied to the devices{returned}"
+    returned = f" and {format_size(ranks * back)} back" if back else ""
+    copied = f"{format_size(ranks * offloaded.streamed_bytes)} copied to the devices{returned}"
     return f"{copied} for one input, {format_s(offloaded.waited_s)} waited for copies"
 
 
@@ -276,24 +304,25 @@ def _names(paths: list[str]) -> str:
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
-def offload_metrics(offloaded: Offloaded) -> dict[str, float]:
-    """Return the metrics of tiers by name."""
-    return {
-        "streamed_gib": offloaded.streamed_bytes / GIB,
-        "hosted_gib": offloaded.hosted_bytes / GIB,
-        "host_memory_gib": (offloaded.hosted_bytes + offloaded.beside_bytes) / GIB,
-        "disk_gib": offloaded.stored_bytes(disk=True) / GIB,
-        "pushed_gib": sum(push.size_bytes for push in offloaded.pushes if push.to_host) / GIB,
-        "tier_cache_gib": int(offloaded.cache_bytes.sum()) / GIB,
-        "copy_wait_ms": offloaded.waited_s * 1e3,
+def offload_metrics(offloaded: Offloaded, ranks: int) -> dict[str, float]:
+    """Return the metrics of tiers by name, summed over `ranks`, the devices of a group."""
+    sizes = {
+        "streamed_gib": offloaded.streamed_bytes,
+        "hosted_gib": offloaded.hosted_bytes,
+        "host_memory_gib": offloaded.hosted_bytes + offloaded.beside_bytes,
+        "disk_gib": offloaded.stored_bytes(disk=True),
+        "pushed_gib": sum(push.size_bytes for push in offloaded.pushes if push.to_host),
+        "tier_cache_gib": int(offloaded.cache_bytes.sum()),
     }
+    in_gib = {name: ranks * size / GIB for name, size in sizes.items()}
+    return in_gib | {"copy_wait_ms": offloaded.waited_s * 1e3}
 
 
 def offload_document(offloaded: Offloaded) -> dict[str, object]:
     """Return the tier and treatment of each unit, and all copies, as plain values.
 
-    For a training step, the bytes of a unit are those on the host: of weights, gradients and
-    optimizer states.
+    Of tensor-parallel groups they are those of one device of each. For a training step, the bytes
+    of a unit are those on the host: of weights, gradients and optimizer states.
     """
     bytes_key = "host_bytes" if offloaded.trains else "weight_bytes"
     choices = np.array(["resident", "streamed", "hosted"])[offloaded.ways].tolist()

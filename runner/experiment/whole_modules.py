@@ -155,6 +155,8 @@ def tiered_line(config: Config, offloaded: Offloaded, graph: OpGraph) -> str:
     """
     if others := carried_by(offloaded):
         return others
+    if config.tensor_parallel > 1:
+        return "nothing yet: no engine known here streams the parts of a tensor-parallel group"
     engines = engines_note(config, graph, offloaded.assignment, offloaded=offloaded)
     mapped = offloaded_map(offloaded, graph)
     carried = map_carriers(graph, mapped)

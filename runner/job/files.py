@@ -211,10 +211,13 @@ def _write_maps(config: Config, folder: Path, result: Result) -> None:
     graph, offloaded = result.captured.graph, result.offloaded
     mapped: DeviceMap | None = None
     if offloaded:
+        write_json(folder / "offload.json", offload_document(offloaded))
+    if result.split is not None or result.shards is not None:  # readers of maps split no layers
+        return
+    if offloaded:
         mapped = offloaded_map(offloaded, graph)
         write_device_map(folder, graph, mapped, result.copy_rooms)
-        write_json(folder / "offload.json", offload_document(offloaded))
-    elif result.split is None and result.shards is None:  # their readers split no layers
+    else:
         processors = result.problem.topology.devices
         hosts = [index for index, device in enumerate(processors) if device.on_host]
         mapped = write_plan_files(folder, graph, result.assignment, hosts)

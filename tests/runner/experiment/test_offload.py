@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fxpart.errors import FxpartError, InfeasibleError
+from fxpart.placement.offload.units import STREAMED
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
@@ -57,6 +58,41 @@ def test_tiers_are_given_among_the_devices() -> None:
     assert configured_tiers(read("devices=2x24gb")) is None
 
 
+def test_each_device_of_a_tensor_parallel_group_has_a_share_of_the_tiers() -> None:
+    tiers = configured_tiers(read("devices=2x24gb+host64gb+nvme0.5tb", "tensor_parallel=2"))
+    assert tiers is not None
+    assert tiers.disk is not None
+    assert (tiers.host.memory_bytes, tiers.host.processor) == (32 * 10**9, None)
+    assert (tiers.disk.memory_bytes, tiers.disk.bytes_per_s) == (250 * 10**9, 3.5e9)
+
+
+def test_devices_of_a_tensor_parallel_group_stream_their_own_parts(here: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = read(
+        *("model=transformers", "model.architecture=LlamaForCausalLM", "model.dtype=float32"),
+        *(f"+model.config.{key}={value}" for key, value in (sizes | heads).items()),
+        *("model.batch_size=1", "phase=decode", "context_len=8", "tensor_parallel=2"),
+        *("devices=2x0.2mb+host1mb", "offload=prefetch", "reserve=none", "mode=single"),
+    )
+    result = plan(config, model_spec(config))
+    offloaded, metrics = result.offloaded, headline(result)
+    assert offloaded is not None
+    streamed = {
+        unit.path: unit.weight_bytes
+        for unit, way in zip(offloaded.units, offloaded.ways.tolist(), strict=True)
+        if way == STREAMED
+    }
+    assert streamed["model.layers.0.self_attn"] == 4 * 64 * 64 * 4 // 2
+    assert streamed["model.layers.0.mlp.up_proj"] == 64 * 128 * 4 // 2
+    assert metrics["streamed_gib"] * 2**30 == 2 * sum(streamed.values())
+    assert metrics["kv_cache_gib"] * 2**30 == 2 * 4 * 64 * 8 * 4
+    left_kib = (10**6 - 2 * sum(streamed.values())) / KIB
+    assert f"{left_kib:.2f} KiB of host1mb left" in offload_line(config, offloaded)
+    rate = config.transfer_rate.bytes_per_s * config.offload.pinned_share
+    assert result.evaluation.latency_s > sum(streamed.values()) / rate
+
+
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
@@ -101,7 +137,14 @@ def test_a_wrong_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> N
             ["devices=1x24gb+host64gb", "phase=decode", "offload=host", "offload.cache=all"],
             "offload=host copies nothing",
         ),
-        (["devices=2x24gb+host64gb", "tensor_parallel=2"], "leave out tensor_parallel=2"),
+        (
+            ["devices=2x24gb+host64gb", "tensor_parallel=2", "phase=training"],
+            "leave out tensor_parallel=2",
+        ),
+        (
+            ["devices=2x24gb+host64gb", "tensor_parallel=2", "offload=host"],
+            "use offload=prefetch, or leave out tensor_parallel",
+        ),
         (["devices=2x24gb+host64gb", "context_parallel=2"], "leave out context_parallel=2"),
         (
             ["devices=2x24gb+host64gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"],
