@@ -208,9 +208,13 @@ _lock = Lock()
 _SIZES = ("batch_size", "seq_len", "cache_len", "step")
 
 
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+"""How transformers names models of a decoder alone."""
+
+
 def _has_encoder(spec: ModelSpec) -> bool:
-    if spec.architecture is None:
-        return False
+    if spec.architecture is None or spec.architecture.endswith(_DECODERS):
+        return False  # without importing the model, which takes seconds where its graph is cached
     from fxpart.capture.models.architecture import has_encoder_and_decoder  # imports torch
 
     return has_encoder_and_decoder(spec.architecture)

@@ -2,11 +2,13 @@
 
 import csv
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from fxpart.capture.models.architecture import has_encoder_and_decoder
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import FxpartError, InfeasibleError, SpecError
 from fxpart.placement.follow import follow
@@ -359,3 +361,14 @@ def test_the_largest_sizes_with_tiers_can_be_planned_and_twice_as_much_cannot() 
     for texts, context in ((1, 2 * most.context), (2 * most.batch, 25)):
         with pytest.raises(InfeasibleError):
             _planned(*_lengths(20, context - 20), *tiered, f"model.batch_size={texts}")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["BartForCausalLM", "ProphetNetForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"],
+)
+def test_models_with_an_encoder_are_known_by_name_or_class(architecture: str) -> None:
+    """The end of a decoder's name is enough, since importing its class takes long."""
+    spec = replace(model_spec(read("model=gpt2")), architecture=architecture)
+    steps = serving_steps(read("model=gpt2", *_lengths(4, 4)), spec)
+    assert steps.has_encoder == has_encoder_and_decoder(architecture)
