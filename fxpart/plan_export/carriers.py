@@ -1,11 +1,12 @@
 """Determine which other tools can run a plan as it is."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import ENCODER_STATES, OpGraph
 from fxpart.errors import SpecError
 from fxpart.plan_export.device_map import DeviceMap, device_map
 from fxpart.plan_export.split_points import forward_operators, split_points
@@ -30,11 +31,14 @@ class Carriers:
     inside: str | None
     """The module inside which a stage begins; empty if the plan is not a sequence of stages or has
     tiers, None if torch's pipelines can split it."""
+    has_all: bool = True
+    """Whether the graph has all modules: that of a decode has no encoder."""
 
     @property
     def accelerate(self) -> bool:
         """Whether accelerate can run the plan by its device map, except for a few operators."""
-        return not self.torn and self.elsewhere <= _FEW * self.operators
+        few_elsewhere = self.elsewhere <= _FEW * self.operators
+        return self.has_all and not self.torn and few_elsewhere
 
     @property
     def pipelining(self) -> bool:
@@ -42,8 +46,8 @@ class Carriers:
         return self.inside is None
 
 
-def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
-    """Determine which tools can run a plan without replicas.
+def carriers(graph: OpGraph, assignment: Assignment, hosts: Sequence[int] = ()) -> Carriers:
+    """Determine which tools can run a plan without replicas; `hosts` are the devices that are CPUs.
 
     Torch's pipelines assign stages to devices round-robin, one or several on each.
 
@@ -51,7 +55,7 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
         SpecError: if the plan has replicas.
 
     """
-    mapped = device_map(graph, assignment)
+    mapped = device_map(graph, assignment, hosts=hosts)
     inside: str | None = None
     try:
         split_points(graph, assignment)
@@ -63,13 +67,14 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
         cycle = list(dict.fromkeys(homes))
         if homes != [cycle[stage % len(cycle)] for stage in range(len(homes))]:
             inside = ""
-    computing = int((~graph.is_check).sum())
-    return Carriers(mapped.torn, len(mapped.moved), computing, inside)
+    return replace(map_carriers(graph, mapped), inside=inside)
 
 
 def map_carriers(graph: OpGraph, mapped: DeviceMap) -> Carriers:
     """Determine whether accelerate can run a plan by its map, leaving out pipelines."""
-    return Carriers(mapped.torn, len(mapped.moved), int((~graph.is_check).sum()), "")
+    computing = int((~graph.is_check).sum())
+    has_all = ENCODER_STATES not in graph.value_names
+    return Carriers(mapped.torn, len(mapped.moved), computing, "", has_all)
 
 
 def _first_begin_inside(graph: OpGraph, assignment: Assignment) -> str:

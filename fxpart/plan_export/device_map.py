@@ -180,7 +180,8 @@ class DeviceMap:
     """Module path to place, JSON-serializable. Paths are disjoint, except that a module
     with tensors of its own may enclose others; the longest path applies. ``""`` is the whole model.
     If the model is split, parameters held by the model itself have entries by their own names,
-    which accelerate warns about but accepts."""
+    which accelerate warns about but accepts. The first device in it is
+    the main device."""
     main_device: Place
     """Device of the model's inputs and its own tensors, to which modules in tiers are copied."""
     device_of: IntArray
@@ -224,9 +225,8 @@ def device_map(
     planned = assignment.device_of
     if hosts:  # all are one device for accelerate
         planned = np.where(np.isin(planned, hosts), hosts[0], planned)
-    words = dict.fromkeys(hosts, "cpu")
     homes = _module_homes(graph, planned, names, whole)
-    return _closest(graph, planned, homes, words, names)
+    return _map_of_homes(graph, planned, homes, dict.fromkeys(hosts, "cpu"), names)
 
 
 def tiered_device_map(
@@ -246,7 +246,7 @@ def tiered_device_map(
 
     """
     devices = int(device_of.max(initial=0)) + 1
-    words = {devices: "cpu", devices + 1: "disk"}
+    tiers = {devices: "cpu", devices + 1: "disk"}
     place_of = np.where(device_of < 0, devices, device_of)
     for op, tier in tier_of.items():
         place_of[op] = devices + (tier == "disk")
@@ -254,54 +254,62 @@ def tiered_device_map(
     place_of = place_of[graph.group]
     homes = _module_homes(graph, place_of, names, ())
     copied = device_of[(place_of >= devices) & (device_of >= 0)]
-    copies_on = np.bincount(copied).argsort(kind="stable")[::-1] if len(copied) else copied
-    return _closest(graph, device_of, homes, words, names, copies_on=copies_on.tolist())
+    main = int(np.bincount(copied).argmax()) if len(copied) else None
+    return _map_of_homes(graph, device_of, homes, tiers, names, main=main)
 
 
-def _closest(
+def _map_of_homes(
     graph: OpGraph,
     planned: IntArray,
     homes: Mapping[str, int],
-    words: Mapping[int, str],
+    tiers: Mapping[int, str],
     names: Sequence[str],
     *,
-    copies_on: Sequence[int] = (),
+    main: int | None = None,
 ) -> DeviceMap:
-    """Return the map of `homes`, where those in `words` are tiers or CPUs.
+    """Return the map of `homes`, where `tiers` names those that are no GPUs.
 
-    The first of `copies_on` is the main device.
+    Args:
+        graph: the captured model.
+        planned: device of each operator; -1 if accelerate does not run it there. Length n.
+        homes: place of each module with tensors.
+        tiers: ``cpu`` or ``disk`` for places that are tiers or CPUs.
+        names: as for `device_map`.
+        main: the device to which modules in tiers are copied; None for that of the model's inputs.
+
     """
-    main = _main_device(graph, planned, homes)
-    numbers = _entries(homes, main, _own_tensors(graph, names))
-    runner = _running_device([*copies_on, main, *numbers.values(), *planned.tolist()], words)
-    on_device = dict.fromkeys(words, runner)
+    of_inputs = _main_device(graph, planned, homes)
+    place_of_path = _entries(homes, of_inputs, _own_tensors(graph, names))
+    first = [] if main is None else [main]
+    places = (*first, of_inputs, *place_of_path.values(), *planned.tolist())
+    running = next((place for place in places if place >= 0 and place not in tiers), of_inputs)
+    on_device = dict.fromkeys(tiers, running)
     run = hooked_run(
         graph,
-        {path: on_device.get(place, place) for path, place in numbers.items()},
+        {path: on_device.get(place, place) for path, place in place_of_path.items()},
         {path: on_device.get(place, place) for path, place in homes.items()},
-        runner,
+        running,
     )
     displaced = np.flatnonzero((run.device_of != planned) & (planned >= 0) & ~graph.is_check)
+    ordered = list(place_of_path.items())
+    if next((place for _, place in ordered if place not in tiers), running) != running:
+        # Accelerate takes the first device of the map for the main one.
+        ordered.sort(key=lambda item: item[1] != running)
     return DeviceMap(
-        entries={path: _place(place, words) for path, place in numbers.items()},
-        main_device=_place(runner, words),
+        entries={path: _place(place, tiers) for path, place in ordered},
+        main_device=_place(running, tiers),
         device_of=run.device_of,
         moved=tuple(graph.names[op] for op in displaced.tolist()),
         torn=run.torn,
         weight_bytes={
-            _place(place, words): size for place, size in _weight_bytes(graph, homes).items()
+            _place(place, tiers): size for place, size in _weight_bytes(graph, homes).items()
         },
     )
 
 
-def _running_device(places: Sequence[int], words: Mapping[int, str]) -> int:
-    """Return the first of `places` that is a GPU, to which modules in tiers are copied."""
-    return next((place for place in places if place >= 0 and place not in words), places[0])
-
-
-def _place(number: int, words: Mapping[int, str]) -> Place:
+def _place(number: int, tiers: Mapping[int, str]) -> Place:
     """Return accelerate's name of a place, where only GPUs have numbers."""
-    return words.get(number, number - sum(word < number for word in words))
+    return tiers.get(number, number - sum(tier < number for tier in tiers))
 
 
 def _refuse_replicas(assignment: Assignment) -> None:

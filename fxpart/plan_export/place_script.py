@@ -1,7 +1,5 @@
 """Export a script that loads a checkpoint by a `device_map`."""
 
-from fxpart.plan_export.device_map import Place
-
 __all__ = ["place_script"]
 
 _SCRIPT = '''\
@@ -9,19 +7,18 @@ _SCRIPT = '''\
 import json, sys
 from pathlib import Path
 import torch
-from accelerate import dispatch_model, init_empty_weights, load_checkpoint_in_model
-from transformers import AutoConfig, {architecture}
+from transformers import {architecture}
 
-weights, offload = sys.argv[1], "offload"  # the latter for modules on disk
 places = json.loads(Path(__file__).with_name("device_map.json").read_text())
-with init_empty_weights():
-    model = {architecture}._from_config(AutoConfig.from_pretrained(weights), dtype={dtype})
-model.tie_weights()
-load_checkpoint_in_model(model, weights, places, offload_folder=offload, dtype={dtype})
-model = dispatch_model(model.eval(), places, main_device={main!r}, offload_dir=offload)
+model = {architecture}.from_pretrained(
+    sys.argv[1],  # a folder, or a name on the hub
+    device_map=places,  # modules on cpu and disk are copied to the first device in it
+    offload_folder="offload",  # for modules on disk
+    dtype={dtype},
+).eval()
 '''
 
 
-def place_script(architecture: str, dtype: str, main_device: Place) -> str:
+def place_script(architecture: str, dtype: str) -> str:
     """Return a Python script for a transformers class, to lie beside ``device_map.json``."""
-    return _SCRIPT.format(architecture=architecture, dtype=f"torch.{dtype}", main=main_device)
+    return _SCRIPT.format(architecture=architecture, dtype=f"torch.{dtype}")

@@ -8,6 +8,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import split_topology
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
+from fxpart.core.reserve import Interval
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.cost.device_memory import CONTEXT, DeviceMemory
 from fxpart.errors import SpecError
@@ -20,6 +21,7 @@ from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates, is_serving
 from runner.experiment.topology import build_topology
 from runner.experiment.training import finetunes, is_megatron, is_training
+from runner.experiment.weight_format import format_text, has_shipped_format
 
 __all__ = ["block_depth", "engines_note", "files_for_engines"]
 
@@ -46,12 +48,21 @@ def files_for_engines(
     if offloaded is not None:
         return _hosted_files(config, graph, offloaded)
     try:
+        _refuse_cpus(config, assignment)
         stages = stages_of(graph, assignment)
     except SpecError:
         return None
-    plan = _engine_plan(config, stages, needs)
+    plan = _engine_plan(config, graph, stages, needs)
     is_one_device = plan.devices == 1 and not is_serving(config)
     return None if is_one_device else engine_files(plan)
+
+
+def _refuse_cpus(config: Config, assignment: Assignment) -> None:
+    """Raise `SpecError` if a device is a CPU: the files are for GPUs."""
+    topology = build_topology(config.devices, config.transfer_rate)
+    hosts = [device for device, spec in enumerate(topology.devices) if spec.on_host]
+    if config.tensor_parallel == 1 and np.isin(assignment.device_of, hosts).any():
+        raise SpecError("a device is a CPU")
 
 
 def _hosted_files(config: Config, graph: OpGraph, offloaded: Offloaded) -> EngineFiles | None:
@@ -59,19 +70,21 @@ def _hosted_files(config: Config, graph: OpGraph, offloaded: Offloaded) -> Engin
     if offloaded.trains or not serves(config.model.architecture):
         return None
     device_of = offloaded.assignment.device_of
+    if offloaded.cache_bytes.any():  # llama.cpp keeps the caches of a layer with its weights
+        return None
     try:
-        if offloaded.cache_bytes.any():
-            raise SpecError("it keeps the caches of a layer with its weights")
         if (offloaded.ways == STREAMED).any():
             raise SpecError("it streams no weights; add offload=host")
         on_host = device_of >= len(offloaded.devices)
         stages = hosted_stages_of(graph, np.where(on_host, -1, device_of))
     except SpecError as error:
         return EngineFiles({}, {HOSTING: str(error)})
-    return engine_files(_engine_plan(config, stages, ()))
+    return engine_files(_engine_plan(config, graph, stages, ()))
 
 
-def _engine_plan(config: Config, stages: Stages, needs: Sequence[DeviceMemory]) -> EnginePlan:
+def _engine_plan(
+    config: Config, graph: OpGraph, stages: Stages, needs: Sequence[DeviceMemory]
+) -> EnginePlan:
     needed_share, free_share = _memory_shares(needs)
     model, optimizer = config.model, config.optimizer
     tokens = config.context_len if is_serving(config) else None
@@ -104,6 +117,8 @@ def _engine_plan(config: Config, stages: Stages, needs: Sequence[DeviceMemory]) 
         megatron=is_megatron(config),
         weights=config.weights.name,
         group_size=config.weights.group_size,
+        format_text=format_text(config, graph) if config.weights.name != "none" else "",
+        has_shipped_format=has_shipped_format(config),
         cache=config.kv_cache,
         needed_share=needed_share,
         free_share=free_share,
@@ -116,9 +131,9 @@ def _memory_shares(needs: Sequence[DeviceMemory]) -> tuple[float, float]:
     """Return the needed and the free share of an `EnginePlan`."""
     needed, free = 0.0, 1.0
     for need in needs:
-        context = need.parts[CONTEXT].expected if CONTEXT in need.parts else 0
-        needed = max(needed, (need.needed.expected - context) / need.total_bytes)
-        free = min(free, 1 - context / need.total_bytes)
+        context = need.parts.get(CONTEXT, Interval(0, 0, 0))
+        needed = max(needed, (need.needed.expected - context.expected) / need.total_bytes)
+        free = min(free, 1 - context.high / need.total_bytes)
     return needed, free
 
 

@@ -94,7 +94,7 @@ def fitting_plan(
     attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
     searched, candidate = problem, attempt(problem)
     if not candidate.fits:
-        attempt = partial(attempt, place=_sooner(config, place))
+        attempt = partial(attempt, place=_with_shorter_limit(config, place))
     with suppress(InfeasibleError):
         for _ in range(_MOST_PLANS - 1):
             if candidate.fits:
@@ -114,7 +114,7 @@ def fitting_plan(
     return candidate
 
 
-def _sooner(config: Config, place: Place) -> Place:
+def _with_shorter_limit(config: Config, place: Place) -> Place:
     """Return the mode with `_LATER_SHARE` of its time limit, if it has one."""
     options = config.mode.options
     limit_s = options.get("time_limit_s")

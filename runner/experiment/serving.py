@@ -273,11 +273,11 @@ def serving_metrics(
     stands for `alike` devices: its group, in all replicas.
     """
     batches = schedule.microbatches if schedule else 1
+    # Decodes of one batch cannot overlap: a text's next token needs this one.
+    step_s = schedule.step_s if schedule else evaluation.latency_s
     cache_bytes = sum(use.cache_bytes for use in evaluation.devices)
     metrics = {"kv_cache_gib": alike * batches * cache_bytes / GIB}
     if step == "prefill":
-        return metrics | {"ttft_ms": evaluation.latency_s * 1e3}
-    # Decodes of one batch cannot overlap: a text's next token needs this one.
-    token_s = batches / schedule.throughput_per_s if schedule else evaluation.latency_s
-    tokens_per_s = batches * texts / token_s if token_s else float("inf")
-    return metrics | {"tpot_ms": token_s * 1e3, "tokens_per_s": tokens_per_s}
+        return metrics | {"ttft_ms": step_s * 1e3}
+    tokens_per_s = batches * texts / step_s if step_s else float("inf")
+    return metrics | {"tpot_ms": step_s * 1e3, "tokens_per_s": tokens_per_s}

@@ -13,6 +13,7 @@ from fxpart.core.topology import (
 )
 from fxpart.errors import SpecError
 from runner.config.sections import (
+    Config,
     DevicesConfig,
     LinkConfig,
     PairConfig,
@@ -20,7 +21,7 @@ from runner.config.sections import (
     ReserveConfig,
 )
 
-__all__ = ["build_topology", "reserve_of", "rounding_bytes"]
+__all__ = ["build_topology", "cpu_devices", "reserve_of", "rounding_bytes"]
 
 
 def build_topology(
@@ -55,6 +56,13 @@ def build_topology(
         built, _link(transfer_rate), _link(node_link) if node_link else None
     )
     return with_pair_links(topology, dict(_pair(pair) for pair in devices.pairs))
+
+
+def cpu_devices(config: Config, topology: Topology) -> list[int]:
+    """Return the devices that are CPUs; those of a published problem are no real devices."""
+    if config.model.path is not None:
+        return []
+    return [index for index, device in enumerate(topology.devices) if device.on_host]
 
 
 def reserve_of(config: ReserveConfig) -> Reserve:

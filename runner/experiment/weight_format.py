@@ -12,7 +12,7 @@ from fxpart.errors import SpecError, nearest_names
 from runner.config.paths import conf_dir
 from runner.config.sections import Config
 
-__all__ = ["check_format", "check_kept", "format_text"]
+__all__ = ["check_format", "check_kept", "format_text", "has_shipped_format"]
 
 _ONE_BLOCK = ("mxfp4",)
 """Formats whose standard has one size of groups."""
@@ -67,6 +67,12 @@ def format_text(config: Config, graph: OpGraph) -> str:
     names = _names(graph.modules)
     kept = " and ".join(name for name in chosen.keep if name in names)
     return f"{chosen.name}{bits}{groups}" + (f" except {kept}" if kept else "")
+
+
+def has_shipped_format(config: Config) -> bool:
+    """Return whether bits, and modules that keep theirs, are those of the shipped format."""
+    chosen, shipped = config.weights, _shipped(config.weights.name)
+    return all(getattr(chosen, name) == shipped.get(name) for name in ("bits", "keep"))
 
 
 def _names(paths: Iterable[str]) -> set[str]:

@@ -21,6 +21,7 @@ from runner.config.sections import Config
 from runner.experiment.engines import block_depth, engines_note
 from runner.experiment.mesh import replica_count, shares_something
 from runner.experiment.offload import carried_by, offloaded_map
+from runner.experiment.topology import cpu_devices
 from runner.experiment.training import (
     backward_engine,
     is_megatron,
@@ -45,6 +46,7 @@ SEARCHES = ("kl_based", "cost_aware")
 """Modes that may place any operator anywhere."""
 _DEARER = 0.2
 """The `mode.boundary_gain` to try if the default finds no cut at modules."""
+_NO_ENCODER = "the encoder, which accelerate needs too, is no part of a decode's plan"
 _MOST_GROUPS = 256
 """Most groups of operators at which a depth is searched, in some tenths of a second."""
 
@@ -80,8 +82,8 @@ def whole_modules(
     if config.tensor_parallel > 1:  # the tools that run such plans need stages
         return None
     graph = problem.graph
-    best_s = latency_of(problem, assignment.device_of)
-    carried = carriers(graph, assignment)
+    best_s, hosts = latency_of(problem, assignment.device_of), cpu_devices(config, problem.topology)
+    carried = carriers(graph, assignment, hosts)
     if carried.accelerate and not carried.elsewhere:
         return WholeModules("operator", best_s, 0.0, carried)
     best: WholeModules | None = None
@@ -90,7 +92,7 @@ def whole_modules(
             placed = place(replace(problem, graph=grouped))
         except InfeasibleError:
             continue
-        carried = carriers(graph, placed)
+        carried = carriers(graph, placed, hosts)
         if not carried.accelerate and best is not None:
             break
         latency_s = latency_of(problem, placed.device_of)
@@ -176,6 +178,8 @@ def tiered_line(config: Config, offloaded: Offloaded, graph: OpGraph) -> str:
 
 def _tiered_advice(config: Config, carried: Carriers, graph: OpGraph, main: object) -> str:
     """Return why accelerate cannot execute a plan with tiers, and what to change."""
+    if not carried.has_all:
+        return _NO_ENCODER
     if not carried.torn:
         elsewhere = counted(carried.elsewhere, "operator")
         return (
@@ -210,7 +214,7 @@ def _torch_line(
         return ", ".join(["plain PyTorch, everything is on one device", *local])
     if engine := backward_engine(config.backward_order):
         return ", ".join([*local, engine])
-    carried = carriers(problem.graph, assignment)
+    carried = carriers(problem.graph, assignment, cpu_devices(config, problem.topology))
     one_forward = not is_training(config) and config.schedule.name == "none"
     tools = [f"accelerate{_elsewhere(carried)}"] if carried.accelerate and one_forward else []
     if carried.pipelining:
@@ -277,6 +281,8 @@ def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeMod
                 if not carriers(problem.graph, dearer).inside:
                     reason += f"; mode.boundary_gain={_DEARER} finds cuts at modules"
         return reason
+    if not carried.has_all:
+        return _NO_ENCODER
     if is_training(config) or config.schedule.name != "none":
         return "torch pipelining runs stages in the model's order; add mode=pipeline"
     elsewhere = counted(carried.elsewhere, "operator")

@@ -15,7 +15,14 @@ from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
 from fxpart.placement.offload.plan import Offloaded
-from fxpart.plan_export import DeviceMap, device_map, map_carriers, place_script, split_points
+from fxpart.plan_export import (
+    DeviceMap,
+    Place,
+    device_map,
+    map_carriers,
+    place_script,
+    split_points,
+)
 from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
@@ -24,8 +31,9 @@ from runner.experiment.device_memory import device_memory_rows
 from runner.experiment.engines import files_for_engines
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
-from runner.experiment.offload import offload_document, offloaded_map
+from runner.experiment.offload import configured_tiers, offload_document, offloaded_map
 from runner.experiment.result import Result
+from runner.experiment.topology import cpu_devices
 from runner.experiment.training import is_training
 from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
@@ -62,7 +70,7 @@ __all__ = [
     "write_inputs",
     "write_place_script",
     "write_plan",
-    "write_plan_files",
+    "write_split_points",
     "write_unfinished",
 ]
 
@@ -209,61 +217,63 @@ def write_plan(
 def _write_maps(config: Config, folder: Path, result: Result) -> None:
     """Write the maps of a plan from modules to devices or tiers, unless it splits layers."""
     graph, offloaded = result.captured.graph, result.offloaded
-    mapped: DeviceMap | None = None
     if offloaded:
         write_json(folder / "offload.json", offload_document(offloaded))
     if result.split is not None or result.shards is not None:  # readers of maps split no layers
         return
+    if result.assignment.replicas > 1:
+        return
+    hosts = cpu_devices(config, result.problem.topology)
     if offloaded:
         mapped = offloaded_map(offloaded, graph)
-        write_device_map(folder, graph, mapped, result.copy_rooms)
     else:
-        processors = result.problem.topology.devices
-        hosts = [index for index, device in enumerate(processors) if device.on_host]
-        mapped = write_plan_files(folder, graph, result.assignment, hosts)
-    if mapped:
-        write_place_script(folder, config, graph, mapped)
+        mapped = device_map(graph, result.assignment, hosts=hosts)
+        write_split_points(folder, graph, result.assignment)
+    write_device_map(folder, graph, mapped, _max_memory(config, result, mapped, hosts))
+    write_place_script(folder, config, graph, mapped)
 
 
-def write_plan_files(
-    folder: Path, graph: OpGraph, assignment: Assignment, hosts: Sequence[int] = ()
-) -> DeviceMap | None:
-    """Write the plan for other tools, as far as they can execute it, and return its device map.
+def write_split_points(folder: Path, graph: OpGraph, assignment: Assignment) -> None:
+    """Write the plan for ``torch.distributed.pipelining``, if all stages begin between modules.
 
-    `hosts` are the devices that are CPUs.
-
-    ``device_map.json`` is for Hugging Face accelerate, and ``device_map_notes.json`` says where it
-    deviates from the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and
-    exists only if every stage begins where a module begins or ends. A plan with replicas has none
-    of them, and a training step has no split points, since torch splits the forward itself.
+    A training step has the split points of its forward, since torch splits the forward itself.
 
     Raises `CacheError` if the folder cannot be written.
     """
-    if assignment.replicas > 1:
-        return None
-    mapped = device_map(graph, assignment, hosts=hosts)
-    write_device_map(folder, graph, mapped)
     if assignment.n_partitions > 1:
         with suppress(SpecError):  # most plans cut inside modules and have no split points
             write_json(folder / "split_points.json", split_points(graph, assignment))
-    return mapped
+
+
+def _max_memory(
+    config: Config, result: Result, mapped: DeviceMap, hosts: Sequence[int]
+) -> dict[Place, int]:
+    """Return the bytes that weights may take in each place, beside all else that the plan needs."""
+    tiers = configured_tiers(config)
+    most: dict[Place, int] = {}
+    for need in result.device_needs:
+        if need.device in hosts:
+            most["cpu"] = need.total_bytes
+            continue
+        place = need.device - sum(host < need.device for host in hosts)
+        weights = mapped.weight_bytes.get(place, 0) + result.copy_rooms.get(need.device, 0)
+        most[place] = max(0, need.total_bytes - need.needed.expected + weights)
+    return most | ({"cpu": tiers.host.memory_bytes} if tiers else {})
 
 
 def write_device_map(
-    folder: Path, graph: OpGraph, mapped: DeviceMap, copy_rooms: Mapping[int, int] | None = None
+    folder: Path, graph: OpGraph, mapped: DeviceMap, max_memory: Mapping[Place, int]
 ) -> None:
-    """Write a device map and its notes; `copy_rooms` are bytes kept free for copies from tiers.
+    """Write a device map for accelerate, and notes on where it deviates from the plan.
 
     Raises `CacheError` if the folder cannot be written.
     """
     # No notes in this file: accelerate accepts only paths and devices.
     write_json(folder / "device_map.json", mapped.entries)
-    rooms = dict[int | str, int]((copy_rooms or {}).items())
-    sizes = mapped.weight_bytes.items()
     notes = {
         "main_device": mapped.main_device,
-        "weight_bytes": {str(place): size for place, size in sizes},
-        "max_memory": {str(place): size + rooms.get(place, 0) for place, size in sizes},
+        "weight_bytes": {str(place): size for place, size in mapped.weight_bytes.items()},
+        "max_memory": {str(place): size for place, size in max_memory.items()},
         "operators": int((~graph.is_check).sum()),
         "operators_elsewhere": len(mapped.moved),
         "divided_modules": mapped.torn,
@@ -280,8 +290,7 @@ def write_place_script(folder: Path, config: Config, graph: OpGraph, mapped: Dev
     runs = not is_training(config) and config.schedule.name == "none"
     loads = model.library == "transformers" and config.weights.name == "none"
     if model.architecture and runs and loads and map_carriers(graph, mapped).accelerate:
-        script = place_script(model.architecture, model.dtype, mapped.main_device)
-        write_text(folder / "place.py", script)
+        write_text(folder / "place.py", place_script(model.architecture, model.dtype))
 
 
 def write_engine_files(

@@ -129,7 +129,6 @@ def test_the_script_loads_real_weights_on_the_planned_devices(
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(SPECS["llama"].config)
     original = LlamaForCausalLM(LlamaConfig(**sizes))
-    original.save_pretrained(tmp_path / "llama")
     _, graph = scene("llama")
     tier_of = {
         op: "disk" if module.startswith("model.layers.1") else "cpu"
@@ -138,17 +137,45 @@ def test_the_script_loads_real_weights_on_the_planned_devices(
     mapped = tiered_device_map(graph, np.full(graph.n_ops, -1), tier_of)
     assert set(mapped.entries.values()) == {"cpu", "disk"}
     assert mapped.main_device == "cpu"
-    run = tmp_path / "run"
+    loaded = _check_script(tmp_path, monkeypatch, original, mapped)
+    on_disk = {name for name, tensor in loaded.named_parameters() if tensor.is_meta}
+    layer = {name for name, _ in original.named_parameters() if name.startswith("model.layers.1.")}
+    assert on_disk == layer
+
+
+def test_the_script_loads_experts_that_a_checkpoint_has_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.mixtral.configuration_mixtral import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {**SPECS["llama"].config, "num_local_experts": 4}
+    original = MixtralForCausalLM(MixtralConfig(**sizes))
+    whole = DeviceMap({"": "cpu"}, "cpu", np.zeros(1, dtype=np.int64), (), (), {})
+    _check_script(tmp_path, monkeypatch, original, whole)
+
+
+def _check_script(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    original: Any,  # noqa: ANN401 - a class of transformers
+    mapped: DeviceMap,
+) -> torch.nn.Module:
+    """Check that the script loads what `original` saves, with the same results; return it."""
+    original.save_pretrained(folder / "checkpoint")
+    run = folder / "run"
     run.mkdir()
     (run / "device_map.json").write_text(json.dumps(mapped.entries))
-    script = place_script("LlamaForCausalLM", "float32", mapped.main_device)
-    assert len(script.splitlines()) <= 16
+    script = place_script(type(original).__name__, "float32")
+    assert len(script.splitlines()) <= 15
     (run / "place.py").write_text(script)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["place.py", "llama"])
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["place.py", "checkpoint"])
     scope = runpy.run_path(str(run / "place.py"))
-    assert any((tmp_path / "offload").glob("model.layers.1*"))
     tokens = torch.arange(8).reshape(1, 8)
     with torch.no_grad():
-        placed, expected = (each(tokens).logits for each in (scope["model"], original))
+        placed, expected = (each(tokens).logits for each in (scope["model"], original.eval()))
     assert torch.allclose(placed, expected, atol=1e-6)
+    model: torch.nn.Module = scope["model"]
+    return model

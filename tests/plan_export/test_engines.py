@@ -399,9 +399,9 @@ REFUSED = [
     (replace(SERVING, batch_size=257), "llama.cpp", "at most 256 texts at once, not 257"),
     (replace(SERVING, weights="nf4", group_size=128), "vLLM", "nf4 on loading, in groups of 64"),
     (replace(SERVING, weights="fp8", group_size=128), "vLLM", "fp8 on loading, without groups"),
-    (replace(SERVING, architecture="RwkvForCausalLM"), "vLLM", "not know that it has RwkvForC"),
-    (replace(SERVING, architecture="RwkvForCausalLM"), "llama.cpp", "not know that it has RwkvF"),
-    (replace(SERVING, architecture="OPTForCausalLM"), "llama.cpp", "not know that it has OPTFor"),
+    (replace(SERVING, architecture="RwkvForCausalLM"), "vLLM", "RwkvForCausalLM is not in"),
+    (replace(SERVING, architecture="RwkvForCausalLM"), "llama.cpp", "RwkvForCausalLM is not in"),
+    (replace(SERVING, architecture="OPTForCausalLM"), "llama.cpp", "OPTForCausalLM is not in"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]
 

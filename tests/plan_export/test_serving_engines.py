@@ -51,8 +51,18 @@ def test_a_small_device_gives_vllm_what_its_context_leaves() -> None:
 
 
 def test_quantized_checkpoints_are_named_with_their_groups() -> None:
-    text = text_of(replace(SERVING, weights="awq", group_size=128), "vLLM")
-    assert "# planned with weights=awq weights.group_size=128: MODEL must be" in text
+    words = "awq in groups of 128 except lm_head"
+    plan = replace(SERVING, weights="awq", group_size=128, format_text=words)
+    assert f"# planned with weights in {words}: MODEL must be" in text_of(plan, "vLLM")
+
+
+def test_a_format_that_is_not_the_usual_one_is_no_quantization_on_loading() -> None:
+    plan = replace(SERVING, weights="nf4", group_size=64)
+    assert "--quantization bitsandbytes" in text_of(plan, "vLLM")
+    files = engine_files(replace(plan, has_shipped_format=False))
+    assert "all modules in the same way" in next(
+        why for engine, why in files.refusals.items() if engine.name == "vLLM"
+    )
 
 
 def test_serving_engines_have_the_language_models_that_are_shipped() -> None:
@@ -133,7 +143,7 @@ def test_llama_cpp_leaves_the_first_layers_to_the_host(
 def test_llama_cpp_is_told_which_layers_were_planned_on_the_host() -> None:
     stages = Stages((2,), (0,), hosted=(1, 3))
     text = text_of(replace(SERVING, stages=stages), "llama.cpp")
-    assert "# planned on the host: layers 1, 3; its first 2 are\n" in text
+    assert "# the plan computes layers 1, 3 on the host; llama.cpp takes its first\n" in text
 
 
 def test_hosted_layers_are_counted_in_whole_layers() -> None:

@@ -100,7 +100,7 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if plan.training and plan.devices == 1:
             continue
         if engine.models is not None and name not in engine.models:
-            refusals[engine] = f"fxpart does not know that it has {name}"
+            refusals[engine] = f"{name} is not in fxpart's list of its models"
             continue
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"

@@ -22,6 +22,23 @@ def llama_cpp_command(plan: EnginePlan) -> str:
         SpecError: if llama.cpp cannot run the plan.
 
     """
+    _refuse_unsupported(plan)
+    arguments, stages = _arguments(plan), plan.stages
+    order = plan.visible_devices()
+    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
+    lines = ["#!/bin/sh", "# sh llama_cpp.sh MODEL.gguf"]
+    if plan.weights != "none":
+        weights = plan.format_text or plan.weights
+        lines.append(f"# planned with weights in {weights}: take a GGUF file of that size")
+    if stages.hosted != tuple(range(len(stages.hosted))):
+        layers = ", ".join(map(str, stages.hosted))
+        lines.append(f"# the plan computes layers {layers} on the host; llama.cpp takes its first")
+    command = " ".join([*environment, 'exec llama-server --model "${1:?a GGUF file}"'])
+    lines.append(" \\\n    ".join([command, *(f"--{k} {v}" for k, v in arguments.items())]))
+    return "\n".join(lines) + "\n"
+
+
+def _refuse_unsupported(plan: EnginePlan) -> None:
     if plan.replica_count > 1 or plan.sequence_parallel:
         raise SpecError("it runs one replica")
     if plan.batch_size > _MOST_TEXTS:
@@ -30,29 +47,21 @@ def llama_cpp_command(plan: EnginePlan) -> str:
         raise SpecError(f"it has no cache in {plan.cache if plan.cache != 'auto' else plan.dtype}")
     if plan.tensor_parallel > 1 and plan.stages.count > 1:
         raise SpecError("it splits by layer or by tensor, not both")
-    split = [*plan.stages.layers[:-1], plan.stages.layers[-1] + 1]
-    mode = "layer"
+
+
+def _arguments(plan: EnginePlan) -> dict[str, object]:
+    stages = plan.stages
+    split, mode = [*stages.layers[:-1], stages.layers[-1] + 1], "layer"
     if plan.tensor_parallel > 1:
         split, mode = [1] * plan.tensor_parallel, "tensor"
-    cache = _CACHE[plan.dtype] if plan.cache == "auto" else plan.cache
-    stages = plan.stages
     on_devices = sum(stages.layers) + 1 if stages.hosted else 999
     arguments: dict[str, object] = {"n-gpu-layers": on_devices}
     if stages.hosts_output:  # both names: the table of embeddings may be the output's too
         arguments["override-tensor"] = "'^(output|token_embd)[.]weight=CPU'"
     if len(split) > 1:
         arguments |= {"split-mode": mode, "tensor-split": ",".join(map(str, split))}
+    cache = _CACHE[plan.dtype] if plan.cache == "auto" else plan.cache
     arguments |= {"cache-type-k": cache, "cache-type-v": cache, "parallel": plan.batch_size}
     if plan.tokens:
         arguments["ctx-size"] = plan.tokens * plan.batch_size  # shared by all sequences
-    order = plan.visible_devices()
-    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
-    lines = ["#!/bin/sh", "# sh llama_cpp.sh MODEL.gguf"]
-    if plan.weights != "none":
-        lines.append(f"# planned with weights={plan.weights}: take a GGUF file of that size")
-    if stages.hosted != tuple(range(len(stages.hosted))):
-        layers = ", ".join(map(str, stages.hosted))
-        lines.append(f"# planned on the host: layers {layers}; its first {len(stages.hosted)} are")
-    command = " ".join([*environment, 'exec llama-server --model "${1:?a GGUF file}"'])
-    lines.append(" \\\n    ".join([command, *(f"--{k} {v}" for k, v in arguments.items())]))
-    return "\n".join(lines) + "\n"
+    return arguments

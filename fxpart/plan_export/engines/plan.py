@@ -80,6 +80,10 @@ class EnginePlan:
     """The weight quantization, as in ``conf/weights``."""
     group_size: int = 0
     """Quantized weights that share a scale; 0 without groups."""
+    format_text: str = ""
+    """The quantization in words: bits, groups and the modules that keep their dtype."""
+    has_shipped_format: bool = True
+    """Whether bits, and the modules that keep their dtype, are the usual ones of `weights`."""
     cache: str = "auto"
     """The dtype of the KV cache."""
     needed_share: float = 0.0

@@ -28,9 +28,8 @@ def vllm_command(plan: EnginePlan) -> str:
         environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
     lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
     if plan.weights != "none" and plan.weights not in _ON_LOADING:
-        groups = f" weights.group_size={plan.group_size}" if plan.group_size else ""
-        weights = f"weights={plan.weights}{groups}"
-        lines.append(f"# planned with {weights}: MODEL must be quantized in this way")
+        weights = plan.format_text or plan.weights
+        lines.append(f"# planned with weights in {weights}: MODEL must be quantized in this way")
     arguments = _arguments(plan)
     if _memory_share(plan) > _USUAL_SHARE:
         lines.append(
@@ -55,6 +54,8 @@ def _refuse_unsupported(plan: EnginePlan) -> None:
         all_devices = plan.tensor_parallel * plan.data_parallel
         if plan.expert_parallel != all_devices:
             raise SpecError(f"it spreads experts over all of its replicas, {all_devices} devices")
+    if plan.weights in _ON_LOADING and not plan.has_shipped_format:
+        raise SpecError(f"it quantizes to {plan.weights} on loading, all modules in the same way")
     _, group_size = _ON_LOADING.get(plan.weights, ("", plan.group_size))
     if plan.group_size != group_size:
         groups = f"in groups of {group_size}" if group_size else "without groups"

@@ -14,10 +14,11 @@ import torch
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CacheError, SpecError
-from fxpart.plan_export import DeviceMap, split_points
+from fxpart.plan_export import DeviceMap, device_map, split_points
 from runner.config.sections import Config, LatencyConfig, ModeConfig, ModelConfig
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
+from runner.experiment.result import Result
 from runner.job.files import (
     INPUTS_TAG,
     InputFile,
@@ -31,7 +32,7 @@ from runner.job.files import (
     write_inputs,
     write_place_script,
     write_plan,
-    write_plan_files,
+    write_split_points,
 )
 from runner.job.identity import Choices, JobIdentity, inputs_key
 from tests.runner.composed import read
@@ -165,8 +166,10 @@ def two_blocks() -> OpGraph:
 
 
 def written(folder: Path, graph: OpGraph, part: list[int], *homes: tuple[int, ...]) -> list[str]:
-    write_plan_files(folder, graph, Assignment(np.array(part), homes))
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    plan = Assignment(np.array(part), homes)
+    write_device_map(folder, graph, device_map(graph, plan), {})
+    write_split_points(folder, graph, plan)
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_entries_are_only_paths_and_devices(tmp_path: Path) -> None:
@@ -187,10 +190,6 @@ def test_one_device_has_a_map_and_no_split(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "device_map.json").read_text()) == {"": 0}
 
 
-def test_replicas_leave_no_files(tmp_path: Path) -> None:
-    assert written(tmp_path / "out", two_blocks(), [0, 0, 1, 1], (0, 2), (1, 3)) == []
-
-
 def test_a_cut_inside_a_module_leaves_no_split_points(tmp_path: Path) -> None:
     """The first layer ends where no module begins: its second operator goes to another device."""
     sketch = Sketch()
@@ -205,7 +204,7 @@ def test_a_cut_inside_a_module_leaves_no_split_points(tmp_path: Path) -> None:
 def test_a_training_step_leaves_the_split_points_of_its_forward(tmp_path: Path) -> None:
     graph = training_graph()
     plan = Assignment(np.array([0, 1, 1, 1]), ((0,), (1,)))
-    write_plan_files(tmp_path, graph, plan)
+    write_split_points(tmp_path, graph, plan)
     points = json.loads((tmp_path / "split_points.json").read_text())
     assert points == split_points(graph, plan) == {"second": "BEGINNING"}
     # A backward that returns to the first device belongs to a stage, and is no further cut.
@@ -241,7 +240,7 @@ def test_a_plan_on_the_processor_loads_a_checkpoint_there(
     assert json.loads((tmp_path / "run" / "device_map.json").read_text()) == {"": "cpu"}
     notes = json.loads((tmp_path / "run" / "device_map_notes.json").read_text())
     assert notes["main_device"] == "cpu"
-    assert notes["max_memory"] == {"cpu": result.captured.graph.total_weight_bytes}
+    assert notes["max_memory"] == {"cpu": result.problem.topology.devices[0].total_bytes}
     original = GPT2LMHeadModel(GPT2Config(**sizes))
     original.save_pretrained(tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
@@ -258,11 +257,65 @@ def test_a_plan_on_the_processor_loads_a_checkpoint_there(
 PLACED = DeviceMap({"": 0}, 0, np.zeros(1, dtype=np.int64), (), (), {0: 1})
 
 
-def test_copies_from_tiers_count_in_the_memory_to_fill(tmp_path: Path) -> None:
-    mapped = replace(PLACED, entries={"a": 0, "b": "cpu"}, weight_bytes={0: 10, "cpu": 30})
-    write_device_map(tmp_path, two_blocks(), mapped, {0: 5})
-    notes = json.loads((tmp_path / "device_map_notes.json").read_text())
-    assert notes["max_memory"] == {"0": 15, "cpu": 30}
+def test_a_plan_that_divides_a_module_has_no_script(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(name="gpt2", architecture="GPT2LMHeadModel"))
-    write_place_script(tmp_path, config, two_blocks(), replace(mapped, torn=("a",)))
+    write_place_script(tmp_path, config, two_blocks(), replace(PLACED, torn=("a",)))
     assert not (tmp_path / "place.py").exists()
+
+
+TINY_GPT2: dict[str, Any] = {
+    "n_layer": 4,
+    "n_embd": 8,
+    "n_head": 2,
+    "vocab_size": 16,
+    "n_positions": 16,
+}
+
+
+def planned(folder: Path, *overrides: str) -> tuple[Path, Result]:
+    """Plan a small GPT-2 for a run in `folder`, and write the plan's files."""
+    sizes = [f"model.config.{name}={size}" for name, size in TINY_GPT2.items()]
+    config = read("model=gpt2", "model.dtype=float32", *sizes, *overrides)
+    result = plan(config, model_spec(config))
+    identity = JobIdentity(Choices("gpt2", "m", "d", "l"), (), folder / "run", folder)
+    write_plan(config, identity, result, model_spec(config).key())
+    return folder / "run", result
+
+
+def test_accelerates_own_placement_fits_beside_all_else_that_the_plan_needs(tmp_path: Path) -> None:
+    from accelerate import infer_auto_device_map, init_empty_weights
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    step = ("model.seq_len=8", "model.batch_size=1", "devices=2x0.1mb", "reserve=none")
+    run, result = planned(tmp_path, "mode=size_based", "granularity=module", *step)
+    notes = json.loads((run / "device_map_notes.json").read_text())
+    weights = notes["weight_bytes"]
+    for need in result.device_needs:
+        beside = need.needed.expected - weights.get(str(need.device), 0)
+        assert notes["max_memory"][str(need.device)] == 100_000 - beside
+    with init_empty_weights():
+        model = GPT2LMHeadModel(GPT2Config(**TINY_GPT2))
+    most = {int(place): size for place, size in notes["max_memory"].items()}
+    placed = infer_auto_device_map(model, max_memory=most)
+    assert set(placed.values()) <= {0, 1}
+
+
+def test_a_decode_without_the_encoder_is_no_map_of_the_model(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    overrides = [
+        f"model.config.{name}={size}" for name, size in (sizes | {"vocab_size": 32}).items()
+    ]
+    step = ("phase=decode", "context_len=8", "model.seq_len=8", "model.batch_size=1")
+    config = read("model=t5_large", "devices=2x16gb", "mode=size_based", *step, *overrides)
+    result = plan(config, model_spec(config))
+    identity = JobIdentity(Choices("t5", "m", "d", "l"), (), tmp_path / "run", tmp_path)
+    write_plan(config, identity, result, model_spec(config).key())
+    assert not (tmp_path / "run" / "place.py").exists()
+
+
+def test_a_plan_over_a_gpu_and_a_processor_is_for_no_engine(tmp_path: Path) -> None:
+    step = ("model.seq_len=8", "model.batch_size=1", "phase=decode", "context_len=8")
+    run, _ = planned(tmp_path, "devices=1x1mb+1xcpu", "mode=equal_layers", "reserve=none", *step)
+    entries = json.loads((run / "device_map.json").read_text())
+    assert set(entries.values()) == {0, "cpu"}
+    assert not list(run.glob("*.sh"))
