@@ -22,6 +22,7 @@ __all__ = [
     "one_line",
     "show_bytes",
     "show_unequal_bytes",
+    "told_apart",
 ]
 
 
@@ -145,7 +146,7 @@ def one_line(error: BaseException, width: int = 240) -> str:
 
 _MOST_SHOWN = 10**30
 _MOST_DECIMALS = 12
-"""Decimals that show a byte in TB."""
+"""Decimals that show a byte in TB, and in GiB."""
 
 
 def show_bytes(size: int, decimals: int = 2) -> str:
@@ -160,5 +161,13 @@ def show_bytes(size: int, decimals: int = 2) -> str:
 
 def show_unequal_bytes(first: int, second: int) -> tuple[str, str]:
     """Return both sizes as `show_bytes` does, with as many decimals as tell unequal ones apart."""
-    texts = ((show_bytes(first, n), show_bytes(second, n)) for n in range(2, _MOST_DECIMALS + 1))
-    return next((pair for pair in texts if pair[0] != pair[1]), (show_bytes(first),) * 2)
+    return told_apart(lambda decimals: (show_bytes(first, decimals), show_bytes(second, decimals)))
+
+
+def told_apart(show: Callable[[int], tuple[str, str]]) -> tuple[str, str]:
+    """Return the texts that `show` gives two numbers, with as few decimals as tell them apart.
+
+    At least two decimals; two if the numbers are equal.
+    """
+    pairs = map(show, range(2, _MOST_DECIMALS + 1))
+    return next((pair for pair in pairs if pair[0] != pair[1]), show(2))

@@ -147,7 +147,7 @@ def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
     if reserved >= device.memory_bytes:
         raise SpecError(
             f"device {device.name} has {show_bytes(device.memory_bytes)}, but its reserve alone "
-            f"takes {show_bytes(reserved)} (CUDA context {show_bytes(reserve.context_bytes)}, "
+            f"takes {show_bytes(reserved)} (driver context {show_bytes(reserve.context_bytes)}, "
             f"workspace {show_bytes(reserve.workspace_bytes)}); take a larger device, or"
             " reserve=none"
         )

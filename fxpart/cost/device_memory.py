@@ -23,7 +23,7 @@ __all__ = ["CONTEXT", "PARTS", "DeviceMemory", "Verdict", "convolution_bytes", "
 
 BoolArray = npt.NDArray[np.bool_]
 
-CONTEXT = "CUDA context"
+CONTEXT = "driver context"
 
 PARTS = {
     "tensors": "what the plan holds at its peak, as the allocator rounds it",
@@ -32,7 +32,7 @@ PARTS = {
     "allocator": "segments that torch's allocator keeps beyond what it hands out",
     "library workspaces": "of cuBLAS, for each handle and stream",
     "communication": "buffers of NCCL, for each device that tensors are exchanged with",
-    CONTEXT: "the driver's context and loaded kernels",
+    CONTEXT: "the CUDA or HIP context, and loaded kernels",
 }
 """Descriptions of the parts, in order."""
 

@@ -199,8 +199,8 @@ def _accelerator_of_class(memory_bytes: int, table: Mapping[str, Mapping[str, An
 
 # Tiers.
 
-_TIER = re.compile(r"(?:(\d+)x)?(host|nvme)([-+.]?\d[\w.]*)")
-_NAMED_SIZE = re.compile(r"(?:\d+x)?(([a-z_]+)[-+.]?\d[\d.]*[mgt]i?b)")
+_TIER = re.compile(r"(?:(\d+)x)?(host|nvme)([-.]?\d[\w.]*)")
+_NAMED_SIZE = re.compile(r"(?:\d+x)?(([a-z_]+)[-.]?(\d[\d.]*[mgt]i?b))")
 _KINDS = {"host": "host", "nvme": "disk"}
 
 
@@ -225,8 +225,8 @@ def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
         named = _NAMED_SIZE.fullmatch(part)
         if named and named[1] not in accelerator_files():
             raise SpecError(
-                f"devices={spec}: there is no tier {named[2]!r}; there are: host and nvme, each"
-                " with a size, such as host64gb and nvme500gb"
+                f"devices={spec}: {named[2]!r} is neither an accelerator nor a tier"
+                f" ({', '.join(_KINDS)}); a size alone, such as {named[3]}, is a device"
             )
     return ("+".join(devices) if tiers else spec), tiers
 

@@ -88,9 +88,10 @@ def _unknown_in_section(error: OmegaConfBaseException) -> str:
 
 # Values.
 
+_WHOLE = "must be a whole number"
 _MEANINGS = (
     (r"is not a valid bool", "must be true or false"),
-    (r"could not be converted to Integer", "must be a whole number"),
+    (r"could not be converted to Integer", _WHOLE),
     (r"could not be converted to Float", "must be a number"),
     (r"to string", "must be text"),
     (r"is not Optional|Incompatible value 'None'", "needs a value, got null"),
@@ -114,7 +115,8 @@ def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
     for pattern, meaning in _MEANINGS:
         match = re.search(pattern, message)
         if match:
-            return f"{setting} {meaning.format(*match.groups())}{_as_number(key, error.value)}"
+            hint = _as_integer(key, error.value) if meaning == _WHOLE else ""
+            return f"{setting} {meaning.format(*match.groups())}{hint}"
     if "is not a ListConfig" in message:
         return (
             f"{setting} must be a list, such as {key}=[{'mode,devices' if key == 'zip' else '...'}]"
@@ -149,7 +151,7 @@ def _shown_value(error: OmegaConfBaseException, message: str) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def _as_number(key: str, value: object) -> str:
+def _as_integer(key: str, value: object) -> str:
     """Return a hint with the bytes of a size with a unit, or the digits of ``1e9``."""
     if isinstance(value, float) and abs(value) < _MOST_WRITTEN and value.is_integer():
         return f" without point or exponent: {int(value)}"

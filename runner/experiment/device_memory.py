@@ -167,12 +167,11 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     needed = need.needed
-    # A tight device lacks memory only for the upper limit.
-    limit_bytes = needed.high if need.verdict == "tight" else needed.expected
-    shown_limit, total = unit.show_unequal(limit_bytes, need.total_bytes)
-    expected = unit.show(needed.expected) if need.verdict == "tight" else shown_limit
-    low = unit.show(needed.low)
-    high = shown_limit if need.verdict == "tight" else unit.show(needed.high)
+    low, expected, high = map(unit.show, (needed.low, needed.expected, needed.high))
+    if need.verdict == "tight":  # it lacks memory only for the upper limit
+        high, total = unit.show_unequal(needed.high, need.total_bytes)
+    else:
+        expected, total = unit.show_unequal(needed.expected, need.total_bytes)
     limits = f" ({low} to {high})" if low != high else ""
     decisive = f", {need.decided_by} decides" if need.decided_by else ""
     return (

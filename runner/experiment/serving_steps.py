@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -100,9 +99,12 @@ class ServingSteps:
 
     @property
     def reads_text(self) -> bool:
-        """Whether prompts are tokens, not sound or images, in all captures of prefills so far."""
-        prefills = (pieces for step, pieces in self._known.items() if step.startswith("prefill"))
-        return all("input_ids" in piece.graph.value_names for piece in chain(*prefills))
+        """Whether prompts are tokens, not sound or images: an encoder's prefill is captured."""
+        if not self.has_encoder:
+            return True
+        texts, prompt_len, _ = self.sizes
+        piece = self._piece("prefill", _PREFILL[:1], texts, prompt_len)
+        return "input_ids" in piece.graph.value_names
 
     def end_of_range(self, batch: int, context_len: int) -> int | None:
         """Return the longest context covered by the capture for these sizes; None if unlimited."""

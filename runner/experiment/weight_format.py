@@ -14,8 +14,8 @@ from runner.config.sections import Config
 
 __all__ = ["check_format", "check_kept", "format_text", "has_shipped_format"]
 
-_ONE_BLOCK = ("mxfp4",)
-"""Formats whose standard has one size of groups."""
+_STANDARD = "mxfp4"
+"""The format whose standard has one size of groups."""
 
 
 def check_format(config: Config) -> None:
@@ -26,8 +26,10 @@ def check_format(config: Config) -> None:
 
     """
     chosen = config.weights
-    block = _shipped(chosen.name).get("group_size", chosen.group_size)
-    if chosen.name in _ONE_BLOCK and chosen.group_size != block:
+    if chosen.name != _STANDARD:
+        return
+    block = _shipped(_STANDARD)["group_size"]
+    if chosen.group_size != block:
         raise SpecError(
             f"weights.group_size={chosen.group_size} does not go with weights={chosen.name}, whose"
             f" blocks have {block} numbers; leave out weights.group_size, or use weights=int4"
@@ -52,11 +54,20 @@ def check_kept(config: Config, spec: ModelSpec, graph: OpGraph) -> None:
 
     known |= _names(path for path, _ in build_model(spec).module.named_modules())
     for name in typed:
-        if name not in known:
+        if name in known:
+            continue
+        words = {part for part in known if not part.isdigit()}
+        if "." in name:
+            last = name.rpartition(".")[2]
+            change = f"write {last}" if last in words else nearest_names(last, words)
             raise SpecError(
-                f"weights.keep has {name}, which is no module of {spec.architecture or spec.name};"
-                f" {nearest_names(name, (part for part in known if not part.isdigit()))}"
+                f"weights.keep has {name}, a path, but single names of modules are matched, in all"
+                f" layers; {change}"
             )
+        raise SpecError(
+            f"weights.keep has {name}, which is no module of {spec.architecture or spec.name};"
+            f" {nearest_names(name, words)}"
+        )
 
 
 def format_text(config: Config, graph: OpGraph) -> str:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from fxpart.errors import told_apart
+
 __all__ = [
     "GIB",
     "Unit",
@@ -13,8 +15,6 @@ __all__ = [
 ]
 
 GIB = 2**30
-_MOST_DECIMALS = 10
-"""Decimals that show a byte in GiB."""
 
 
 class Unit(NamedTuple):
@@ -25,18 +25,17 @@ class Unit(NamedTuple):
     size: float
     """Its size in bytes, or seconds."""
 
-    def show(self, amount: float) -> str:
-        """Return `amount` in this unit as a bare number, with two decimals below 1000."""
+    def show(self, amount: float, decimals: int = 2) -> str:
+        """Return `amount` in this unit as a bare number; bytes and from 1000 with two less."""
         count = amount / self.size
-        return f"{count:.2f}" if abs(count) < 1000 and self.name != "B" else f"{count:.0f}"
+        is_long = abs(count) >= 1000 or self.name == "B"
+        return f"{count:.{decimals - 2 if is_long else decimals}f}"
 
     def show_unequal(self, first: float, second: float) -> tuple[str, str]:
         """Return both amounts as `show` does, with as many decimals as tell unequal ones apart."""
-        shown, decimals = (self.show(first), self.show(second)), 2
-        while shown[0] == shown[1] and first != second and decimals < _MOST_DECIMALS:
-            decimals += 1
-            shown = f"{first / self.size:.{decimals}f}", f"{second / self.size:.{decimals}f}"
-        return shown
+        return told_apart(
+            lambda decimals: (self.show(first, decimals), self.show(second, decimals))
+        )
 
 
 _SIZES = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))

@@ -30,7 +30,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return calls
 
 
-def _value(folder: Path) -> object:
+def _value(folder: Path) -> tuple[object, object]:
     source: Any = SourcesRegistry.instance().resolve("file")
     result = source("main", f"file://{folder}").load_config("mine")
     value = result.config.pop("key")  # as Hydra removes the defaults of a file

@@ -73,8 +73,8 @@ def test_a_device_smaller_than_its_reserve_is_refused() -> None:
     with pytest.raises(
         SpecError,
         match=(
-            r"device d has 2\.00 kB, but its reserve alone takes 4\.00 kB \(context 3\.00 kB, "
-            r"workspace 1\.00 kB\); take a larger device, or reserve=none$"
+            r"device d has 2\.00 kB, but its reserve alone takes 4\.00 kB \(driver context"
+            r" 3\.00 kB, workspace 1\.00 kB\); take a larger device, or reserve=none$"
         ),
     ):
         with_reserve(device(2000), reserve)

@@ -169,9 +169,9 @@ def test_every_part_of_a_device_is_named_and_adds_up() -> None:
         "allocator",
         "library workspaces",
         "communication",
-        "CUDA context",
+        "driver context",
     ]
-    assert parts["CUDA context"] == Interval(50, 100, 200)
+    assert parts["driver context"] == Interval(50, 100, 200)
     assert parts["communication"] == Interval(21, 21, 21)
     # A workspace of 1 MiB has its own segment, half of which is kept.
     assert parts["kernel workspaces"].expected == parts["allocator"].expected == MIB
@@ -183,14 +183,14 @@ def test_every_part_of_a_device_is_named_and_adds_up() -> None:
     ("total_bytes", "verdict", "decided_by"),
     [
         (150, "fits", ""),
-        (149, "tight", "CUDA context"),
-        (100, "tight", "CUDA context"),
-        (99, "does not fit", "CUDA context"),
+        (149, "tight", "driver context"),
+        (100, "tight", "driver context"),
+        (99, "does not fit", "driver context"),
         (59, "does not fit", "tensors"),
     ],
 )
 def test_the_verdict_and_its_deciding_part(total_bytes: int, verdict: str, decided_by: str) -> None:
-    parts = {"tensors": Interval(60, 60, 60), "CUDA context": Interval(10, 40, 90)}
+    parts = {"tensors": Interval(60, 60, 60), "driver context": Interval(10, 40, 90)}
     need = DeviceMemory(0, parts, total_bytes)
     assert need.needed == Interval(70, 100, 150)
     assert (need.verdict, need.decided_by) == (verdict, decided_by)

@@ -57,7 +57,7 @@ def spoils_the_store(batch_size, dtype):
     Path("outputs/mlflow.db").write_bytes(b"broken " * 10_000)
     return build(batch_size, dtype)
 """
-# Tiny devices have no room for a CUDA context.
+# Tiny devices have no room for a driver context.
 OWN = ["model=custom", "model.factory=tiny:build", "model.name=tiny", "reserve=none"]
 # A layer holds 64 x 64 + 64 floats = 16,640 bytes, six layers 99,840; so 0.06 MB holds three.
 SMALL = "devices=2x0.06mb"

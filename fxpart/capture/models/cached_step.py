@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.input_shapes import positions, text_config
@@ -38,6 +42,12 @@ _WINDOWS = ("sliding_window", "attention_chunk_size")
 _DEFAULT_ROOM = 512
 _PROMPT = 2
 """Tokens of the pass that finds the cached tensors; more would only change their lengths."""
+_LIMITS_OF_FAKES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+"""What fake tensors, which have no values, cannot do, though a real pass may."""
 
 
 def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN401 - untyped upstream
@@ -282,8 +292,8 @@ def _failed_pass(model: Any, inputs: dict[str, Any], error: Exception) -> Captur
         return CaptureError(f"the forward of {name} fails: {one_line(error)}; {change}")
     try:
         _run_without_cache(model, inputs)
-    except DataDependentOutputException:
-        pass  # an inference pass may know the values
+    except _LIMITS_OF_FAKES:
+        pass
     except Exception as alone:
         return CaptureError(
             f"the forward of {name} fails, without a cache too: {one_line(alone)}; its"
@@ -295,7 +305,7 @@ def _failed_pass(model: Any, inputs: dict[str, Any], error: Exception) -> Captur
 
 
 def _run_without_cache(model: Any, inputs: dict[str, Any]) -> None:  # noqa: ANN401
-    """Call the ``forward`` of the class with fake tensors: on meta, masks would read values."""
+    """Call `model` with fake tensors: on meta, masks would read values."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), experts_for_shapes(model):
         weights, fakes = (
             {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors}
@@ -305,7 +315,7 @@ def _run_without_cache(model: Any, inputs: dict[str, Any]) -> None:  # noqa: ANN
 
 
 def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Call the ``forward`` of the class on meta, since shapes do not depend on weights."""
+    """Call `model` on meta, since shapes do not depend on weights."""
     meta = torch.device("meta")
     weights = {
         name: torch.empty_like(tensor, device=meta)

@@ -122,6 +122,11 @@ def test_a_wrong_value_or_key_is_refused(override: str, message: str) -> None:
     assert message in refused_line(lambda: composed(override))
 
 
+def test_only_a_whole_number_is_written_out_in_digits() -> None:
+    line = refused_line(lambda: composed("sequence_parallel=1.0"))
+    assert line.endswith("sequence_parallel=1.0 must be true or false")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

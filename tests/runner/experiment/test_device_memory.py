@@ -56,7 +56,7 @@ def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> N
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
     tensors = {"tensors": Interval(peak_bytes, peak_bytes, peak_bytes)}
-    need = DeviceMemory(0, tensors | {"CUDA context": Interval(0, 102 - peak_bytes, 200)}, 100)
+    need = DeviceMemory(0, tensors | {"driver context": Interval(0, 102 - peak_bytes, 200)}, 100)
     less = with_less_memory(this, plan, [need], is_scheduled=False)
     assert [spec.memory_bytes for spec in less.topology.devices] == [
         peak_bytes - 2,
@@ -90,8 +90,8 @@ def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:
     this = problem(chain(4), topology)
     assignment = partition_by_device(this.graph, np.array([0, 0, 1, 1]))
     first, second = device_memory(config, this, assignment, evaluate(this, assignment))
-    assert first.parts["CUDA context"].expected == config.reserve.context_bytes > 0
-    assert "CUDA context" not in second.parts or not second.parts["CUDA context"].expected
+    assert first.parts["driver context"].expected == config.reserve.context_bytes > 0
+    assert "driver context" not in second.parts or not second.parts["driver context"].expected
 
 
 def _first_plan_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -84,7 +84,7 @@ def test_vllm_may_use_the_memory_that_the_plan_needs() -> None:
     """The driver's context is beside what vLLM counts."""
     config = read("model=llama3_1_8b", "phase=decode", "context_len=4096", "devices=1xh100")
     placed = partition_by_device(GRAPH, np.zeros(GRAPH.n_ops, dtype=np.int64))
-    parts = {"tensors": Interval(940, 940, 940), "CUDA context": Interval(20, 20, 20)}
+    parts = {"tensors": Interval(940, 940, 940), "driver context": Interval(20, 20, 20)}
     files = files_for_engines(config, GRAPH, placed, needs=[DeviceMemory(0, parts, 1000)])
     assert files is not None
     command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]

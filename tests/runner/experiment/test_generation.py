@@ -282,6 +282,34 @@ def test_prompts_of_an_encoder_need_the_same_memory_after_any_other_job(
     assert held(4, 40) == held(40, 4)
 
 
+_SOUND = (
+    *(f"{part}_layers=1" for part in ("encoder", "decoder")),
+    *(f"{part}_attention_heads=2" for part in ("encoder", "decoder")),
+    *(f"{part}_ffn_dim=32" for part in ("encoder", "decoder")),
+    *(f"{name}_token_id=0" for name in ("pad", "bos", "decoder_start")),
+    *("d_model=16", "vocab_size=64", "num_mel_bins=8", "max_source_positions=30"),
+    *("suppress_tokens=null", "begin_suppress_tokens=null"),
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "is_text"),
+    [
+        ("T5ForConditionalGeneration", _T5, True),
+        ("WhisperForConditionalGeneration", _SOUND, False),
+    ],
+)
+def test_an_encoder_reads_text_or_sound_before_any_prefill_is_asked_for(
+    architecture: str,
+    sizes: tuple[str, ...],
+    is_text: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runner.experiment.serving_steps._pieces", OrderedDict())
+    config = _of(architecture, sizes, *_lengths(60, 4))
+    assert serving_steps(config, model_spec(config)).reads_text is is_text
+
+
 def test_a_model_without_a_symbolic_capture_is_explained_in_plain_words() -> None:
     config = read(
         *("model=transformers", "model.architecture=RwkvForCausalLM", "mode=single"),

@@ -102,8 +102,9 @@ def test_devices_of_a_tensor_parallel_group_stream_their_own_parts(here: Path) -
         ("1x24gb+nvme9xb", "nvme9xb: size '9xb' has the unknown unit 'xb'"),
         ("1x24gb+host-5gb", "devices=1x24gb+host-5gb: host-5gb: size '-5gb' must be positive"),
         (
-            "1x24gb+host64gb+foo500gb",
-            "devices=1x24gb+host64gb+foo500gb: there is no tier 'foo'; there are: host and nvme",
+            "1xgpu24gb+host64gb",
+            "devices=1xgpu24gb+host64gb: 'gpu' is neither an accelerator nor a tier (host, nvme);"
+            " a size alone, such as 24gb, is a device",
         ),
         ("1xh10+host64gb", "devices=1xh10+host64gb: there is no accelerator 'h10'"),
     ],

@@ -97,6 +97,15 @@ def test_a_misspelt_module_to_keep_is_refused_with_the_nearest_names() -> None:
         _words("weights=int8", "weights.keep=[lm_head,o_projj]")
 
 
+@pytest.mark.parametrize(
+    ("path", "change"), [("layers.0.mlp", "write mlp"), ("layers.0.o_projj", "nearest: o_proj")]
+)
+def test_a_path_to_keep_is_refused_since_single_names_are_matched(path: str, change: str) -> None:
+    line = rf"has {path}, a path, but single names of modules are matched, in all layers; {change}"
+    with pytest.raises(SpecError, match=line):
+        _words("weights=int8", f"weights.keep=[{path}]")
+
+
 def test_the_line_names_the_modules_that_keep_their_bits_and_other_bits() -> None:
     # This model has no router, which the shipped format keeps in others.
     assert "bfloat16 with weights in mxfp4 in groups of 32 except lm_head and self_attn" in _words(

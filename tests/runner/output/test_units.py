@@ -1,6 +1,6 @@
 import pytest
 
-from runner.output.units import format_ids, format_s, format_size
+from runner.output.units import format_ids, format_s, format_size, size_unit
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,22 @@ from runner.output.units import format_ids, format_s, format_size
 )
 def test_sizes_have_their_unit(size_bytes: int, expected: str) -> None:
     assert format_size(size_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (1.5, 2.5, ("1.50", "2.50")),
+        (1.5, 1.5, ("1.50", "1.50")),
+        (1.5, 1.5001, ("1.5000", "1.5001")),
+        (5120, 5120.5, ("5120.0", "5120.5")),
+    ],
+)
+def test_unequal_sizes_have_the_decimals_that_tell_them_apart(
+    first: float, second: float, expected: tuple[str, str]
+) -> None:
+    gib = size_unit(2**30)
+    assert gib.show_unequal(first * gib.size, second * gib.size) == expected
 
 
 @pytest.mark.parametrize(
