@@ -15,7 +15,7 @@ def _model(**settings: object) -> nn.Module:
     config = SimpleNamespace(**settings)
     config.get_text_config = lambda **_: SimpleNamespace(**settings)
     model = nn.Linear(1, 1)
-    model.config = config
+    model.config = config  # type: ignore[assignment]
     return model
 
 
