@@ -35,7 +35,14 @@ __all__ = ["print_topologies"]
 
 UNITS = dict(zip(OBJECTIVES, ("ms", "ms", "GiB", "J"), strict=True))
 NEAR, _ROUNDING = 1e-3, 1e-9
-LARGE = ("dlrm", "mixtral_8x7b", "llama3_70b")
+LARGE = (
+    "dlrm",
+    "gpt_oss_120b",
+    "llama3_70b",
+    "mixtral_8x7b",
+    "qwen3_30b_a3b",
+    "qwen3_32b",
+)
 PCIE, NVLINK, INFINIBAND = Link(32e9, 5e-6), Link(300e9, 5e-6), Link(50e9, 5e-6)
 """PCIe 4, NVLink 3 and one InfiniBand NDR port, as in conf/transfer_rate."""
 HOST = DeviceSpec("host", 128 * 10**9, {"float32": 3e12, "bfloat16": 6.6e12}, 300e9, power_w=210.0)

@@ -58,17 +58,22 @@ class WeightFormat:
     """Overhead per matrix."""
     read_share: float = 1.0
     """Rate at which its kernels read weights, as a fraction of a 16-bit kernel's, in (0, 1]."""
+    fused_rows: int | None = None
+    """Most rows of an input that its kernel multiplies by quantized weights. More rows are
+    multiplied by a dequantized copy, which is written first. None for any number."""
     keep: Sequence[str] = ()
     """Names of modules that are left unquantized, including everything inside them."""
 
     def __post_init__(self) -> None:
-        """Check the number of bits, the read share and the group size."""
+        """Check the number of bits, the read share, the group size and the rows."""
         if self.bits not in (2, 3, 4, 6, 8):
             raise SpecError(f"weights.bits={self.bits} must be 2, 3, 4, 6 or 8")
         if not 0 < self.read_share <= 1:
             raise SpecError(f"weights.read_share={self.read_share} must be above 0, and 1 at most")
         if self.group_size < 0:
             raise SpecError(f"weights.group_size={self.group_size} must be 0, for none, or more")
+        if self.fused_rows is not None and self.fused_rows < 0:
+            raise SpecError(f"weights.fused_rows={self.fused_rows} must be 0 or more, or null")
 
     def bytes_of(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix, including all scales.
@@ -130,9 +135,11 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
         # Only experts that receive a token are read.
         share = min(1.0, product.inputs / product.matrices)
         # A slower kernel is modelled as one that reads more.
-        moved[product.op] -= round(share * plain_bytes) - round(
-            share * quantized_bytes / layout.read_share
-        )
+        moved[product.op] += round(share * quantized_bytes / layout.read_share)
+        if layout.fused_rows is None or product.inputs <= layout.fused_rows:
+            moved[product.op] -= round(share * plain_bytes)
+        else:  # the copy is written, and read in place of the weights
+            moved[product.op] += round(share * plain_bytes)
         targets[product.op] = f"{layout.name}.{_name(graph, product.op)}.default"
     return replace(graph, weight_bytes=weight_bytes, moved_bytes=moved, targets=tuple(targets))
 
@@ -142,7 +149,8 @@ def with_few_bits_at_any_size(
 ) -> SymbolicGraph | None:
     """Return `symbolic` with the weights of its products stored in `layout`, as `with_few_bits`.
 
-    None for a mixture of experts: how many of them are read depends on the sizes.
+    None where what is read depends on the sizes: for a mixture of experts, and for formats with a
+    number of `fused_rows`.
 
     Raises:
         SpecError: as `with_few_bits`.
@@ -150,7 +158,9 @@ def with_few_bits_at_any_size(
     """
     graph = symbolic.graph
     constant = np.flatnonzero(~symbolic.exponents.any(axis=1))
-    if not len(constant) or any(p.matrices > 1 for p in _convertible(graph, layout)):
+    if layout.fused_rows is not None or not len(constant):
+        return None
+    if any(p.matrices > 1 for p in _convertible(graph, layout)):
         return None
     converted = with_few_bits(graph, layout)
     moved = symbolic.coefficients["moved_bytes"].copy()

@@ -322,6 +322,7 @@ class WeightsConfig:
     column_bytes: float = 0.0
     matrix_bytes: float = 0.0
     read_share: float = 1.0
+    fused_rows: int | None = None
     keep: list[str] = field(default_factory=list)
     source: str = ""
     """The library or paper of the format."""

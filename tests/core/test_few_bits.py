@@ -74,7 +74,7 @@ def test_every_weight_layout_has_a_reference() -> None:
 @pytest.mark.parametrize("name", _MADE_BY_LIBRARIES)
 def test_bytes_equal_those_of_the_library(name: str) -> None:
     graph = _linear_graph()
-    converted = with_few_bits(graph, _layout(name, read_share=1.0))
+    converted = with_few_bits(graph, _layout(name, read_share=1.0, fused_rows=None))
     assert converted.weight_bytes.tolist() == [_MADE_BY_LIBRARIES[name]]
     saved_bytes = _ROWS * _COLUMNS * 2 - _MADE_BY_LIBRARIES[name]
     assert (graph.moved_bytes - converted.moved_bytes).tolist() == [saved_bytes]
@@ -218,3 +218,16 @@ def test_how_many_experts_are_read_depends_on_the_sizes() -> None:
     layout = _layout("int8")
     assert with_few_bits(graph, layout).weight_bytes.sum() < graph.weight_bytes.sum()
     assert with_few_bits_at_any_size(symbolic, layout) is None
+
+
+@pytest.mark.parametrize(("rows", "copies"), [(None, -1), (3, -1), (2, 1)])
+def test_more_rows_than_a_kernel_fuses_take_a_dequantized_copy(
+    rows: int | None, copies: int
+) -> None:
+    """It is written and read; without it, no weight of 16 bits is read any more."""
+    graph = _linear_graph()  # three rows
+    layout = WeightFormat("nf4", 4, fused_rows=rows)
+    converted = with_few_bits(graph, layout)
+    plain = _ROWS * _COLUMNS * 2
+    read = int((converted.moved_bytes - graph.moved_bytes).sum())
+    assert read == _ROWS * _COLUMNS // 2 + copies * plain
