@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ _SCATTERS = ("index_copy_",)
 # Floating-point operations.
 
 
+@cache
 def has_flops(target: Call) -> bool:
     """Return whether calls of `target` may count FLOPs: a formula, or parts that may have one.
 

@@ -32,7 +32,8 @@ class Carriers:
     """The module inside which a stage begins; empty if the plan is not a sequence of stages or has
     tiers, None if torch's pipelines can split it."""
     has_all: bool = True
-    """Whether the graph has all modules: that of a decode has no encoder."""
+    """Whether the map has all modules: that of a decode has no encoder, unless it has one entry for
+    the whole model."""
 
     @property
     def accelerate(self) -> bool:
@@ -73,7 +74,7 @@ def carriers(graph: OpGraph, assignment: Assignment, hosts: Sequence[int] = ()) 
 def map_carriers(graph: OpGraph, mapped: DeviceMap) -> Carriers:
     """Determine whether accelerate can run a plan by its map, leaving out pipelines."""
     computing = int((~graph.is_check).sum())
-    has_all = ENCODER_STATES not in graph.value_names
+    has_all = "" in mapped.entries or ENCODER_STATES not in graph.value_names
     return Carriers(mapped.torn, len(mapped.moved), computing, "", has_all)
 
 

@@ -180,8 +180,7 @@ class DeviceMap:
     """Module path to place, JSON-serializable. Paths are disjoint, except that a module
     with tensors of its own may enclose others; the longest path applies. ``""`` is the whole model.
     If the model is split, parameters held by the model itself have entries by their own names,
-    which accelerate warns about but accepts. The first device in it is
-    the main device."""
+    which accelerate warns about but accepts. The first device among them is `main_device`."""
     main_device: Place
     """Device of the model's inputs and its own tensors, to which modules in tiers are copied."""
     device_of: IntArray

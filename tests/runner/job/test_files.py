@@ -19,6 +19,7 @@ from runner.config.sections import Config, LatencyConfig, ModeConfig, ModelConfi
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
+from runner.experiment.whole_modules import carrier_line
 from runner.job.files import (
     INPUTS_TAG,
     InputFile,
@@ -300,17 +301,29 @@ def test_accelerates_own_placement_fits_beside_all_else_that_the_plan_needs(tmp_
     assert set(placed.values()) <= {0, 1}
 
 
-def test_a_decode_without_the_encoder_is_no_map_of_the_model(tmp_path: Path) -> None:
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    overrides = [
-        f"model.config.{name}={size}" for name, size in (sizes | {"vocab_size": 32}).items()
-    ]
+@pytest.mark.parametrize(("mode", "loads"), [("single", True), ("equal_layers", False)])
+def test_the_map_of_a_decode_covers_its_encoder_only_on_one_device(
+    mode: str, loads: bool, tmp_path: Path
+) -> None:
+    sizes = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "vocab_size": 32,
+    }
+    overrides = [f"model.config.{name}={size}" for name, size in sizes.items()]
     step = ("phase=decode", "context_len=8", "model.seq_len=8", "model.batch_size=1")
-    config = read("model=t5_large", "devices=2x16gb", "mode=size_based", *step, *overrides)
+    config = read("model=t5_large", "devices=2x16gb", f"mode={mode}", *step, *overrides)
     result = plan(config, model_spec(config))
     identity = JobIdentity(Choices("t5", "m", "d", "l"), (), tmp_path / "run", tmp_path)
     write_plan(config, identity, result, model_spec(config).key())
-    assert not (tmp_path / "run" / "place.py").exists()
+    entries = json.loads((tmp_path / "run" / "device_map.json").read_text())
+    assert (set(entries) == {""}) == loads
+    assert (tmp_path / "run" / "place.py").exists() == loads
+    line = carrier_line(config, result.problem, result.assignment, None)
+    assert "accelerate" not in line  # plain PyTorch, or torch's pipelines
 
 
 def test_a_plan_over_a_gpu_and_a_processor_is_for_no_engine(tmp_path: Path) -> None:
