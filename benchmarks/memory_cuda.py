@@ -1,8 +1,10 @@
 """The bytes that torch's CUDA allocator gives out for a model of ``benchmarks.memory``."""
 
 import gc
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,11 @@ from fxpart.core.optimizer import Optimizer
 from fxpart.execution.device import seeded
 from fxpart.execution.real_step import real_optimizer, training_step
 
-__all__ = ["Allocated", "allocated"]
+__all__ = ["Allocated", "allocated", "recorded"]
+
+_BACKWARD_THREAD_BYTES = 32 * 2**20
+"""CuBLAS's workspace of the thread that runs the backward, on Hopper."""
+_RECORDED = Path(__file__).with_name("gpu") / "h100.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,27 @@ class Allocated:
     forward_bytes: int
     step_bytes: int
     kept_bytes: int
-    """Workspaces: still allocated after model, inputs and gradients are freed. Included in both
-    of the others."""
+    """Library workspaces: still allocated after model, inputs and gradients are freed. Included in
+    the step, and in the forward but for `_BACKWARD_THREAD_BYTES`."""
+
+    @property
+    def tensors_of_forward_bytes(self) -> int:
+        """The forward without library workspaces."""
+        return self.forward_bytes - max(0, self.kept_bytes - _BACKWARD_THREAD_BYTES)
+
+    @property
+    def tensors_of_step_bytes(self) -> int:
+        """The step without library workspaces."""
+        return self.step_bytes - self.kept_bytes
+
+
+def recorded(name: str) -> Allocated | None:
+    """Return what an H100 allocated for a model and AdamW, or None if it was not measured.
+
+    It was measured by ``python -m benchmarks.gpu.measure --memory``.
+    """
+    measured = json.loads(_RECORDED.read_text(encoding="utf-8"))["memory"].get(name)
+    return None if measured is None else Allocated(**measured)
 
 
 def allocated(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> Allocated:

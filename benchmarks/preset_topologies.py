@@ -86,16 +86,21 @@ def _devices(spec: str) -> tuple[DeviceSpec, ...]:
 
 def _topologies(model: _Model) -> Iterator[tuple[str, Topology]]:
     """Yield the names of six topologies that hold the model, and the topologies."""
-    size = "80gb" if model.name in LARGE else "16gb"
-    equal = _devices(f"4x{size}")
-    unequal = "1xh100+3x80gb" if model.name in LARGE else "1xv100_32gb+2x16gb+1xt4"
-    nodes = tuple(replace(device, node=i // 2) for i, device in enumerate(equal))
-    nvlink_pairs = with_pair_links(uniform_topology(equal, PCIE), {(0, 1): NVLINK, (2, 3): NVLINK})
+    size, unequal, beside_host = "4x16gb", "1xv100_32gb+2x16gb+1xt4", 2
+    if model.name in LARGE:
+        size, unequal = "4x80gb", "1xh100+3x80gb"
+    elif model.name == "deepseek_v3":  # 1.34 TB
+        size, unequal, beside_host = "8xb200", "6xb200+2xh200+2xh100", 8
+    equal = _devices(size)
+    half = len(equal) // 2
+    nodes = tuple(replace(device, node=i // half) for i, device in enumerate(equal))
+    pairs = {(i, i + 1): NVLINK for i in range(0, len(equal), 2)}
+    nvlink_pairs = with_pair_links(uniform_topology(equal, PCIE), pairs)
     yield "equal", uniform_topology(equal, PCIE)
     yield "unlike", uniform_topology(_devices(unequal), PCIE)
     yield "two nodes", uniform_topology(nodes, NVLINK, INFINIBAND)
     yield "tight memory", uniform_topology(_tight_devices(model, equal), PCIE)
-    yield "with a CPU", uniform_topology((*equal[:2], HOST), PCIE)
+    yield "with a CPU", uniform_topology((*equal[:beside_host], HOST), PCIE)
     yield "NVLink pairs", nvlink_pairs
 
 

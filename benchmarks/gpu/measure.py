@@ -11,10 +11,12 @@ file has for each case:
 - ``allocated_bytes`` and ``reserved_bytes``: peaks of torch's allocator; ``device_bytes``: memory
   in use on the device, less that in use before the process started.
 
-``--constants`` measures the numbers of ``conf/reserve/cuda.yaml`` and of the accelerator's file.
-It needs only torch, transformers, Hydra and nvidia-ml-py. `benchmarks.truth.single_gpu` and
-`single_gpu_time` read ``benchmarks/gpu/h100.json``: several such files joined and rounded, without
-overrides and kernel names, and with a few kernels of the profiles under ``unaligned``.
+``--constants`` measures the numbers of ``conf/reserve/cuda.yaml`` and of the accelerator's file, or
+only the named parts of `benchmarks.gpu.constants` and `benchmarks.gpu.kernels`; ``--memory``
+measures the models of `benchmarks.memory`. It needs only torch, transformers, Hydra and
+nvidia-ml-py. `benchmarks.truth.single_gpu` and `single_gpu_time` read
+``benchmarks/gpu/h100.json``: several such files joined and rounded, without overrides and kernel
+names, and with a few kernels of the profiles under ``unaligned``.
 """
 
 import argparse
@@ -25,7 +27,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.composed import composed
 from benchmarks.gpu.cases import CASES, Case
-from benchmarks.gpu.constants import PARTS, used_bytes
+from benchmarks.gpu.constants import PARTS as CONSTANTS
+from benchmarks.gpu.constants import used_bytes
+from benchmarks.gpu.kernels import PARTS as KERNELS
+from benchmarks.memory_cuda import allocated
+from benchmarks.memory_models import MID_SIZE, SMALL
 from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.optimizer import Optimizer
 from fxpart.execution.real_step import real_optimizer, training_step
 from fxpart.support.whole_file import write_whole
 from runner.config.sections import Config
@@ -46,11 +54,12 @@ from runner.experiment.training import is_training, optimizer_of
 
 __all__ = ["main"]
 
+_PARTS = CONSTANTS | KERNELS
 _WARM_UP = 3
 _MOST_CALLS, _FEWEST_CALLS, _SECONDS = 40, 5, 3.0
 _LIMIT_S = 150.0
 """A case that takes longer is stopped and recorded as an error."""
-_LONGEST_KERNELS = 12
+_LONGEST_KERNELS = 80
 
 
 def main() -> None:
@@ -59,7 +68,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--only", nargs="+", help="cases whose label contains one of these")
     parser.add_argument("--skip", nargs="+", default=[], help="cases to skip, likewise")
-    parser.add_argument("--constants", action="store_true")
+    parser.add_argument("--constants", nargs="*", choices=_PARTS)
+    parser.add_argument("--memory", action="store_true", help="models of benchmarks.memory")
     parser.add_argument(
         "--limit-s", type=float, default=float("inf"), help="start no case after this time"
     )
@@ -67,10 +77,15 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("this machine has no CUDA device; run it where there is one")
     begin = time.perf_counter()
-    results: dict[str, Any] = {"cases": {}, "constants": {}}
-    for name, part in PARTS.items() if options.constants else ():
-        results["constants"][name] = _in_process(part)
+    results: dict[str, Any] = {"cases": {}, "constants": {}, "memory": {}}
+    for name in _PARTS if options.constants == [] else options.constants or ():
+        results["constants"][name] = _in_process(_PARTS[name])
         _show(name, results["constants"][name], begin)
+    sized = [("small", spec) for spec in SMALL] + [("mid-size", spec) for spec in MID_SIZE]
+    for size, spec in sized if options.memory else ():
+        name = f"{spec.name} {size}"
+        results["memory"][name] = _in_process(_memory, spec)
+        _show(name, results["memory"][name], begin)
     for case in CASES:
         is_named = not options.only or any(part in case.label for part in options.only)
         if not is_named or any(part in case.label for part in options.skip):
@@ -130,6 +145,11 @@ def _machine(_: int) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "cuda": torch.version.cuda,
     }
+
+
+def _memory(_: int, spec: ModelSpec) -> dict[str, Any]:
+    optimizer = Optimizer("adamw", implementation="foreach")
+    return asdict(allocated(spec, optimizer, torch.device("cuda")))
 
 
 def _case(used_before_bytes: int, case: Case) -> dict[str, Any]:
@@ -230,7 +250,7 @@ def _kernels(call: Callable[[], None]) -> dict[str, Any]:
         "kernels": sum(event.count for event in events),
         "kernel_ms": sum(event.self_device_time_total for event in events) / 1e3,
         "longest": [
-            [event.key[:120], event.count, event.self_device_time_total / 1e3]
+            [event.key[:160], event.count, event.self_device_time_total / 1e3]
             for event in events[:_LONGEST_KERNELS]
         ],
     }

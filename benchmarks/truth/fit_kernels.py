@@ -17,10 +17,17 @@ import numpy.typing as npt
 
 from benchmarks.truth.kernel_tables import DEVICES, Curve, Kernels, read_kernels
 from benchmarks.truth.nccl_tables import KINDS, LINK_BYTES_PER_S, Messages, read_messages
+from benchmarks.truth.own_kernels import (
+    bandwidth_shares,
+    convolutions,
+    float32_products,
+    gradient_work,
+)
 from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.collectives import CollectiveCurve
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
+from fxpart.cost.curves.convolution import ConvolutionCurve
 from fxpart.cost.curves.gemm import GemmCurve
 
 __all__ = ["GEMM", "Fitted", "family", "fit_kernels", "main"]
@@ -52,6 +59,7 @@ GEMM = {
     "cache_share": Span(4, 1, 40),
     "split_s": Span(1e-6, 1e-8, 1e-5),
 }
+_CONVOLUTION = {**GEMM, "layout_share": Span(0.6, 0.1, 1.0)}
 _ATTENTION = {
     "launch_s": Span(9e-6, 1e-6, 5e-5),
     "block_s": Span(1e-6, 1e-8, 1e-5),
@@ -80,6 +88,8 @@ _COLLECTIVE = {
     "ramp_s": Span(1e-5, 1e-8, 1e-2),
     "share": Span(0.7, 0.1, 1.0),
 }
+_OWN = "h100_sxm"
+"""The device whose kernels fxpart measured itself."""
 _PACKS = {"a100_sxm": 0.0, "h100_sxm": 1.0}
 """FlashAttention 3 packs heads that share keys, FlashAttention 2 only those of single queries."""
 
@@ -180,9 +190,33 @@ def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
         "attention": fit_kernels(_ATTENTION, AttentionCurve, prompts, **fixed),
         "decode": fit_kernels(_DECODE, DecodeCurve, tokens, **fixed),
     }
+    if prefix == _OWN:
+        curves |= _own_curves()
     for kind in KINDS.values():
         curves[f"collectives.{kind}"] = _fit_messages(read_messages(data, prefix, kind))
     return curves
+
+
+def _own_curves() -> dict[str, Fitted[Any]]:
+    """Return the curves of kernels that fxpart measured itself."""
+    work = float(f"{gradient_work():.3g}")
+    products, convolved = float32_products(), convolutions()
+    return {
+        "gemm_float32": _fit(
+            GEMM,
+            lambda numbers: GemmCurve(**numbers),
+            products.predicted_s,
+            products.seconds,
+            products.held_out,
+        ),
+        "convolution": _fit(
+            _CONVOLUTION,
+            lambda numbers: ConvolutionCurve(**numbers, gradient_work=work),
+            convolved.predicted_s,
+            convolved.seconds,
+            convolved.held_out,
+        ),
+    }
 
 
 _HEAD = """\
@@ -196,7 +230,10 @@ _HEAD = """\
 # in a long run of 16-bit products. A100: loops reach 271.2 TFLOP/s (stas00/ml-engineering, MAMF
 # table, CC BY-SA), the curve 284.6. H100: 687 after seconds at 700 W, the curve 821
 # (benchmarks/gpu/h100.json, "sustained").
-# float32_share: share of the 16-bit curve's rate for float32. H100: 51.7 of 56.3 TFLOP/s.
+# float32_share: share of the 16-bit attention curve's rate for float32; products of float32 have
+# their own curve, gemm_float32. H100: 51.7 of 56.3 TFLOP/s.
+# gemm_float32, convolution, bandwidth_shares (of operators that only move data, in 32 and 16 bits):
+# measured by fxpart (benchmarks/gpu/h100_kernels.json).
 # unaligned_shares: share of the 16-bit peak times sustained_share, for rows whose length is odd or
 # twice odd. H100: the vocabularies of GPT-2 (50,257) and BERT (30,522), forward and backward, from
 # torch's profiler in the runs of that file ("unaligned").
@@ -234,6 +271,12 @@ def _yaml(families: Mapping[str, _Measured]) -> str:
         lines.append(f"    measured_on: {{{rates}}}")
         lines.append(f"    link_bytes_per_s: {family.link_bytes_per_s:.4g}")
         lines += _NOT_FITTED.get(name, ())
+        if "convolution" in family.curves:
+            lines.append("    bandwidth_shares:")
+            lines += [
+                f"      {kind}: [{of_32_bits:.3g}, {of_16_bits:.3g}]"
+                for kind, (of_32_bits, of_16_bits) in bandwidth_shares().items()
+            ]
         within = ""
         for place, fitted in family.curves.items():
             group, _, kind = place.rpartition(".")

@@ -132,7 +132,7 @@ def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> L
         _kernel_model(config.latency),
         layout="" if layout == "none" else layout,
         runs_torch=not is_megatron(config),
-        pads=config.runtime.name == "compiled",
+        is_compiled=config.runtime.name == "compiled",
     )
 
 

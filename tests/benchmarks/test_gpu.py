@@ -19,8 +19,9 @@ def test_each_measurement_is_of_a_case() -> None:
     labels = [case.label for case in CASES]
     assert len(set(labels)) == len(labels)
     compared = [case.label for case, _ in single_gpu.measured_cases()]
-    assert compared == [label for label in labels if label in MEASURED["cases"]]
-    assert len(compared) == len(MEASURED["cases"]) == 30
+    measured = [label for label in labels if label in MEASURED["cases"]]
+    assert len(measured) == len(MEASURED["cases"]) == 37
+    assert compared == [label for label in measured if not label.startswith("t5_large ")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
@@ -48,4 +49,4 @@ def test_a_forward_is_as_large_and_as_long_as_on_the_gpu(
     assert allocated.measured == pytest.approx(0.8335, abs=1e-4)
     assert abs(allocated.error) < 0.05
     assert abs(device.error) < 0.2
-    assert abs(latency.error) < 0.25
+    assert abs(latency.error) < 0.05

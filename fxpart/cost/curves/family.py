@@ -1,12 +1,14 @@
 """`CurveFamily`: the curves of a family of devices, and their parsing from settings."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from fxpart.cost.collectives import CollectiveCurve, CollectiveCurves, check_collective
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
+from fxpart.cost.curves.bandwidth import KINDS, BandwidthShares
+from fxpart.cost.curves.convolution import ConvolutionCurve
 from fxpart.cost.curves.gemm import GemmCurve, Rates
 from fxpart.errors import SpecError, nearest_names
 
@@ -55,8 +57,14 @@ class CurveFamily:
     """Share of the rate of an isolated product, of at most 16 bits or in TF32, that is sustained in
     a long run, where the power limit lowers the clock."""
     float32_share: float = 1.0
-    """Share of the curve's rate that products of 32 and 64 bits reach; the curve is fitted to 16
-    bits. Measured in float32."""
+    """Share of a 16-bit curve's rate that kernels of 32 and 64 bits reach. Measured in float32."""
+    gemm_float32: GemmCurve | None = None
+    """Products of 32 and 64 bits; None for `gemm` at `float32_share`. With a bias, k is not split.
+    Single rows use `gemm`, since they are limited by memory."""
+    convolution: ConvolutionCurve | None = None
+    """Convolutions of any dtype; None for `gemm`."""
+    bandwidth_shares: BandwidthShares | None = None
+    """Shares of memory bandwidth by kind of operator; None for that of the roofline."""
     unaligned_shares: UnalignedShares | None = None
     """Rates of 16-bit products whose rows are not aligned; None if they are as fast, or unknown."""
     op_overhead_s: float | None = None
@@ -70,8 +78,12 @@ _KINDS: Mapping[str, type] = {
 }
 
 
+_OPTIONAL: Mapping[str, type] = {
+    "gemm_float32": GemmCurve,
+    "convolution": ConvolutionCurve,
+}
 _OTHERS = (
-    *("collectives", "link_bytes_per_s", "measured_on", "torch_attention"),
+    *("bandwidth_shares", "collectives", "link_bytes_per_s", "measured_on", "torch_attention"),
     *("sustained_share", "float32_share", "unaligned_shares", "op_overhead_s"),
 )
 
@@ -85,9 +97,11 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
 
     """
     path = f"latency.curves.{name}"
-    _refuse_others(path, settings, (*_KINDS, *_OTHERS))
+    _refuse_others(path, settings, (*_KINDS, *_OPTIONAL, *_OTHERS))
+    optional = {kind: make for kind, make in _OPTIONAL.items() if settings.get(kind) is not None}
     curves = {
-        kind: _curve(f"{path}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
+        kind: _curve(f"{path}.{kind}", make, settings.get(kind))
+        for kind, make in {**_KINDS, **optional}.items()
     }
     stated = settings.get("collectives") or {}
     for kind in stated:
@@ -107,7 +121,7 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
     rates = settings.get("measured_on")
     measured_on = None if rates is None else _curve(f"{path}.measured_on", Rates, rates)
     carried, overhead_s = settings.get("torch_attention"), settings.get("op_overhead_s")
-    unaligned = settings.get("unaligned_shares")
+    unaligned, bandwidth = settings.get("unaligned_shares"), settings.get("bandwidth_shares")
     return CurveFamily(
         **curves,
         collectives=collectives,
@@ -119,6 +133,9 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         unaligned_shares=None
         if unaligned is None
         else _unaligned(f"{path}.unaligned_shares", unaligned),
+        bandwidth_shares=None
+        if bandwidth is None
+        else _bandwidth(f"{path}.bandwidth_shares", bandwidth),
         op_overhead_s=None
         if overhead_s is None
         else _number(f"{path}.op_overhead_s", overhead_s, may_be_0=True),
@@ -136,6 +153,19 @@ def _unaligned(path: str, settings: object) -> UnalignedShares:
     if not isinstance(settings, Mapping) or set(settings) != set(UnalignedShares._fields):
         raise SpecError(f"{path} states {', '.join(UnalignedShares._fields)}, is {settings}")
     return UnalignedShares(**{k: _share(f"{path}.{k}", v) for k, v in settings.items()})
+
+
+def _bandwidth(path: str, settings: object) -> BandwidthShares:
+    if not isinstance(settings, Mapping) or "pointwise" not in settings:
+        raise SpecError(f"{path} states pointwise: [32 bits, 16 bits] and other kinds")
+    _refuse_others(path, settings, KINDS)
+    shares = {}
+    for kind, pair in settings.items():
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise SpecError(f"{path}.{kind} states two shares, for 32 and 16 bits, is {pair}")
+        of_32_bits, of_16_bits = (_share(f"{path}.{kind}", share) for share in pair)
+        shares[kind] = (of_32_bits, of_16_bits)
+    return shares
 
 
 def _share(path: str, number: object) -> float:

@@ -79,8 +79,8 @@ class GemmCurve:
     split_s: float
     """Cost of reducing over splits of k."""
 
-    def seconds(self, products: Products, rates: Rates) -> FloatArray:
-        """Return the time of each product."""
+    def seconds(self, products: Products, rates: Rates, *, splits: bool = True) -> FloatArray:
+        """Return the time of each product, whose `k` may be split if `splits`."""
         columns = np.stack(products, axis=1)
         flops_per_s = np.broadcast_to(rates.flops_per_s, len(columns))
         rows, row_of_product = np.unique(
@@ -91,16 +91,23 @@ class GemmCurve:
         shapes = Products(*(rows[:, [column]] for column in range(len(products))))
         best = np.full(len(rows), np.inf)
         for tile in _TILES:
-            tile_s = self._tile_seconds(shapes, tile, rates._replace(flops_per_s=rows[:, [-1]]))
+            tile_s = self._tile_seconds(
+                shapes,
+                tile,
+                rates._replace(flops_per_s=rows[:, [-1]]),
+                _SPLITS if splits else _SPLITS[:1],
+            )
             best = np.minimum(best, tile_s.min(axis=1))
         seconds: FloatArray = self.launch_s + best[row_of_product.reshape(-1)]
         return seconds
 
-    def _tile_seconds(self, products: Products, tile: tuple[int, int], rates: Rates) -> FloatArray:
-        """Return the time with this tile for each split, shape (rows, splits)."""
+    def _tile_seconds(
+        self, products: Products, tile: tuple[int, int], rates: Rates, parts: tuple[int, ...]
+    ) -> FloatArray:
+        """Return the time with this tile for each number of parts of k, shape (rows, parts)."""
         tile_rows, tile_columns = tile
         bandwidth, processors = rates.bytes_per_s, rates.multiprocessors
-        splits = np.array(_SPLITS, dtype=np.float64)[None, :]
+        splits = np.array(parts, dtype=np.float64)[None, :]
         depth = np.ceil(products.k / splits / _STEP_OF_K) * _STEP_OF_K
         pieces = (
             products.batch

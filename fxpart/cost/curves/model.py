@@ -10,6 +10,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.curves.attention import Attentions
+from fxpart.cost.curves.bandwidth import bandwidth_shares
 from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.shapes import Shapes, shapes_of
@@ -31,7 +32,7 @@ class KernelModel:
     """Curves by family of devices, and a roofline for everything else.
 
     Pointwise operators, reductions and copies use the roofline on every device, with the family's
-    fixed time per kernel if it has one.
+    fixed time per kernel and its shares of memory bandwidth if it has any.
     """
 
     families: Mapping[str, CurveFamily]
@@ -45,8 +46,9 @@ class KernelModel:
     runs_torch: bool = False
     """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
     fastest measured kernel."""
-    pads: bool = False
-    """Whether rows of unaligned products are padded, as ``torch.compile`` does."""
+    is_compiled: bool = False
+    """Whether ``torch.compile`` generates the kernels: rows of unaligned products are padded, and
+    normalizations move data at the rate of pointwise operators."""
     carries: bool = True
     """Whether a device without curves of its own (`DeviceSpec.own_curves`) uses the curves that it
     names, scaled by its own peaks; otherwise it uses the roofline."""
@@ -86,11 +88,22 @@ class KernelModel:
                 residuals = {
                     kind: residual for kind, residual in residuals.items() if kind != "attention"
                 }
-            if self.pads:
+            if self.is_compiled:
                 family = replace(family, unaligned_shares=None)
+            roofline = self.roofline
             if family.op_overhead_s is not None:
-                roofline = replace(self.roofline, op_overhead_s=family.op_overhead_s)
+                roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
+            if family.bandwidth_shares:
+                shares = bandwidth_shares(
+                    graph,
+                    family.bandwidth_shares,
+                    device.multiprocessors,
+                    fused=self.is_compiled,
+                )
+                moving_s = graph.moved_bytes / (device.memory_bandwidth_bytes_per_s * shares)
+                is_moving = (graph.flops == 0) & (graph.moved_bytes > 0)
+                times[is_moving, column] = (moving_s + roofline.op_overhead_s)[is_moving]
             on_device = _OnDevice(device, family, residuals, compute_share)
             _write_times(times[:, column], graph, shapes, on_device)
             column_of_kind[kind] = column
@@ -123,25 +136,31 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
     """Write the times of products and attention on a device into `times` (length n)."""
     device, family, residuals, attention_share = on_device
     kernel_share, names = family.gemm.compute_share, rate_names(graph)
-    rates = {}
+    rates, wide_rates = {}, {}
     for name in sorted(set(names)):
         # A device without TF32 computes in float32.
         is_wide = name in _WIDE or (name == "tfloat32" and name not in device.flops_per_s)
         share = family.float32_share if is_wide else family.sustained_share
         rates[name] = device.reached_rate_for(name, share, kernel_share)
+        if is_wide and family.gemm_float32:
+            share_of_kernel = family.gemm_float32.compute_share
+            wide_rates[name] = device.reached_rate_for(name, 1.0, share_of_kernel)
     peak = np.array([rates[name] for name in names])
-    bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
+    of_device = Rates(0.0, device.memory_bandwidth_bytes_per_s, device.multiprocessors)
     ops, products = shapes.product_ops, shapes.products
-    seconds = family.gemm.seconds(products, Rates(peak[ops], bandwidth, processors))
+    seconds = family.gemm.seconds(products, of_device._replace(flops_per_s=peak[ops]))
     seconds *= _factor(residuals.get("gemm"), products, products.operand_bytes)
     for elements, of_peak in zip((1, 2), family.unaligned_shares or (), strict=False):
         is_slow = (shapes.product_alignment == elements) & (products.operand_bytes == 2)
         seconds = np.maximum(
             seconds, np.where(is_slow, graph.flops[ops] / (peak[ops] * of_peak), 0)
         )
+    wide_peak = np.array([wide_rates.get(names[op], 0.0) for op in ops.tolist()])
+    _write_wide(seconds, shapes, family, of_device._replace(flops_per_s=wide_peak))
+    _write_convolutions(seconds, shapes, family, of_device._replace(flops_per_s=peak[ops]))
     times[ops] = seconds * shapes.product_calls
     ops, calls = shapes.attention_ops, shapes.attentions
-    of_calls = Rates(peak[ops], bandwidth, processors)
+    of_calls = of_device._replace(flops_per_s=peak[ops])
     of_prompts = of_calls._replace(flops_per_s=peak[ops] * attention_share)
     prompt_s = family.attention.seconds(calls, of_prompts)
     prompt_s *= _factor(residuals.get("attention"), calls, calls.element_bytes)
@@ -149,6 +168,36 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
     token_s *= _factor(residuals.get("decode"), calls, calls.element_bytes)
     seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token_s, prompt_s)
     times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)
+
+
+def _write_wide(seconds: FloatArray, shapes: Shapes, family: CurveFamily, rates: Rates) -> None:
+    """Write the times of products of 32 and 64 bits, whose rates are above 0, into `seconds`."""
+    if family.gemm_float32 is None:
+        return
+    peak, products = np.asarray(rates.flops_per_s), shapes.products
+    is_wide = (peak > 0) & (np.minimum(products.m, products.n) > 1)
+    for has_bias in (0, 1):
+        rows = is_wide & (shapes.has_bias == has_bias)
+        seconds[rows] = family.gemm_float32.seconds(
+            Products(*(column[rows] for column in products)),
+            rates._replace(flops_per_s=peak[rows]),
+            splits=not has_bias,
+        )
+
+
+def _write_convolutions(
+    seconds: FloatArray, shapes: Shapes, family: CurveFamily, rates: Rates
+) -> None:
+    """Write the times of convolutions and of each of their gradients into `seconds`."""
+    curve, rows = family.convolution, shapes.is_convolution > 0
+    if curve is None:
+        return
+    seconds[rows] = curve.convolution_seconds(
+        Products(*(column[rows] for column in shapes.products)),
+        shapes.layout_bytes[rows],
+        rates._replace(flops_per_s=np.asarray(rates.flops_per_s)[rows]),
+    )
+    seconds[rows & (shapes.is_gradient > 0)] *= curve.gradient_work
 
 
 def _factor(

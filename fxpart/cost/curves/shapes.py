@@ -37,6 +37,14 @@ class Shapes(NamedTuple):
     product_alignment: IntArray
     """Largest power of two, up to `_ALIGNED`, that divides the lengths of the rows of operands and
     result, in elements."""
+    has_bias: IntArray
+    """1 for a product to which a bias is added, else 0."""
+    is_convolution: IntArray
+    is_gradient: IntArray
+    """1 for the gradients of a convolution, else 0."""
+    layout_bytes: IntArray
+    """Bytes that a convolution with kernels of more than one pixel reads and writes if it changes
+    the layout of its input and result; 0 for other products."""
     attention_ops: IntArray
     attentions: Attentions
     is_backward: IntArray
@@ -73,14 +81,19 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
             forward = float(graph.flops[graph.forward_of[op]]) or flops / 2
             count = min(2, max(1, round(flops / forward)))
             shape = _convolution(flops / count, reads[0], weights or reads[1:])
-            products.append((op, count, _ALIGNED, *shape, element))
+            rewritten = _layout_elements(shape, reads[1:2]) * element
+            products.append((op, count, _ALIGNED, 0, 1, 1, rewritten, *shape, element))
         elif "conv" in target:
             shape = _convolution(flops, result, weights or reads[1:])
-            products.append((op, 1, _ALIGNED, *shape, element))
+            rewritten = _layout_elements(shape, reads[:1]) * element
+            products.append((op, 1, _ALIGNED, 0, 1, 0, rewritten, *shape, element))
         else:
             shape = _product(target, flops, result, reads, weights)
             alignment = _alignment(graph, op, shape)
-            products.append((op, 1, alignment, *shape, element))
+            has_bias = ".addmm." in target or (
+                ".linear." in target and len(reads) + len(weights) > 2
+            )
+            products.append((op, 1, alignment, has_bias, 0, 0, 0, *shape, element))
     return _as_arrays(products, attentions)
 
 
@@ -156,6 +169,17 @@ def _convolution(
     return 1.0, result / columns, columns, k
 
 
+def _layout_elements(shape: tuple[float, float, float, float], inputs: list[float]) -> float:
+    """Return the elements read and written to change the layouts of input and result.
+
+    With kernels of one pixel and without strides, each element of the input is in one row.
+    """
+    _, m, n, k = shape
+    if not inputs or abs(m * k - inputs[0]) <= _NEAR * inputs[0]:
+        return 0.0
+    return 2 * (inputs[0] + m * n)
+
+
 def _attention(
     target: str, flops: float, reads: list[float], size: int, causal: int
 ) -> tuple[float, ...]:
@@ -180,9 +204,9 @@ def _attention(
 
 
 def _as_arrays(products: list[tuple[float, ...]], attentions: list[tuple[float, ...]]) -> Shapes:
-    of_products = np.array(products, dtype=np.float64).reshape(-1, 8)
+    of_products = np.array(products, dtype=np.float64).reshape(-1, 12)
     of_attentions = np.array(attentions, dtype=np.float64).reshape(-1, 10)
-    batch, m, n, k, element = of_products[:, 3:].T
+    batch, m, n, k, element = of_products[:, 7:].T
     _, queries, keys, heads, key_heads, size, causal, bytes_each = of_attentions[:, 2:].T
     none = np.zeros(len(of_attentions))
     return Shapes(
@@ -190,6 +214,10 @@ def _as_arrays(products: list[tuple[float, ...]], attentions: list[tuple[float, 
         Products(batch, m, n, k, element, element),
         of_products[:, 1].astype(np.int64),
         of_products[:, 2].astype(np.int64),
+        of_products[:, 3].astype(np.int64),
+        of_products[:, 4].astype(np.int64),
+        of_products[:, 5].astype(np.int64),
+        of_products[:, 6].astype(np.int64),
         of_attentions[:, 0].astype(np.int64),
         Attentions(none + 1, queries, keys, heads, key_heads, size, none, causal, bytes_each, none),
         of_attentions[:, 1].astype(np.int64),

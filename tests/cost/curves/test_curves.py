@@ -15,6 +15,8 @@ from fxpart.capture.training.joint import joint_capture
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
+from fxpart.cost.curves.bandwidth import kind_of
+from fxpart.cost.curves.convolution import ConvolutionCurve
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
 from fxpart.cost.curves.model import KernelModel
@@ -218,7 +220,7 @@ def test_products_with_unaligned_rows_are_slow(columns: int, alignment: int) -> 
     share = {1: 1e-4, 2: 2e-4}.get(alignment)
     # A bfloat16 product of this device has the rate of float32.
     assert unaligned == (aligned if share is None else 2 * 16 * columns * 8 / (1e6 * share))
-    padded = replace(models[1], pads=True)
+    padded = replace(models[1], is_compiled=True)
     assert padded.op_time_s(graph, topology)[0, 0] == aligned
     in_float32 = replace(graph, dtypes=("float32",))
     of_float32 = [model.op_time_s(in_float32, topology)[0, 0] for model in models]
@@ -306,6 +308,81 @@ def test_a_power_limit_slows_tf32_but_not_convolutions_of_devices_without_it() -
 def test_wrong_shares_of_unaligned_products_are_refused(stated: object) -> None:
     with pytest.raises(SpecError, match=r"latency\.curves\.f\.unaligned_shares"):
         family_from("f", {**settings(), "unaligned_shares": stated})
+
+
+def test_operators_that_move_data_reach_the_share_of_their_kind() -> None:
+    shares = {"pointwise": [0.5, 0.25], "batch_norm_training": [0.8, 0.4]}
+    family = family_from("f", {**settings(), "bandwidth_shares": shares})
+    model = KernelModel({"f": family}, LatencyModel(op_overhead_s=1.0))
+    topology = uniform_topology((_device("f"),), Link(1e9))
+    for dtype, share in (("float32", 0.5), ("bfloat16", 0.25)):
+        times = model.op_time_s(graph_of_a_product(dtype), topology)
+        assert times[1, 0] == pytest.approx(1 + 512 / (share * 1e6))
+    sketch = Sketch()
+    y = sketch.op([sketch.input(256)], 256, [sketch.weight(2 * 4), sketch.weight(2 * 4)])
+    graph = replace(
+        sketch.graph(y), moved_bytes=np.array([512]), targets=("aten.native_batch_norm.default",)
+    )
+    # Two channels: two of four multiprocessors.
+    assert model.op_time_s(graph, topology)[0, 0] == pytest.approx(1 + 512 / (0.8 / 2 * 1e6))
+    compiled = replace(model, is_compiled=True)
+    assert compiled.op_time_s(graph, topology)[0, 0] == pytest.approx(1 + 512 / (0.5 * 1e6))
+
+
+@pytest.mark.parametrize(
+    "stated", [0.5, {"softmax": [1, 1]}, {"pointwise": 0.5}, {"pointwise": [2, 1]}, {"other": 1}]
+)
+def test_wrong_shares_of_bandwidth_are_refused(stated: object) -> None:
+    with pytest.raises(SpecError, match=r"latency\.curves\.f\.bandwidth_shares"):
+        family_from("f", {**settings(), "bandwidth_shares": stated})
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("aten.add.Tensor", "pointwise"),
+        ("aten.native_batch_norm_backward.default", "batch_norm_backward"),
+        ("aten.native_batch_norm.default", "batch_norm_training"),
+        ("aten.batch_norm.default", "batch_norm"),
+        ("aten.native_layer_norm_backward.default", "layer_norm_backward"),
+        ("aten._softmax_backward_data.default", "softmax_backward"),
+        ("aten._log_softmax.default", "softmax"),
+        ("aten.max_pool2d_with_indices_backward.default", "max_pool_backward"),
+    ],
+)
+def test_operators_have_a_kind(target: str, kind: str) -> None:
+    assert kind_of(target) == kind
+
+
+def test_products_of_32_bits_have_a_curve_of_their_own_and_split_k_without_a_bias() -> None:
+    curve = replace(GEMM, compute_share=0.25, split_s=1e-9)
+    stated = {f.name: getattr(curve, f.name) for f in fields(curve)}
+    family = family_from("f", {**settings(), "gemm_float32": stated})
+    topology = uniform_topology((_device("f"),), Link(1e9))
+    model = KernelModel({"f": family}, LatencyModel())
+    sketch = Sketch()
+    x, weight = sketch.input(16 * 512 * 4), sketch.weight(512 * 16 * 4)
+    alone = sketch.op([x], 16 * 16 * 4, [weight], 2 * 16 * 16 * 512)
+    added = sketch.op([x], 16 * 16 * 4, [weight, sketch.weight(16 * 4)], 2 * 16 * 16 * 512)
+    targets = ("aten.mm.default", "aten.linear.default")
+    graph = replace(sketch.graph(alone, added), dtypes=("float32",) * 2, targets=targets)
+    # Without a bias, four parts of k of one tile each; with it, one tile on one of four processors.
+    split_s, whole_s = model.op_time_s(graph, topology)[:, 0] - curve.launch_s
+    assert whole_s == pytest.approx(4 * split_s, rel=0.01)
+    of_16_bits = replace(graph, dtypes=("bfloat16",) * 2)
+    times = model.op_time_s(of_16_bits, topology)[:, 0]
+    assert times[0] == times[1]
+
+
+def test_a_convolution_takes_the_time_of_a_product_and_of_its_layouts() -> None:
+    curve = ConvolutionCurve(
+        **{f.name: getattr(GEMM, f.name) for f in fields(GEMM)}, layout_share=0.5, gradient_work=3.0
+    )
+    sizes = [np.array([float(size), float(size)]) for size in (1, 256, 256, 64, 2, 2)]
+    layouts = np.array([0, 1000])
+    plain_s, changed_s = curve.convolution_seconds(Products(*sizes), layouts, RATES)
+    assert plain_s == _gemm_s(GEMM, RATES, 256, 256, 64)
+    assert changed_s == pytest.approx(plain_s + 2 * curve.launch_s + 1000 / (0.5 * 1e15))
 
 
 def test_a_family_without_curves_is_named() -> None:

@@ -126,6 +126,29 @@ def test_a_backward_has_the_shapes_of_its_gradients() -> None:
     )
 
 
+def test_kernels_of_more_than_one_pixel_change_the_layout_of_input_and_result() -> None:
+    class Convolutions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.point = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+            self.line, self.plain = nn.Linear(10, 6), nn.Linear(6, 6, bias=False)
+
+        def forward(self, image: Tensor) -> Tensor:
+            y: Tensor = self.plain(self.line(self.point(self.wide(image))))
+            return y
+
+    image = torch.zeros(2, 8, 10, 10)
+    shapes = shapes_of(capture(Convolutions(), (image,)).graph)
+    assert shapes.is_convolution.tolist() == [1, 1, 0, 0]
+    assert shapes.has_bias.tolist() == [0, 0, 1, 0]
+    assert shapes.layout_bytes.tolist() == [2 * 4 * (2 * 8 * 100 + 2 * 16 * 100), 0, 0, 0]
+    step = shapes_of(joint_graph(Convolutions(), (image,)))
+    backward = step.is_gradient > 0
+    assert sorted(step.layout_bytes[backward].tolist()) == [0, 2 * 4 * 4800]
+    # The image needs no gradient.
+    assert sorted(step.product_calls[backward].tolist()) == [1, 2]
+
+
 class _Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         causal = scaled_dot_product_attention(q, q, q, is_causal=True)
