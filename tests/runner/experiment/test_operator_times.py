@@ -148,7 +148,9 @@ def test_a_calibration_in_the_earlier_form_is_read(
 
 
 def test_curves_are_those_of_the_settings(program: ExportedProgram) -> None:
-    config = read("latency=kernels", "latency.curves.h100.gemm_float32.launch_s=0.5", "devices=1xh100")
+    config = read(
+        "latency=kernels", "latency.curves.h100.gemm_float32.launch_s=0.5", "devices=1xh100"
+    )
     check_latency(config)
     times = operator_times(config, subject(program, known=True), MODEL)
     topology = build_topology(config.devices, config.transfer_rate)
