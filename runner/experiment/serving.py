@@ -172,10 +172,6 @@ def _check_few_bits(config: Config) -> None:
             config.capture.symbolic != "none",
             "one size, because formulas count whole dtypes",
         ),
-        f"data_parallel={config.data_parallel}": (
-            config.data_parallel > 1,
-            "one replica, because others serve separate texts",
-        ),
         f"model.autocast={config.model.autocast}": (
             config.model.autocast is not None,
             "matrix products that read such weights, not a cast of them",

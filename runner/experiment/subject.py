@@ -302,15 +302,15 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
             symbolic = on_graph(symbolic, with_buckets(symbolic.graph, partial))
     size_of = {"batch": spec.batch_size, "seq_len": spec.seq_len}
     sizes = {symbol: size for symbol in symbols if (size := size_of[symbol]) is not None}
-    captured = CapturedGraph(
-        symbolic.at(**sizes), captured_sizes.seconds, captured_sizes.from_cache
-    )
+    run = symbolic.at(**sizes)
+    graph = as_served(config, run)
     return Subject(
-        captured,
+        CapturedGraph(graph, captured_sizes.seconds, captured_sizes.from_cache),
         lambda: _program(config, spec),
         symbolic=symbolic,
         sizes=sizes,
         partial=partial,
+        unconverted=None if graph is run else run,
     )
 
 

@@ -18,7 +18,6 @@ from tests.runner.composed import TINY_LLAMA, read
             "phase=training",
             ("int8 is supported for serving, and for the frozen weights of finetune=lora"),
         ),
-        ("data_parallel=2", "one replica, because others serve separate texts; leave out data_par"),
         (
             "latency=profiled",
             ("rooflines, because no quantized kernels were measured; leave out latency="),
@@ -29,6 +28,26 @@ from tests.runner.composed import TINY_LLAMA, read
 def test_each_refusal_has_its_own_reason(other: str, why: str) -> None:
     with pytest.raises(NotApplicableError, match=why):
         check_serving(read("weights=int8", other))
+
+
+@pytest.mark.parametrize("phase", ["phase=decode", "phase=prefill"])
+def test_replicas_have_weights_and_caches_of_few_bits(phase: str) -> None:
+    few_bits = ("weights=int8", "kv_cache=fp8", "context_len=64", phase)
+    one, two = (
+        plan(config, model_spec(config))
+        for config in (
+            read(*TINY_LLAMA, *few_bits, "devices=1x16gb", "model.batch_size=1"),
+            read(
+                *TINY_LLAMA,
+                *few_bits,
+                *("devices=2x16gb", "model.batch_size=2", "data_parallel=2"),
+            ),
+        )
+    )
+    assert two.evaluation.latency_s == one.evaluation.latency_s
+    (use,), (alone,) = two.evaluation.devices, one.evaluation.devices
+    assert (use.weight_bytes, use.cache_bytes) == (alone.weight_bytes, alone.cache_bytes)
+    assert (use.peak_bytes, use.cache_bytes > 0) == (alone.peak_bytes, True)
 
 
 def test_kernels_are_refused_for_caches_of_few_bits_alone() -> None:
