@@ -42,6 +42,16 @@ _WHISPER = {
     "pad_token_id": 0,
     "max_source_positions": 500,
 }
+_OPT = {
+    "vocab_size": 16000,
+    "hidden_size": 512,
+    "word_embed_proj_dim": 512,
+    "num_hidden_layers": 6,
+    "ffn_dim": 2048,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 256,
+}
+_CONVNEXT = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 6, 2]}
 
 
 def _spec(
@@ -64,6 +74,8 @@ MODELS = (
     _spec("vit", "ViTForImageClassification", _VIT, batch_size=4),
     _spec("resnet50", "ResNetForImageClassification", _RESNET, batch_size=2),
     _spec("whisper", "WhisperForConditionalGeneration", _WHISPER, batch_size=1, seq_len=64),
+    _spec("opt", "OPTForCausalLM", _OPT, batch_size=4, seq_len=128),
+    _spec("convnext", "ConvNextForImageClassification", _CONVNEXT, batch_size=4),
     ModelSpec(
         "dlrm",
         factory="fxpart.capture.models.dlrm:dlrm",

@@ -19,8 +19,10 @@ from fxpart.execution.real_step import real_optimizer, training_step
 
 __all__ = ["Allocated", "allocated", "recorded"]
 
-_BACKWARD_THREAD_BYTES = 32 * 2**20
-"""CuBLAS's workspace of the thread that runs the backward, on Hopper."""
+_HOPPER = (9, 0)
+_THREAD_BYTES, _OLDER_THREAD_BYTES = 32 * 2**20, 2 * 4 * 2**20 + 8 * 16 * 2**10
+"""The workspace that torch gives cuBLAS in each thread, from Hopper on and before (PyTorch,
+reproducibility: CUBLAS_WORKSPACE_CONFIG)."""
 _RECORDED = Path(__file__).with_name("gpu") / "h100.json"
 
 
@@ -36,12 +38,14 @@ class Allocated:
     step_bytes: int
     kept_bytes: int
     """Library workspaces: still allocated after model, inputs and gradients are freed. Included in
-    the step, and in the forward but for `_BACKWARD_THREAD_BYTES`."""
+    the step, and in the forward but for `thread_bytes`."""
+    thread_bytes: int = _THREAD_BYTES
+    """Those of the thread that runs the backward."""
 
     @property
     def tensors_of_forward_bytes(self) -> int:
         """The forward without library workspaces."""
-        return self.forward_bytes - max(0, self.kept_bytes - _BACKWARD_THREAD_BYTES)
+        return self.forward_bytes - max(0, self.kept_bytes - self.thread_bytes)
 
     @property
     def tensors_of_step_bytes(self) -> int:
@@ -69,7 +73,9 @@ def allocated(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> Al
     forward, step = _peaks(spec, optimizer, device)
     _release(device)
     kept = torch.cuda.memory_allocated(device) - before
-    return Allocated(forward - before, step - before, kept)
+    is_hopper = torch.cuda.get_device_capability(device) >= _HOPPER
+    thread_bytes = _THREAD_BYTES if is_hopper else _OLDER_THREAD_BYTES
+    return Allocated(forward - before, step - before, kept, thread_bytes)
 
 
 def _peaks(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> tuple[int, int]:

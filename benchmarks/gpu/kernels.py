@@ -1,7 +1,9 @@
 """Measure kernels by shape on a GPU: products in float32, convolutions, and pointwise operators.
 
-Times are the device's, from one kernel's beginning to the next one's, with cold weights: calls are
-queued behind a long product, and each uses another copy of the weight, up to 10 copies or 256 MB.
+Times are the device's in microseconds, from one kernel's beginning to the next one's, with cold
+weights: calls are queued behind a long product, and each uses another copy of the weight, up to 10
+copies or 256 MB. The rows under ``constants`` of what `benchmarks.gpu.measure` writes, with four
+digits, are ``benchmarks/gpu/h100_kernels.json``.
 """
 
 import itertools
@@ -65,8 +67,8 @@ _CONVOLUTIONS = (
 )
 
 
-def _queued_s(calls: Sequence[Callable[[], object]]) -> float:
-    """Return the median time of a call on the device, in seconds, over rounds of all calls."""
+def _queued_us(calls: Sequence[Callable[[], object]]) -> float:
+    """Return the median time of a call on the device, in us, over rounds of all calls."""
     blocker = torch.empty(4096, 4096, device="cuda")
     for call in calls:
         call()
@@ -79,7 +81,7 @@ def _queued_s(calls: Sequence[Callable[[], object]]) -> float:
             call()
         last.record()
         torch.cuda.synchronize()
-        times.append(float(first.elapsed_time(last)) / 1e3 / len(calls))
+        times.append(float(first.elapsed_time(last)) * 1e3 / len(calls))
     return sorted(times)[len(times) // 2]
 
 
@@ -91,7 +93,7 @@ def _copies(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _products(_: int) -> dict[str, Any]:
-    """Measure products in float32: kind, batch, m, n, k, seconds."""
+    """Measure products in float32: kind, batch, m, n, k, time."""
     rows: list[list[Any]] = []
     for m, (n, k) in itertools.product(_ROWS, _WEIGHTS):
         if 2 * m * n * k / _FLOPS_PER_S > _LONGEST_S:
@@ -100,23 +102,23 @@ def _products(_: int) -> dict[str, Any]:
         weight, by_rows = torch.randn(n, k, device="cuda"), torch.randn(k, n, device="cuda")
         linears = [partial(functional.linear, x, w, bias) for w in _copies(weight)]
         products = [partial(torch.mm, x, w) for w in _copies(by_rows)]
-        rows.append(["linear", 1, m, n, k, _queued_s(linears)])
-        rows.append(["mm", 1, m, n, k, _queued_s(products)])
+        rows.append(["linear", 1, m, n, k, _queued_us(linears)])
+        rows.append(["mm", 1, m, n, k, _queued_us(products)])
         if m >= _FEWEST_ROWS_OF_GRADIENTS:
             gradient = torch.randn(m, n, device="cuda")
             of_weight = [partial(torch.mm, gradient.t(), x)] * _CALLS
-            rows.append(["weight gradient", 1, n, k, m, _queued_s(of_weight)])
+            rows.append(["weight gradient", 1, n, k, m, _queued_us(of_weight)])
     for batch, m, n, k in _BATCHED:
         left = torch.randn(batch, m, k, device="cuda")
         right = torch.randn(batch, k, n, device="cuda")
-        rows.append(["bmm", batch, m, n, k, _queued_s([partial(torch.bmm, left, right)] * _CALLS)])
+        rows.append(["bmm", batch, m, n, k, _queued_us([partial(torch.bmm, left, right)] * _CALLS)])
     return {"rows": rows}
 
 
 def _convolutions(_: int) -> dict[str, Any]:
     """Measure convolutions.
 
-    Each row has dtype, batch, channels, filters, kernel, stride, side of the image, seconds of the
+    Each row has dtype, batch, channels, filters, kernel, stride, side of the image, time of the
     forward, and from batch 8 those of the gradients of the input, of the weight and of both.
     """
     rows: list[list[Any]] = []
@@ -129,64 +131,66 @@ def _convolutions(_: int) -> dict[str, Any]:
         padding = 0 if kernel == stride else kernel // 2
         convolve = partial(functional.conv2d, bias=None, stride=stride, padding=padding)
         with torch.no_grad():
-            seconds = [_queued_s([partial(convolve, x, w) for w in _copies(weight)])]
+            times = [_queued_us([partial(convolve, x, w) for w in _copies(weight)])]
         if batch > 1:
             x.requires_grad_()
             weight.requires_grad_()
             result = convolve(x, weight)
-            seconds += [_gradient_s(result, leaves) for leaves in ((x,), (weight,), (x, weight))]
-        rows.append([_name(dtype), batch, *shape, *seconds])
+            times += [_gradient_us(result, leaves) for leaves in ((x,), (weight,), (x, weight))]
+        rows.append([_name(dtype), batch, *shape, *times])
     return {"rows": rows}
 
 
-def _gradient_s(result: Tensor, inputs: Sequence[Tensor]) -> float:
+def _gradient_us(result: Tensor, inputs: Sequence[Tensor]) -> float:
     gradient = torch.randn_like(result)
     backward = partial(torch.autograd.grad, result, inputs, gradient, retain_graph=True)
-    return _queued_s([backward] * _CALLS)
+    return _queued_us([backward] * _CALLS)
 
 
 def _pointwise(_: int) -> dict[str, Any]:
     """Measure operators limited by bandwidth.
 
-    Each row has operator, dtype, bytes of the operand, seconds, and those of its backward or None.
+    Each row has operator, dtype, bytes of the operand, time, and time of its backward. That of a
+    layer norm is without the gradients of its weights; backwards of operators without kernels of
+    their own, such as additions, are of views.
     """
     rows: list[list[Any]] = []
     for dtype, power in itertools.product((torch.float32, torch.bfloat16), range(12, 29, 2)):
         x = torch.randn(2**power // 1024, 1024, device="cuda", dtype=dtype)
-        y, row = torch.randn_like(x), torch.ones(1024, device="cuda", dtype=dtype)
-        image = x.view(-1, min(64, len(x)), 16, 64)
-        channel = torch.ones(image.shape[1], device="cuda")
-        other_dtype = torch.bfloat16 if dtype == torch.float32 else torch.float32
-        calls: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
-            "add": (y.add, x),
-            "add_row": (row.add, x),
-            "relu": (functional.relu, x),
-            "gelu": (functional.gelu, x),
-            "copy": (torch.clone, x),
-            "transpose": (lambda tensor: tensor.t().contiguous(), x),
-            "cast": (partial(torch.Tensor.to, dtype=other_dtype), x),
-            "softmax": (partial(torch.softmax, dim=-1), x),
-            "layer_norm": (
-                partial(functional.layer_norm, normalized_shape=(1024,), weight=row, bias=row),
-                x,
-            ),
-            "dropout": (functional.dropout, x),
-            "sum": (torch.sum, x),
-            "sum_rows": (partial(torch.sum, dim=0), x),
-            "batch_norm": (_batch_norm(channel, training=False), image),
-            "batch_norm_training": (_batch_norm(channel, training=True), image),
-            "max_pool": (
-                partial(functional.max_pool2d, kernel_size=3, stride=2, padding=1),
-                image,
-            ),
-        }
-        for operator, (call, operand) in calls.items():
+        for operator, (call, operand) in _operators(x).items():
             with torch.no_grad():
-                seconds = _queued_s([partial(call, operand)] * _CALLS)
+                forward_us = _queued_us([partial(call, operand)] * _CALLS)
             leaf = operand.clone().requires_grad_()
-            backward_s = _gradient_s(call(leaf), (leaf,))
-            rows.append([operator, _name(dtype), x.nbytes, seconds, backward_s])
+            backward_us = _gradient_us(call(leaf), (leaf,))
+            rows.append([operator, _name(dtype), x.nbytes, forward_us, backward_us])
     return {"rows": rows}
+
+
+def _operators(x: Tensor) -> dict[str, tuple[Callable[..., Tensor], Tensor]]:
+    """Return functions of one operand, with it: `x` of shape (rows, 1024), or `x` as images."""
+    y, row = torch.randn_like(x), torch.ones(1024, device="cuda", dtype=x.dtype)
+    image = x.view(-1, min(64, len(x)), 16, 64)
+    channel = torch.ones(image.shape[1], device="cuda")
+    other_dtype = torch.bfloat16 if x.dtype == torch.float32 else torch.float32
+    normalize = partial(functional.layer_norm, normalized_shape=(1024,), weight=row, bias=row)
+    pool = partial(functional.max_pool2d, kernel_size=3, stride=2, padding=1)
+    return {
+        "add": (y.add, x),
+        "add_row": (row.add, x),
+        "relu": (functional.relu, x),
+        "gelu": (functional.gelu, x),
+        "copy": (torch.clone, x),
+        "transpose": (lambda tensor: tensor.t().contiguous(), x),
+        "cast": (partial(torch.Tensor.to, dtype=other_dtype), x),
+        "softmax": (partial(torch.softmax, dim=-1), x),
+        "layer_norm": (normalize, x),
+        "dropout": (functional.dropout, x),
+        "sum": (torch.sum, x),
+        "sum_rows": (partial(torch.sum, dim=0), x),
+        "batch_norm": (_batch_norm(channel, training=False), image),
+        "batch_norm_training": (_batch_norm(channel, training=True), image),
+        "max_pool": (pool, image),
+    }
 
 
 def _batch_norm(channel: Tensor, *, training: bool) -> Callable[..., Tensor]:

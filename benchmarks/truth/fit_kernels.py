@@ -22,6 +22,7 @@ from benchmarks.truth.own_kernels import (
     convolutions,
     float32_products,
     gradient_work,
+    input_share,
 )
 from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
@@ -169,6 +170,10 @@ def fit_kernels(
     return _fit(spans, make, predict, kernels.seconds, kernels.held_out)
 
 
+def _rounded(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
 def _fit_messages(messages: Messages) -> Fitted[CollectiveCurve]:
     def predict(curve: CollectiveCurve, rows: npt.NDArray[np.intp]) -> FloatArray:
         return curve.seconds(messages.wire[rows], messages.ranks[rows], messages.bytes_per_s)
@@ -199,7 +204,7 @@ def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
 
 def _own_curves() -> dict[str, Fitted[Any]]:
     """Return the curves of kernels that fxpart measured itself."""
-    work = float(f"{gradient_work():.3g}")
+    fixed = {"input_share": _rounded(input_share()), "gradient_work": _rounded(gradient_work())}
     products, convolved = float32_products(), convolutions()
     return {
         "gemm_float32": _fit(
@@ -211,7 +216,7 @@ def _own_curves() -> dict[str, Fitted[Any]]:
         ),
         "convolution": _fit(
             _CONVOLUTION,
-            lambda numbers: ConvolutionCurve(**numbers, gradient_work=work),
+            lambda numbers: ConvolutionCurve(**numbers, **fixed),
             convolved.predicted_s,
             convolved.seconds,
             convolved.held_out,
@@ -271,7 +276,7 @@ def _yaml(families: Mapping[str, _Measured]) -> str:
         lines.append(f"    measured_on: {{{rates}}}")
         lines.append(f"    link_bytes_per_s: {family.link_bytes_per_s:.4g}")
         lines += _NOT_FITTED.get(name, ())
-        if "convolution" in family.curves:
+        if name == DEVICES[_OWN].curves:
             lines.append("    bandwidth_shares:")
             lines += [
                 f"      {kind}: [{of_32_bits:.3g}, {of_16_bits:.3g}]"

@@ -46,8 +46,23 @@ def _attention_backward_flops(arguments: list[Any]) -> int:
     return 2 * rows * int(3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-# Operators that torch's counter neither knows nor decomposes, and counts as 0.
+def _convolution_backward_flops(arguments: list[Any]) -> int:
+    """Return the FLOPs of the forward for each gradient of the input or the weight.
+
+    Torch's counter has too many for groups: each filter of the weight's gradient reads the
+    channels of one group.
+    """
+    gradient, inputs, weight = arguments[:3]
+    is_transposed = next(argument for argument in arguments if isinstance(argument, bool))
+    outer = inputs if is_transposed else gradient  # each element has a whole filter's products
+    products = int(outer.numel()) * (int(weight.numel()) // int(weight.shape[0]))
+    of_input, of_weight, _ = arguments[-3:]  # the mask of the results
+    return 2 * products * (int(of_input) + int(of_weight))
+
+
+# Operators that torch's counter neither knows nor decomposes, and counts as 0, or counts wrongly.
 _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
+    "aten.convolution_backward.default": _convolution_backward_flops,
     "aten._grouped_mm.default": _grouped_mm_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_flops,

@@ -22,6 +22,7 @@ from fxpart.capture.captured import (
     symbols_named,
 )
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.few_bits import with_chosen_experts
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import IntArray, OpGraph, without_python
 from fxpart.core.optimizer import with_optimizer
@@ -41,7 +42,7 @@ from runner.experiment.mesh import (
     weight_replicas,
 )
 from runner.experiment.objective import published_graph
-from runner.experiment.serving import as_served, generates
+from runner.experiment.serving import as_served, generates, is_serving
 from runner.experiment.serving_steps import ServingSteps, serving_steps
 from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import (
@@ -298,11 +299,15 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
     partial = None
     if config.data_parallel > 1:
         partial = partial_values(symbolic.graph, symbolic.value_batch_dim)
+        if is_serving(config):  # separate texts, each with its own choice of experts
+            partial = partial[:0]
         if not config.all_reduce.gradient_as_bucket_view:
             symbolic = on_graph(symbolic, with_buckets(symbolic.graph, partial))
     size_of = {"batch": spec.batch_size, "seq_len": spec.seq_len}
     sizes = {symbol: size for symbol in symbols if (size := size_of[symbol]) is not None}
     run = symbolic.at(**sizes)
+    if config.capture.symbolic == "none":
+        run = with_chosen_experts(run)
     graph = as_served(config, run)
     return Subject(
         CapturedGraph(graph, captured_sizes.seconds, captured_sizes.from_cache),

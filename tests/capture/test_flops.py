@@ -1,4 +1,4 @@
-"""Floating-point operations of calls that torch's own counter counts as zero."""
+"""Floating-point operations of calls that torch's own counter counts as zero, or wrongly."""
 
 import pytest
 import torch
@@ -52,3 +52,22 @@ def test_all_products_of_attention_count(is_causal: bool, key_heads: int) -> Non
     assert int(capture_graph(module, (query, key, value)).flops.sum()) == products
     # In the backward, the scores are recomputed, and each product has gradients of both factors.
     assert int(joint_graph(module, (query, key, value)).flops.sum()) == products * 7 // 2
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_gradients_of_grouped_convolutions_take_the_flops_of_their_forward(
+    groups: int, *, transposed: bool
+) -> None:
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    module = nn.Sequential(kind(16, 32, 3, groups=groups), kind(32, 16, 3, groups=groups))
+    graph = joint_graph(module, (torch.zeros(2, 16, 12, 12),))
+    forward = [
+        int(f)
+        for t, f in zip(graph.targets, graph.flops, strict=True)
+        if t == "aten.convolution.default"
+    ]
+    if not transposed:
+        assert forward[0] == 2 * (9 * 16 // groups) * (2 * 32 * 10 * 10)
+    # The input of the first needs no gradient.
+    assert _flops(graph, "convolution_backward") == forward[0] + 2 * forward[1]

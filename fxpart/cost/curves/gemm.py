@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fxpart.core.graph import FloatArray
+from fxpart.core.graph import FloatArray, IntArray
 
 __all__ = ["GemmCurve", "Products", "Rates", "smooth_maximum"]
 
@@ -54,6 +55,10 @@ class Products(NamedTuple):
     result_bytes: FloatArray
     """Bytes per element of the result."""
 
+    def only(self, which: npt.NDArray[np.bool_] | IntArray) -> "Products":
+        """Return those products alone."""
+        return Products(*(column[which] for column in self))
+
 
 @dataclass(frozen=True, slots=True)
 class GemmCurve:
@@ -79,35 +84,32 @@ class GemmCurve:
     split_s: float
     """Cost of reducing over splits of k."""
 
-    def seconds(self, products: Products, rates: Rates, *, splits: bool = True) -> FloatArray:
-        """Return the time of each product, whose `k` may be split if `splits`."""
+    def seconds(
+        self, products: Products, rates: Rates, may_split: npt.NDArray[np.bool_] | None = None
+    ) -> FloatArray:
+        """Return the time of each product; `may_split` says whose k may be split, None for all."""
         columns = np.stack(products, axis=1)
         flops_per_s = np.broadcast_to(rates.flops_per_s, len(columns))
+        splits = np.ones(len(columns)) if may_split is None else may_split
         rows, row_of_product = np.unique(
-            np.column_stack([columns, flops_per_s]), axis=0, return_inverse=True
+            np.column_stack([columns, flops_per_s, splits]), axis=0, return_inverse=True
         )
         if not len(rows):
             return np.zeros(0)
         shapes = Products(*(rows[:, [column]] for column in range(len(products))))
+        of_rows = rates._replace(flops_per_s=rows[:, [-2]])
         best = np.full(len(rows), np.inf)
         for tile in _TILES:
-            tile_s = self._tile_seconds(
-                shapes,
-                tile,
-                rates._replace(flops_per_s=rows[:, [-1]]),
-                _SPLITS if splits else _SPLITS[:1],
-            )
-            best = np.minimum(best, tile_s.min(axis=1))
+            tile_s = self._tile_seconds(shapes, tile, of_rows)
+            best = np.minimum(best, np.where(rows[:, -1], tile_s.min(axis=1), tile_s[:, 0]))
         seconds: FloatArray = self.launch_s + best[row_of_product.reshape(-1)]
         return seconds
 
-    def _tile_seconds(
-        self, products: Products, tile: tuple[int, int], rates: Rates, parts: tuple[int, ...]
-    ) -> FloatArray:
-        """Return the time with this tile for each number of parts of k, shape (rows, parts)."""
+    def _tile_seconds(self, products: Products, tile: tuple[int, int], rates: Rates) -> FloatArray:
+        """Return the time with this tile for each split, shape (rows, splits)."""
         tile_rows, tile_columns = tile
         bandwidth, processors = rates.bytes_per_s, rates.multiprocessors
-        splits = np.array(parts, dtype=np.float64)[None, :]
+        splits = np.array(_SPLITS, dtype=np.float64)[None, :]
         depth = np.ceil(products.k / splits / _STEP_OF_K) * _STEP_OF_K
         pieces = (
             products.batch

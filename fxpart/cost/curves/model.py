@@ -1,11 +1,12 @@
 """`KernelModel`: operator times by curves over shapes, with a roofline as the fallback."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
@@ -20,7 +21,7 @@ from fxpart.errors import SpecError, nearest_names
 
 __all__ = ["KernelModel"]
 
-_WIDE = ("float32", "float64", "complex64", "complex128")
+_32_BITS = ("float32", "float64", "complex64", "complex128")
 """Dtypes of 32 and 64 bits, other than TF32."""
 BACKWARD_WORK = 2.5 / 0.86
 """Time of an attention backward relative to its forward: five products instead of two, at 63 % of
@@ -48,7 +49,8 @@ class KernelModel:
     fastest measured kernel."""
     is_compiled: bool = False
     """Whether ``torch.compile`` generates the kernels: rows of unaligned products are padded, and
-    normalizations move data at the rate of pointwise operators."""
+    normalizations move data at the rate of pointwise operators, and convolutions keep channels
+    last throughout the graph (inductor's `layout_optimization`)."""
     carries: bool = True
     """Whether a device without curves of its own (`DeviceSpec.own_curves`) uses the curves that it
     names, scaled by its own peaks; otherwise it uses the roofline."""
@@ -78,7 +80,10 @@ class KernelModel:
             if kind in column_of_kind:
                 times[:, column] = times[:, column_of_kind[kind]]
                 continue
-            shapes = shapes or shapes_of(graph, self.layout)
+            if shapes is None:
+                shapes = shapes_of(graph, self.layout)
+                if self.is_compiled:
+                    shapes = shapes.channels_last()
             residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
             if self.runs_torch and family.torch_attention:
                 attention_family, compute_share = family.torch_attention
@@ -90,24 +95,28 @@ class KernelModel:
                 }
             if self.is_compiled:
                 family = replace(family, unaligned_shares=None)
-            roofline = self.roofline
-            if family.op_overhead_s is not None:
-                roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
-                times[:, column] = roofline.op_time_s(graph, topology)[:, column]
-            if family.bandwidth_shares:
-                shares = bandwidth_shares(
-                    graph,
-                    family.bandwidth_shares,
-                    device.multiprocessors,
-                    fused=self.is_compiled,
-                )
-                moving_s = graph.moved_bytes / (device.memory_bandwidth_bytes_per_s * shares)
-                is_moving = (graph.flops == 0) & (graph.moved_bytes > 0)
-                times[is_moving, column] = (moving_s + roofline.op_overhead_s)[is_moving]
+            times[:, column] = self._moving_s(graph, topology, column, family)
             on_device = _OnDevice(device, family, residuals, compute_share)
             _write_times(times[:, column], graph, shapes, on_device)
             column_of_kind[kind] = column
         return times
+
+    def _moving_s(
+        self, graph: OpGraph, topology: Topology, column: int, family: CurveFamily
+    ) -> FloatArray:
+        """Return the time of each operator by the roofline and the family's memory bandwidth."""
+        device, roofline = topology.devices[column], self.roofline
+        if family.op_overhead_s is not None:
+            roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
+        seconds: FloatArray = roofline.op_time_s(graph, topology)[:, column]
+        if family.bandwidth_shares:
+            shares = bandwidth_shares(
+                graph, family.bandwidth_shares, device.multiprocessors, fused=self.is_compiled
+            )
+            moving_s = graph.moved_bytes / (device.memory_bandwidth_bytes_per_s * shares)
+            is_moving = (graph.flops == 0) & (graph.moved_bytes > 0)
+            seconds = np.where(is_moving, moving_s + roofline.op_overhead_s, seconds)
+        return seconds
 
     def has_curves(self, device: DeviceSpec) -> bool:
         """Return whether a device uses curves rather than the roofline alone."""
@@ -134,18 +143,17 @@ class _OnDevice(NamedTuple):
 
 def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _OnDevice) -> None:
     """Write the times of products and attention on a device into `times` (length n)."""
-    device, family, residuals, attention_share = on_device
-    kernel_share, names = family.gemm.compute_share, rate_names(graph)
-    rates, wide_rates = {}, {}
-    for name in sorted(set(names)):
-        # A device without TF32 computes in float32.
-        is_wide = name in _WIDE or (name == "tfloat32" and name not in device.flops_per_s)
-        share = family.float32_share if is_wide else family.sustained_share
-        rates[name] = device.reached_rate_for(name, share, kernel_share)
-        if is_wide and family.gemm_float32:
-            share_of_kernel = family.gemm_float32.compute_share
-            wide_rates[name] = device.reached_rate_for(name, 1.0, share_of_kernel)
-    peak = np.array([rates[name] for name in names])
+    device, family, residuals, _ = on_device
+    names = rate_names(graph)
+    # A device without TF32 computes in float32.
+    in_32_bits = np.array(
+        [
+            name in _32_BITS or (name == "tfloat32" and name not in device.flops_per_s)
+            for name in names
+        ]
+    )
+    shares = {True: family.float32_share, False: family.sustained_share}
+    peak = _rates(device, names, in_32_bits, shares, family.gemm.compute_share)
     of_device = Rates(0.0, device.memory_bandwidth_bytes_per_s, device.multiprocessors)
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, of_device._replace(flops_per_s=peak[ops]))
@@ -155,10 +163,50 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
         seconds = np.maximum(
             seconds, np.where(is_slow, graph.flops[ops] / (peak[ops] * of_peak), 0)
         )
-    wide_peak = np.array([wide_rates.get(names[op], 0.0) for op in ops.tolist()])
-    _write_wide(seconds, shapes, family, of_device._replace(flops_per_s=wide_peak))
-    _write_convolutions(seconds, shapes, family, of_device._replace(flops_per_s=peak[ops]))
+    if curve := family.gemm_float32:
+        rows = in_32_bits[ops] & (np.minimum(products.m, products.n) > 1)
+        rates = _rates(device, names, in_32_bits, {True: 1.0, False: 1.0}, curve.compute_share)
+        seconds[rows] = curve.seconds(
+            products.only(rows),
+            of_device._replace(flops_per_s=rates[ops][rows]),
+            ~shapes.has_bias[rows],
+        )
+    if convolution := family.convolution:
+        rows = shapes.is_convolution
+        rates = _rates(device, names, in_32_bits, shares, convolution.compute_share)
+        seconds[rows] = convolution.forward_seconds(
+            shapes.convolutions,
+            of_device._replace(flops_per_s=rates[ops][rows]),
+            device.rate_for("float32"),
+        )
+        seconds[shapes.is_gradient] *= convolution.gradient_work
     times[ops] = seconds * shapes.product_calls
+    _write_attention(times, shapes, on_device, of_device, peak)
+
+
+def _rates(
+    device: DeviceSpec,
+    names: Sequence[str],
+    in_32_bits: npt.NDArray[np.bool_],
+    shares: Mapping[bool, float],
+    kernel_share: float,
+) -> FloatArray:
+    """Return the rate of each operator: that of its dtype, times the share of its number of bits.
+
+    Kernels reach `kernel_share` of it.
+    """
+    rates = {
+        key: device.reached_rate_for(key[0], shares[key[1]], kernel_share)
+        for key in set(zip(names, in_32_bits.tolist(), strict=True))
+    }
+    return np.array([rates[key] for key in zip(names, in_32_bits.tolist(), strict=True)])
+
+
+def _write_attention(
+    times: FloatArray, shapes: Shapes, on_device: _OnDevice, of_device: Rates, peak: FloatArray
+) -> None:
+    """Write the times of attention; `peak` is the rate of each operator."""
+    _, family, residuals, attention_share = on_device
     ops, calls = shapes.attention_ops, shapes.attentions
     of_calls = of_device._replace(flops_per_s=peak[ops])
     of_prompts = of_calls._replace(flops_per_s=peak[ops] * attention_share)
@@ -168,36 +216,6 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
     token_s *= _factor(residuals.get("decode"), calls, calls.element_bytes)
     seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token_s, prompt_s)
     times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)
-
-
-def _write_wide(seconds: FloatArray, shapes: Shapes, family: CurveFamily, rates: Rates) -> None:
-    """Write the times of products of 32 and 64 bits, whose rates are above 0, into `seconds`."""
-    if family.gemm_float32 is None:
-        return
-    peak, products = np.asarray(rates.flops_per_s), shapes.products
-    is_wide = (peak > 0) & (np.minimum(products.m, products.n) > 1)
-    for has_bias in (0, 1):
-        rows = is_wide & (shapes.has_bias == has_bias)
-        seconds[rows] = family.gemm_float32.seconds(
-            Products(*(column[rows] for column in products)),
-            rates._replace(flops_per_s=peak[rows]),
-            splits=not has_bias,
-        )
-
-
-def _write_convolutions(
-    seconds: FloatArray, shapes: Shapes, family: CurveFamily, rates: Rates
-) -> None:
-    """Write the times of convolutions and of each of their gradients into `seconds`."""
-    curve, rows = family.convolution, shapes.is_convolution > 0
-    if curve is None:
-        return
-    seconds[rows] = curve.convolution_seconds(
-        Products(*(column[rows] for column in shapes.products)),
-        shapes.layout_bytes[rows],
-        rates._replace(flops_per_s=np.asarray(rates.flops_per_s)[rows]),
-    )
-    seconds[rows & (shapes.is_gradient > 0)] *= curve.gradient_work
 
 
 def _factor(

@@ -8,9 +8,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
+from fxpart.cost.curves.convolution import Convolutions, layout_elements
 from fxpart.cost.curves.gemm import Products
 
 __all__ = ["Shapes", "shapes_of"]
@@ -22,8 +24,35 @@ _OF_MATRICES = ("mm", "addmm", "linear")
 _ALIGNED = 8
 """Elements of 16 bits in the 16 bytes that kernels load at once."""
 _TRANSPOSES = ("aten.t.", "aten.transpose.", "aten.permute.", "aten.mT.")
+_CASTS = ("aten.to.", "aten._to_copy.", "aten.contiguous.", "aten.view.", "aten.reshape.")
 _NEAR = 0.01
 """Relative tolerance of an integral batch: sizes in bytes are exact, storage sizes are not."""
+
+
+class _Product(NamedTuple):
+    """A product of a graph; sizes may be no whole numbers."""
+
+    op: int
+    calls: int
+    """Number of such products: 2 for a convolution's backward, unless its input needs no gradient,
+    else 1."""
+    batch: float
+    m: float
+    n: float
+    k: float
+    element: float
+    """Bytes per element."""
+    alignment: int = _ALIGNED
+    """Largest power of two, up to `_ALIGNED`, that divides the lengths of the rows of operands and
+    result, in elements."""
+    has_bias: bool = False
+    is_convolution: bool = False
+    is_gradient: bool = False
+    """Whether these are gradients of a convolution."""
+    layout_elements: float = 0.0
+    """See `fxpart.cost.curves.convolution.layout_elements`."""
+    reads_input: bool = False
+    """Whether it is a convolution that reads the model's input."""
 
 
 class Shapes(NamedTuple):
@@ -32,23 +61,22 @@ class Shapes(NamedTuple):
     product_ops: IntArray
     products: Products
     product_calls: IntArray
-    """Number of such products per operator: 2 for a convolution's backward, unless its input needs
-    no gradient, else 1."""
+    """See `_Product`, as for the next four."""
     product_alignment: IntArray
-    """Largest power of two, up to `_ALIGNED`, that divides the lengths of the rows of operands and
-    result, in elements."""
-    has_bias: IntArray
-    """1 for a product to which a bias is added, else 0."""
-    is_convolution: IntArray
-    is_gradient: IntArray
-    """1 for the gradients of a convolution, else 0."""
-    layout_bytes: IntArray
-    """Bytes that a convolution with kernels of more than one pixel reads and writes if it changes
-    the layout of its input and result; 0 for other products."""
+    has_bias: npt.NDArray[np.bool_]
+    is_convolution: npt.NDArray[np.bool_]
+    is_gradient: npt.NDArray[np.bool_]
+    convolutions: Convolutions
+    """Of those products that are convolutions."""
     attention_ops: IntArray
     attentions: Attentions
     is_backward: IntArray
     """1 for the backward of attention, else 0."""
+
+    def channels_last(self) -> "Shapes":
+        """Return the same with convolutions that need no change of layout."""
+        none = np.zeros_like(self.convolutions.layout_bytes)
+        return self._replace(convolutions=self.convolutions._replace(layout_bytes=none))
 
 
 def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
@@ -58,43 +86,33 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
     bytes do not determine a shape.
     """
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
-    first_value = np.searchsorted(graph.value_producer, np.arange(graph.n_ops))
-    products: list[tuple[float, ...]] = []
+    products: list[_Product] = []
     attentions: list[tuple[float, ...]] = []
     for op in np.flatnonzero(graph.flops).tolist():
         target, element = graph.targets[op], _element_bytes(graph.dtypes[op])
         if layout and target.startswith(f"{layout}."):
             continue
         reads = [float(size) / element for size in graph.value_bytes[graph.reads_of(op)]]
-        weights = [float(size) / element for size in graph.weight_bytes[graph.uses_of(op)]]
-        flops = float(graph.flops[op])
         if op in calls and reads:
+            flops = float(graph.flops[op])
             attentions.append((op, *_attention(target, flops, reads, *calls[op]), element))
-            continue
-        has_result = (
-            first_value[op] < graph.n_values and graph.value_producer[first_value[op]] == op
-        )
-        result = float(graph.value_bytes[first_value[op]]) / element if has_result else 0.0
-        if "convolution_backward" in target and weights + reads[1:]:
-            # The gradients of the weight and, if needed, of the input each take as long as the
-            # forward.
-            forward = float(graph.flops[graph.forward_of[op]]) or flops / 2
-            count = min(2, max(1, round(flops / forward)))
-            shape = _convolution(flops / count, reads[0], weights or reads[1:])
-            rewritten = _layout_elements(shape, reads[1:2]) * element
-            products.append((op, count, _ALIGNED, 0, 1, 1, rewritten, *shape, element))
         elif "conv" in target:
-            shape = _convolution(flops, result, weights or reads[1:])
-            rewritten = _layout_elements(shape, reads[:1]) * element
-            products.append((op, 1, _ALIGNED, 0, 1, 0, rewritten, *shape, element))
+            products.append(_convolution(graph, op, reads, element))
         else:
-            shape = _product(target, flops, result, reads, weights)
-            alignment = _alignment(graph, op, shape)
-            has_bias = ".addmm." in target or (
-                ".linear." in target and len(reads) + len(weights) > 2
-            )
-            products.append((op, 1, alignment, has_bias, 0, 0, 0, *shape, element))
+            products.append(_matrix_product(graph, op, reads, element))
     return _as_arrays(products, attentions)
+
+
+def _weights(graph: OpGraph, op: int, element: float) -> list[float]:
+    return [float(size) / element for size in graph.weight_bytes[graph.uses_of(op)]]
+
+
+def _result(graph: OpGraph, op: int, element: float) -> float:
+    """Return the elements of the first result; 0 without one."""
+    first = int(np.searchsorted(graph.value_producer, op))
+    if first < graph.n_values and graph.value_producer[first] == op:
+        return float(graph.value_bytes[first]) / element
+    return 0.0
 
 
 def _element_bytes(dtype: str) -> float:
@@ -103,7 +121,21 @@ def _element_bytes(dtype: str) -> float:
     return _BITS.get(dtype, 16) / 8
 
 
-def _product(
+def _matrix_product(graph: OpGraph, op: int, reads: list[float], element: float) -> _Product:
+    target, weights = graph.targets[op], _weights(graph, op, element)
+    shape = _shape(target, float(graph.flops[op]), _result(graph, op, element), reads, weights)
+    is_linear_with_bias = ".linear." in target and len(reads) + len(weights) > 2
+    return _Product(
+        op,
+        1,
+        *shape,
+        element,
+        alignment=_alignment(graph, op, shape),
+        has_bias=".addmm." in target or is_linear_with_bias,
+    )
+
+
+def _shape(
     target: str, flops: float, result: float, reads: list[float], weights: list[float]
 ) -> tuple[float, float, float, float]:
     """Return B, m, n, k; a square product of the same FLOPs if the sizes do not determine them."""
@@ -156,28 +188,56 @@ def _is_transposed(graph: OpGraph, value: int) -> bool:
     return maker >= 0 and graph.targets[maker].startswith(_TRANSPOSES)
 
 
-def _convolution(
-    flops: float, result: float, kernels: list[float]
-) -> tuple[float, float, float, float]:
+def _convolution(graph: OpGraph, op: int, reads: list[float], element: float) -> _Product:
     """Return a convolution as a product: rows are positions, columns are output channels."""
+    target, flops = graph.targets[op], float(graph.flops[op])
+    weights = _weights(graph, op, element)
+    is_gradient = "convolution_backward" in target and bool(weights + reads[1:])
+    count, result, place = 1, _result(graph, op, element), 0
+    if is_gradient:
+        # The gradients of the weight and, if needed, of the input each take the forward's FLOPs.
+        forward = float(graph.flops[graph.forward_of[op]]) or flops / 2
+        count, result, place = min(2, max(1, round(flops / forward))), reads[0], 1
+    inputs = reads[place] if len(reads) > place else 0.0
+    kernels = weights or reads[1:] if is_gradient else weights + reads[1:]
+    m, n, k = _implicit_product(flops / count, result, kernels)
+    reads_input = inputs > 0 and _is_input(graph, int(graph.reads_of(op)[place]))
+    return _Product(
+        op,
+        count,
+        1.0,
+        m,
+        n,
+        k,
+        element,
+        is_convolution=True,
+        is_gradient=is_gradient,
+        layout_elements=layout_elements(m, n, k, inputs, reads_input=reads_input),
+        reads_input=reads_input,
+    )
+
+
+def _implicit_product(
+    flops: float, result: float, kernels: list[float]
+) -> tuple[float, float, float]:
+    """Return m, n, k; a square product of the same FLOPs without a result."""
     if result <= 0:
-        return _product("", flops, result, [], [])
+        side = (flops / 2) ** (1 / 3)
+        return side, side, side
     k = max(1.0, flops / (2 * result))
     columns = max(kernels, default=0.0) / k
     if not 1 <= columns <= result:
         columns = result**0.5
-    return 1.0, result / columns, columns, k
+    return result / columns, columns, k
 
 
-def _layout_elements(shape: tuple[float, float, float, float], inputs: list[float]) -> float:
-    """Return the elements read and written to change the layouts of input and result.
-
-    With kernels of one pixel and without strides, each element of the input is in one row.
-    """
-    _, m, n, k = shape
-    if not inputs or abs(m * k - inputs[0]) <= _NEAR * inputs[0]:
-        return 0.0
-    return 2 * (inputs[0] + m * n)
+def _is_input(graph: OpGraph, value: int) -> bool:
+    """Return whether a value is an input of the graph, cast or viewed at most."""
+    maker = int(graph.value_producer[value])
+    while maker >= 0 and graph.targets[maker].startswith(_CASTS):
+        value = int(graph.reads_of(maker)[0])
+        maker = int(graph.value_producer[value])
+    return maker < 0
 
 
 def _attention(
@@ -203,21 +263,27 @@ def _attention(
     return float(backward), 1.0, queries, keys, heads, key_heads, float(size), float(causal)
 
 
-def _as_arrays(products: list[tuple[float, ...]], attentions: list[tuple[float, ...]]) -> Shapes:
-    of_products = np.array(products, dtype=np.float64).reshape(-1, 12)
+def _as_arrays(products: list[_Product], attentions: list[tuple[float, ...]]) -> Shapes:
+    rows = np.array(products, dtype=np.float64).reshape(-1, len(_Product._fields))
+    column = dict(zip(_Product._fields, rows.T, strict=True))
+    element, is_convolution = column["element"], column["is_convolution"] > 0
+    arrays = Products(column["batch"], column["m"], column["n"], column["k"], element, element)
     of_attentions = np.array(attentions, dtype=np.float64).reshape(-1, 10)
-    batch, m, n, k, element = of_products[:, 7:].T
     _, queries, keys, heads, key_heads, size, causal, bytes_each = of_attentions[:, 2:].T
     none = np.zeros(len(of_attentions))
     return Shapes(
-        of_products[:, 0].astype(np.int64),
-        Products(batch, m, n, k, element, element),
-        of_products[:, 1].astype(np.int64),
-        of_products[:, 2].astype(np.int64),
-        of_products[:, 3].astype(np.int64),
-        of_products[:, 4].astype(np.int64),
-        of_products[:, 5].astype(np.int64),
-        of_products[:, 6].astype(np.int64),
+        column["op"].astype(np.int64),
+        arrays,
+        column["calls"].astype(np.int64),
+        column["alignment"].astype(np.int64),
+        column["has_bias"] > 0,
+        is_convolution,
+        column["is_gradient"] > 0,
+        Convolutions(
+            arrays.only(is_convolution),
+            (column["layout_elements"] * element)[is_convolution],
+            (column["reads_input"] > 0)[is_convolution],
+        ),
         of_attentions[:, 0].astype(np.int64),
         Attentions(none + 1, queries, keys, heads, key_heads, size, none, causal, bytes_each, none),
         of_attentions[:, 1].astype(np.int64),

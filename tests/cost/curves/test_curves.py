@@ -16,7 +16,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
 from fxpart.cost.curves.bandwidth import kind_of
-from fxpart.cost.curves.convolution import ConvolutionCurve
+from fxpart.cost.curves.convolution import ConvolutionCurve, Convolutions
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
 from fxpart.cost.curves.model import KernelModel
@@ -319,14 +319,14 @@ def test_operators_that_move_data_reach_the_share_of_their_kind() -> None:
         times = model.op_time_s(graph_of_a_product(dtype), topology)
         assert times[1, 0] == pytest.approx(1 + 512 / (share * 1e6))
     sketch = Sketch()
-    y = sketch.op([sketch.input(256)], 256, [sketch.weight(2 * 4), sketch.weight(2 * 4)])
+    y = sketch.op([sketch.input(256)], 256, [sketch.weight(512)])
     graph = replace(
-        sketch.graph(y), moved_bytes=np.array([512]), targets=("aten.native_batch_norm.default",)
+        sketch.graph(y), moved_bytes=np.array([560]), targets=("aten.native_batch_norm.default",)
     )
-    # Two channels: two of four multiprocessors.
-    assert model.op_time_s(graph, topology)[0, 0] == pytest.approx(1 + 512 / (0.8 / 2 * 1e6))
+    # Two channels of 24 bytes: two of four multiprocessors.
+    assert model.op_time_s(graph, topology)[0, 0] == pytest.approx(1 + 560 / (0.8 / 2 * 1e6))
     compiled = replace(model, is_compiled=True)
-    assert compiled.op_time_s(graph, topology)[0, 0] == pytest.approx(1 + 512 / (0.5 * 1e6))
+    assert compiled.op_time_s(graph, topology)[0, 0] == pytest.approx(1 + 560 / (0.5 * 1e6))
 
 
 @pytest.mark.parametrize(
@@ -348,6 +348,8 @@ def test_wrong_shares_of_bandwidth_are_refused(stated: object) -> None:
         ("aten._softmax_backward_data.default", "softmax_backward"),
         ("aten._log_softmax.default", "softmax"),
         ("aten.max_pool2d_with_indices_backward.default", "max_pool_backward"),
+        ("aten.max_pool2d_with_indices.default", "max_pool"),
+        ("aten.max_pool2d.default", "max_pool_inference"),
     ],
 )
 def test_operators_have_a_kind(target: str, kind: str) -> None:
@@ -374,15 +376,34 @@ def test_products_of_32_bits_have_a_curve_of_their_own_and_split_k_without_a_bia
     assert times[0] == times[1]
 
 
+def test_a_single_row_of_32_bits_is_limited_by_memory_as_one_of_16() -> None:
+    slow = {f.name: getattr(GEMM, f.name) for f in fields(GEMM)} | {"compute_share": 1e-6}
+    family = family_from("f", {**settings(), "gemm_float32": slow})
+    topology = uniform_topology((_device("f"),), Link(1e9))
+    for rows, is_slow in ((1, False), (16, True)):
+        sketch = Sketch()
+        y = sketch.op([sketch.input(rows * 32)], rows * 16, [sketch.weight(128)], 2 * rows * 32)
+        graph = replace(sketch.graph(y), dtypes=("float32",), targets=("aten.addmm.default",))
+        alone, other = (
+            KernelModel({"f": f}, LatencyModel()).op_time_s(graph, topology)[0, 0]
+            for f in (replace(family, gemm_float32=None), family)
+        )
+        assert (other > 100 * alone) == is_slow
+
+
 def test_a_convolution_takes_the_time_of_a_product_and_of_its_layouts() -> None:
     curve = ConvolutionCurve(
-        **{f.name: getattr(GEMM, f.name) for f in fields(GEMM)}, layout_share=0.5, gradient_work=3.0
+        **{f.name: getattr(GEMM, f.name) for f in fields(GEMM)},
+        layout_share=0.5,
+        input_share=0.1,
+        gradient_work=3.0,
     )
-    sizes = [np.array([float(size), float(size)]) for size in (1, 256, 256, 64, 2, 2)]
-    layouts = np.array([0, 1000])
-    plain_s, changed_s = curve.convolution_seconds(Products(*sizes), layouts, RATES)
+    products = Products(*(np.array([float(size)] * 3) for size in (1, 256, 256, 64, 2, 2)))
+    calls = Convolutions(products, np.array([0, 1000, 0]), np.array([False, False, True]))
+    plain_s, changed_s, input_s = curve.forward_seconds(calls, RATES, float32_flops_per_s=1e5)
     assert plain_s == _gemm_s(GEMM, RATES, 256, 256, 64)
     assert changed_s == pytest.approx(plain_s + 2 * curve.launch_s + 1000 / (0.5 * 1e15))
+    assert input_s == pytest.approx(2 * 256 * 256 * 64 / (0.1 * 1e5))
 
 
 def test_a_family_without_curves_is_named() -> None:

@@ -1,17 +1,26 @@
 """Shapes of products and attentions derived from bytes and FLOPs, against those of eager mode."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.truth.kernel_tables import DEVICES, FAMILIES
 from fxpart.capture import capture
 from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.reserve import rounded
+from fxpart.core.topology import Link, uniform_topology
+from fxpart.cost.curves.family import CurveFamily
+from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.curves.shapes import shapes_of
+from fxpart.cost.roofline import LatencyModel
 
 Shape = tuple[int, ...]
 
@@ -126,27 +135,96 @@ def test_a_backward_has_the_shapes_of_its_gradients() -> None:
     )
 
 
+class _Convolutions(nn.Module):
+    """Patches, a norm, kernels of nine pixels and of one, pooling, and layers."""
+
+    def __init__(self, side: int = 40) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 8, 4, stride=4, bias=False), nn.BatchNorm2d(8)
+        self.wide, self.point = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
+        self.line, self.plain = nn.Linear(side // 8, 6), nn.Linear(6, 6, bias=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        y = self.point(self.wide(self.norm(self.patches(image))))
+        y = self.plain(self.line(nn.functional.max_pool2d(y, 2)))
+        loss: Tensor = y.mean()
+        return loss
+
+
+IMAGE = (2, 3, 40, 40)
+
+
 def test_kernels_of_more_than_one_pixel_change_the_layout_of_input_and_result() -> None:
-    class Convolutions(nn.Module):
+    shapes = shapes_of(capture(_Convolutions(), (torch.zeros(IMAGE),)).graph)
+    assert shapes.is_convolution.tolist() == [True] * 3 + [False] * 2
+    assert shapes.has_bias.tolist() == [False, False, False, True, False]
+    patches, wide, point = shapes.convolutions.layout_bytes.tolist()
+    assert patches == 2 * 4 * (2 * 3 * 1600 + 2 * 8 * 100)
+    assert wide == 2 * 4 * (2 * 8 * 100 + 2 * 16 * 100)
+    assert point == 0
+    assert shapes.convolutions.reads_input.tolist() == [True, False, False]
+    assert not shapes.channels_last().convolutions.layout_bytes.any()
+
+
+def test_layouts_of_gradients_are_those_of_forwards_in_any_dtype() -> None:
+    forward = shapes_of(capture(_Convolutions(), (torch.zeros(IMAGE),)).graph)
+    for dtype, element in ((torch.float32, 4), (torch.bfloat16, 2)):
+        module, image = _Convolutions().to(dtype), torch.zeros(IMAGE, dtype=dtype)
+        step = shapes_of(joint_graph(module, (image,)))
+        layouts = step.convolutions.layout_bytes[step.is_gradient[step.is_convolution]]
+        expected = forward.convolutions.layout_bytes / 4 * element
+        assert sorted(layouts.tolist()) == sorted(expected.tolist())
+        # The image needs no gradient.
+        assert sorted(step.product_calls[step.is_gradient].tolist()) == [1, 2, 2]
+
+
+def test_a_computed_kernel_is_not_taken_for_its_bias() -> None:
+    class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.wide, self.point = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 4, 1)
-            self.line, self.plain = nn.Linear(10, 6), nn.Linear(6, 6, bias=False)
+            self.weight, self.gain = (
+                nn.Parameter(torch.zeros(32, 4, 3, 3)),
+                nn.Parameter(torch.zeros(1)),
+            )
+            self.bias = nn.Parameter(torch.zeros(32))
 
-        def forward(self, image: Tensor) -> Tensor:
-            y: Tensor = self.plain(self.line(self.point(self.wide(image))))
-            return y
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.conv2d(x, self.weight * self.gain, self.bias)
 
-    image = torch.zeros(2, 8, 10, 10)
-    shapes = shapes_of(capture(Convolutions(), (image,)).graph)
-    assert shapes.is_convolution.tolist() == [1, 1, 0, 0]
-    assert shapes.has_bias.tolist() == [0, 0, 1, 0]
-    assert shapes.layout_bytes.tolist() == [2 * 4 * (2 * 8 * 100 + 2 * 16 * 100), 0, 0, 0]
-    step = shapes_of(joint_graph(Convolutions(), (image,)))
-    backward = step.is_gradient > 0
-    assert sorted(step.layout_bytes[backward].tolist()) == [0, 2 * 4 * 4800]
-    # The image needs no gradient.
-    assert sorted(step.product_calls[backward].tolist()) == [1, 2]
+    products = shapes_of(capture(Scaled(), (torch.zeros(2, 4, 12, 12),)).graph).products
+    assert [column.tolist() for column in products[1:4]] == [[200], [32], [36]]
+
+
+def test_norms_of_few_channels_and_gradients_of_convolutions_are_slow() -> None:
+    """Channels come from the bytes that are moved, since those of weights are rounded."""
+    family = replace(FAMILIES["h100"], op_overhead_s=0.0)
+    topology = uniform_topology((DEVICES["h100_sxm"],), Link(1e9))
+
+    def times(curves: CurveFamily, graph: OpGraph) -> FloatArray:
+        model = KernelModel({"h100": curves}, LatencyModel())
+        seconds: FloatArray = model.op_time_s(graph, topology)[:, 0]
+        return seconds
+
+    graph = joint_graph(_Convolutions(256), (torch.zeros(64, 3, 256, 256),))
+    plain = times(family, graph)
+    moves = graph.flops == 0
+    assert (times(family, rounded(graph, 512))[moves] == plain[moves]).all()
+    assert family.bandwidth_shares is not None
+    for target, kind in (
+        ("aten.native_batch_norm.default", "batch_norm_training"),
+        ("aten.native_batch_norm_backward.default", "batch_norm_backward"),
+    ):
+        op = graph.targets.index(target)
+        share = family.bandwidth_shares[kind][0] * 8 / 132  # channels on multiprocessors
+        assert plain[op] == pytest.approx(graph.moved_bytes[op] / (3.35e12 * share), rel=0.02)
+    assert family.convolution is not None
+    slow = replace(family.convolution, gradient_work=10 * family.convolution.gradient_work)
+    slower = times(replace(family, convolution=slow), graph)
+    backward = [op for op, t in enumerate(graph.targets) if "convolution_backward" in t]
+    assert len(backward) == 3
+    assert slower[backward] == pytest.approx(10 * plain[backward])
+    others = np.setdiff1d(np.arange(graph.n_ops), backward)
+    assert (slower[others] == plain[others]).all()
 
 
 class _Attention(nn.Module):

@@ -30,24 +30,32 @@ def test_each_refusal_has_its_own_reason(other: str, why: str) -> None:
         check_serving(read("weights=int8", other))
 
 
+EXPERTS = (
+    "model=mixtral_8x7b",
+    "model.config={num_hidden_layers:1,hidden_size:64,intermediate_size:96,"
+    "num_attention_heads:4,num_key_value_heads:2,vocab_size:128,num_local_experts:8}",
+    "reserve=none",
+    "model.seq_len=16",
+)
+
+
 @pytest.mark.parametrize("phase", ["phase=decode", "phase=prefill"])
-def test_replicas_have_weights_and_caches_of_few_bits(phase: str) -> None:
-    few_bits = ("weights=int8", "kv_cache=fp8", "context_len=64", phase)
+@pytest.mark.parametrize("model", [TINY_LLAMA, EXPERTS])
+def test_replicas_have_weights_and_caches_of_few_bits(model: tuple[str, ...], phase: str) -> None:
+    """Each moves as many bytes as a plan without replicas; of experts, those that are chosen."""
+    few_bits = ("weights=int8", "kv_cache=fp8", "context_len=64", phase, "runtime=graph")
     one, two = (
         plan(config, model_spec(config))
         for config in (
-            read(*TINY_LLAMA, *few_bits, "devices=1x16gb", "model.batch_size=1"),
-            read(
-                *TINY_LLAMA,
-                *few_bits,
-                *("devices=2x16gb", "model.batch_size=2", "data_parallel=2"),
-            ),
+            read(*model, *few_bits, "devices=1x16gb", "model.batch_size=1"),
+            read(*model, *few_bits, "devices=2x16gb", "model.batch_size=2", "data_parallel=2"),
         )
     )
+    assert two.problem.graph.moved_bytes.sum() == one.problem.graph.moved_bytes.sum()
     assert two.evaluation.latency_s == one.evaluation.latency_s
     (use,), (alone,) = two.evaluation.devices, one.evaluation.devices
-    assert (use.weight_bytes, use.cache_bytes) == (alone.weight_bytes, alone.cache_bytes)
-    assert (use.peak_bytes, use.cache_bytes > 0) == (alone.peak_bytes, True)
+    assert (use.weight_bytes, use.peak_bytes) == (alone.weight_bytes, alone.peak_bytes)
+    assert use.cache_bytes == alone.cache_bytes > 0
 
 
 def test_kernels_are_refused_for_caches_of_few_bits_alone() -> None:
