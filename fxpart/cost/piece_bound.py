@@ -4,7 +4,8 @@ Operators of a path run sequentially. The operators on an accelerator run as one
 path may leave and re-enter. So an accelerator has at most one stretch of the path, together with
 everything between the stretch's ends; all of that takes time and memory, and inputs and outputs of
 the stretch are moved. Dynamic programming minimizes over all ways to assign the path to the CPU and
-to one stretch per accelerator. O(m^2 (k + 1)) for a path of m operators and k accelerators.
+to one stretch per accelerator. O(m^2 (k + 1)) for a path of m operators and k accelerators. Where
+any number of pieces is allowed, the bound is the path alone.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,20 @@ _ROUNDING = 1e-12
 
 
 def sample_bound_s(workload: Workload) -> float:
-    """Return the bound in s from the longest path with all operators on their fastest devices."""
+    """Return the bound in s from the longest path with all operators on their fastest devices.
+
+    With a single piece on each accelerator, what lies between two operators of the path must run
+    with them; with any number of pieces, only the path itself must run.
+    """
     w = workload
     by_source = np.argsort(w.sources, kind="stable")
     # In-edges of an operator come before its out-edges.
     ends = w.sources[by_source].tolist(), w.targets[by_source].tolist()
     edges = list(zip(*ends, strict=True))
-    return _path_bound_s(w, edges, _longest_path(w, edges))
+    path = _longest_path(w, edges)
+    if w.most_pieces is None:
+        return float(np.minimum(w.accelerator_s, w.core_s)[path].sum())
+    return _path_bound_s(w, edges, path)
 
 
 def _longest_path(w: Workload, edges: Sequence[tuple[int, int]]) -> IntArray:

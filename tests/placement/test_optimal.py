@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fxpart.core.partitions import partition_by_device
 from fxpart.core.topology import Link
 from fxpart.cost.blocking import device_loads_s, sample_latency_s
 from fxpart.cost.evaluate import evaluate
@@ -82,6 +83,24 @@ def test_the_bound_of_a_sample_holds_and_uses_pieces_and_memory(tmp_path: Path) 
         roomy = replace(workload, memory_bytes=10**9, move_s=np.zeros(workload.n_ops))
         higher += bound > sample_bound_s(roomy) * (1 + 1e-9)
     assert higher >= 6
+
+
+def test_with_any_number_of_pieces_the_bound_of_a_sample_is_the_longest_path(
+    tmp_path: Path,
+) -> None:
+    """Any placement's latency is above it, also where pieces of a throughput problem alternate."""
+    for seed in range(8):
+        workload = workload_at(tmp_path, document(seed), None)
+        problem = problem_of(workload, "throughput")
+        fitting = [p for p in placements(workload) if fits(workload, p)]
+        assert fitting
+        for placement in fitting[:: max(1, len(fitting) // 40)]:
+            devices = np.array(placement, dtype=np.int64)
+            assignment = partition_by_device(problem.graph, devices)
+            evaluation = evaluate(problem, assignment)
+            assert 0 < evaluation.lower_bound_s <= evaluation.latency_s * (1 + 1e-9)
+        least = replace(workload, move_s=np.zeros(workload.n_ops), most_pieces=1)
+        assert sample_bound_s(workload) <= sample_bound_s(least) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
