@@ -249,7 +249,7 @@ _HEAD = """\
 name: kernels
 source: kernels
 compute_efficiency: 0.7  # share of peak FLOP/s, for operators without a curve
-bandwidth_efficiency: 0.8  # share of peak memory bandwidth, likewise
+bandwidth_efficiency: 0.8  # share of peak memory bandwidth, without bandwidth_shares
 op_overhead_s: 2.0e-6  # device time of an almost empty kernel; views cost nothing
 tables: null  # folder of measured tables to interpolate, such as h100_sxm_gemm.parquet
 curves:

@@ -111,14 +111,15 @@ def with_less_memory(
     problem: Problem,
     evaluation: Evaluation,
     needs: Sequence[DeviceMemory],
+    share: float = 1.0,
     *,
     is_scheduled: bool,
 ) -> Problem:
     """Return `problem` with less tensor memory on the kinds of device that a plan overfills.
 
-    The new limit is the plan's peak in `evaluation`, less the bytes that lack room, or in a
-    schedule less their share of the tensors. All devices of a kind get the lowest such limit, since
-    the next plan may fill another of them.
+    The new limit is the plan's peak in `evaluation`, less a `share` of the bytes that lack room, or
+    in a schedule less their share of the tensors. All devices of a kind get the lowest such limit,
+    since the next plan may fill another of them.
     """
     devices = problem.topology.devices
     limits: dict[str, int] = {}
@@ -131,7 +132,7 @@ def with_less_memory(
             planned_bytes = min(spec.memory_bytes, use.peak_bytes)
             if is_scheduled:  # which holds more inputs than the one that modes plan for
                 missing *= planned_bytes / max(1, need.parts["tensors"].expected)
-            limit_bytes = max(1, int(planned_bytes - missing))
+            limit_bytes = max(1, int(planned_bytes - share * missing))
             limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
     limited = tuple(_limited(spec, limits.get(spec.name, spec.memory_bytes)) for spec in devices)
     return replace(problem, topology=replace(problem.topology, devices=limited))

@@ -37,6 +37,8 @@ from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
 """Most attempts to find a plan that fits, before everything is moved to tiers."""
+_SHARES_OF_MISSING = (1.0, 0.5, 0.25)
+"""Shares of the missing bytes by which the memory of a generation's search is lowered each time."""
 _LATER_SHARE = 0.25
 """Share of a mode's time limit that each attempt after the first gets."""
 
@@ -92,20 +94,27 @@ def fitting_plan(
 
     """
     attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
-    searched, candidate = problem, attempt(problem)
-    if not candidate.fits:
-        attempt = partial(attempt, place=_with_shorter_limit(config, place))
-    with suppress(InfeasibleError):
-        for _ in range(_MOST_PLANS - 1):
-            if candidate.fits:
-                return candidate
-            searched = with_less_memory(
-                searched,
-                candidate.evaluation,
-                candidate.device_memory,
-                is_scheduled=candidate.schedule is not None,
-            )
-            candidate = attempt(searched, before=candidate)
+    first = candidate = attempt(problem)
+    if first.fits:
+        return first
+    attempt = partial(attempt, place=_with_shorter_limit(config, place))
+    # A mode plans for a generation's decode: the missing bytes of its prefill may be far more than
+    # what a plan of the decode has to move.
+    is_generation = subject.steps is not None and first.placement.offloaded is None
+    for share in _SHARES_OF_MISSING if is_generation else (1.0,):
+        searched, planned = problem, first
+        with suppress(InfeasibleError):
+            for _ in range(_MOST_PLANS - 1):
+                searched = with_less_memory(
+                    searched,
+                    planned.evaluation,
+                    planned.device_memory,
+                    share,
+                    is_scheduled=planned.schedule is not None,
+                )
+                planned = candidate = attempt(searched, before=candidate)
+                if candidate.fits:
+                    return candidate
     with suppress(InfeasibleError):
         if not candidate.fits and candidate.placement.offloaded:
             candidate = attempt(problem, before=candidate, everything=True)

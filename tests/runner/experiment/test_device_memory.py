@@ -79,8 +79,9 @@ def test_bytes_that_a_larger_step_lacks_are_taken_from_those_of_the_placed_one()
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
     need = DeviceMemory(0, {"tensors": Interval(103, 103, 103)}, 100)
-    less = with_less_memory(this, plan, [need], is_scheduled=False)
-    assert less.topology.devices[0].memory_bytes == peak_bytes - 3
+    for share, bytes_less in ((1.0, 3), (1 / 3, 1)):
+        less = with_less_memory(this, plan, [need], share, is_scheduled=False)
+        assert less.topology.devices[0].memory_bytes == peak_bytes - bytes_less
 
 
 def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:
