@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from fxpart.cost.collectives import CollectiveCurve, CollectiveCurves, check_collective
@@ -71,21 +72,14 @@ class CurveFamily:
     """Time of a minimal kernel; None for the overhead of the roofline."""
 
 
-_KINDS: Mapping[str, type] = {
+_CURVES: Mapping[str, type] = {
     "gemm": GemmCurve,
     "attention": AttentionCurve,
     "decode": DecodeCurve,
-}
-
-
-_OPTIONAL: Mapping[str, type] = {
     "gemm_float32": GemmCurve,
     "convolution": ConvolutionCurve,
 }
-_OTHERS = (
-    *("bandwidth_shares", "collectives", "link_bytes_per_s", "measured_on", "torch_attention"),
-    *("sustained_share", "float32_share", "unaligned_shares", "op_overhead_s"),
-)
+_OPTIONAL = ("gemm_float32", "convolution")
 
 
 def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
@@ -97,49 +91,39 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
 
     """
     path = f"latency.curves.{name}"
-    _refuse_others(path, settings, (*_KINDS, *_OPTIONAL, *_OTHERS))
-    optional = {kind: make for kind, make in _OPTIONAL.items() if settings.get(kind) is not None}
-    curves = {
-        kind: _curve(f"{path}.{kind}", make, settings.get(kind))
-        for kind, make in {**_KINDS, **optional}.items()
+    parsers: dict[str, Callable[[str, Any], Any]] = {
+        "link_bytes_per_s": _number,
+        "measured_on": partial(_curve, make=Rates),
+        "torch_attention": _carried,
+        "sustained_share": _share,
+        "float32_share": _share,
+        "unaligned_shares": _unaligned,
+        "bandwidth_shares": _bandwidth,
+        "op_overhead_s": partial(_number, may_be_0=True),
     }
-    stated = settings.get("collectives") or {}
-    for kind in stated:
-        check_collective(kind)
-    collectives = {
-        kind: _curve(f"{path}.collectives.{kind}", CollectiveCurve, numbers)
-        for kind, numbers in stated.items()
+    parsers |= {kind: partial(_curve, make=make) for kind, make in _CURVES.items()}
+    _refuse_others(path, settings, (*parsers, "collectives"))
+    stated = {
+        key: parse(f"{path}.{key}", settings.get(key))
+        for key, parse in parsers.items()
+        if settings.get(key) is not None or (key in _CURVES and key not in _OPTIONAL)
     }
-    link_bytes_per_s = settings.get("link_bytes_per_s")
-    if collectives and link_bytes_per_s is None:
+    collectives = _collectives(path, settings.get("collectives") or {})
+    if collectives and "link_bytes_per_s" not in stated:
         raise SpecError(
             f"{path}.collectives are of one kind of link; state its rate one way, such as"
             f" {path}.link_bytes_per_s=300e9"
         )
-    if link_bytes_per_s is not None:
-        link_bytes_per_s = _number(f"{path}.link_bytes_per_s", link_bytes_per_s)
-    rates = settings.get("measured_on")
-    measured_on = None if rates is None else _curve(f"{path}.measured_on", Rates, rates)
-    carried, overhead_s = settings.get("torch_attention"), settings.get("op_overhead_s")
-    unaligned, bandwidth = settings.get("unaligned_shares"), settings.get("bandwidth_shares")
-    return CurveFamily(
-        **curves,
-        collectives=collectives,
-        link_bytes_per_s=link_bytes_per_s,
-        measured_on=measured_on,
-        torch_attention=None if carried is None else _carried(f"{path}.torch_attention", carried),
-        sustained_share=_share(f"{path}.sustained_share", settings.get("sustained_share", 1.0)),
-        float32_share=_share(f"{path}.float32_share", settings.get("float32_share", 1.0)),
-        unaligned_shares=None
-        if unaligned is None
-        else _unaligned(f"{path}.unaligned_shares", unaligned),
-        bandwidth_shares=None
-        if bandwidth is None
-        else _bandwidth(f"{path}.bandwidth_shares", bandwidth),
-        op_overhead_s=None
-        if overhead_s is None
-        else _number(f"{path}.op_overhead_s", overhead_s, may_be_0=True),
-    )
+    return CurveFamily(**stated, collectives=collectives)
+
+
+def _collectives(path: str, stated: Mapping[str, Any]) -> CollectiveCurves:
+    for kind in stated:
+        check_collective(kind)
+    return {
+        kind: _curve(f"{path}.collectives.{kind}", numbers, CollectiveCurve)
+        for kind, numbers in stated.items()
+    }
 
 
 def _carried(path: str, settings: object) -> Carried:
@@ -175,7 +159,7 @@ def _share(path: str, number: object) -> float:
     return share
 
 
-def _curve(path: str, make: Callable[..., _Curve], settings: object) -> _Curve:
+def _curve(path: str, settings: object, make: Callable[..., _Curve]) -> _Curve:
     names = list(inspect.signature(make).parameters)
     if not isinstance(settings, Mapping):
         raise SpecError(f"{path} is missing; it states {', '.join(names)}")
