@@ -21,6 +21,9 @@ ALSO: list[str] = []
 
 def run_config(overrides: tuple[str, ...]) -> Config:
     """Return the configuration of the run with `overrides` and those of all runs."""
+    if any(override.startswith("latency=") for override in ALSO):
+        # Settings of the set's own latency may not exist in another.
+        overrides = tuple(o for o in overrides if not o.startswith("latency."))
     return composed(*overrides, *ALSO)
 
 
