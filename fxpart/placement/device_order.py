@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from itertools import groupby
+from math import factorial, prod
 from typing import Concatenate, ParamSpec
 
 import numpy as np
@@ -24,12 +25,15 @@ __all__ = [
     "fastest_first",
     "moved",
     "on_devices",
+    "orders_of_kinds",
     "speed_order",
     "used_weight_bytes",
     "useful_devices",
 ]
 
 _P = ParamSpec("_P")
+_MOST_ORDERS = 24
+"""Most orders of devices tried by `pipeline`."""
 
 
 def speed_order(problem: Problem) -> list[int]:
@@ -56,6 +60,44 @@ def speed_order(problem: Problem) -> list[int]:
             order.append(int(equal_devices[nearest]))
             equal_devices = np.delete(equal_devices, nearest)
     return order
+
+
+def orders_of_kinds(problem: Problem) -> list[list[int]]:
+    """Return orders of the devices that differ in more than alike devices, `speed_order` first.
+
+    These are all such orders if there are few. Otherwise they are the fastest kind first, the
+    slowest first, and the fastest first with one kind, or one device of it, moved to either end.
+    Within a kind, of equal time and memory, devices stay in `speed_order`.
+    """
+    total_s, sizes = problem.costs.op_time_s.sum(axis=0).tolist(), problem.topology.memory_bytes
+    groups = groupby(speed_order(problem), key=lambda d: (total_s[d], int(sizes[d])))
+    kinds = [list(devices) for _, devices in groups]
+    order = [device for kind in kinds for device in kind]
+    if _fewer_orders_than(_MOST_ORDERS + 1, kinds):
+        return _merges(kinds)
+    orders = [order, [device for kind in reversed(kinds) for device in kind]]
+    for moving in (part for kind in reversed(kinds) for part in (kind, kind[-1:])):
+        others = [device for device in order if device not in moving]
+        orders += [moving + others, others + moving]
+    distinct = dict.fromkeys(map(tuple, orders))
+    return [list(distinct_order) for distinct_order in distinct][:_MOST_ORDERS]
+
+
+def _fewer_orders_than(limit: int, kinds: Sequence[Sequence[int]]) -> bool:
+    count = factorial(sum(map(len, kinds))) // prod(factorial(len(kind)) for kind in kinds)
+    return count < limit
+
+
+def _merges(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return all ways to merge `rows` that keep the order within each; the first joins them."""
+    if not any(rows):
+        return [[]]
+    return [
+        [row[0], *rest]
+        for index, row in enumerate(rows)
+        if row
+        for rest in _merges([*rows[:index], row[1:], *rows[index + 1 :]])
+    ]
 
 
 def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:

@@ -20,6 +20,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,10 +30,16 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
-from fxpart.placement.device_order import fastest_first, moved, on_devices, useful_devices
+from fxpart.placement.device_order import (
+    fastest_first,
+    moved,
+    on_devices,
+    orders_of_kinds,
+    useful_devices,
+)
 from fxpart.placement.single import single_device
 from fxpart.placement.stages.contiguous import EQUAL_LOADS, Slots, StageSolver, Stretch
-from fxpart.placement.stages.infeasible import no_cut_fits, stage_does_not_fit
+from fxpart.placement.stages.infeasible import no_cut_fits, stage_does_not_fit, too_few_cuts
 from fxpart.placement.stages.line import StageLine, stage_line
 from fxpart.placement.stages.module_cuts import cuts_by_depth, named_cuts
 from fxpart.placement.stages.shift_cuts import CutShifter
@@ -48,13 +55,16 @@ _SHARES = 8
 """Number of shares of a device's memory tried as the limit of one of several stages."""
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
 """Most devices, and devices times microbatches, for which every number of stages is tried."""
+_ORDER_GAIN = 1e-4
+"""Share of the largest load that another order of devices must save if its latency is longer; less
+if `PipelineOptions.boundary_gain` is."""
 _MOST_REPAIRS = 200
 """Most cuts of a training step that may turn out not to fit before giving up."""
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Where to cut: `stages` or `cut_after`, or neither for as many stages as devices."""
+    """Where to cut: `stages` or `cut_after`, or neither for at most as many stages as devices."""
 
     stages: int | None = None
     """Number of stages; stage s goes to device s, modulo the number of devices in use."""
@@ -114,9 +124,9 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
     Partition s is stage s, unless the model is a training step: then a device's stages have
     partitions for the forward and the backward (`fxpart.core.partitions.partition_by_device`).
 
-    With neither `stages` nor `cut_after`, devices are used from the fastest on, and may be skipped
-    if that reduces the largest load or is needed to fit; ties go to more stages. With a schedule,
-    the number of stages is that of the shortest step.
+    With neither `stages` nor `cut_after`, some orders of unlike devices are tried, the fastest
+    first to begin with, and devices may stay idle; ties go to fewer stages. With a schedule, the
+    number of stages is that of the shortest step. Interleaved stages go to the fastest first.
 
     Raises:
         SpecError: if a path does not exist or a stage would be empty.
@@ -147,7 +157,9 @@ def _cut(problem: Problem, options: PipelineOptions) -> Assignment:
         return _interleaved(problem, line, rows, options)
     if options.schedule != "none" and options.stages is None:
         return _shortest_step(problem, line, rows, options)
-    placed = _in_stages(problem, line, rows, options)
+    placed = None
+    for cut in _improving_cuts(problem, line, rows, options):
+        placed = _assignment(problem, cut.line, cut.stages)
     if placed is None:
         # A whole model can need less than its stages; with a schedule this is unknown.
         alone = options.stages is None and options.schedule == "none"
@@ -179,10 +191,7 @@ def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: 
             f" are {available}; use fewer stages, or more on each device with mode.interleave"
         )
     if stages > line.n_units:
-        raise SpecError(
-            f"mode=pipeline was set to {stages} stages, but the model can be cut into "
-            f"{line.n_units} at most; use fewer"
-        )
+        raise too_few_cuts(problem.graph, line, stages)
     return devices
 
 
@@ -200,42 +209,104 @@ def _refuse_overfull(
 
 
 def _slots(
-    problem: Problem, line: StageLine, options: PipelineOptions, max_devices: int | None = None
+    problem: Problem,
+    line: StageLine,
+    options: PipelineOptions,
+    devices: Sequence[int] | None = None,
 ) -> Slots:
-    """Return a slot for each usable device, at most the first `max_devices`."""
-    count = options.stages
-    if count is not None:
-        _devices_in_use(problem, line, count, 1)
-    devices = range(count or max_devices or problem.topology.n_devices)
+    """Return a slot for each usable device, in the order of `devices`."""
+    if options.stages is not None:
+        _devices_in_use(problem, line, options.stages, 1)
+    if devices is None:
+        devices = range(options.stages or problem.topology.n_devices)
     sizes = [problem.topology.devices[device].memory_bytes for device in devices]
     training = line.first_backward < problem.graph.n_ops
     flights = options.plan.flights(len(devices), training=training)
-    return Slots(devices, sizes, may_skip=count is None, flights=flights)
+    # Under a schedule the longest forward and backward can be those of different stages.
+    prefer_more = options.schedule != "none"
+    return Slots(devices, sizes, options.stages is None, flights, prefer_more)
 
 
-def _in_stages(
+class _Cut(NamedTuple):
+    """Stages of one row of units."""
+
+    line: StageLine
+    stages: list[Stretch]
+    largest_s: float
+    """Their largest load."""
+
+    def improves(self, other: "_Cut", boundary_gain: float) -> bool:
+        """Return whether this is better: a smaller load, fewer stages, or a shorter latency.
+
+        Its load must not be larger, up to rounding.
+        """
+        if self.line.n_units > other.line.n_units:
+            return self.largest_s * (1 + max(boundary_gain, EQUAL_LOADS)) < other.largest_s
+        least_gain = max(min(boundary_gain, _ORDER_GAIN), EQUAL_LOADS)
+        if self.largest_s * (1 + least_gain) < other.largest_s:
+            return True
+        if len(self.stages) != len(other.stages):
+            return len(self.stages) < len(other.stages)
+        return self._latency_s() < other._latency_s() * (1 - EQUAL_LOADS)
+
+    def _latency_s(self) -> float:
+        """Return the time of one input through all stages."""
+        before_s = self.line.load_before_s
+        loads_s = [before_s[s.device, s.end] - before_s[s.device, s.begin] for s in self.stages]
+        latency_s = float(sum(loads_s))
+        for source, target in itertools.pairwise(self.stages):
+            latency_s += float(self.line.receive_s(source.device, target.device)[target.begin])
+        return latency_s
+
+
+def _improving_cuts(
     problem: Problem,
     line: StageLine,
     rows: Sequence[StageLine],
     options: PipelineOptions,
     max_devices: int | None = None,
-) -> Assignment | None:
-    """Return the stages with the smallest largest load, or None if none fit.
+) -> list[_Cut]:
+    """Return better and better cuts, the last with the smallest largest load; empty if none fit.
 
-    The units of `rows` are bounded by modules, coarse rows first. The first row with a load that is
-    hardly larger is used.
+    The first is on devices in their order, later ones on other orders (`orders_of_kinds`). Without
+    a number of stages, the first `max_devices` may be used, or all.
     """
-    slots = _slots(problem, line, options, max_devices)
-    stages, least_s = _in_a_row(problem, line, slots)
-    if not stages:
+    orders: Sequence[Sequence[int]] = [range(options.stages or 0)]
+    if options.stages is None:
+        devices = range(max_devices or problem.topology.n_devices)
+        orders = orders_of_kinds(on_devices(problem, devices))
+    solvers, cuts = dict[StageLine, StageSolver](), list[_Cut]()
+    for order in orders:
+        slots = _slots(problem, line, options, order)
+        at_most_s = cuts[-1].largest_s * (1 + EQUAL_LOADS) if cuts else np.inf
+        cut = _least_cut([*rows, line], slots, solvers, options, at_most_s)
+        if cut is not None and (not cuts or cut.improves(cuts[-1], options.boundary_gain or 0.0)):
+            cuts.append(cut)
+    return cuts
+
+
+def _least_cut(
+    rows: Sequence[StageLine],
+    slots: Slots,
+    solvers: dict[StageLine, StageSolver],
+    options: PipelineOptions,
+    at_most_s: float,
+) -> _Cut | None:
+    """Return the stages with the smallest largest load up to `at_most_s`, or None if none fit.
+
+    The units of `rows` are bounded by modules, coarse rows first, the last by anything. The first
+    row with a load hardly larger than that of the last is used.
+    """
+    anywhere = _in_a_row(rows[-1], slots, solvers, at_most_s)
+    if anywhere is None:
         return None
-    allowed_s = least_s * (1 + (options.boundary_gain or 0.0)) * (1 + EQUAL_LOADS)
-    for row in rows:
+    allowed_s = anywhere.largest_s * (1 + (options.boundary_gain or 0.0)) * (1 + EQUAL_LOADS)
+    for row in rows[:-1]:
         if row.n_units >= (options.stages or 1):
-            at_modules, largest_s = _in_a_row(problem, row, slots)
-            if at_modules and largest_s <= allowed_s:
-                return _assignment(problem, row, at_modules)
-    return _assignment(problem, line, stages)
+            at_modules = _in_a_row(row, slots, solvers, min(at_most_s, allowed_s))
+            if at_modules is not None:
+                return at_modules
+    return anywhere
 
 
 def _shortest_step(
@@ -256,32 +327,40 @@ def _shortest_step(
     for count in counts:
         if least_step_s(work_s, count, options.microbatches) >= least_s:
             break  # fewer stages take even longer
-        placed = _in_stages(problem, line, rows, options, count)
-        if placed is None:
-            continue
-        costs = stage_costs(problem, placed)
-        result = simulate_schedule(options.schedule, costs, options.microbatches)
-        sizes = problem.topology.memory_bytes[list(result.devices)]
-        if result.step_s < least_s * (1 - EQUAL_LOADS) and (sizes >= result.peak_bytes).all():
-            best, least_s = placed, result.step_s
+        for cut in _improving_cuts(problem, line, rows, options, count):
+            placed = _assignment(problem, cut.line, cut.stages)
+            costs = stage_costs(problem, placed)
+            result = simulate_schedule(options.schedule, costs, options.microbatches)
+            sizes = problem.topology.memory_bytes[list(result.devices)]
+            if result.step_s < least_s * (1 - EQUAL_LOADS) and (sizes >= result.peak_bytes).all():
+                best, least_s = placed, result.step_s
     if best is None:
         flight = _slots(problem, line, options).flights[0]
         raise no_cut_fits(problem, line, None, flight=flight)
     return best
 
 
-def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> tuple[list[Stretch], float]:
-    """Return the best stages, at most one per slot, and their largest load; empty if none fit."""
-    solver = StageSolver(line, slots)
+def _in_a_row(
+    line: StageLine, slots: Slots, solvers: dict[StageLine, StageSolver], at_most_s: float
+) -> _Cut | None:
+    """Return the best stages, at most one per slot, or None if none fit within `at_most_s`.
+
+    `solvers` are those of earlier orders of devices, by row; they share most of their tables.
+    """
+    known = solvers.get(line)
+    solver = StageSolver(line, slots) if known is None else known.with_slots(slots)
+    solvers[line] = solver
     for _ in range(_MOST_REPAIRS):
-        stages = solver.least_load() or []
+        stages = solver.least_load(at_most_s)
+        if stages is None:
+            return None
         over = [stage for stage in stages if not solver.fits(stage)]
         if not over:
-            return stages, solver.largest_s(stages) if stages else float("inf")
+            return _Cut(line, stages, solver.largest_s(stages))
         # Only possible with a backward, where a stage can need more than a longer one.
         for stage in over:
             solver.forbid(stage)
-    return [], float("inf")
+    return None
 
 
 def _interleaved(

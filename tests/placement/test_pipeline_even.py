@@ -124,21 +124,27 @@ def test_of_equal_loads_the_most_even_is_chosen(
 
 
 @settings(max_examples=100)
-@given(st.integers(0, 10_000), st.integers(2, 10), st.integers(2, 4), SHARES)
+@given(st.integers(0, 10_000), st.integers(2, 10), st.integers(2, 3), SHARES)
 def test_of_equally_many_devices_the_most_even_are_chosen(
     seed: int, n: int, count: int, share: float
 ) -> None:
     this = _problem(seed, n, count, share)
-    used = [s for k in range(1, count + 1) for s in itertools.combinations(range(count), k)]
     alike = _alike(this, in_a_row=False)
-    every = [(len(s), *spread) for s in used for spread in _all(this, s, alike=alike).values()]
-    best = min(load for _, load, _ in every)
+    every = {
+        (slots, cuts): spread
+        for k in range(1, count + 1)
+        for slots in itertools.permutations(range(count), k)
+        for cuts, spread in _all(this, slots, alike=alike).items()
+    }
+    best = min(load for load, _ in every.values())
     if best == float("inf"):
         return
-    good = [(-stages, squares) for stages, load, squares in every if load <= best * (1 + 1e-9)]
+    good = {key: squares for key, (load, squares) in every.items() if load <= best * (1 + 1e-9)}
     cuts, homes = _found(this, {})
-    assert -len(homes) == min(good)[0]
-    assert _spread(this, cuts, homes, alike=alike)[1] == pytest.approx(min(good)[1], rel=1e-12)
+    assert len(homes) == min(len(slots) for slots, _ in good)
+    # Among cuts on the same devices; between orders of devices the latency decides.
+    least = min(squares for (slots, _), squares in good.items() if slots == homes)
+    assert good[homes, cuts] == pytest.approx(least, rel=1e-12)
 
 
 def _row(*loads: int, link: Link, sizes: list[int], count: int) -> Problem:
@@ -171,7 +177,8 @@ def test_the_rest_besides_a_large_operator_is_divided_evenly(
 ) -> None:
     this = _row(1, 1, 1, 1, 1, 1, 6, link=link, sizes=sizes, count=3)
     assert _found(this, {"stages": 3})[0] == expected
-    assert _found(this, {})[0] == expected
+    # Two stages of 6 s have the same largest load.
+    assert _found(this, {})[0] == (6,)
 
 
 def test_of_equal_sums_the_earliest_begin_is_chosen() -> None:

@@ -5,7 +5,7 @@ import pytest
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from tests.placement.encoder_decoder import encoder_decoder
-from tests.sketch import chain, devices, problem
+from tests.sketch import Sketch, chain, devices, problem
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,16 @@ from tests.sketch import chain, devices, problem
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_mode("pipeline", options)(problem(encoder_decoder(), devices(99, 99, 99)))
+
+
+def test_operators_that_forbid_cuts_are_named() -> None:
+    sketch = Sketch()
+    value = sketch.op([sketch.input(1)], 1)
+    for _ in range(4):
+        value = sketch.op([value], 1)
+    graph = sketch.graph(sketch.op([value], 1, group=1))
+    with pytest.raises(SpecError, match="into 2 at most in its order, since op1 and op5, 4 operat"):
+        make_mode("pipeline", {"stages": 3})(problem(graph, devices(99, 99, 99)))
 
 
 def test_a_stage_that_does_not_fit_is_named() -> None:

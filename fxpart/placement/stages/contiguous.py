@@ -163,6 +163,8 @@ class Slots:
     """Whether slots may stay empty; otherwise each gets at least one unit."""
     flights: Sequence[Flight] = ()
     """Microbatches of a stage on each slot; empty for one each."""
+    prefer_more: bool = False
+    """Whether more stages are better than fewer if slots may stay empty and loads are equal."""
 
 
 @compiled
@@ -243,14 +245,22 @@ class StageSolver:
     """Solver for one row of units on some slots, with state shared between bounds."""
 
     def __init__(self, line: StageLine, slots: Slots) -> None:
-        self._line, self._slots = line, slots
-        self._slot_reach = self._reaches()
+        self._line = line
         # Devices of equal speed share load limits.
-        table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
-        self._table = table
-        self._kind: list[int] = kind.reshape(-1)[list(slots.devices)].tolist()
-        self._sources = self._links(line, slots)
-        self._sending_s = self._sends(line, slots)
+        self._table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
+        self._kind_of_device: list[int] = kind.reshape(-1).tolist()
+        # Shared with solvers for other slots.
+        self._reach_of = dict[tuple[int, Flight], Reach]()
+        self._times_of_link = dict[tuple[float, ...], FloatArray]()
+        self._sending_of_link = dict[tuple[float, ...], FloatArray]()
+        self._use(slots)
+
+    def _use(self, slots: Slots) -> None:
+        self._slots = slots
+        self._slot_reach = self._reaches()
+        self._kind = [self._kind_of_device[device] for device in slots.devices]
+        self._sources = self._links()
+        self._sending_s = self._sends()
         self._unlimited_s: float | None = None
         """The smallest bound on loads that allows a cut without regard to memory, once known."""
 
@@ -261,37 +271,48 @@ class StageSolver:
         solver._slot_reach = solver._reaches()
         return solver
 
+    def with_slots(self, slots: Slots) -> "StageSolver":
+        """Return a solver for other slots; it shares what is known of devices and links."""
+        solver = copy(self)
+        solver._use(slots)
+        return solver
+
     def _reaches(self) -> list[Reach]:
-        """Return the initial `Reach` of each slot, shared by those of equal memory and flight."""
+        """Return the `Reach` of each slot, shared by those of equal memory and flight."""
         slots, memory = self._slots, self._line.stretches.memory
         flights = slots.flights or [ONE] * len(slots.memory_bytes)
         kinds = list(zip(slots.memory_bytes, flights, strict=True))
-        reach = {kind: _reach_of(memory, self._line, *kind) for kind in dict.fromkeys(kinds)}
-        return [reach[kind] for kind in kinds]
+        for kind in kinds:
+            if kind not in self._reach_of:
+                self._reach_of[kind] = _reach_of(memory, self._line, *kind)
+        return [self._reach_of[kind] for kind in kinds]
 
-    @staticmethod
-    def _links(line: StageLine, slots: Slots) -> list[list[tuple[list[int], FloatArray]]]:
+    def _link_kind(self, source: int, target: int) -> tuple[float, ...]:
+        tables = (self._line.s_per_byte, self._line.link_latency_s)
+        pairs = ((source, target), (target, source))
+        return tuple(float(table[pair]) for table in tables for pair in pairs)
+
+    def _links(self) -> list[list[tuple[list[int], FloatArray]]]:
         """Return for each slot the slots from which a stage may receive, and the time by cut.
 
         Slots with equal links are grouped; the time is `StageLine.link_s`.
         """
-        times: dict[tuple[float, ...], FloatArray] = {}
+        line, slots, times = self._line, self._slots, self._times_of_link
         links = []
         for slot, target in enumerate(slots.devices):
             groups = []
             for group in alike_links(line, slots.devices, slot, may_skip=slots.may_skip):
                 source = slots.devices[group[0]]
-                tables = (line.s_per_byte, line.link_latency_s)
-                pairs = ((source, target), (target, source))
-                kind = tuple(float(table[pair]) for table in tables for pair in pairs)
+                kind = self._link_kind(source, target)
                 if kind not in times:
                     times[kind] = line.link_s(source, target)
                 groups.append((group, times[kind]))
             links.append(groups)
         return links
 
-    def _sends(self, line: StageLine, slots: Slots) -> FloatArray | None:
+    def _sends(self) -> FloatArray | None:
         """Return the sending time of each possible stage, if links are equal and units few."""
+        line, slots, known = self._line, self._slots, self._sending_of_link
         links_equal = all(len(groups) <= 1 for groups in self._sources)
         count, links = len(slots.devices), {id(link_s) for g in self._sources for _, link_s in g}
         few = line.n_units <= MOST_PAIRED and line.n_units * count <= MOST_PAIRED * 64
@@ -299,7 +320,11 @@ class StageSolver:
             return None
         last = len(self._sources) - 1
         group, _ = self._sources[last][0]
-        return line.sending_s(slots.devices[group[0]], slots.devices[last])
+        pair = slots.devices[group[0]], slots.devices[last]
+        kind = self._link_kind(*pair)
+        if kind not in known:
+            known[kind] = line.sending_s(*pair)
+        return known[kind]
 
     def largest_s(self, stages: Sequence[Stretch]) -> float:
         """Return the largest load of `stages`."""
@@ -312,17 +337,20 @@ class StageSolver:
                 loads.append(self._line.link_s(source.device, target.device)[target.begin])
         return float(max(loads))
 
-    def least_load(self) -> list[Stretch] | None:
+    def least_load(self, at_most_s: float = np.inf) -> list[Stretch] | None:
         """Return the stages with the smallest largest load, or None if memory allows no cut.
 
-        Ties (up to `EQUAL_LOADS`) go to more stages, then to the most even ones
-        (`fxpart.placement.stages.even`).
+        Ties (up to `EQUAL_LOADS`) go to fewer stages (`Slots.prefer_more`: to more), then to the
+        most even ones (`fxpart.placement.stages.even`). None too if the load exceeds `at_most_s`,
+        which is found out in O(U) per slot.
         """
+        if at_most_s < np.inf and self._cuts(at_most_s) is None:
+            return None
         if self._sending_s is not None:
             carried_s = [float(self._sending_s.max())]
         else:
             carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
-        most_s = max(float(self._table.max()), *carried_s, 0.0)
+        most_s = min(max(float(self._table.max()), *carried_s, 0.0), at_most_s)
         if self._unlimited_s is None:
             self._unlimited_s = _bisect(
                 lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
@@ -464,6 +492,7 @@ class StageSolver:
             devices,
             limits,
             may_skip=may_skip,
+            prefer_more=self._slots.prefer_more,
             link_bound_s=bound_s if sending_s is None else np.inf,
             allowed=None if sending_s is None else sending_s <= bound_s,
         )

@@ -140,11 +140,14 @@ def _sink(  # noqa: PLR0917 - compiled code takes no keywords
             return
 
 
+_NONE = int(np.iinfo(np.int64).min)
+
+
 class _Divisions(NamedTuple):
     """The best division up to each cut with the last stage on one slot. Length U + 1 each."""
 
-    stages: IntArray
-    """Number of stages; -1 if there is no division."""
+    rank: IntArray
+    """Higher is better: the number of stages or minus it; `_NONE` if there is no division."""
     squares: FloatArray
     """Sum of the squares of their times; infinite if there is no division."""
     begin: IntArray
@@ -157,15 +160,15 @@ class _Begins(NamedTuple):
     """Possible begins of a stage. Length L each."""
 
     cut: IntArray
-    stages: IntArray
+    rank: IntArray
     squares: FloatArray
     receive_s: FloatArray
     before: IntArray
 
     def at(self, rows: IntArray) -> "_Begins":
         """Return a subset."""
-        cut, stages, squares, receive_s, before = self
-        return _Begins(cut[rows], stages[rows], squares[rows], receive_s[rows], before[rows])
+        cut, rank, squares, receive_s, before = self
+        return _Begins(cut[rows], rank[rows], squares[rows], receive_s[rows], before[rows])
 
 
 def most_even(
@@ -174,14 +177,15 @@ def most_even(
     limits: Sequence[IntArray],
     *,
     may_skip: bool,
+    prefer_more: bool = False,
     link_bound_s: float = np.inf,
     allowed: BoolArray | None = None,
 ) -> list[tuple[int, int, int]]:
     """Return begin, end and slot of each stage.
 
-    The result has the most stages, then the smallest sum of squares; exact ties go to the earliest
-    begins, from the last stage to the first. O(S U log^2 U) for S slots; if these may stay empty,
-    times the number of kinds of links.
+    The result has the fewest stages (or the most), then the smallest sum of squares; exact ties go
+    to the earliest begins, from the last stage to the first. O(S U log^2 U) for S slots; if these
+    may stay empty, times the number of kinds of links.
 
     Args:
         line: the row of U units.
@@ -189,6 +193,7 @@ def most_even(
         limits: for each slot, the furthest end of a stage from each cut, or the cut itself if none
             may begin there. Length U + 1 each. They must be feasible.
         may_skip: whether a slot may stay empty.
+        prefer_more: whether more stages are better than fewer.
         link_bound_s: largest load of a link at a cut.
         allowed: allowed ends (columns) of a stage from each cut (rows); None for any. Shape (U + 1,
             U + 1).
@@ -197,9 +202,10 @@ def most_even(
     divisions: list[_Divisions] = []
     for slot, limit in enumerate(limits):
         begins = _begins_after(line, devices, divisions, link_bound_s, may_skip=may_skip)
-        divisions.append(_extend(line.load_before_s[devices[slot]], limit, begins, allowed))
+        load_before_s, step = line.load_before_s[devices[slot]], 1 if prefer_more else -1
+        divisions.append(_extend(load_before_s, limit, begins, allowed, step))
     last = range(len(divisions)) if may_skip else [len(divisions) - 1]
-    slot = min(last, key=lambda s: (-int(divisions[s].stages[-1]), float(divisions[s].squares[-1])))
+    slot = min(last, key=lambda s: (-int(divisions[s].rank[-1]), float(divisions[s].squares[-1])))
     stretches, end = [], line.n_units
     while slot >= 0:
         begin = int(divisions[slot].begin[end])
@@ -251,29 +257,36 @@ def _best_of(
     divisions: list[_Divisions], slots: list[int], receive_s: FloatArray, may_begin: BoolArray
 ) -> _Begins:
     """Return the best division up to each cut ending on one of `slots`; ties go to the first."""
-    stages, squares = divisions[slots[0]].stages, divisions[slots[0]].squares
-    before = np.full(len(stages), slots[0], dtype=np.int64)
+    rank, squares = divisions[slots[0]].rank, divisions[slots[0]].squares
+    before = np.full(len(rank), slots[0], dtype=np.int64)
     for slot in slots[1:]:
         division = divisions[slot]
-        fewer = (division.stages == stages) & (division.squares < squares)
-        better = (division.stages > stages) | fewer
-        stages = np.where(better, division.stages, stages)
+        more_even = (division.rank == rank) & (division.squares < squares)
+        better = (division.rank > rank) | more_even
+        rank = np.where(better, division.rank, rank)
         squares = np.where(better, division.squares, squares)
         before = np.where(better, slot, before)
-    cut = np.flatnonzero((stages >= 0) & may_begin)
-    return _Begins(cut, stages[cut], squares[cut], receive_s[cut], before[cut])
+    cut = np.flatnonzero((rank > _NONE) & may_begin)
+    return _Begins(cut, rank[cut], squares[cut], receive_s[cut], before[cut])
 
 
 def _extend(
-    load_before_s: FloatArray, limit: IntArray, begins: _Begins, allowed: BoolArray | None
+    load_before_s: FloatArray,
+    limit: IntArray,
+    begins: _Begins,
+    allowed: BoolArray | None,
+    step: int,
 ) -> _Divisions:
-    """Return the best division up to each cut with one more stage, which ends within `limit`."""
+    """Return the best division up to each cut with one more stage, which ends within `limit`.
+
+    The stage changes the rank by `step`.
+    """
     begins = begins.at(np.flatnonzero(limit[begins.cut] > begins.cut))
     parabolas = (
         load_before_s,
         begins.cut + 1,
         limit[begins.cut],
-        begins.stages,
+        begins.rank,
         begins.squares,
         load_before_s[begins.cut] - begins.receive_s,
     )
@@ -283,10 +296,10 @@ def _extend(
         chosen = lowest_allowed(*parabolas, allowed)
     open_cuts, count = np.flatnonzero(chosen >= 0), len(limit)
     origin = chosen[open_cuts]
-    stages, squares = np.full(count, -1, dtype=np.int64), np.full(count, np.inf)
+    rank, squares = np.full(count, _NONE, dtype=np.int64), np.full(count, np.inf)
     begin, before = np.full((2, count), -1, dtype=np.int64)
     begin[open_cuts], before[open_cuts] = begins.cut[origin], begins.before[origin]
-    stages[open_cuts] = begins.stages[origin] + 1
+    rank[open_cuts] = begins.rank[origin] + step
     time_s = load_before_s[open_cuts] - load_before_s[begin[open_cuts]] + begins.receive_s[origin]
     squares[open_cuts] = begins.squares[origin] + time_s**2
-    return _Divisions(stages, squares, begin, before)
+    return _Divisions(rank, squares, begin, before)

@@ -1,13 +1,13 @@
-"""The errors for stages that do not fit: memory needed and available, and what would suffice."""
+"""The errors for stages that do not fit, with what would suffice, or that are too many."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from fxpart.core.device_spec import MAX_DEVICES
-from fxpart.core.graph import IntArray
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, show_bytes, show_unequal_bytes
+from fxpart.errors import InfeasibleError, SpecError, show_bytes, show_unequal_bytes
 from fxpart.placement.infeasible import (
     describe_devices,
     describe_reserve,
@@ -18,7 +18,28 @@ from fxpart.placement.stages.contiguous import Slots, StageSolver
 from fxpart.placement.stages.line import StageLine
 from fxpart.placement.stages.stretch_bytes import ONE, Flight
 
-__all__ = ["no_cut_fits", "stage_does_not_fit"]
+__all__ = ["no_cut_fits", "stage_does_not_fit", "too_few_cuts"]
+
+
+def too_few_cuts(graph: OpGraph, line: StageLine, stages: int) -> SpecError:
+    """Return the error for more stages than units, with the operators that forbid most cuts."""
+    position = graph.forward_of
+    first, last = np.full(graph.n_ops, graph.n_ops), np.full(graph.n_ops, -1)
+    np.minimum.at(first, graph.group, position)
+    np.maximum.at(last, graph.group, position)
+    widest = int(np.argmax(last - first))
+    begin, end = int(first[widest]), int(last[widest])
+    why = ""
+    if end - begin > 1:
+        why = (
+            f" in its order, since {graph.names[begin]} and {graph.names[end]}, {end - begin}"
+            " operators later, must share a device"
+        )
+    return SpecError(
+        f"mode=pipeline was set to {stages} stages, but the model can be cut into "
+        f"{line.n_units} at most{why}; use fewer"
+        + (", or a mode that does not keep the order, such as mode=cost_aware" if why else "")
+    )
 
 
 def stage_does_not_fit(
