@@ -55,7 +55,7 @@ _SHARES = 8
 """Number of shares of a device's memory tried as the limit of one of several stages."""
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
 """Most devices, and devices times microbatches, for which every number of stages is tried."""
-_ORDER_GAIN = 1e-4
+_ORDER_GAIN = 0.01
 """Share of the largest load that another order of devices must save if its latency is longer; less
 if `PipelineOptions.boundary_gain` is."""
 _MOST_REPAIRS = 200
