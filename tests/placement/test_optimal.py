@@ -181,6 +181,9 @@ def test_other_modes_place_published_problems(tmp_path: Path) -> None:
     ("change", "error", "words"),
     [
         ({"maxFPGAs": -1}, SpecError, "maxFPGAs must be a number from 0"),
+        ({"maxFPGAs": 2.5}, SpecError, "maxFPGAs must be a whole number, got 2.5"),
+        ({"maxCPUs": 0.5}, SpecError, "maxCPUs must be a whole number, got 0.5"),
+        ({"nodes": [1]}, SpecError, "placement problem; it needs an object with maxFPGAs"),
         ({"maxSizePerFPGA": "a"}, SpecError, "maxSizePerFPGA must be"),
         ({"nodes": []}, SpecError, "no nodes"),
         ({"nodes": None}, SpecError, "not a published placement problem"),

@@ -100,6 +100,25 @@ def test_meaningless_combinations_are_refused(
         check_all(config)
 
 
+@pytest.mark.parametrize("override", ["devices=2xa10", "transfer_rate=pcie5"])
+def test_devices_of_a_published_problem_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text(json.dumps(document(1)))
+    with pytest.raises(SpecError, match=f"{override} applies to models, .*; leave out"):
+        read(*WORKLOAD, override)
+
+
+def test_a_file_without_an_object_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text("[1, 2]")
+    with pytest.raises(SpecError, match="placement problem; it needs an object with maxFPGAs"):
+        read(*WORKLOAD)
+
+
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
 def test_options_of_another_search_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
