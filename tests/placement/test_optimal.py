@@ -154,8 +154,11 @@ def test_a_seed_and_steps_are_reproducible_and_the_curve_decreases(tmp_path: Pat
 def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
     problem = problem_of(workload_at(tmp_path, document(2, nodes=40), None), "throughput")
 
+    recorded: list[Progress] = []
+
     def interrupt(progress: Progress) -> None:
-        if progress.step == 1:
+        recorded.append(progress)
+        if progress.step == 1 and not progress.is_interrupted:
             raise KeyboardInterrupt
 
     token = WATCHER.set(interrupt)
@@ -164,6 +167,8 @@ def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
     finally:
         WATCHER.reset(token)
     assert math.isfinite(evaluate(problem, placed).load_s)
+    assert [progress.is_interrupted for progress in recorded[-2:]] == [False, True]
+    assert recorded[-1].step == 1
 
 
 def test_other_modes_place_published_problems(tmp_path: Path) -> None:
