@@ -4,7 +4,7 @@ It comes from the `assignment.json` of a run, possibly on other devices, or from
 module. Nothing is moved: a placement that does not fit is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -116,12 +116,17 @@ def _placed_by_file(
         CycleError: if partitions wait for each other.
 
     """
-    placed = _on_devices(assignment_for(saved, graph), devices, topology)
+    placed = _on_devices(assignment_for(saved, graph), devices, topology, saved.devices)
     refuse_torn_groups(graph, placed)
     return in_valid_order(graph, placed)
 
 
-def _on_devices(saved: Assignment, changed: Mapping[int, int], topology: Topology) -> Assignment:
+def _on_devices(
+    saved: Assignment,
+    changed: Mapping[int, int],
+    topology: Topology,
+    saved_devices: Sequence[Mapping[str, object]],
+) -> Assignment:
     """Return the saved placement with device ids mapped by `changed`."""
     known = {device for homes in saved.devices_of_partition for device in homes}
     unknown = sorted(device for device in changed if device not in known)
@@ -135,6 +140,13 @@ def _on_devices(saved: Assignment, changed: Mapping[int, int], topology: Topolog
         mapped = [int(changed.get(device, device)) for device in devices]
         for before, after in zip(devices, mapped, strict=True):
             if after >= topology.n_devices:
+                if saved_devices[before].get("on_host"):
+                    tier = saved_devices[before]["name"]
+                    raise SpecError(
+                        f"the saved plan computes modules on {tier}, and mode=aot_based does not"
+                        " cost plans with modules on the host again; use the mode that made it, or"
+                        f" put them on a device: mode.devices={{{before}: 0}}"
+                    )
                 raise SpecError(
                     f"partition {partition} is on device {after}, there are {topology.n_devices},"
                     f" numbered from 0; take more devices, or map it: mode.devices={{{before}: 0}}"

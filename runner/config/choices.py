@@ -57,6 +57,10 @@ _EXPERIMENTS = "experiment"
 """The group of named experiments, the only optional one."""
 
 
+_OTHER_NAMES = {"finetune=qlora": "finetune=lora weights=nf4"}
+"""Usual names of combinations of choices, and the choices."""
+
+
 # Hydra plugins.
 
 
@@ -193,6 +197,8 @@ def _refusal(group: str, name: str) -> str:
     user_conf = user_conf_dir()
     if user_conf and (user_conf / group / f"{name}.yml").is_file():
         return f"{group}={name} does not exist; rename conf/{group}/{name}.yml to {name}.yaml"
+    if usual := _OTHER_NAMES.get(f"{group}={name}"):
+        return f"{group}={name} does not exist; use {usual}"
     return f"{group}={name} does not exist; {nearest_names(name, known)}{grammar}"
 
 

@@ -210,12 +210,22 @@ def _with_published_devices(config: Config) -> Config:
     """Return `config` with the devices and links of the published problem at `config.model.path`.
 
     Raises:
-        FxpartError: if the file is not such a problem.
+        FxpartError: if the file is not such a problem, or devices or links other than the default
+            ones are configured.
 
     """
     from fxpart.capture.models.workload import read_workload
     from fxpart.core.workload import workload_topology
 
+    for key, value, usual in (
+        ("devices", config.devices.spec, "4x16gb"),
+        ("transfer_rate", config.transfer_rate.name, "pcie4"),
+    ):
+        if value != usual:
+            raise SpecError(
+                f"{key}={value} applies to models, but the devices and links of model=workload are"
+                f" given by its file; leave out {key}"
+            )
     path = Path(config.model.path or "")
     topology = workload_topology(read_workload(path))
     pools: list[PoolConfig] = []

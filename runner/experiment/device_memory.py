@@ -144,18 +144,27 @@ def _limited(spec: DeviceSpec, most_bytes: int) -> DeviceSpec:
     return replace(spec, memory_bytes=kept_bytes, reserved_bytes=spec.total_bytes - kept_bytes)
 
 
-def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
-    """Return the error for a plan whose tensors fit, but not with the memory besides them."""
+def does_not_fit(needs: Sequence[DeviceMemory], *, is_only: bool = False) -> InfeasibleError:
+    """Return the error for a plan whose tensors fit, but not with the memory besides them.
+
+    `is_only` tells that its mode knows no other plan.
+    """
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     needed, total = unit.show_unequal(need.needed.expected, need.total_bytes)
+    which = "this plan" if is_only else "the best plan found"
     return InfeasibleError(
-        f"device {need.device} needs {needed} {unit.name} for the best plan found, it has {total}"
-        f"{_parts_text(need)}; {need.decided_by} decides; take larger"
+        f"device {need.device} needs {needed} {unit.name} for {which}, it has {total}"
+        f"{_parts_text(need)}; {_decides(need.decided_by)}; take larger"
         " or more devices, a smaller batch, or reserve=none to count tensors alone",
         needed_bytes=need.needed.expected,
         available_bytes=need.total_bytes,
     )
+
+
+def _decides(part: str) -> str:
+    """Return a sentence on the part of the memory that decides a verdict."""
+    return f"{part} {'decide' if part.endswith('s') else 'decides'}"
 
 
 def tightest(needs: Sequence[DeviceMemory]) -> DeviceMemory:
@@ -174,7 +183,7 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
     else:
         expected, total = unit.show_unequal(needed.expected, need.total_bytes)
     limits = f" ({low} to {high})" if low != high else ""
-    decisive = f", {need.decided_by} decides" if need.decided_by else ""
+    decisive = f", {_decides(need.decided_by)}" if need.decided_by else ""
     return (
         f"{need.verdict}{decisive}: device {need.device} needs {expected}{limits} of {total}"
         f" {unit.name}{_parts_text(need)}"

@@ -39,6 +39,8 @@ _MOST_PLANS = 4
 """Most attempts to find a plan that fits, before everything is moved to tiers."""
 _SHARES_OF_MISSING = (1.0, 0.5, 0.25)
 """Shares of the missing bytes by which the memory of a generation's search is lowered each time."""
+_ONE_PLAN = ("single", "equal_layers", "aot_based")
+"""Modes with a single plan for a model and its devices, whatever their memory."""
 _LATER_SHARE = 0.25
 """Share of a mode's time limit that each attempt after the first gets."""
 
@@ -119,7 +121,8 @@ def fitting_plan(
         if not candidate.fits and candidate.placement.offloaded:
             candidate = attempt(problem, before=candidate, everything=True)
     if not candidate.fits:
-        raise does_not_fit(candidate.device_memory)
+        is_only = config.mode.name in _ONE_PLAN and candidate.placement.offloaded is None
+        raise does_not_fit(candidate.device_memory, is_only=is_only)
     return candidate
 
 

@@ -422,7 +422,9 @@ def generation_lines(
             if generation.longest_tpot_s is None
             else f", {format_s(generation.longest_tpot_s)} a token"
         )
-        lines.append(("most", f"with all in tiers that can lie there {limits_in_tiers}{pace}"))
+        lines.append(
+            ("most", f"a plan with all in tiers that can lie there holds {limits_in_tiers}{pace}")
+        )
     return lines
 
 

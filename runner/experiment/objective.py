@@ -20,6 +20,7 @@ from fxpart.placement.optimal.mode import UNITS, WATCHER, Progress
 from fxpart.placement.search.whole import BY_WHOLE, bound_of
 from runner.config.sections import Config
 from runner.experiment.mesh import replica_count
+from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
 __all__ = [
@@ -175,7 +176,8 @@ def objective_line(problem: Problem, evaluation: Evaluation, n_devices: int) -> 
 def watched(*, shown: bool) -> Iterator[list[Progress]]:
     """Yield a list that a `mode=optimal` search inside the block fills with its progress.
 
-    With `shown`, incumbent, bound and gap are also printed to stderr, about once a second.
+    With `shown`, incumbent, bound and gap are also printed to stderr, about once a second. An
+    interrupt that ended the search is always printed.
     """
     curve: list[Progress] = []
     told_s = 0.0
@@ -183,17 +185,23 @@ def watched(*, shown: bool) -> Iterator[list[Progress]]:
     def follow(progress: Progress) -> None:
         nonlocal told_s
         curve.append(progress)
-        if shown and progress.seconds - told_s >= _SHOWN_EVERY_S:
+        if progress.is_interrupted:
+            _say(f"interrupted after {counted(progress.step, 'step')}: the best plan found so far")
+        elif shown and progress.seconds - told_s >= _SHOWN_EVERY_S:
             told_s = progress.seconds
-            with suppress(OSError, ValueError):  # the reader of stderr may be gone
-                sys.stderr.write(f"{progress_text(progress)}\n")
-                sys.stderr.flush()
+            _say(progress_text(progress))
 
     token = WATCHER.set(follow)
     try:
         yield curve
     finally:
         WATCHER.reset(token)
+
+
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError):  # the reader of stderr may be gone
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _shown(value: float, unit: str) -> str:

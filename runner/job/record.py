@@ -131,6 +131,8 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     """
     settings = asdict(config)
     params: dict[str, object] = {**asdict(choices)}
+    if config.model.path is not None:
+        params["model.path"] = config.model.path
     model = settings["model"]
     from_model = ("batch_size", "seq_len", "dtype", "config", "factory", "factory_args")
     open_choices: dict[str, object] = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_NAME",
+    "BY_OBJECTIVE",
     "DERIVED",
     "DEVICE_METRICS",
     "LAST_SPARE",
@@ -131,7 +132,8 @@ METRICS = (
            " these devices.",
            _MEMORY),
     Metric("memory_gap_pct", "%", ".1f", _LOWER,
-           "Peak of the fullest device relative to that bound, minus 1.", _MEMORY),
+           "Peak of the fullest device relative to that bound, minus 1.", _MEMORY,
+           heading="gap", spare=6),
     Metric("energy_j", "J", ",.3f", _LOWER,
            "Energy of one input: the boards' rated power while they compute, 15 % of it while those"
            " in use wait.", _ENERGY, heading="energy", column="some", spare=8),
@@ -139,12 +141,13 @@ METRICS = (
            "Lower bound of the energy of any placement of whole operators on these devices.",
            _ENERGY),
     Metric("energy_gap_pct", "%", ".1f", _LOWER,
-           "Energy relative to that bound, minus 1.", _ENERGY),
+           "Energy relative to that bound, minus 1.", _ENERGY, heading="gap", spare=6),
     Metric("load_bound_ms", "ms", ",.3f", None,
            "Lower bound of the largest load of any placement of whole operators on these devices.",
            _THROUGHPUT),
     Metric("load_gap_pct", "%", ".1f", _LOWER,
-           "Largest load relative to that bound, minus 1.", _THROUGHPUT),
+           "Largest load relative to that bound, minus 1.", _THROUGHPUT,
+           heading="gap", spare=6),
     Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything.",
            heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
     Metric("partitions", "", ".0f", None,
@@ -293,6 +296,15 @@ SERIES = (
 )
 """Metrics over steps, which MLflow draws as lines."""
 # fmt: on
+
+BY_OBJECTIVE = {
+    "latency": ("latency_ms", "optimality_gap_pct"),
+    "throughput": ("load_ms", "load_gap_pct"),
+    "memory": ("peak_memory_gib", "memory_gap_pct"),
+    "energy": ("energy_j", "energy_gap_pct"),
+}
+"""The metric that each objective minimizes, and its gap to a lower bound. Jobs with the same
+objective are ranked by its metric, and reports show its gap."""
 
 BY_NAME = {metric.name: metric for metric in (*METRICS, *DERIVED, *SERIES)}
 

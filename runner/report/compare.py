@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from runner.output.terminal import counted
 from runner.report.findings import settings_text, status_word
-from runner.report.ranking import Measure, finished, measures_of, memory_of
+from runner.report.ranking import Measure, against_of, finished, measures_of
 from runner.report.sweep_data import (
     CHOICES,
     SweepData,
@@ -68,6 +68,7 @@ class Comparison:
     time: Measure
     """The measure that jobs are ranked by."""
     memory: Measure
+    """Peak memory, or latency if they are ranked by memory."""
     pairs: tuple[Pair, ...]
     """Pairs that fit in only one of the sweeps first, then by largest change."""
     only_before: tuple[SweepRow, ...]
@@ -112,7 +113,7 @@ def compared(before: SweepData, after: SweepData) -> Comparison:
     matched_by = sorted({key for row in rows for key in row.settings} - aside)
     pairs, only_before, only_after = _matched(before.rows, after.rows, matched_by)
     measures = measures_of(rows)
-    time, memory = measures[0], memory_of(measures)
+    time, memory = measures[0], against_of(measures)
     swept = tuple(dict.fromkeys((*after.swept, *before.swept)))
     together = replace(after, rows=rows, swept=swept)
     return Comparison(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from runner.output.metrics import BY_OBJECTIVE
 from runner.output.terminal import counted
 from runner.report.ranking import Measure, RankedRow, Ranking, number
 from runner.report.sweep_data import CHOICES, SweepData, SweepRow, cell, varied
@@ -15,8 +16,12 @@ __all__ = [
     "settings_text",
     "status_word",
     "sweep_reasons",
+    "traded",
     "verdict",
 ]
+
+
+_NO_TIMES = {BY_OBJECTIVE[name][0] for name in ("throughput", "memory", "energy")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,13 @@ def verdict(ranking: Ranking, model: str) -> Verdict:
     ties = f" (and {counted(equal, 'other')} equal to it)" if equal else ""
     sentence = f"{_settings(ranking, best)}{ties}: {_time(ranking, best)}"
     middle, worst = median(times), max(times)
+    worst_word = "most" if ranking.by.key in _NO_TIMES else "slowest"
     if len(rows) == 1:
         sentence += ", the only result"
     elif worst > times[0]:
         sentence += (
             f", {_less(times[0], middle)} less than the median of {len(rows)} results and"
-            f" {_less(times[0], worst)} less than the slowest"
+            f" {_less(times[0], worst)} less than the {worst_word}"
         )
     else:
         sentence += f", as all {len(rows)} results"
@@ -69,6 +75,12 @@ def _less(lowest: float, other: float) -> str:
     return f"{(1 - lowest / other) * 100:.1f} %" if other > 0 else "0.0 %"
 
 
+def traded(ranking: Ranking) -> str:
+    """Return the two measures to weigh against each other, such as ``time, peak``."""
+    is_time = ranking.by.key not in _NO_TIMES
+    return f"{'time' if is_time else ranking.by.name}, {ranking.against.name}"
+
+
 def _costs(ranking: Ranking, row: RankedRow) -> str:
     used, peak = number(row.row, "devices_used"), _amount(ranking.memory, row)
     if used is None:
@@ -79,10 +91,15 @@ def _costs(ranking: Ranking, row: RankedRow) -> str:
 
 
 def _instead(ranking: Ranking, rows: tuple[RankedRow, ...]) -> tuple[str, ...]:
-    """Return lines on the Pareto-optimal jobs with the fewest devices and the least memory."""
+    """Return lines on the Pareto-optimal jobs with the fewest devices and the least memory.
+
+    Instead of the least memory it is the lowest latency, if they are ranked by memory.
+    """
     best = rows[0]
     merits: dict[int, list[str]] = {}
-    for merit, key in (("fewest devices", "devices_used"), ("least memory", ranking.memory.key)):
+    against = ranking.against
+    merit_against = "least memory" if against is ranking.memory else f"lowest {against.name}"
+    for merit, key in (("fewest devices", "devices_used"), (merit_against, against.key)):
         # Ties go to the shortest settings, which avoids machines with idle devices.
         candidates = [
             (value, ranking.by.value(row.row) or 0.0, len(_settings(ranking, row)), index)
@@ -103,7 +120,7 @@ def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
     increase = f" (+{(time / best_time - 1) * 100:.1f} %)" if best_time > 0 else ""
     used = number(row.row, "devices_used")
     devices = f", {counted(int(used), 'device')}" if used is not None else ""
-    costs = f"{_time(ranking, row)}{increase}, {_amount(ranking.memory, row)}{devices}"
+    costs = f"{_time(ranking, row)}{increase}, {_amount(ranking.against, row)}{devices}"
     return f"{_settings(ranking, row)}, {costs}"
 
 

@@ -34,7 +34,7 @@ from runner.report.compare import (
     title,
     why_none,
 )
-from runner.report.findings import counts_text, status_word, sweep_reasons, verdict
+from runner.report.findings import counts_text, status_word, sweep_reasons, traded, verdict
 from runner.report.heat_map import heat_map_keys, heat_map_svg
 from runner.report.parameter_plot import parameter_figure
 from runner.report.pareto_plot import pareto_figure
@@ -259,7 +259,7 @@ def _table_row(
 
 
 def _mark_notes(ranking: Ranking) -> str:
-    notes = "★ best, ◆ Pareto-optimal: no other is as good in time, peak memory and devices used"
+    notes = f"★ best, ◆ Pareto-optimal: no other is as good in {traded(ranking)} and devices used"
     if any(row.mark == "equal" for row in ranking.finished):
         notes += ", = costs the same as one above"
     return notes
@@ -310,9 +310,10 @@ def _figures(ranking: Ranking, model: str) -> list[_Figure]:
     """Return the figures of one model: trade-off, heat map, and one per parameter that varies."""
     several = len(ranking.models) > 1
     time, of_model = ranking.by.name.capitalize(), f", {model}" if several else ""
+    against = "memory" if ranking.against is ranking.memory else ranking.against.name
     own_keys = [key for key in ranking.keys if key not in (PLAN, *ranking.model_keys)]
     pareto = Markup(pareto_figure(ranking, model))
-    figures = [_Figure(f"{time} against memory{of_model}", pareto)]
+    figures = [_Figure(f"{time} against {against}{of_model}", pareto)]
     if keys := heat_map_keys(ranking):
         rest = [key for key in own_keys if key not in keys]
         note = f"the best over {', '.join(rest)}" if rest else ""

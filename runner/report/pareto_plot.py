@@ -1,4 +1,4 @@
-"""The Pareto plot: time against peak memory, by number of devices used."""
+"""The Pareto plot: time against peak memory, or another objective, by number of devices used."""
 
 from collections.abc import Sequence
 
@@ -19,20 +19,22 @@ _CLASSES = 6
 def pareto_figure(ranking: Ranking, model: str) -> str:
     """Return the plot of one model as SVG in the page's colours.
 
-    Pareto-optimal jobs are solid, others hollow. The line is the frontier of only time and memory;
+    Pareto-optimal jobs are solid, others hollow. The line is the frontier of only the two axes;
     jobs that are optimal for using fewer devices may be off it.
     """
     rows = [
         row
         for row in ranking.of_model(model)
-        if ranking.memory.value(row.row) is not None and ranking.by.value(row.row) is not None
+        if ranking.against.value(row.row) is not None and ranking.by.value(row.row) is not None
     ]
     if not rows:
         return ""
     places = [
-        (ranking.memory.value(row.row) or 0.0, ranking.by.value(row.row) or 0.0) for row in rows
+        (ranking.against.value(row.row) or 0.0, ranking.by.value(row.row) or 0.0) for row in rows
     ]
-    drawing = Drawing(f"{ranking.by.label} against peak memory", IN_PAGE)
+    is_memory = ranking.against is ranking.memory
+    name = "peak memory" if is_memory else ranking.against.name
+    drawing = Drawing(f"{ranking.by.label} against {name}", IN_PAGE)
     panel = Panel(
         LEFT,
         TOP,
@@ -41,8 +43,8 @@ def pareto_figure(ranking: Ranking, model: str) -> str:
         scale_of([x for x, _ in places]),
         scale_of([y for _, y in places], below=0.12),
     )
-    below = f"peak memory of the fullest device, {ranking.memory.unit}"
-    frame(drawing, panel, below, ranking.by.label)
+    below = f"{name} of the fullest device" if is_memory else name
+    frame(drawing, panel, f"{below}, {ranking.against.unit}", ranking.by.label)
     _frontier_line(drawing, panel, places)
     _draw_points(drawing, panel, ranking, list(zip(rows, places, strict=True)))
     _label_best(drawing, panel, ranking, rows[0], places[0])
@@ -78,7 +80,7 @@ def point_tip(ranking: Ranking, row: RankedRow) -> str:
     """Return the tooltip of a job: its settings and costs."""
     settings = " ".join(f"{key}={cell(row.row, key)}" for key in ranking.keys)
     used = number(row.row, "devices_used")
-    costs = [f"{m.text(row.row)} {m.unit}" for m in (ranking.by, ranking.memory)]
+    costs = [f"{m.text(row.row)} {m.unit}" for m in (ranking.by, ranking.against)]
     costs += [f"{counted(int(used), 'device')} used"] if used is not None else []
     return f"{settings or row.row.name}\n{', '.join(costs)}"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from runner.output.metrics import BY_NAME, METRICS, Metric
+from runner.output.metrics import BY_NAME, BY_OBJECTIVE, METRICS, Metric
 from runner.report.sweep_data import (
     SweepData,
     SweepRow,
@@ -26,6 +26,7 @@ __all__ = [
     "Measure",
     "RankedRow",
     "Ranking",
+    "against_of",
     "best_rows",
     "finished",
     "frontier",
@@ -125,9 +126,10 @@ def finished(row: SweepRow) -> bool:
 def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     """Return the measures to show for `rows`, which are ranked by the first.
 
-    If batch sizes or the lengths of generations differ, or some jobs have a schedule, the first is
-    the time per token, or per example where there are none: the inverse of the throughput, since
-    latencies are of one input or of one microbatch.
+    If all jobs minimize the same objective, the first is its metric, followed by its gap. But if
+    batch sizes or the lengths of generations differ, or some jobs have a schedule, latencies and
+    loads are of one input or of one microbatch. Then the first is the time per token, or per
+    example where there are none: the inverse of the throughput.
     """
     finished_rows = [row for row in rows if finished(row)]
     with_schedule = [row for row in finished_rows if number(row, "step_ms") is not None]
@@ -139,7 +141,29 @@ def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
         rates = ("token_ms", "example_ms")
         known = [key for key in rates if all(number(r, key) is not None for r in finished_rows)]
         metrics[:0] = [BY_NAME[key] for key in known[:1]]
+    objective = _objective_of(finished_rows)
+    if objective in ("memory", "energy") or not (with_schedule or len(sizes) > 1):
+        metrics = _objective_first(metrics, finished_rows, objective)
     return tuple(_legible(metric, finished_rows) for metric in metrics)
+
+
+def _objective_of(rows: Sequence[SweepRow]) -> str:
+    """Return the objective of all `rows`; latency if they differ."""
+    objectives = {row.settings.get("objective", "latency") for row in rows}
+    return objectives.pop() if len(objectives) == 1 else "latency"
+
+
+def _objective_first(
+    metrics: Sequence[Metric], rows: Sequence[SweepRow], objective: str
+) -> list[Metric]:
+    """Return `metrics` with those of an objective other than latency first, if all rows have it."""
+    key, gap = BY_OBJECTIVE[objective]
+    if objective == "latency" or any(number(row, key) is None for row in rows):
+        return list(metrics)
+    has_gap = any(number(row, gap) is not None for row in rows)
+    _, gap_of_latency = BY_OBJECTIVE["latency"]
+    first = [BY_NAME[key], *([BY_NAME[gap]] if has_gap else [])]
+    return [*first, *(m for m in metrics if m not in first and m.name != gap_of_latency)]
 
 
 def _has_column(metric: Metric, finished_rows: Sequence[SweepRow], with_schedule: int) -> bool:
@@ -179,6 +203,14 @@ def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:
 def memory_of(measures: Sequence[Measure]) -> Measure:
     """Return the measure of peak memory, which `measures_of` always includes."""
     return next(measure for measure in measures if measure.key in _PEAKS)
+
+
+def against_of(measures: Sequence[Measure]) -> Measure:
+    """Return the measure to weigh against the first: peak memory, or latency if that is first."""
+    memory = memory_of(measures)
+    if memory is not measures[0]:
+        return memory
+    return next((measure for measure in measures if measure.key == "latency_ms"), memory)
 
 
 # The Pareto frontier.
@@ -222,9 +254,10 @@ class RankedRow:
     best: bool
     """Whether no job of its model has a better time; ties are best together."""
     pareto: bool
-    """Whether it is Pareto-optimal for its model in time, memory and devices."""
+    """Whether it is Pareto-optimal for its model in the measure that jobs are ranked by, the one
+    against it, and devices."""
     repeats: bool = False
-    """Whether an earlier job of its model has the same time, memory and devices."""
+    """Whether an earlier job of its model has the same such costs."""
     leads: bool = False
     """Whether it is the first of its model."""
 
@@ -261,6 +294,11 @@ class Ranking:
         return memory_of(self.measures)
 
     @property
+    def against(self) -> Measure:
+        """The measure to weigh against the first: peak memory, or latency if ranked by memory."""
+        return against_of(self.measures)
+
+    @property
     def model_keys(self) -> tuple[str, ...]:
         """The `keys` that define the model; only jobs with equal ones are compared."""
         return model_keys(self.keys)
@@ -286,11 +324,11 @@ class Ranking:
 def ranked(data: SweepData) -> Ranking:
     """Rank the jobs by the measure that suits them.
 
-    Ties are broken by fewest devices, then by least memory, then by settings.
+    Ties are broken by fewest devices, then by the measure against it, then by settings.
     """
     data = with_effective_batch(data)
     measures, keys = measures_of(data.rows), models_first(varied(data))
-    models, criteria = model_keys(keys), (measures[0].key, "devices_used", memory_of(measures).key)
+    models, criteria = model_keys(keys), (measures[0].key, "devices_used", against_of(measures).key)
     finished_rows = sorted(filter(finished, data.rows), key=lambda row: _rank(row, criteria, keys))
     names = [model_label(row, models) for row in finished_rows]
     costs = [

@@ -98,6 +98,8 @@ def _effective_batch(row: SweepRow) -> int | None:
 
 # The settings with a column, and the headings of columns.
 
+_FILE, _GIVEN = "model.path", ("devices", "transfer_rate")
+"""The file of a published problem, and what it replaces."""
 CHOICES = ("model", "mode", "devices", "transfer_rate")
 PLAN = "plan"
 """The plan chosen by a job with ``mode=recommend``: a result, not determined by other settings."""
@@ -143,6 +145,8 @@ def varied(data: SweepData) -> tuple[str, ...]:
         always_shown = (*CHOICES, EFFECTIVE_BATCH, PLAN)
         if len(set(cells)) < 2 or (key not in always_shown and cells in shown.values()):
             continue
+        if key == _FILE and "model" in shown and _decide(shown["model"], cells):
+            continue  # a model is named after its file
         is_shown = key in data.swept or key in always_shown
         if is_shown or not _follows(key, cells, shown, data.swept):
             shown[key] = cells
@@ -167,11 +171,16 @@ def _decide(known: Sequence[object], cells: Sequence[str]) -> bool:
 
 
 def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
-    """Return the choices shared by all jobs, which have no column."""
+    """Return the choices shared by all jobs, which have no column.
+
+    Published problems have their own devices and links, which replace those of the choices.
+    """
     if not data.rows:
         return {}
     first = data.rows[0]
-    keys = [key for key in (*CHOICES, PLAN) if key not in shown and key in first.settings]
+    aside = _GIVEN if all(_FILE in row.settings for row in data.rows) else ()
+    keys = [key for key in (*CHOICES, PLAN) if key not in (*shown, *aside)]
+    keys = [key for key in keys if key in first.settings]
     return {key: cell(first, key) for key in keys}
 
 

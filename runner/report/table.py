@@ -23,7 +23,7 @@ from runner.report.compare import (
     title,
     why_none,
 )
-from runner.report.findings import status_word, sweep_reasons
+from runner.report.findings import status_word, sweep_reasons, traded
 from runner.report.ranking import Measure, RankedRow, Ranking, best_rows, ranked
 from runner.report.sweep_data import (
     SweepData,
@@ -63,7 +63,7 @@ def show_sweep(data: SweepData, max_rows: int | None, all_with: str = "-v") -> N
 
     The best jobs come first for each model, and those without a result last. Choices shared by all
     jobs are in the title. The best job of each model is marked ``*``, and other Pareto-optimal ones
-    in time, peak memory and devices used ``+``. Of ties only the first is marked so, and the others
+    ``+``. Of ties only the first is marked so, and the others
     ``=``. On a narrow terminal less important numbers are dropped, or long settings shortened.
     """
     ranking = ranked(data)
@@ -198,7 +198,7 @@ def _ranking_notes(
         of_model = " for its model" if len(ranking.models) > 1 else ""
         lines.append(f"* {best_word} {ranking.by.name}{of_model}")
     if any(row.mark == "pareto" for row in shown):
-        lines.append("+ Pareto-optimal in time, peak and devices used")
+        lines.append(f"+ Pareto-optimal in {traded(ranking)} and devices used")
     if any(row.mark == "equal" for row in shown):
         lines.append("= costs the same as one above")
     return lines

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.passwords import password_to_fill_in, without_password
-from runner.output.metrics import BY_NAME, page_columns
+from runner.output.metrics import BY_NAME, BY_OBJECTIVE, page_columns
 from runner.tracking.mlflow_store import sqlite_path
-from runner.tracking.tracker import ComparisonPage, swept_keys
+from runner.tracking.tracker import ComparisonPage, shared_objective, swept_keys
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -88,19 +88,26 @@ def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
     return f"tags.`kind` = 'run' AND tags.`sweeps` LIKE '% {sweep_id} %'"
 
 
-def _columns(swept: Sequence[str]) -> Mapping[str, int]:
-    """Return the widths of the columns, in order, starting with the swept keys."""
+def _columns(swept: Sequence[str], metric: str) -> Mapping[str, int]:
+    """Return the widths of the columns, in order, starting with the swept keys.
+
+    `metric` orders the runs; it comes next unless it has a place of its own.
+    """
     first = {f"params.`{key}`": _width(key) for key in swept}
+    if f"metrics.`{metric}`" not in _COLUMN_WIDTHS:
+        first[f"metrics.`{metric}`"] = 90
     return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
 
 
-def _sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
+def _sweep_order(swept: Sequence[str], objective: str) -> tuple[str, bool]:
     """Return the metric to order runs by, and whether the smallest comes first.
 
     Latencies of different sizes are not comparable. The order is the same as in our own ranking, if
     all runs have the metric.
     """
-    metric = _RATE if any(key in swept for key in _SIZES) else "latency_ms"
+    metric, _ = BY_OBJECTIVE[objective]
+    if any(key in swept for key in _SIZES) and objective in ("latency", "throughput"):
+        metric = _RATE
     return metric, BY_NAME[metric].better == "lower"
 
 
@@ -114,14 +121,17 @@ def comparison_view(
     created_ms: int,
     sweep_id: str | None = None,
     swept: Sequence[str] = (),
+    *,
+    objective: str = "latency",
 ) -> str:
     """Return the JSON of the view of one sweep's runs, or of all runs, in `_sweep_order`.
 
     `title` and `created_ms` (since 1970) appear in MLflow's list of views. `swept` are the keys
-    with several values in the sweep, whose columns come first.
+    with several values in the sweep, whose columns come first, and `objective` is that of all its
+    runs.
     """
-    columns = _columns(swept)
-    metric, least_first = _sweep_order(swept)
+    metric, least_first = _sweep_order(swept, objective)
+    columns = _columns(swept, metric)
     state = {
         "searchFilter": sweep_filter(parent_run_id, sweep_id),
         "orderByKey": f"metrics.`{metric}`",
@@ -243,9 +253,17 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
         parent = client.get_run(parent_run_id)
         parent_tags: dict[str, str] = parent.data.tags
         title, sweep_id = parent.info.run_name or parent_run_id, parent_tags.get("sweep_id")
-        swept = swept_keys(parent_tags)
-        _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id), swept)
-        view = comparison_view(parent_run_id, title, parent.info.start_time, sweep_id, swept)
+        swept, objective = swept_keys(parent_tags), shared_objective(parent_tags)
+        order = _sweep_order(swept, objective)
+        _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id), order)
+        view = comparison_view(
+            parent_run_id,
+            title,
+            parent.info.start_time,
+            sweep_id,
+            swept,
+            objective=objective,
+        )
     else:
         view = comparison_view(None, "All runs", 0)
     key = VIEW_TAG + _view_key(parent_run_id)
@@ -255,10 +273,10 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
 
 
 def _color_runs(
-    client: "MlflowClient", experiment_id: str, of_sweep: str, swept: Sequence[str]
+    client: "MlflowClient", experiment_id: str, of_sweep: str, order: tuple[str, bool]
 ) -> None:
     """Give the first runs of a sweep distinct colours; a run with a colour keeps it."""
-    metric, least_first = _sweep_order(swept)
+    metric, least_first = order
     runs = client.search_runs(
         [experiment_id],
         of_sweep,

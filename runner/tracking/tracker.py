@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fxpart.errors import SpecError
+from runner.output.metrics import BY_OBJECTIVE
 from runner.output.terminal import show
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Tracker",
     "UnsentRun",
     "announce_page",
+    "shared_objective",
     "swept_keys",
 ]
 
@@ -85,6 +87,18 @@ def swept_keys(tags: Mapping[str, str]) -> tuple[str, ...]:
     except ValueError:  # a tag truncated for its length
         return ()
     return tuple(str(key) for key in keys) if isinstance(keys, list) else ()
+
+
+def shared_objective(tags: Mapping[str, str]) -> str:
+    """Return the objective that the command of a sweep gives to all jobs, from its run's tags."""
+    try:
+        overrides = json.loads(tags.get("overrides", "[]"))
+    except ValueError:  # a tag truncated for its length
+        return "latency"
+    listed = overrides if isinstance(overrides, list) else []
+    given = [str(override).partition("=") for override in listed]
+    names = [name for key, _, name in given if key == "objective" and name in BY_OBJECTIVE]
+    return names[-1] if names else "latency"
 
 
 class RunLog:

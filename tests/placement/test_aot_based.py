@@ -1,6 +1,7 @@
 """A placement given in advance, from a file or by module, on devices of all kinds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
         make_mode("aot_based", options)(fewer)
     with pytest.raises(SpecError, match=r"names device 7, the saved assignment uses 0, 1, 2; name"):
         make_mode("aot_based", {**options, "devices": {7: 0}})(this)
+
+
+def test_modules_on_a_tier_are_not_costed_again(tmp_path: Path) -> None:
+    on_gpu = devices(100)
+    host = replace(devices(100).devices[0], name="host8gb", on_host=True)
+    wide = devices(100, 100)
+    wide = replace(wide, devices=(*on_gpu.devices, host))
+    placed = Assignment(np.array([0, 0, 1, 1]), ((0,), (1,)))
+    options = {"assignment": _saved(tmp_path, problem(chain(4), wide), placed)}
+    with pytest.raises(SpecError, match=r"computes modules on host8gb, .*mode.devices=\{1: 0\}"):
+        make_mode("aot_based", options)(problem(chain(4), on_gpu))
+    on_one = make_mode("aot_based", {**options, "devices": {1: 0}})(problem(chain(4), on_gpu))
+    assert on_one.devices_of_partition == ((0,), (0,))
 
 
 def test_too_little_memory_names_the_device_and_the_bytes(tmp_path: Path) -> None:

@@ -135,8 +135,13 @@ def test_full_tiers_are_an_error() -> None:
         InfeasibleError, match=r"from disk pass through 20 B of host, which has 5 B"
     ):
         offloaded(blocks(8), devices(45), Tiers(host(5), disk), PREFETCH)
-    with pytest.raises(InfeasibleError, match="room for copies of 200 B"):
+    # The memory is that of the devices, not what the copies leave of it.
+    with pytest.raises(
+        InfeasibleError, match=r"room for copies of 200 B do not fit the devices, 1 x 45 B = 45 B;"
+    ) as refused:
         offloaded(blocks(8, weight=100), devices(45), Tiers(host()), PREFETCH)
+    assert refused.value.available_bytes == 45
+    assert refused.value.needed_bytes > 200
 
 
 def test_a_disk_does_not_hold_what_the_host_computes() -> None:

@@ -173,8 +173,11 @@ def test_a_seed_and_steps_are_reproducible_and_the_curve_decreases(tmp_path: Pat
 def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
     problem = problem_of(workload_at(tmp_path, document(2, nodes=40), None), "throughput")
 
+    recorded: list[Progress] = []
+
     def interrupt(progress: Progress) -> None:
-        if progress.step == 1:
+        recorded.append(progress)
+        if progress.step == 1 and not progress.is_interrupted:
             raise KeyboardInterrupt
 
     token = WATCHER.set(interrupt)
@@ -183,6 +186,8 @@ def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
     finally:
         WATCHER.reset(token)
     assert math.isfinite(evaluate(problem, placed).load_s)
+    assert [progress.is_interrupted for progress in recorded[-2:]] == [False, True]
+    assert recorded[-1].step == 1
 
 
 def test_other_modes_place_published_problems(tmp_path: Path) -> None:
@@ -200,6 +205,9 @@ def test_other_modes_place_published_problems(tmp_path: Path) -> None:
     ("change", "error", "words"),
     [
         ({"maxFPGAs": -1}, SpecError, "maxFPGAs must be a number from 0"),
+        ({"maxFPGAs": 2.5}, SpecError, "maxFPGAs must be a whole number, got 2.5"),
+        ({"maxCPUs": 0.5}, SpecError, "maxCPUs must be a whole number, got 0.5"),
+        ({"nodes": [1]}, SpecError, "placement problem; it needs an object with maxFPGAs"),
         ({"maxSizePerFPGA": "a"}, SpecError, "maxSizePerFPGA must be"),
         ({"nodes": []}, SpecError, "no nodes"),
         ({"nodes": None}, SpecError, "not a published placement problem"),

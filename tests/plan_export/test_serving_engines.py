@@ -10,6 +10,7 @@ import pytest
 
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines import ENGINES, Stages, engine_files, hosted_stages_of
+from fxpart.plan_export.engines.architectures import VLLM, VLLM_WITHOUT_BITSANDBYTES
 from tests.plan_export.test_engines import SERVING, run_script, text_of
 from tests.sketch import Sketch
 
@@ -63,6 +64,22 @@ def test_a_format_that_is_not_the_usual_one_is_no_quantization_on_loading() -> N
     assert "all modules in the same way" in next(
         why for engine, why in files.refusals.items() if engine.name == "vLLM"
     )
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Mamba2ForCausalLM"])
+def test_models_that_vllm_cannot_load_with_bitsandbytes_are_refused(name: str) -> None:
+    plan = replace(SERVING, architecture=name, weights="nf4", group_size=64)
+    refusals = {engine.name: why for engine, why in engine_files(plan).refusals.items()}
+    assert refusals["vLLM"] == (
+        f"its loader for bitsandbytes, which nf4 needs, does not support {name}"
+    )
+    assert text_of(replace(plan, weights="fp8", group_size=0), "vLLM")
+    assert VLLM_WITHOUT_BITSANDBYTES < VLLM
+
+
+def test_the_plugin_for_bitsandbytes_is_named() -> None:
+    text = text_of(replace(SERVING, weights="nf4", group_size=64), "vLLM")
+    assert "pip install vllm-bnb-plugin" in text
 
 
 def test_serving_engines_have_the_language_models_that_are_shipped() -> None:

@@ -44,9 +44,11 @@ def read_workload(path: Path, most_pieces: int | None = None) -> Workload:
     try:
         return _workload(path, document, most_pieces)
     except (KeyError, TypeError, AttributeError) as error:
+        # Other messages are of Python's types, not of what the file lacks.
+        lack = f" ({what_is_wrong(error)})" if isinstance(error, KeyError) else ""
         raise SpecError(
-            f"{path} is not a published placement problem ({what_is_wrong(error)}); it needs "
-            "maxFPGAs, maxCPUs, maxSizePerFPGA, nodes and edges"
+            f"{path} is not a published placement problem{lack}; it needs an object with maxFPGAs,"
+            " maxCPUs, maxSizePerFPGA, and lists of objects: nodes and edges"
         ) from error
 
 
@@ -122,7 +124,10 @@ def _number(path: Path, item: Mapping[str, Any], key: str, limit: float) -> floa
 
 
 def _count(path: Path, document: Mapping[str, Any], key: str) -> int:
-    return round(_number(path, document, key, MAX_DEVICES))
+    value = _number(path, document, key, MAX_DEVICES)
+    if not value.is_integer():
+        raise SpecError(f"{path}: {key} must be a whole number, got {document[key]}")
+    return int(value)
 
 
 def _edges(

@@ -25,6 +25,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Copy, Push, run_copies, with_streams
 from fxpart.errors import InfeasibleError, show_bytes, show_unequal_bytes
 from fxpart.placement.device_order import used_weight_bytes
+from fxpart.placement.infeasible import describe_devices, describe_reserve
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.costed import costed
 from fxpart.placement.offload.gathered_weights import WEIGHT_POOL
@@ -441,18 +442,19 @@ def _full_host(machine: Machine, needed_bytes: int) -> InfeasibleError:
 def _does_not_fit(machine: Machine) -> InfeasibleError:
     """Return the error if offloading all weights is not enough."""
     n = machine.problem.graph.n_ops
-    bare, capacity = searched_problem(
-        machine, np.full(len(machine.units), STREAMED, dtype=np.int64)
-    )
+    streamed = np.full(len(machine.units), STREAMED, dtype=np.int64)
+    bare, _ = searched_problem(machine, streamed)
+    room_bytes, devices = most_buffer(machine, streamed), machine.problem.topology.devices
+    memory = [device.memory_bytes for device in devices]
     one_device = np.zeros(n, dtype=np.int64)
     needed_bytes = peak_on_device(bare.memory, one_device, 0, np.empty(n + 1, dtype=np.int64))
     return InfeasibleError(
         "with all weights that can be in tiers, "
         + ("caches too, " if machine.cached is not None else "")
         + f"tensors of {show_bytes(int(needed_bytes))} and room"
-        f" for copies of {show_bytes(most_buffer(machine, np.full(len(machine.units), STREAMED)))}"
-        f" do not fit the devices' {show_bytes(sum(capacity))}; take larger devices, a smaller"
-        " batch or a shorter context",
-        needed_bytes=int(needed_bytes),
-        available_bytes=sum(capacity),
+        f" for copies of {show_bytes(room_bytes)}{' on each' if len(devices) > 1 else ''}"
+        f" do not fit the devices, {describe_devices(memory)}{describe_reserve(devices)}; take"
+        " larger devices, a smaller batch or a shorter context",
+        needed_bytes=int(needed_bytes) + room_bytes * len(devices),
+        available_bytes=sum(memory),
     )

@@ -24,6 +24,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Push, Source, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, SpecError, show_bytes
+from fxpart.placement.infeasible import describe_devices, describe_reserve
 from fxpart.placement.offload.activations import Saved, moved, saved_values
 from fxpart.placement.offload.costed import sources_of, streams_of
 from fxpart.placement.offload.gathered_weights import gathered_copies
@@ -137,7 +138,7 @@ def _placed(
     """Return the problem with the host, the mode's placement, and its saved activations."""
     searched = searched_step(machine, step)
     if place_all(searched, searched.topology.memory_bytes.tolist()) is None:
-        raise _does_not_fit(searched, step)
+        raise _does_not_fit(machine, searched, step)
     device_of = place(searched).device_of.copy()
     device_of[step.ops] = machine.problem.topology.n_devices
     graph = step.split()
@@ -220,19 +221,20 @@ def _check_host(tiers: Tiers, held_bytes: int, saved_bytes: int) -> None:
         )
 
 
-def _does_not_fit(searched: Problem, step: HostedStep) -> InfeasibleError:
-    n, available = searched.graph.n_ops, int(searched.topology.memory_bytes.sum())
+def _does_not_fit(machine: Machine, searched: Problem, step: HostedStep) -> InfeasibleError:
+    n, devices = searched.graph.n_ops, machine.problem.topology.devices
+    memory = [device.memory_bytes for device in devices]
     one_device, change = np.zeros(n, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
     used = int(peak_on_device(searched.memory, one_device, 0, change))
     offloaded = f"states of {step.count} modules" + (" and saved activations" if step.saves else "")
     offloaded += " and weights" if step.gathers else ""
     return InfeasibleError(
-        f"with {offloaded} on the host, tensors of {show_bytes(used)} do not fit the devices'"
-        f" {show_bytes(available)}"
-        + (" beside room for the saved activations of two blocks" if step.saves else "")
+        f"with {offloaded} on the host, tensors of {show_bytes(used)} do not fit the devices,"
+        f" {describe_devices(memory)}{describe_reserve(devices)}"
+        + (", less room for the saved activations of two blocks" if step.saves else "")
         + "; take larger devices, a smaller batch, or checkpointing=block",
         needed_bytes=used,
-        available_bytes=available,
+        available_bytes=sum(memory),
     )
 
 

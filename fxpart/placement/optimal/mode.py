@@ -1,6 +1,5 @@
 """`optimal`: the best placement found within a time limit, with a lower bound."""
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -53,6 +52,8 @@ class Progress:
     """Name of the proof of the bound."""
     unit: str = "s"
     """Unit of both: ``s``, ``B`` for memory or ``J`` for energy."""
+    is_interrupted: bool = False
+    """Whether Ctrl-C has ended the search."""
 
     @property
     def gap(self) -> float:
@@ -101,12 +102,7 @@ def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignme
     chosen = options or OptimalOptions()
     begin = time.monotonic()
     search, device_of, proof = _begun(problem, chosen.seed)
-    try:
-        _run(search, proof, chosen, begin, problem.objective)
-    except KeyboardInterrupt:
-        if not math.isfinite(search.best_s):
-            raise
-        logging.getLogger(__name__).info("interrupted: the best placement so far is returned")
+    _run(search, proof, chosen, begin, problem.objective)
     if not math.isfinite(search.best_s):
         raise does_not_fit(problem)
     return partition_by_device(problem.graph, device_of())
@@ -118,10 +114,12 @@ def _run(
     watcher, unit = WATCHER.get(), UNITS.get(objective, "s")
     step, shown_s, proving_s = 0, math.inf, 0.0
 
-    def tell() -> None:
+    def tell(*, is_interrupted: bool = False) -> None:
         if watcher:
-            seconds = time.monotonic() - begin
-            watcher(Progress(seconds, step, search.best_s, proof.bound_s, proof.name, unit))
+            seconds, best_s = time.monotonic() - begin, search.best_s
+            watcher(
+                Progress(seconds, step, best_s, proof.bound_s, proof.name, unit, is_interrupted)
+            )
 
     def prove() -> float:
         """Try to improve the bound if its share of time is not used up; return the time spent."""
@@ -134,22 +132,31 @@ def _run(
                 tell()
         return time.monotonic() - since
 
-    tell()
-    while search.best_s > proof.bound_s * (1 + proof.tolerance):
-        if options.steps is not None:
-            if step >= options.steps:
+    def improve() -> None:
+        nonlocal step, shown_s, proving_s
+        tell()
+        while search.best_s > proof.bound_s * (1 + proof.tolerance):
+            if options.steps is not None:
+                if step >= options.steps:
+                    break
+            elif time.monotonic() - begin >= options.time_limit_s:
                 break
-        elif time.monotonic() - begin >= options.time_limit_s:
-            break
-        if search.is_exhausted:
-            break
-        search.round()
-        step += 1
-        if search.best_s < shown_s * (1 - _ROUNDING):
-            shown_s = search.best_s
-            tell()
-        proving_s += prove()
-    tell()
+            if search.is_exhausted:
+                break
+            search.round()
+            step += 1
+            if search.best_s < shown_s * (1 - _ROUNDING):
+                shown_s = search.best_s
+                tell()
+            proving_s += prove()
+        tell()
+
+    try:
+        improve()
+    except KeyboardInterrupt:
+        if not math.isfinite(search.best_s):
+            raise
+        tell(is_interrupted=True)
 
 
 def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray], Proof]:

@@ -6,7 +6,7 @@ text models), which its `convert_hf_to_gguf.py` reads. Names that transformers s
 such as `MPTForCausalLM`, are left out.
 """
 
-__all__ = ["LLAMA_CPP", "VLLM"]
+__all__ = ["LLAMA_CPP", "VLLM", "VLLM_WITHOUT_BITSANDBYTES"]
 
 _BOTH = """
     Afmoe Apertus Arcee Bamba Bloom Cohere Cohere2 Dbrx DeepseekV2 DeepseekV3 DeepseekV32 Dots1
@@ -23,6 +23,14 @@ _LLAMA_CPP = "Gemma4 Glm4MoeLite GlmMoeDsa Ministral3 Qwen3_5 Qwen3_5Moe SolarOp
 def _classes(names: str) -> frozenset[str]:
     return frozenset({"GPT2LMHeadModel", *(f"{name}ForCausalLM" for name in names.split())})
 
+
+VLLM_WITHOUT_BITSANDBYTES = _classes(
+    "Bloom Dbrx FalconMamba GPTJ GptOss KimiLinear Mamba Mamba2 MiniMax Mpt Persimmon StableLm"
+    " Zamba2"
+)
+"""Those of `VLLM` that its loader for bitsandbytes refuses. Their classes have no
+`packed_modules_mapping` in vLLM 0.33.0, nor had those removed earlier (vLLM issue 41874); experts
+of gpt-oss have no mapping that the loader could use (issue 23632)."""
 
 VLLM = _classes(f"{_BOTH} {_VLLM}")
 LLAMA_CPP = _classes(f"{_BOTH} {_LLAMA_CPP}")

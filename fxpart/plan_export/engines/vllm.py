@@ -3,6 +3,7 @@
 from math import ceil, floor
 
 from fxpart.errors import SpecError
+from fxpart.plan_export.engines.architectures import VLLM_WITHOUT_BITSANDBYTES
 from fxpart.plan_export.engines.plan import EnginePlan
 
 __all__ = ["vllm_command"]
@@ -30,6 +31,8 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.weights != "none" and plan.weights not in _ON_LOADING:
         weights = plan.format_text or plan.weights
         lines.append(f"# planned with weights in {weights}: MODEL must be quantized in this way")
+    if plan.weights == "nf4":
+        lines.append("# vLLM 0.28 and later also need: pip install vllm-bnb-plugin")
     arguments = _arguments(plan)
     if _memory_share(plan) > _USUAL_SHARE:
         lines.append(
@@ -54,6 +57,10 @@ def _refuse_unsupported(plan: EnginePlan) -> None:
         all_devices = plan.tensor_parallel * plan.data_parallel
         if plan.expert_parallel != all_devices:
             raise SpecError(f"it spreads experts over all of its replicas, {all_devices} devices")
+    if plan.weights == "nf4" and plan.architecture in VLLM_WITHOUT_BITSANDBYTES:
+        raise SpecError(
+            f"its loader for bitsandbytes, which nf4 needs, does not support {plan.architecture}"
+        )
     if plan.weights in _ON_LOADING and not plan.has_shipped_format:
         raise SpecError(f"it quantizes to {plan.weights} on loading, all modules in the same way")
     _, group_size = _ON_LOADING.get(plan.weights, ("", plan.group_size))

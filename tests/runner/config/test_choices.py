@@ -46,6 +46,7 @@ def write(path: Path, text: str) -> None:
         ("transfer_rate=1e999", "the rate must be positive and finite"),
         ("transfer_rate=16gbps", "not a number with one of mb, gb, tb, mbit, gbit, tbit"),
         ("transfer_rate=pci4", "transfer_rate=pci4 does not exist; nearest: pcie4"),
+        ("finetune=qlora", "finetune=qlora does not exist; use finetune=lora weights=nf4"),
         ("mode=kl_basd", "mode=kl_basd does not exist; nearest: kl_based"),
         ("model=llama2_13", "model=llama2_13 does not exist; nearest: llama2_13b"),
         ("tracking=mlfow", "tracking=mlfow does not exist; nearest: mlflow"),

@@ -159,6 +159,32 @@ def test_a_plan_that_does_not_fit_names_the_parts() -> None:
     assert isinstance(error, InfeasibleError)
     assert "device 1 needs 60 B for the best plan found, it has 50:" in str(error)
     assert "tensors 40, allocator 20; allocator decides" in str(error)
+    only = does_not_fit([_needs(0, 20, 50)], is_only=True)
+    assert "needs 60 B for this plan, it has 50:" in str(only)
+
+
+def test_several_tensors_decide() -> None:
+    assert "; tensors decide; take" in str(does_not_fit([_tensors(60, 60, 50)]))
+    assert memory_line([_tensors(40, 60, 50)]).startswith("tight, tensors decide: device 0")
+
+
+@pytest.mark.parametrize(
+    ("mode", "which"),
+    [("single", "this plan"), ("size_based", "the best plan found")],
+)
+def test_a_mode_with_one_plan_names_no_best_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str, which: str
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def too_little(*arguments: Any) -> tuple[DeviceMemory, ...]:  # noqa: ANN401 - passed on
+        needs = device_memory(*arguments)
+        return tuple(replace(need, total_bytes=need.needed.expected - 1) for need in needs)
+
+    monkeypatch.setattr(fitting_plan, "device_memory", too_little)
+    config = read(*OWN, f"mode={mode}", "devices=1x16gb")
+    with pytest.raises(InfeasibleError, match=f"for {which}, it has"):
+        plan(config, model_spec(config))
 
 
 def _tensors(needed: int, most: int, total: int) -> DeviceMemory:

@@ -378,12 +378,15 @@ def test_a_generation_with_tiers_takes_the_times_of_its_steps_with_the_same_tier
 
 def test_the_largest_sizes_with_tiers_can_be_planned_and_twice_as_much_cannot() -> None:
     tiered = (*("devices=1x0.024mb+host1mb", "offload=prefetch", "mode=size_based"),)
-    result = _planned(*_lengths(20, 5), *tiered).generation
+    planned = _planned(*_lengths(20, 5), *tiered)
+    result = planned.generation
     assert result is not None
     most = result.in_tiers
     assert most is not None
     assert most.batch >= result.limits.batch >= 1
     assert most.context > result.limits.context >= 25
+    lines = dict(generation_lines(result, planned.evaluation, ""))
+    assert lines["most"].startswith("a plan with all in tiers that can lie there holds ")
     for texts, context in ((1, most.context), (most.batch, 25)):
         _planned(*_lengths(20, context - 20), *tiered, f"model.batch_size={texts}")
     for texts, context in ((1, 2 * most.context), (2 * most.batch, 25)):

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import SpecError
+from fxpart.placement.optimal.mode import WATCHER, Progress
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline, memory_series
 from runner.experiment.model_spec import model_spec
-from runner.experiment.objective import objective_line, progress_text
+from runner.experiment.objective import objective_line, progress_text, watched
 from runner.experiment.result import Result
 from runner.output.metrics import SERIES
 from tests.placement.workloads import document, largest_load_s, sample_s
@@ -60,6 +61,16 @@ def test_a_published_problem_sets_its_devices_and_its_cost_model(
     assert "inf" not in text
 
 
+def test_an_interrupted_search_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(1.5, 12, 0.5, 0.4, "work", is_interrupted=True)
+    with watched(shown=False) as curve:
+        watcher = WATCHER.get()
+        assert watcher is not None
+        watcher(progress)
+    assert curve == [progress]
+    assert capsys.readouterr().err == ("interrupted after 12 steps: the best plan found so far\n")
+
+
 def test_the_load_of_a_search_for_throughput_is_no_larger_than_for_latency(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +109,25 @@ def test_meaningless_combinations_are_refused(
     config = read(*WORKLOAD, *overrides)
     with pytest.raises(SpecError, match=words):
         check_all(config)
+
+
+@pytest.mark.parametrize("override", ["devices=2xa10", "transfer_rate=pcie5"])
+def test_devices_of_a_published_problem_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text(json.dumps(document(1)))
+    with pytest.raises(SpecError, match=f"{override} applies to models, .*; leave out"):
+        read(*WORKLOAD, override)
+
+
+def test_a_file_without_an_object_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text("[1, 2]")
+    with pytest.raises(SpecError, match="placement problem; it needs an object with maxFPGAs"):
+        read(*WORKLOAD)
 
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])

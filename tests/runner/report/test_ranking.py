@@ -209,3 +209,40 @@ def test_the_frontier_follows_its_definition(points: list[tuple[int, int, int]])
         for point in points
     ]
     assert frontier(points) == expected
+
+
+@pytest.mark.parametrize(
+    ("objective", "key", "gap", "against"),
+    [
+        ("throughput", "load_ms", "load_gap_pct", "peak_memory_gib"),
+        ("energy", "energy_j", "energy_gap_pct", "peak_memory_gib"),
+        ("memory", "peak_memory_gib", "memory_gap_pct", "latency_ms"),
+    ],
+)
+def test_jobs_with_one_objective_are_ranked_by_it(
+    objective: str, key: str, gap: str, against: str
+) -> None:
+    fast, good = {key: 9.0, gap: 5.0}, {key: 7.0, gap: 2.0}
+    rows = [row(1.0, metrics=fast, mode="fast"), row(2.0, metrics=good, mode="good")]
+    jobs = [replace(r, settings={**r.settings, "objective": objective}) for r in rows]
+    ranking = ranked(sweep(jobs, "mode"))
+    assert [r.row.settings["mode"] for r in ranking.finished] == ["good", "fast"]
+    assert [m.key for m in ranking.measures[:2]] == [key, gap]
+    assert [m.name for m in ranking.measures].count("gap") == 1
+    assert ranking.against.key == against
+    assert ranking.finished[1].pareto is (against == "latency_ms")
+    # Jobs with several objectives are ranked by latency.
+    assert ranked(sweep([jobs[0], rows[1]], "objective")).by.key == "latency_ms"
+
+
+def test_a_stream_of_several_sizes_is_ranked_by_time_per_example() -> None:
+    jobs = [
+        row(
+            metrics={"load_ms": load, "examples_per_s": rate},
+            model__batch_size=size,
+            objective="throughput",
+        )
+        for load, rate, size in ((1.0, 1000.0, "1"), (2.0, 4000.0, "8"))
+    ]
+    ranking = ranked(sweep(jobs, "model.batch_size"))
+    assert (ranking.by.key, ranking.by.text(ranking.finished[0].row)) == ("example_ms", "0.250")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from runner.report.sweep_data import as_number, in_order
+from runner.report.sweep_data import as_number, in_order, shared_settings, varied
+from tests.runner.report.sweeps import row, sweep
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,18 @@ def test_the_order_of_values(best: dict[str, float | None], order: list[str]) ->
 def test_numbers_as_text() -> None:
     texts = ("8", "1e3", "nan", "inf", "x", "")
     assert [as_number(text) for text in texts] == [8, 1e3, None, None, None, None]
+
+
+def test_published_problems_are_named_once_and_have_their_own_devices() -> None:
+    rows = [
+        row(model=name, model__path=f"/far/away/{name}.json", mode=mode)
+        for name in ("bert", "gnmt")
+        for mode in ("a", "b")
+    ]
+    data = sweep(rows, "model.path", "mode")
+    assert varied(data) == ("model", "mode")
+    assert shared_settings(data, varied(data)) == {}
+    # Files with the same name in two folders are told apart by these.
+    alike = [row(model="bert", model__path=f"/{folder}/bert.json") for folder in ("x", "y")]
+    assert varied(sweep(alike, "model.path")) == ("model.path",)
+    assert "devices" in shared_settings(sweep([row(), *rows], "model"), ("model", "mode"))

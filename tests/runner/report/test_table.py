@@ -321,3 +321,16 @@ def test_the_command_in_the_note_gives_all_rows(monkeypatch: Patch, capsys: Capt
     # A note about a single hidden row would take as much space as the row.
     show_sweep(sweep(rows), 2, "--rows 3")
     assert "not shown" not in capsys.readouterr().out
+
+
+def test_the_best_load_is_marked_where_throughput_is_the_objective(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    jobs = [
+        row(ms, mode=mode, objective="throughput", metrics={"load_ms": load, "load_gap_pct": gap})
+        for mode, ms, load, gap in (("size_based", 10.0, 9.0, 5.0), ("kl_based", 12.0, 7.0, 2.0))
+    ]
+    lines = lines_of(sweep(jobs, "mode"), 80, monkeypatch, capsys)
+    assert " ".join(lines[1].split()) == "load gap latency peak"
+    assert lines[4].split()[:5] == ["*", "kl_based", "7.000", "2.0", "12.000"]
+    assert lines[-1] == "* lowest load"

@@ -15,6 +15,7 @@ from runner.tracking.mlflow_view import (
     page_of,
     sweep_filter,
 )
+from runner.tracking.tracker import shared_objective
 from tests.runner.tracked import PARAMS, experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -89,6 +90,26 @@ def test_the_order_is_that_of_the_ranking(
     state = state_of("abc", *swept)
     assert (state["orderByKey"], state["orderByAsc"]) == (f"metrics.`{key}`", least_first)
     assert f"metrics.`{key}`" in state["selectedColumns"]
+
+
+@pytest.mark.parametrize(
+    ("given", "swept", "key"),
+    [
+        ("throughput", "mode", "load_ms"),
+        ("throughput", "model.batch_size", "examples_per_s"),
+        ("memory", "model.batch_size", "peak_memory_gib"),
+        ("energy", "mode", "energy_j"),
+        ("latency,energy", "objective", "latency_ms"),
+    ],
+)
+def test_runs_with_one_objective_are_in_its_order(given: str, swept: str, key: str) -> None:
+    objective = shared_objective({"overrides": json.dumps([f"objective={given}"])})
+    view = json.loads(comparison_view("abc", "a sweep", 17, "5e", (swept,), objective=objective))
+    state = json.loads(view["state"])
+    assert state["orderByKey"] == f"metrics.`{key}`"
+    assert state["selectedColumns"].count(f"metrics.`{key}`") == 1
+    assert state["columnOrder"][2:] == state["selectedColumns"]
+    assert shared_objective({}) == "latency"
 
 
 def test_comparison_page_of_a_sweep(
