@@ -1,6 +1,7 @@
 """Select the search for a published problem's objective, and run it for a few steps."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -16,6 +17,7 @@ from fxpart.cost.piece_bound import sample_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from fxpart.placement.mtkahypar import MtkahyparOptions, is_installed, parts_of
+from fxpart.placement.published.cp_sat_bound import CpSatBound, has_cp_sat
 from fxpart.placement.published.load_bound import ConfigurationBound
 from fxpart.placement.published.loads import LoadSearch, best_stretches
 from fxpart.placement.published.pieces import PieceSearch
@@ -86,6 +88,40 @@ class KnownBound:
         """Do nothing."""
 
 
+@dataclass(eq=False, slots=True)
+class _Both:
+    """The higher of two bounds of the largest load, improved in turn."""
+
+    relaxed: ConfigurationBound
+    whole: CpSatBound
+
+    @property
+    def bound_s(self) -> float:
+        return max(self.relaxed.bound_s, self.whole.bound_s)
+
+    @property
+    def name(self) -> str:
+        is_whole = self.whole.bound_s > self.relaxed.bound_s
+        return self.whole.name if is_whole else self.relaxed.name
+
+    @property
+    def tolerance(self) -> float:
+        return self.relaxed.tolerance
+
+    @property
+    def is_done(self) -> bool:
+        return self.relaxed.is_done and self.whole.is_done
+
+    def step(self, limit_s: float) -> None:
+        """Improve the relaxed bound, and with what time is left the other."""
+        begin = time.monotonic()
+        if not self.relaxed.is_done:
+            self.relaxed.step(limit_s)
+        left_s = limit_s - (time.monotonic() - begin)
+        if not self.whole.is_done and self.bound_s < self.relaxed.search.best_s:
+            self.whole.step(left_s)
+
+
 def begun(
     problem: Problem, workload: Workload, seed: int
 ) -> tuple[Search, Callable[[], IntArray], Proof]:
@@ -103,7 +139,9 @@ def begun(
     if is_installed():
         for parts in parts_of(tables, MtkahyparOptions(seed), soed=True):
             loads.take(parts)
-    proof = ConfigurationBound(loads, load_bound_s(problem))
+    least_s = load_bound_s(problem)
+    relaxed = ConfigurationBound(loads, least_s)
+    proof = _Both(relaxed, CpSatBound(loads, least_s)) if has_cp_sat() else relaxed
     return loads, lambda: loads.elite[0][unit_of], proof
 
 

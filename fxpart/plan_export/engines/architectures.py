@@ -28,9 +28,10 @@ VLLM_WITHOUT_BITSANDBYTES = _classes(
     "Bloom Dbrx FalconMamba GPTJ GptOss KimiLinear Mamba Mamba2 MiniMax Mpt Persimmon StableLm"
     " Zamba2"
 )
-"""Those of `VLLM` that its loader for bitsandbytes refuses. Their classes have no
-`packed_modules_mapping` in vLLM 0.33.0, nor had those removed earlier (vLLM issue 41874); experts
-of gpt-oss have no mapping that the loader could use (issue 23632)."""
+"""Those of `VLLM` that its loader for bitsandbytes refuses: their classes have no
+`packed_modules_mapping` in vLLM 0.33.0 (vLLM issue 41874), and experts of gpt-oss none that the
+loader could use (issue 23632). MiniMax, Mpt and Persimmon, which 0.33.0 no longer has, are not
+known to have had one."""
 
 VLLM = _classes(f"{_BOTH} {_VLLM}")
 LLAMA_CPP = _classes(f"{_BOTH} {_LLAMA_CPP}")
