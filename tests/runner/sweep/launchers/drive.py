@@ -71,8 +71,8 @@ def endless(config: DictConfig) -> None:
     # Renamed when complete: whoever waits for the file reads it as soon as it exists.
     begun = Path(f"begun_{config.number}")
     begun.with_suffix(".tmp").write_text(str(os.getpid()))
-    begun.with_suffix(".tmp").rename(begun)
     try:
+        begun.with_suffix(".tmp").rename(begun)  # an interrupt may follow at once
         for _ in range(6000):  # longer than any test waits: it must be interrupted
             time.sleep(0.05)  # Ray's interrupt does not end a sleep
     except KeyboardInterrupt:
