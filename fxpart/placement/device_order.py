@@ -67,12 +67,14 @@ def orders_of_kinds(problem: Problem) -> list[list[int]]:
 
     These are all such orders if there are few. Otherwise they are the fastest kind first, the
     slowest first, and the fastest first with one kind, or one device of it, moved to either end.
-    Within a kind, of equal time and memory, devices stay in `speed_order`.
+    Within a kind, of equal time and memory whatever their links, devices stay in `speed_order`.
     """
     total_s, sizes = problem.costs.op_time_s.sum(axis=0).tolist(), problem.topology.memory_bytes
     groups = groupby(speed_order(problem), key=lambda d: (total_s[d], int(sizes[d])))
     kinds = [list(devices) for _, devices in groups]
     order = [device for kind in kinds for device in kind]
+    if len(kinds) == 1:
+        return [order]
     if _fewer_orders_than(_MOST_ORDERS + 1, kinds):
         return _merges(kinds)
     orders = [order, [device for kind in reversed(kinds) for device in kind]]

@@ -56,8 +56,8 @@ _SHARES = 8
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
 """Most devices, and devices times microbatches, for which every number of stages is tried."""
 _ORDER_GAIN = 0.01
-"""Share of the largest load that another order of devices must save if its latency is longer; less
-if `PipelineOptions.boundary_gain` is."""
+"""Share of the largest load that another order of devices must save if it has more stages or a
+longer latency; less if `PipelineOptions.boundary_gain` is."""
 _MOST_REPAIRS = 200
 """Most cuts of a training step that may turn out not to fit before giving up."""
 
@@ -238,7 +238,7 @@ class _Cut(NamedTuple):
     def improves(self, other: "_Cut", boundary_gain: float) -> bool:
         """Return whether this is better: a smaller load, fewer stages, or a shorter latency.
 
-        Its load must not be larger, up to rounding.
+        Assumes that its load is not larger, up to rounding.
         """
         if self.line.n_units > other.line.n_units:
             return self.largest_s * (1 + max(boundary_gain, EQUAL_LOADS)) < other.largest_s
@@ -266,7 +266,7 @@ def _improving_cuts(
     options: PipelineOptions,
     max_devices: int | None = None,
 ) -> list[_Cut]:
-    """Return better and better cuts, the last with the smallest largest load; empty if none fit.
+    """Return better and better cuts, the last of which is the one to use; empty if none fit.
 
     The first is on devices in their order, later ones on other orders (`orders_of_kinds`). Without
     a number of stages, the first `max_devices` may be used, or all.

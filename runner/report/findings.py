@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-_NO_TIMES = {BY_OBJECTIVE[name][0] for name in ("throughput", "memory", "energy")}
+_NAMED_AS_THEY_ARE = {BY_OBJECTIVE[name][0] for name in ("throughput", "memory", "energy")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def verdict(ranking: Ranking, model: str) -> Verdict:
     ties = f" (and {counted(equal, 'other')} equal to it)" if equal else ""
     sentence = f"{_settings(ranking, best)}{ties}: {_time(ranking, best)}"
     middle, worst = median(times), max(times)
-    worst_word = "most" if ranking.by.key in _NO_TIMES else "slowest"
+    worst_word = "largest" if ranking.by.key in _NAMED_AS_THEY_ARE else "slowest"
     if len(rows) == 1:
         sentence += ", the only result"
     elif worst > times[0]:
@@ -77,7 +77,7 @@ def _less(lowest: float, other: float) -> str:
 
 def traded(ranking: Ranking) -> str:
     """Return the two measures to weigh against each other, such as ``time, peak``."""
-    is_time = ranking.by.key not in _NO_TIMES
+    is_time = ranking.by.key not in _NAMED_AS_THEY_ARE
     return f"{'time' if is_time else ranking.by.name}, {ranking.against.name}"
 
 

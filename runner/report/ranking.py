@@ -205,12 +205,17 @@ def memory_of(measures: Sequence[Measure]) -> Measure:
     return next(measure for measure in measures if measure.key in _PEAKS)
 
 
+_TIMES = ("latency_ms", "token_ms", "example_ms", "step_ms")
+
+
 def against_of(measures: Sequence[Measure]) -> Measure:
-    """Return the measure to weigh against the first: peak memory, or latency if that is first."""
+    """Return the measure to weigh against the first: peak memory, or a time if that is first."""
     memory = memory_of(measures)
     if memory is not measures[0]:
         return memory
-    return next((measure for measure in measures if measure.key == "latency_ms"), memory)
+    by_key = {measure.key: measure for measure in measures}
+    times = (by_key[key] for key in _TIMES if key in by_key)
+    return next(times, memory)
 
 
 # The Pareto frontier.

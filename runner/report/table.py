@@ -63,8 +63,8 @@ def show_sweep(data: SweepData, max_rows: int | None, all_with: str = "-v") -> N
 
     The best jobs come first for each model, and those without a result last. Choices shared by all
     jobs are in the title. The best job of each model is marked ``*``, and other Pareto-optimal ones
-    ``+``. Of ties only the first is marked so, and the others
-    ``=``. On a narrow terminal less important numbers are dropped, or long settings shortened.
+    ``+``. Of ties only the first is marked so, and the others ``=``. On a narrow terminal less
+    important numbers are dropped, or long settings shortened.
     """
     ranking = ranked(data)
     # A note on a single hidden row would take a line, too.

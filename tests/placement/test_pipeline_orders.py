@@ -137,3 +137,8 @@ def test_a_slow_device_in_front_shortens_the_step() -> None:
     step_s = simulate_schedule("gpipe", stage_costs(this, placed), 8).step_s
     # Three stages of 20 s; 200 s each for the head on the slow device.
     assert step_s == pytest.approx(20 * (8 + 2), rel=1e-3)
+
+
+def test_many_equal_devices_have_one_order() -> None:
+    many = problem(chain(8), devices(*[10**6] * 1024))
+    assert orders_of_kinds(many) == [list(range(1024))]

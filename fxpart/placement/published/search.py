@@ -26,7 +26,7 @@ from fxpart.placement.search.load_tables import unit_tables
 from fxpart.placement.search.refine import SearchOptions
 from fxpart.placement.size_based import size_based
 
-__all__ = ["KnownBound", "Proof", "Search", "begun", "placed_in_steps"]
+__all__ = ["Both", "KnownBound", "Proof", "Search", "begun", "placed_in_steps"]
 
 
 class Search(Protocol):
@@ -89,20 +89,16 @@ class KnownBound:
 
 
 @dataclass(eq=False, slots=True)
-class _Both:
-    """The higher of two bounds of the largest load, improved in turn."""
+class Both:
+    """The higher of two bounds of the largest load, each of which gets half of the time."""
 
     relaxed: ConfigurationBound
     whole: CpSatBound
-
-    @property
-    def bound_s(self) -> float:
-        return max(self.relaxed.bound_s, self.whole.bound_s)
-
-    @property
-    def name(self) -> str:
-        is_whole = self.whole.bound_s > self.relaxed.bound_s
-        return self.whole.name if is_whole else self.relaxed.name
+    bound_s: float
+    name: str = "work"
+    _relaxed_s: float = 0.0
+    """Time spent on `relaxed`."""
+    _whole_s: float = 0.0
 
     @property
     def tolerance(self) -> float:
@@ -113,13 +109,22 @@ class _Both:
         return self.relaxed.is_done and self.whole.is_done
 
     def step(self, limit_s: float) -> None:
-        """Improve the relaxed bound, and with what time is left the other."""
+        """Improve the bound that took less time so far; both without a limit of time."""
+        is_turn_of_whole = self.relaxed.is_done or self._whole_s < self._relaxed_s
         begin = time.monotonic()
-        if not self.relaxed.is_done:
+        if not self.relaxed.is_done and (not is_turn_of_whole or math.isinf(limit_s)):
             self.relaxed.step(limit_s)
-        left_s = limit_s - (time.monotonic() - begin)
-        if not self.whole.is_done and self.bound_s < self.relaxed.search.best_s:
-            self.whole.step(left_s)
+            self._relaxed_s += time.monotonic() - begin
+        elif self.whole.is_done:
+            self.relaxed.step(limit_s)
+        begin = time.monotonic()
+        if not self.whole.is_done and (is_turn_of_whole or math.isinf(limit_s)):
+            self.whole.step(limit_s)  # does nothing until there is time for all of a solution
+            self._whole_s += time.monotonic() - begin
+        for proof in (self.relaxed, self.whole):
+            if proof.bound_s > self.bound_s:
+                self.bound_s, self.name = proof.bound_s, proof.name
+        self.relaxed.bound_s = self.whole.bound_s = self.bound_s
 
 
 def begun(
@@ -141,7 +146,7 @@ def begun(
             loads.take(parts)
     least_s = load_bound_s(problem)
     relaxed = ConfigurationBound(loads, least_s)
-    proof = _Both(relaxed, CpSatBound(loads, least_s)) if has_cp_sat() else relaxed
+    proof = Both(relaxed, CpSatBound(loads, least_s), least_s) if has_cp_sat() else relaxed
     return loads, lambda: loads.elite[0][unit_of], proof
 
 
