@@ -102,10 +102,12 @@ class Both:
 
     @property
     def tolerance(self) -> float:
+        """Relative gap within which the best placement counts as proven."""
         return self.relaxed.tolerance
 
     @property
     def is_done(self) -> bool:
+        """Whether neither bound can be improved further."""
         return self.relaxed.is_done and self.whole.is_done
 
     def step(self, limit_s: float) -> None:
