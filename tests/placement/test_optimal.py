@@ -173,7 +173,7 @@ def test_a_seed_and_steps_are_reproducible_and_the_curve_decreases(tmp_path: Pat
     assert first.device_of.tolist() == second.device_of.tolist()
     values = [progress.best_s for progress in recorded]
     assert values == sorted(values, reverse=True)
-    assert recorded[-1].step == 3
+    assert recorded[-1].step == 3 or recorded[-1].gap <= 1e-5  # proven, with CP-SAT
     assert recorded[-1].best_s == pytest.approx(evaluate(problem, first).load_s, rel=1e-9)
     assert 0 <= recorded[-1].gap < 1
 
