@@ -11,6 +11,9 @@ from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
 
 __all__ = ["ConvolutionCurve", "Convolutions", "layout_elements"]
 
+_NEAR = 0.01
+"""Relative tolerance of equal sizes: those in bytes are exact, those of storages are not."""
+
 
 class Convolutions(NamedTuple):
     """Convolutions as products; all arrays have the same length."""
@@ -61,7 +64,3 @@ def layout_elements(m: float, n: float, k: float, inputs: float, *, reads_input:
     if not inputs or (not reads_input and abs(m * k - inputs) <= _NEAR * inputs):
         return 0.0
     return 2 * (inputs + m * n)
-
-
-_NEAR = 0.01
-"""Relative tolerance of equal sizes: those in bytes are exact, those of storages are not."""

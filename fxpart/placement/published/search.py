@@ -112,13 +112,13 @@ class Both:
 
     def step(self, limit_s: float) -> None:
         """Improve the bound that took less time so far; both without a limit of time."""
-        is_turn_of_whole = self.relaxed.is_done or self._whole_s < self._relaxed_s
+        is_turn_of_whole = self.relaxed.is_done or (
+            not self.whole.is_done and self._whole_s < self._relaxed_s
+        )
         begin = time.monotonic()
         if not self.relaxed.is_done and (not is_turn_of_whole or math.isinf(limit_s)):
             self.relaxed.step(limit_s)
             self._relaxed_s += time.monotonic() - begin
-        elif self.whole.is_done:
-            self.relaxed.step(limit_s)
         begin = time.monotonic()
         if not self.whole.is_done and (is_turn_of_whole or math.isinf(limit_s)):
             self.whole.step(limit_s)  # does nothing until there is time for all of a solution
