@@ -22,17 +22,22 @@ from tests.runner.composed import read
 WORKLOAD = ("model=workload", "model.path=problem.json", "mode=optimal", "mode.steps=8")
 
 
+@pytest.fixture
+def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of `WORKLOAD`, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text(json.dumps(document(1)))
+    return Path("problem.json")
+
+
 def _planned(*overrides: str) -> Result:
     config = read(*overrides)
     return plan(config, model_spec(config))
 
 
+@pytest.mark.usefixtures("problem")
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_a_published_problem_sets_its_devices_and_its_cost_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("problem.json").write_text(json.dumps(document(1)))
+def test_a_published_problem_sets_its_devices_and_its_cost_model(objective: str) -> None:
     result = _planned(*WORKLOAD, f"objective={objective}")
     assert result.problem.topology.n_devices == 3
     assert "optimal, 2xaccelerator+1xcpu_core" in result.subject_line
@@ -87,6 +92,7 @@ def test_the_load_of_a_search_for_throughput_is_no_larger_than_for_latency(
     assert loads["mode=optimal"] <= loads["mode=kl_based"] * (1 + 1e-9)
 
 
+@pytest.mark.usefixtures("problem")
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -101,41 +107,28 @@ def test_the_load_of_a_search_for_throughput_is_no_larger_than_for_latency(
         (("mode.time_limit_s=0",), "mode.time_limit_s must be above 0"),
     ],
 )
-def test_meaningless_combinations_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("problem.json").write_text(json.dumps(document(1)))
+def test_meaningless_combinations_are_refused(overrides: tuple[str, ...], words: str) -> None:
     config = read(*WORKLOAD, *overrides)
     with pytest.raises(SpecError, match=words):
         check_all(config)
 
 
+@pytest.mark.usefixtures("problem")
 @pytest.mark.parametrize("override", ["devices=2xa10", "transfer_rate=pcie5"])
-def test_devices_of_a_published_problem_are_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("problem.json").write_text(json.dumps(document(1)))
+def test_devices_of_a_published_problem_are_its_own(override: str) -> None:
     with pytest.raises(SpecError, match=f"{override} applies to models, .*; leave out"):
         read(*WORKLOAD, override)
 
 
-def test_a_file_without_an_object_is_named_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("problem.json").write_text("[1, 2]")
+def test_a_file_without_an_object_is_named_in_one_line(problem: Path) -> None:
+    problem.write_text("[1, 2]")
     with pytest.raises(SpecError, match="placement problem; it needs an object with maxFPGAs"):
         read(*WORKLOAD)
 
 
+@pytest.mark.usefixtures("problem")
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
-def test_options_of_another_search_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("problem.json").write_text(json.dumps(document(1)))
+def test_options_of_another_search_are_refused(mode: str) -> None:
     with pytest.raises(SpecError, match=r"mode.min_gain=0.01 applies to models"):
         _planned(*WORKLOAD[:2], f"mode={mode}", "mode.min_gain=0.01")
 
