@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.curves.attention import Attentions
-from fxpart.cost.curves.bandwidth import bandwidth_shares
+from fxpart.cost.curves.bandwidth import BandwidthShares, bandwidth_shares
 from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.shapes import Shapes, shapes_of
@@ -95,28 +95,35 @@ class KernelModel:
                 }
             if self.is_compiled:
                 family = replace(family, unaligned_shares=None)
-            times[:, column] = self._moving_s(graph, topology, column, family)
+            roofline = self.roofline
+            if family.op_overhead_s is not None:
+                roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
+                times[:, column] = roofline.op_time_s(graph, topology)[:, column]
+            if family.bandwidth_shares:
+                overhead_s = roofline.op_overhead_s
+                self._write_moves(
+                    times[:, column], graph, device, family.bandwidth_shares, overhead_s
+                )
             on_device = _OnDevice(device, family, residuals, compute_share)
             _write_times(times[:, column], graph, shapes, on_device)
             column_of_kind[kind] = column
         return times
 
-    def _moving_s(
-        self, graph: OpGraph, topology: Topology, column: int, family: CurveFamily
-    ) -> FloatArray:
-        """Return the time of each operator by the roofline and the family's memory bandwidth."""
-        device, roofline = topology.devices[column], self.roofline
-        if family.op_overhead_s is not None:
-            roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
-        seconds: FloatArray = roofline.op_time_s(graph, topology)[:, column]
-        if family.bandwidth_shares:
-            shares = bandwidth_shares(
-                graph, family.bandwidth_shares, device.multiprocessors, fused=self.is_compiled
-            )
-            moving_s = graph.moved_bytes / (device.memory_bandwidth_bytes_per_s * shares)
-            is_moving = (graph.flops == 0) & (graph.moved_bytes > 0)
-            seconds = np.where(is_moving, moving_s + roofline.op_overhead_s, seconds)
-        return seconds
+    def _write_moves(
+        self,
+        times: FloatArray,
+        graph: OpGraph,
+        device: DeviceSpec,
+        shares: BandwidthShares,
+        overhead_s: float,
+    ) -> None:
+        """Write the times of operators that move data alone into `times` (length n)."""
+        of_bandwidth = bandwidth_shares(
+            graph, shares, device.multiprocessors, fused=self.is_compiled
+        )
+        moving_s = graph.moved_bytes / (device.memory_bandwidth_bytes_per_s * of_bandwidth)
+        is_moving = (graph.flops == 0) & (graph.moved_bytes > 0)
+        times[is_moving] = moving_s[is_moving] + overhead_s
 
     def has_curves(self, device: DeviceSpec) -> bool:
         """Return whether a device uses curves rather than the roofline alone."""
