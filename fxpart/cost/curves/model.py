@@ -69,7 +69,6 @@ class KernelModel:
         for column, device in enumerate(topology.devices):
             if not self.has_curves(device):
                 continue
-            family, compute_share = self._family(device.curves, device.name), 1.0
             kind: tuple[object, ...] = (
                 device.curves,
                 device.multiprocessors,
@@ -84,18 +83,8 @@ class KernelModel:
                 shapes = shapes_of(graph, self.layout)
                 if self.is_compiled:
                     shapes = shapes.channels_last()
-            residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
-            if self.runs_torch and family.torch_attention:
-                attention_family, compute_share = family.torch_attention
-                family = replace(
-                    family, attention=self._family(attention_family, device.name).attention
-                )
-                residuals = {
-                    kind: residual for kind, residual in residuals.items() if kind != "attention"
-                }
-            if self.is_compiled:
-                family = replace(family, unaligned_shares=None)
-            roofline = self.roofline
+            on_device, roofline = self._on_device(device), self.roofline
+            family = on_device.family
             if family.op_overhead_s is not None:
                 roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
@@ -104,10 +93,24 @@ class KernelModel:
                 self._write_moves(
                     times[:, column], graph, device, family.bandwidth_shares, overhead_s
                 )
-            on_device = _OnDevice(device, family, residuals, compute_share)
             _write_times(times[:, column], graph, shapes, on_device)
             column_of_kind[kind] = column
         return times
+
+    def _on_device(self, device: DeviceSpec) -> "_OnDevice":
+        """Return the curves and corrections of the kernels that run on a device."""
+        family, compute_share = self._family(device.curves, device.name), 1.0
+        residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
+        if self.runs_torch and family.torch_attention:
+            attention_family, compute_share = family.torch_attention
+            attention = self._family(attention_family, device.name).attention
+            family = replace(family, attention=attention)
+            residuals = {
+                kind: residual for kind, residual in residuals.items() if kind != "attention"
+            }
+        if self.is_compiled:
+            family = replace(family, unaligned_shares=None)
+        return _OnDevice(device, family, residuals, compute_share)
 
     def _write_moves(
         self,
