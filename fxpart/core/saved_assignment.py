@@ -53,7 +53,7 @@ class SavedAssignment:
     model: Mapping[str, object]
     devices: tuple[Mapping[str, object], ...]
     """``logical_id``, ``name``, ``memory_bytes`` (total, including the reserve) and ``node`` of
-    each device, and ``on_host`` if it is the host: a CPU, or the tier that computes modules."""
+    each device, and ``is_tier`` if it is a memory tier that computes modules."""
     partitions: tuple[SavedPartition, ...]
     """Indexed by partition id."""
     modules: Mapping[str, int | list[int]]
@@ -82,7 +82,7 @@ def assignment_document(
         "model": model,
         "devices": [
             {"logical_id": i, "name": d.name, "memory_bytes": d.total_bytes, "node": d.node}
-            | ({"on_host": True} if d.on_host else {})
+            | ({"is_tier": True} if d.is_tier else {})
             for i, d in enumerate(topology.devices)
         ],
         "partitions": [

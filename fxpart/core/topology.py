@@ -55,6 +55,8 @@ class DeviceSpec:
     """Rate by dtype name sustained by long runs of large products under a power limit."""
     on_host: bool = False
     """Whether this is the host itself, whose memory has no reserve."""
+    is_tier: bool = False
+    """Whether it is the processor of a memory tier, which runs only what is moved there."""
 
     def __post_init__(self) -> None:
         """Check memory, power, multiprocessors and rates."""

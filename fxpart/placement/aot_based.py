@@ -139,14 +139,13 @@ def _on_devices(
     for partition, devices in enumerate(saved.devices_of_partition):
         mapped = [int(changed.get(device, device)) for device in devices]
         for before, after in zip(devices, mapped, strict=True):
+            if before not in changed and saved_devices[before].get("is_tier"):
+                raise SpecError(
+                    f"the saved plan computes modules on {saved_devices[before]['name']}, and"
+                    " mode=aot_based does not cost plans with modules on the host again; use the"
+                    f" mode that made it, or put them on a device: mode.devices={{{before}: 0}}"
+                )
             if after >= topology.n_devices:
-                if saved_devices[before].get("on_host"):
-                    tier = saved_devices[before]["name"]
-                    raise SpecError(
-                        f"the saved plan computes modules on {tier}, and mode=aot_based does not"
-                        " cost plans with modules on the host again; use the mode that made it, or"
-                        f" put them on a device: mode.devices={{{before}: 0}}"
-                    )
                 raise SpecError(
                     f"partition {partition} is on device {after}, there are {topology.n_devices},"
                     f" numbered from 0; take more devices, or map it: mode.devices={{{before}: 0}}"

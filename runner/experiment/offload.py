@@ -67,6 +67,7 @@ def _tier(tier: TierConfig, shares: int) -> Tier:
             flops_per_s=dict(tier.flops_per_s),
             memory_bandwidth_bytes_per_s=tier.memory_bandwidth_bytes_per_s,
             on_host=True,
+            is_tier=True,
         )
     return Tier(tier.name, tier.kind, memory_bytes, bytes_per_s, processor)
 

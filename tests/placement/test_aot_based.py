@@ -164,15 +164,19 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
 
 def test_modules_on_a_tier_are_not_costed_again(tmp_path: Path) -> None:
     on_gpu = devices(100)
-    host = replace(devices(100).devices[0], name="host8gb", on_host=True)
-    wide = devices(100, 100)
-    wide = replace(wide, devices=(*on_gpu.devices, host))
+    host = replace(on_gpu.devices[0], name="host8gb", on_host=True, is_tier=True)
+    wide = replace(devices(100, 100), devices=(*on_gpu.devices, host))
     placed = Assignment(np.array([0, 0, 1, 1]), ((0,), (1,)))
     options = {"assignment": _saved(tmp_path, problem(chain(4), wide), placed)}
-    with pytest.raises(SpecError, match=r"computes modules on host8gb, .*mode.devices=\{1: 0\}"):
-        make_mode("aot_based", options)(problem(chain(4), on_gpu))
+    for topology in (on_gpu, devices(100, 100)):  # of the second, device 1 is no host
+        with pytest.raises(SpecError, match=r"computes modules on host8gb, .*devices=\{1: 0\}"):
+            make_mode("aot_based", options)(problem(chain(4), topology))
     on_one = make_mode("aot_based", {**options, "devices": {1: 0}})(problem(chain(4), on_gpu))
     assert on_one.devices_of_partition == ((0,), (0,))
+    pool = replace(wide, devices=(*on_gpu.devices, replace(host, name="cpu", is_tier=False)))
+    options = {"assignment": _saved(tmp_path, problem(chain(4), pool), placed)}
+    with pytest.raises(SpecError, match=r"partition 1 is on device 1, there are 1, numbered"):
+        make_mode("aot_based", options)(problem(chain(4), on_gpu))
 
 
 def test_too_little_memory_names_the_device_and_the_bytes(tmp_path: Path) -> None:
