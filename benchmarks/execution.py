@@ -1,7 +1,9 @@
 """``python -m benchmarks.execution``: predictions for split models beside measurements.
 
 Mid-size models are built with random weights, cut into stages (`mode=pipeline`), and run in this
-process, one stage after the other, on one thread. The prediction is the sum of operator times:
+process, one stage after the other, on one thread. All models are run
+and profiled in turn, several times: the speed of a machine shared with others drifts. Times are
+medians over these rounds. The prediction is the sum of operator times:
 
 - profiled: each operator measured on its own, as ``latency=profiled`` does;
 - calibrated: the roofline fitted to the profiles of all models, with a few coefficients;
@@ -16,8 +18,10 @@ the same is done there, and the bytes given out by torch's allocator are shown t
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
+import numpy as np
 import torch
 
 from benchmarks.execution_models import MODELS
@@ -39,6 +43,7 @@ from fxpart.execution.real_model import RealModel, real_model
 from fxpart.placement.pipeline import PipelineOptions, pipeline
 
 STAGES = 4
+ROUNDS = 5
 HEADS = (
     "model",
     "operators",
@@ -56,22 +61,40 @@ HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model on one device, with its profile, placement and run."""
+    """One model on one device, with its placement and the profile and run of each round."""
 
     spec: ModelSpec
     real: RealModel
-    profile: OperatorProfile
     assignment: Assignment
-    run: LocalRun
+    profiles: list[OperatorProfile]
+    runs: list[LocalRun]
+
+    @property
+    def profile(self) -> OperatorProfile:
+        """The median time of each operator over all rounds."""
+        seconds = np.median([profile.seconds for profile in self.profiles], axis=0)
+        return replace(self.profiles[0], seconds=seconds)
+
+    @property
+    def latency_s(self) -> float:
+        """The median time of a run over all rounds."""
+        return median(run.latency_s for run in self.runs)
+
+    def measure(self, device: str, repeats: int) -> None:
+        """Add a round: a run, and a profile."""
+        real = self.real
+        self.runs.append(run_local(real, self.assignment, STAGES, repeats=repeats))
+        self.profiles.append(
+            profile_operators(real.program, real.graph, device=device, repeats=repeats)
+        )
 
 
-def _case(spec: ModelSpec, device: str, repeats: int) -> Case:
+def _case(spec: ModelSpec, device: str) -> Case:
     real = real_model(spec, device=device)
-    profile = profile_operators(real.program, real.graph, device=device)
+    profile = profile_operators(real.program, real.graph, device=device, repeats=1)
     problem = make_problem(real.graph, machine_topology(STAGES), profile)
     assignment = pipeline(problem, PipelineOptions(stages=STAGES))
-    run = run_local(real, assignment, STAGES, repeats=repeats)
-    return Case(spec, real, profile, assignment, run)
+    return Case(spec, real, assignment, [], [])
 
 
 def _error(predicted_s: float, measured_s: float) -> str:
@@ -81,32 +104,35 @@ def _error(predicted_s: float, measured_s: float) -> str:
 def _row(case: Case, cases: Sequence[Case], fitted: Calibration) -> list[str]:
     others = [(c.real.graph, c.profile) for c in cases if c is not case]
     # Stages drop a value after its last reader, whatever the module's variables refer to.
-    graph, run = without_python(case.real.graph), case.run
+    graph, measured_s = without_python(case.real.graph), case.latency_s
     problem = make_problem(graph, machine_topology(STAGES), case.profile)
     predicted = max(peak_bytes(problem.memory, case.assignment.device_of, STAGES).tolist())
-    counted = max(run.peak_bytes)
+    counted = max(case.runs[0].peak_bytes)
     held_out = calibrate(others).seconds(graph).sum() if others else float("nan")
-    allocator = max(run.allocator_peak_bytes, default=0)
+    allocator = max(case.runs[0].allocator_peak_bytes, default=0)
+    unsplit_s = median(run.unsplit_latency_s for run in case.runs)
+    difference = max(run.max_difference for run in case.runs)
     return [
         case.spec.name,
         str(graph.n_ops),
-        f"{run.latency_s * 1e3:.1f}",
-        f"{run.unsplit_latency_s * 1e3:.1f}",
-        _error(case.profile.total_s, run.latency_s),
-        _error(float(fitted.seconds(graph).sum()), run.latency_s),
-        _error(float(held_out), run.latency_s),
+        f"{measured_s * 1e3:.1f}",
+        f"{unsplit_s * 1e3:.1f}",
+        _error(case.profile.total_s, measured_s),
+        _error(float(fitted.seconds(graph).sum()), measured_s),
+        _error(float(held_out), measured_s),
         f"{counted / 2**20:.1f}",
         _error(predicted, counted),
         f"{allocator / 2**20:.1f}" if allocator else "-",
-        "equal" if run.max_difference == 0 else f"within {run.max_difference:.1g}",
+        "equal" if difference == 0 else f"within {difference:.1g}",
     ]
 
 
 def _local_rows(specs: Sequence[ModelSpec], device: str, repeats: int) -> list[list[str]]:
-    cases = []
-    for spec in specs:
-        cases.append(_case(spec, device, repeats))
-        print(f"{device}: {spec.name} {cases[-1].run.latency_s * 1e3:.1f} ms", flush=True)
+    cases = [_case(spec, device) for spec in specs]
+    for number in range(ROUNDS):
+        for case in cases:
+            case.measure(device, repeats)
+        print(f"{device}: round {number + 1} of {ROUNDS}", flush=True)
     fitted = calibrate([(case.real.graph, case.profile) for case in cases])
     return [_row(case, cases, fitted) for case in cases]
 
@@ -115,7 +141,7 @@ def main() -> None:
     """Measure the models and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", help="one model")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--pipeline", action="store_true")
     chosen = parser.parse_args()

@@ -80,6 +80,8 @@ MODELS = {
     ),
 }
 
+LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["layers.1.self_attn.v_proj"]}
+"""Adapters in the last block alone, so that no other has a backward."""
 _WITHOUT_PLAN = ("gpt2",)
 """Models without a tensor-parallel plan in transformers."""
 
@@ -95,7 +97,10 @@ def main() -> None:
         split = name not in _WITHOUT_PLAN
         for count in options.processes:
             rows += _split_rows(name, count) if split else []
-            rows += [_zero_row(name, count, stage) for stage in (2, 3)]
+            rows += [_zero_row(name, MODELS[name], count, stage) for stage in (2, 3)]
+            if name == "llama":
+                tuned = replace(MODELS[name], lora=LORA)
+                rows += [_zero_row(f"{name}, LoRA", tuned, count, stage) for stage in (2, 3)]
     if "gpt2" in options.models and STAGES * REPLICAS in options.processes:
         for stage, schedule in product((2, 3), ("1f1b", "gpipe")):
             rows += _pipeline_rows(stage, schedule)
@@ -163,8 +168,7 @@ def _comparison_rows(
         yield [name, str(len(runs)), f"{method} {part}", *numbers]
 
 
-def _zero_row(name: str, count: int, stage: int) -> list[str]:
-    spec = MODELS[name]
+def _zero_row(name: str, spec: ModelSpec, count: int, stage: int) -> list[str]:
     forecast = predicted_zero(spec, count, stage, "adamw")
     runs = run_group(count, zero_run, spec, stage, "adamw")
     counted = max(run.step_bytes for run in runs)

@@ -62,7 +62,8 @@ def predicted_zero(spec: ModelSpec, replicas: int, stage: int, optimizer: str) -
         elif target == SCATTER:
             collectives["reduce_scatter", int(graph.value_bytes[graph.reads_of(op)[0]])] += 1
     updated = with_optimizer(graph, Optimizer(optimizer))
-    shards = int(graph.weight_bytes[np.unique(graph.gradient_weights)].sum())
+    parameters = np.union1d(graph.gradient_weights, graph.frozen_weights)
+    shards = int(graph.weight_bytes[parameters].sum())
     return Predicted(shards, 0, peak_bytes(updated), Counter(), collectives)
 
 

@@ -45,6 +45,11 @@ _PROMPT, _OUTPUT = 8, 50
 _NEOX = {"hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32}
 _LLAMA_32 = {"num_key_value_heads": 8, "vocab_size": 128256}
 _1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "head_dim": 64}
+_405B: dict[str, object] = {
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_attention_heads": 128,
+}
 _3B = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "head_dim": 128}
 MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
     "phi-1.5": ("PhiForCausalLM", 24, {"hidden_act": "gelu_pytorch_tanh"}),  # one kernel
@@ -52,6 +57,8 @@ MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
     "llama-2-7b": ("llama2_7b", 32, {}),
     "llama-2-13b": ("llama2_13b", 40, {}),
     "llama-3.1-8b": ("llama3_1_8b", 32, {}),
+    "llama-3.1-70b": ("llama3_70b", 80, {}),
+    "llama-3.1-405b": ("llama3_1_8b", 126, _405B),
     "llama-3.2-1b": ("llama3_1_8b", 16, {**_LLAMA_32, **_1B}),
     "llama-3.2-3b": ("llama3_1_8b", 28, {**_LLAMA_32, **_3B}),
 }
@@ -116,7 +123,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
     if point["metric"] != "peak_memory":
         return "no peak"
     if point["n_devices"] > 1:
-        return "sharded over devices, with frozen weights or the host"
+        return "sharded over devices: see finetune_sharded"
     if name_of(point) not in MODELS:
         return "no configuration of the model"
     for word, reason in _INEXPRESSIBLE.items():

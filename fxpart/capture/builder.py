@@ -50,6 +50,7 @@ class GraphBuilder:
     outputs: set[int] = field(default_factory=set)
     weight_names: list[str] = field(default_factory=list)
     weight_bytes: list[int] = field(default_factory=list)
+    weight_is_buffer: list[bool] = field(default_factory=list)
     weight_of_storage: dict[int, int] = field(default_factory=dict)
     storages: set[int] = field(default_factory=set)
     storage_of_value: dict[int, int] = field(default_factory=dict)
@@ -57,7 +58,9 @@ class GraphBuilder:
     together: list[tuple[int, int]] = field(default_factory=list)
     attention: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def add_weight(self, name: str, tensor: torch.Tensor, seen_as: torch.Tensor) -> int:
+    def add_weight(
+        self, name: str, tensor: torch.Tensor, seen_as: torch.Tensor, *, is_buffer: bool = False
+    ) -> int:
         """Return the index of the weight of `tensor`; each storage is one weight.
 
         `seen_as` is the corresponding tensor in the captured graph.
@@ -68,6 +71,7 @@ class GraphBuilder:
             known = len(self.weight_names)
             self.weight_names.append(name)
             self.weight_bytes.append(int(tensor.untyped_storage().nbytes()))
+            self.weight_is_buffer.append(is_buffer)
         self.weight_of_storage[key] = known
         self.weight_of_storage[storage_key(seen_as)] = known
         return known
@@ -187,4 +191,5 @@ class GraphBuilder:
             gradient_values=np.empty(0, dtype=np.int64),
             gradient_weights=np.empty(0, dtype=np.int64),
             attention=np.array(self.attention, dtype=np.int64).reshape(-1, 3),
+            weight_is_buffer=np.array([self.weight_is_buffer[w] for w in used_weights], np.bool_),
         )

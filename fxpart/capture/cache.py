@@ -193,7 +193,7 @@ def _refuse_packed(archive: zipfile.ZipFile) -> None:
 
 def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[str, Any]) -> None:
     for name, array in arrays.items():
-        expected = np.bool_ if name == "value_is_output" else np.int64
+        expected = np.bool_ if name in _MASKS else np.int64
         dimensions = 2 if name in _TABLES or name.startswith(_PREFIX) else 1
         if array.dtype != expected or array.ndim != dimensions:
             raise ValueError(f"{name} has another type or shape")
@@ -210,6 +210,7 @@ def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[st
 
 # Entries of symbolic graphs also contain the polynomials.
 
+_MASKS = ("value_is_output", "weight_is_buffer")
 _TABLES = ("state_tensor_bytes", "attention", "exponents")
 _GROWING = (*OF_OPERATORS, *OF_VALUES)
 _PREFIX = "coefficients."

@@ -17,14 +17,27 @@ class Block:
 
     name: str
     """Path of the outermost numbered module; empty for the root, which has all other weights."""
-    weights: tuple[int, ...]
+    trained: tuple[int, ...]
+    frozen: tuple[int, ...]
+    """Weights without a gradient."""
     gradients: tuple[int, ...]
     """Indices into the gradients of the graph."""
     first: int
     """First forward operator."""
     last: int
     first_backward: int
+    """First backward operator; `last` if there is none."""
     last_backward: int
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The weights that are gathered."""
+        return self.trained + self.frozen
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the backward runs any of its operators."""
+        return self.last_backward > self.last
 
 
 def share(size_bytes: int, replicas: int) -> int:
@@ -34,13 +47,13 @@ def share(size_bytes: int, replicas: int) -> int:
 
 def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
     """Return which of the `sharded` weights each operator reads, directly or through a view."""
-    trained = set(sharded.tolist())
+    all_sharded = set(sharded.tolist())
     viewed: dict[int, list[int]] = {}
     read: list[list[int]] = []
     starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
     base, alloc = graph.value_base.tolist(), graph.value_alloc_bytes.tolist()
     for op in range(graph.n_ops):
-        weights = [w for w in graph.uses_of(op).tolist() if w in trained]
+        weights = [w for w in graph.uses_of(op).tolist() if w in all_sharded]
         for value in graph.reads_of(op).tolist():
             weights += viewed.get(value, [])
         weights = list(dict.fromkeys(weights))
@@ -54,38 +67,51 @@ def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
 
 
 def blocks_of(
-    graph: OpGraph, read: Sequence[Sequence[int]], sharded: Sequence[int], ops: Sequence[int]
+    graph: OpGraph,
+    read: Sequence[Sequence[int]],
+    sharded: Sequence[int],
+    ops: Sequence[int],
+    frozen: Sequence[int] = (),
 ) -> list[Block]:
-    """Return the blocks of sharded gradients in forward order, the root first.
+    """Return the blocks of sharded weights in forward order, the root first.
 
     Args:
         graph: a training step.
         read: the result of `weights_read` for it.
         sharded: indices of the sharded gradients.
         ops: the operators to consider, in order, such as those of a stage; the root spans them all.
+        frozen: the sharded weights without a gradient.
 
     """
     start, op_set = graph.first_backward, frozenset(ops)
     gradients: dict[str, list[int]] = {"": []}
+    frozen_of: dict[str, list[int]] = {"": []}
     for g, weight in zip(sharded, graph.gradient_weights[list(sharded)].tolist(), strict=True):
         gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
-    ops_of: dict[str, list[int]] = {name: [] for name in gradients}
+    for weight in frozen:
+        frozen_of.setdefault(block_of(graph.weight_names[weight]), []).append(weight)
+    names = dict.fromkeys([*gradients, *frozen_of])
+    ops_of: dict[str, list[int]] = {name: [] for name in names}
     for op in ops:
-        names = {block_of(graph.modules[op])}
-        names |= {block_of(graph.weight_names[w]) for w in read[op]}
-        for name in names & gradients.keys():
+        used = {block_of(graph.modules[op])}
+        used |= {block_of(graph.weight_names[w]) for w in read[op]}
+        for name in used & names.keys():
             ops_of[name].append(op)
     root_ops = {True: [op for op in ops if op < start], False: [op for op in ops if op >= start]}
     blocks = []
-    for name, numbers in gradients.items():
-        if not numbers:
+    for name in names:
+        numbers, kept = gradients.get(name, []), frozen_of.get(name, [])
+        if not numbers and not kept:
             continue
-        weights = tuple(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
+        trained = tuple(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
         forward = [op for op in ops_of[name] if op < start] if name else root_ops[True]
         backward = [op for op in ops_of[name] if op >= start] if name else root_ops[False]
         makers = graph.value_producer[graph.gradient_values[numbers]].tolist()
-        gradient_ops = [op for op in makers if op in op_set]
-        last = max(*backward, *gradient_ops, start)
-        first = min([*backward, start]) if not name else min([*backward, *gradient_ops])
-        blocks.append(Block(name, weights, tuple(numbers), forward[0], forward[-1], first, last))
+        backward += [op for op in makers if op in op_set]
+        if not backward:
+            backward = [forward[-1]]
+        if not name:  # the root is needed from the start of the backward
+            backward.append(start)
+        ends = forward[0], forward[-1], min(backward), max(backward)
+        blocks.append(Block(name, trained, tuple(kept), tuple(numbers), *ends))
     return sorted(blocks, key=lambda block: (block.first, bool(block.name)))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.core.temporaries import with_temporaries
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = [
@@ -113,6 +114,8 @@ class _Product(NamedTuple):
 def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
     """Return `graph` with the weights of its products stored in `layout`.
 
+    A dequantized copy is a further value of its product, which exists while that runs.
+
     Raises:
         SpecError: if no weight can be converted, or groups do not divide a row.
 
@@ -125,6 +128,7 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
         )
     weight_bytes, moved = graph.weight_bytes.copy(), graph.moved_bytes.copy()
     targets = list(graph.targets)
+    copies: dict[int, int] = {}
     laid_out: dict[int, int] = {}
     for product in products:
         plain_bytes = int(graph.weight_bytes[product.weight])
@@ -140,8 +144,13 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
             moved[product.op] -= round(share * plain_bytes)
         else:  # the copy is written, and read in place of the weights
             moved[product.op] += round(share * plain_bytes)
+            copies[product.op] = round(share * plain_bytes)
         targets[product.op] = f"{layout.name}.{_name(graph, product.op)}.default"
-    return replace(graph, weight_bytes=weight_bytes, moved_bytes=moved, targets=tuple(targets))
+    graph = replace(graph, weight_bytes=weight_bytes, moved_bytes=moved, targets=tuple(targets))
+    if not copies:
+        return graph
+    makers, sizes = (np.array(x, dtype=np.int64) for x in (list(copies), list(copies.values())))
+    return with_temporaries(graph, makers, sizes)[0]
 
 
 def with_few_bits_at_any_size(

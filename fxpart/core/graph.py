@@ -55,6 +55,10 @@ def _nothing_held() -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
+def _none_is_buffer() -> npt.NDArray[np.bool_]:
+    return np.zeros(0, dtype=np.bool_)
+
+
 def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
     """Return ``(starts, items)``: row ``i`` is ``items[starts[i]:starts[i + 1]]``."""
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -139,6 +143,9 @@ class OpGraph:
     value, as in an eager run; -1 if no reference outlives its readers. Length V, or 0 for no
     references."""
 
+    weight_is_buffer: npt.NDArray[np.bool_] = field(default_factory=_none_is_buffer)
+    """Whether a weight is a buffer or a constant, not a parameter. Length W, or 0 if none is."""
+
     def __post_init__(self) -> None:
         """Check the invariants: lengths, index ranges, and producers before readers."""
         n, values = len(self.names), len(self.value_producer)
@@ -191,6 +198,8 @@ class OpGraph:
             raise SpecError(f"graph arrays disagree in length: {values} values")
         weights = len(self.weight_names)
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
+            raise SpecError(f"graph arrays disagree in length: {weights} weights")
+        if len(self.weight_is_buffer) not in (0, weights):
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
 
     def _refuse_uncounted(self) -> None:
@@ -248,6 +257,15 @@ class OpGraph:
     def total_weight_bytes(self) -> int:
         """Bytes of all weights; tied weights count once."""
         return int(self.weight_bytes.sum())
+
+    @property
+    def frozen_weights(self) -> IntArray:
+        """Indices of the parameters without a gradient, in ascending order."""
+        is_frozen = np.ones(len(self.weight_names), dtype=np.bool_)
+        is_frozen[self.gradient_weights] = False
+        if len(self.weight_is_buffer):
+            is_frozen &= ~self.weight_is_buffer
+        return np.flatnonzero(is_frozen)
 
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:

@@ -289,7 +289,7 @@ class _Stage:
             freed = (
                 self.forward_end
                 if following is None
-                else self.place(following, self.blocks[following].first)
+                else self.place(following, self.blocks[following].first) + 1
             )
             lives.append((begin, freed, self.buffers[block]))
         for block, span in enumerate(self.blocks):

@@ -11,6 +11,7 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
+from fxpart.core.temporaries import with_temporaries
 from fxpart.core.weight_state import with_state
 from fxpart.errors import SpecError
 
@@ -51,7 +52,7 @@ def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
     temporary_bytes = sizes[roots[is_outside_blocks]]
     sizes[roots] = 0
     whole = replace(graph, value_alloc_bytes=sizes)
-    return _with_moments(whole, graph.value_producer[roots[is_outside_blocks]], temporary_bytes)
+    return with_temporaries(whole, graph.value_producer[roots[is_outside_blocks]], temporary_bytes)
 
 
 def _roots(graph: OpGraph, values: IntArray) -> IntArray:
@@ -60,35 +61,6 @@ def _roots(graph: OpGraph, values: IntArray) -> IntArray:
     while (graph.value_base[roots] >= 0).any():
         roots = np.where(graph.value_base[roots] >= 0, graph.value_base[roots], roots)
     return roots
-
-
-def _with_moments(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[OpGraph, IntArray]:
-    """Return `graph` with temporaries that live while the operators `makers` run."""
-    count, n = len(makers), graph.n_values
-    # Values are ordered by their producer.
-    order = np.argsort(np.concatenate([graph.value_producer, makers]), kind="stable")
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    old, none = number[:n], np.full(count, -1)
-    base = np.where(graph.value_base >= 0, old[graph.value_base], -1)
-    names = (*graph.value_names, *(f"{graph.names[op]}.moment" for op in makers.tolist()))
-    value_held = graph.value_held
-    if len(value_held):
-        value_held = np.concatenate([value_held, none])[order]
-    zeros = np.zeros(count, dtype=np.int64)
-    whole = replace(
-        graph,
-        value_names=tuple(names[i] for i in order.tolist()),
-        value_producer=np.concatenate([graph.value_producer, makers])[order],
-        value_bytes=np.concatenate([graph.value_bytes, sizes])[order],
-        value_alloc_bytes=np.concatenate([graph.value_alloc_bytes, sizes])[order],
-        value_base=np.concatenate([base, none])[order],
-        value_is_output=np.concatenate([graph.value_is_output, zeros.astype(np.bool_)])[order],
-        reads=old[graph.reads],
-        gradient_values=old[graph.gradient_values],
-        value_held=value_held,
-    )
-    return whole, old
 
 
 def kept_gradient_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:

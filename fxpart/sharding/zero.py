@@ -51,6 +51,7 @@ def with_zero(
         replicas: number of replicas.
         weight_replicas: number of replicas that have each weight; all by default. From stage 2 on,
             weights that not all have, such as experts, must be on a single one. Shape (W,).
+            From stage 2 on, weights without a gradient are sharded too; buffers are not.
 
     Raises:
         SpecError: if the stage does not exist, the graph has no gradients (or for stage 1 a
@@ -66,8 +67,9 @@ def with_zero(
     same = np.arange(graph.n_values)
     if stage == 0 or replicas == 1:
         return Sharded(graph, same)
-    sharing = np.full(len(graph.weight_bytes), replicas)
-    sharing = (sharing if weight_replicas is None else weight_replicas)[graph.gradient_weights]
+    if weight_replicas is None:
+        weight_replicas = np.full(len(graph.weight_bytes), replicas)
+    sharing = weight_replicas[graph.gradient_weights]
     if stage == 1:
         return _with_gradient_shards(graph, sharing)
     if not np.isin(sharing, (1, replicas)).all():
@@ -75,7 +77,9 @@ def with_zero(
             f"zero={stage} shards weights over all replicas, but some weights are on a subset of "
             "them"
         )
-    return _rebuild(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas)))
+    frozen = graph.frozen_weights
+    frozen = frozen[weight_replicas[frozen] == replicas]
+    return _rebuild(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas), frozen))
 
 
 def _with_gradient_shards(graph: OpGraph, sharing: IntArray) -> Sharded:
@@ -144,17 +148,22 @@ class _Op:
 class _Sharding:
     """The operators that FSDP2 adds to a graph."""
 
-    def __init__(self, graph: OpGraph, stage: int, replicas: int, sharded: IntArray) -> None:
+    def __init__(
+        self, graph: OpGraph, stage: int, replicas: int, sharded: IntArray, frozen: IntArray
+    ) -> None:
         self.graph, self.stage, self.replicas = graph, stage, replicas
         self.sharded: list[int] = sharded.tolist()
         """Indices of sharded gradients; others are on a single replica."""
         self.before: dict[int, list[_Op]] = {}
         """Operators inserted before each operator of the graph."""
         self.more_reads: dict[int, list[_Result]] = {}
-        self.weights_read = weights_read(graph, graph.gradient_weights[sharded])
+        weights = np.concatenate([graph.gradient_weights[sharded], frozen])
+        self.weights_read = weights_read(graph, weights)
         self.shards: dict[int, _Result] = {}
         """Shards by index of the gradient."""
-        self.blocks = blocks_of(graph, self.weights_read, self.sharded, range(graph.n_ops))
+        self.blocks = blocks_of(
+            graph, self.weights_read, self.sharded, range(graph.n_ops), frozen.tolist()
+        )
         self.whole_forward: dict[str, dict[int, _Result]] = {}
         """Whole weights in the forward, by block."""
         self.whole_backward: dict[str, dict[int, _Result]] = {}
@@ -167,8 +176,8 @@ class _Sharding:
     def share(self, size_bytes: int) -> int:
         return share(size_bytes, self.replicas)
 
-    def _whole_bytes(self, block: Block) -> int:
-        sizes = self.graph.weight_bytes[list(block.weights)].tolist()
+    def _whole_bytes(self, weights: Sequence[int]) -> int:
+        sizes = self.graph.weight_bytes[list(weights)].tolist()
         return sum(map(self.share, sizes)) * self.replicas
 
     def _insert(self, position: int, op: _Op) -> None:
@@ -177,21 +186,23 @@ class _Sharding:
     def _gather(self, block: Block, position: int, *, in_backward: bool = False) -> _Op:
         """Insert the all-gather of a block into a buffer."""
         name = f"all_gather{'_again' if in_backward else ''}.{block.name or 'root'}"
-        whole = self._whole_bytes(block)
+        whole = self._whole_bytes(block.weights)
         op = _Op(
             name, GATHER, block, results=[_Result(name, whole, whole)], is_backward=in_backward
         )
         self._insert(position, op)
         return op
 
-    def _copy_out(self, position: int, gather: _Op) -> dict[int, _Result]:
-        """Insert the copy of a block's weights out of the buffer."""
+    def _copy_out(
+        self, position: int, gather: _Op, held: Sequence[_Result] = ()
+    ) -> dict[int, _Result]:
+        """Insert the copy of a block's weights out of the buffer; `held` is alive until its end."""
         block, graph = gather.block, self.graph
         name = gather.name.replace("all_gather", "copy_out")
         sizes = {w: int(graph.weight_bytes[w]) for w in block.weights}
         whole = {w: _Result(f"{name}.{graph.weight_names[w]}", sizes[w], sizes[w]) for w in sizes}
-        op = _Op(name, _COPY, block, [gather.results[0]], list(whole.values()))
-        op.is_backward, op.moved_bytes = gather.is_backward, 2 * self._whole_bytes(block)
+        op = _Op(name, _COPY, block, [gather.results[0], *held], list(whole.values()))
+        op.is_backward, op.moved_bytes = gather.is_backward, 2 * self._whole_bytes(block.weights)
         self._insert(position, op)
         return whole
 
@@ -201,37 +212,40 @@ class _Sharding:
     def _forward(self) -> None:
         """Gather each block for its forward.
 
-        A buffer lives until the next gather, the last one to the end of the forward.
+        A buffer lives until the next one is copied out, the last one to the end of the forward.
         """
         previous: _Op | None = None
         for block in self.blocks:
             gather = self._gather(block, block.first)
-            if previous is not None:
-                gather.reads.append(previous.results[0])
+            also = [] if previous is None else previous.results
+            whole = self._copy_out(block.first, gather, also)
             previous = gather
-            whole = self._copy_out(block.first, gather)
             self.whole_forward[block.name] = self.whole_backward[block.name] = whole
             stays_gathered = self.stage == _GRADIENTS or not block.name
-            self._keep_until(block.last_backward if stays_gathered else block.last, whole)
+            end = block.last_backward if block.has_backward else self.graph.n_ops - 1
+            self._keep_until(end if stays_gathered else block.last, whole)
         if previous is not None:
             self._keep_until(self.graph.first_backward - 1, {0: previous.results[0]})
 
     def _backward(self) -> None:
-        """Gather freed blocks again, each while the previous one runs."""
+        """Gather freed blocks again, each while the previous one runs.
+
+        Of the blocks without a backward, the last is gathered too, and kept to the end.
+        """
         if self.stage == _GRADIENTS:
             return
-        gathered_again = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
+        blocks = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
+        gathered_again = [block for block in blocks if block.has_backward]
+        gathered_again += [block for block in blocks if not block.has_backward][-1:]
         position = self.graph.first_backward  # the root is still gathered
-        gather = (
-            self._gather(gathered_again[0], position, in_backward=True) if gathered_again else None
-        )
-        for index, block in enumerate(gathered_again):
-            assert gather is not None
+        for block in gathered_again:
+            gather = self._gather(block, position, in_backward=True)
+            if not block.has_backward:
+                self._keep_until(self.graph.n_ops - 1, {0: gather.results[0]})
+                return
             position = block.first_backward
             whole = self.whole_backward[block.name] = self._copy_out(position, gather)
             self._keep_until(block.last_backward, whole)
-            if index + 1 < len(gathered_again):
-                gather = self._gather(gathered_again[index + 1], position, in_backward=True)
 
     def _scatter(self) -> None:
         """Scatter the gradients of each block after its backward, the root's last.
@@ -239,11 +253,12 @@ class _Sharding:
         A buffer lives until the next one is needed.
         """
         graph, buffer = self.graph, None
-        for block in sorted(self.blocks, key=lambda b: (b.last_backward, not b.name)):
+        trained = [block for block in self.blocks if block.trained]
+        for block in sorted(trained, key=lambda b: (b.last_backward, not b.name)):
             position, name = block.last_backward + 1, block.name or "root"
             if buffer is not None:
                 self._insert(position, _Op(f"wait.{name}", WAIT, block, [buffer], [], 0, True))
-            whole = self._whole_bytes(block)
+            whole = self._whole_bytes(block.trained)
             gradient_values = [int(graph.gradient_values[g]) for g in block.gradients]
             buffer = _Result(f"copy_in.{name}", whole, whole)
             copy = _Op(buffer.name, _COPY, block, list(gradient_values), [buffer], 2 * whole, True)
@@ -315,15 +330,27 @@ class _Columns:
         return self.number_of[int(self.graph.forward_of[op])]
 
 
+def _dtype(sharding: _Sharding, block: Block) -> str:
+    """Return the dtype of the gradients of `block`; of what its weights yield if there are none.
+
+    Its first operator may be integer arithmetic.
+    """
+    graph = sharding.graph
+    if block.gradients:
+        gradient = graph.gradient_values[block.gradients[0]]
+        return graph.dtypes[int(graph.value_producer[gradient])]
+    weights = set(block.frozen)
+    readers = (op for op, read in enumerate(sharding.weights_read) if weights.intersection(read))
+    return graph.dtypes[next(readers)]
+
+
 def _rebuild(sharding: _Sharding) -> Sharded:
     """Return the graph with all operators inserted."""
     graph, columns = sharding.graph, _Columns(sharding)
     ops, values = columns.ops, columns.values
     scattered = {int(v) for v in graph.gradient_values[sharding.sharded].tolist()}
     first_op_of_block = {block.name: block.first for block in sharding.blocks}
-    # The first operator of a block may be integer arithmetic, so use that of a gradient.
-    makers = graph.value_producer[graph.gradient_values]
-    dtype_of = {block.name: graph.dtypes[makers[block.gradients[0]]] for block in sharding.blocks}
+    dtype_of = {block.name: _dtype(sharding, block) for block in sharding.blocks}
 
     def of_ops(inserted: Callable[[_Op], Any], present: Sequence[Any]) -> list[Any]:
         return [inserted(op) if isinstance(op, _Op) else present[op] for op in ops]

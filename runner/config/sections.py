@@ -339,6 +339,8 @@ class FinetuneConfig:
     dropout: float = 0.0
     targets: list[str] = field(default_factory=list)
     """Names of layers, or ``all-linear``; empty for peft's defaults for the architecture."""
+    autocast_adapter_dtype: bool = True
+    """Whether adapters of a 16-bit model are in float32, as in peft's function of that option."""
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Subject:
     workload: Workload | None = None
     """The published problem to place instead of a model."""
     unconverted: OpGraph | None = None
-    """The graph before weights and cache were converted to few bits, if they were."""
+    """The graph before weights and cache were converted to few bits or sharded, if they were."""
     partial: IntArray | None = None
     """With several replicas, the values that are all-reduced."""
     partial_ranks: IntArray | None = None
@@ -293,7 +293,7 @@ def _captured_symbolic(
 
 def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
     captured_sizes = _captured_symbolic(config, spec, symbols)
-    if config.zero:
+    if config.zero or (is_training(config) and config.weights.name != "none"):
         return _sharded_subject(config, spec, captured_sizes)
     symbolic = on_graph(captured_sizes.symbolic, _as_run(config, captured_sizes.symbolic.graph))
     partial = None
@@ -347,18 +347,21 @@ def _mesh_subject(config: Config, spec: ModelSpec) -> Subject:
         lambda: _program(config, spec),
         partial=partial,
         partial_ranks=ranks,
-        unconverted=None if graph is run else run,
+        unconverted=captured.graph if config.zero else run,
     )
 
 
 def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:
-    """Return a training step at the fixed size of `spec`, sharded over replicas."""
+    """Return a training step of few bits, or sharded over replicas, at the fixed size of `spec`."""
     symbolic = known.symbolic
-    graph = symbolic.at(batch=spec.batch_size)
-    partial = partial_values(graph, symbolic.value_batch_dim)
+    whole = symbolic.at(batch=spec.batch_size)
+    partial = partial_values(whole, symbolic.value_batch_dim)
+    graph = as_served(config, whole)
+    value_of = {name: value for value, name in enumerate(graph.value_names)}
+    partial = np.array([value_of[whole.value_names[v]] for v in partial.tolist()], dtype=np.int64)
     graph, partial = sharded_graph(config, graph, partial)
     captured = CapturedGraph(_as_run(config, graph), known.seconds, known.from_cache)
-    return Subject(captured, lambda: _program(config, spec), partial=partial)
+    return Subject(captured, lambda: _program(config, spec), partial=partial, unconverted=whole)
 
 
 def _as_run(config: Config, graph: OpGraph) -> OpGraph:

@@ -7,10 +7,9 @@ import numpy as np
 from fxpart.core.graph import ENCODER_STATES, OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
-from runner.experiment.mesh import GATHERING, replica_count
+from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates
 from runner.experiment.weight_format import format_text
-from runner.experiment.zero import in_stages
 from runner.output.terminal import counted
 
 __all__ = ["count_parameters", "subject_line"]
@@ -29,8 +28,6 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
     against_cache = config.phase.name == "decode" and _context_len(config, graph) is not None
     length = None if against_cache or generates(config) else model.seq_len
     parameters, dtype = count_parameters(graph, model.dtype if model.autocast else "")
-    if config.zero >= GATHERING and not in_stages(config) and config.expert_parallel == 1:
-        parameters *= replica_count(config)  # the graph has one replica's share
     parts = [
         model.name,
         f"{_short(parameters)} parameters"

@@ -22,7 +22,7 @@ from fxpart.sharding.zero import GATHER, SCATTER, STAGES, WAIT, with_zero
 from runner.config.sections import Config
 from runner.experiment.degrees import device_count
 from runner.experiment.mesh import GATHERING, replica_count, weight_replicas
-from runner.experiment.training import is_megatron
+from runner.experiment.training import finetunes, is_megatron
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -111,6 +111,11 @@ def check_shard_devices(config: Config, parallel: DataParallel) -> None:
     n = parallel.replica.n_devices
     if config.zero < GATHERING or n == 1:
         return
+    if finetunes(config):
+        raise NotApplicableError(
+            f"zero={config.zero} over replicas of {n} devices shards trained weights only, and"
+            f" finetune={config.finetune.name} freezes most; use replicas of one device, or zero=1"
+        )
     if config.schedule.name == "none":
         raise NotApplicableError(
             f"zero={config.zero} over replicas of {n} devices requires a pipeline over "
@@ -214,12 +219,13 @@ def weight_gathers(
     graph, count = problem.graph, parallel.n_replicas
     replicas = weight_replicas(config, graph)
     gathers = []
-    for device, (use, link) in enumerate(zip(evaluation.devices, parallel.links, strict=True)):
+    for device, link in enumerate(parallel.links):
         ops = np.flatnonzero(assignment.device_of == device).tolist()
         used = np.unique([w for op in ops for w in graph.uses_of(op).tolist()]).astype(np.int64)
-        expert_weights = used[replicas[used] < count]
+        trained = np.intersect1d(used, graph.gradient_weights)
+        expert_weights = trained[replicas[trained] < count]
         expert_bytes = int(graph.weight_bytes[expert_weights].sum())
-        sizes = {count: use.weight_bytes - expert_bytes}
+        sizes = {count: int(graph.weight_bytes[trained].sum()) - expert_bytes}
         if expert_bytes:  # experts, held by fewer replicas
             sizes[int(replicas[expert_weights[0]])] = expert_bytes
         seconds = sum(

@@ -88,8 +88,9 @@ def _add_placeholder(
 ) -> None:
     """Add a parameter, buffer or constant as a weight, anything else as an input."""
     signature, value = program.graph_signature, reading.sizes.of(node)
+    parameter = signature.inputs_to_parameters.get(node.name)
     name = (
-        signature.inputs_to_parameters.get(node.name)
+        parameter
         or signature.inputs_to_buffers.get(node.name)
         or signature.inputs_to_lifted_tensor_constants.get(node.name)
     )
@@ -98,7 +99,9 @@ def _add_placeholder(
         return
     tensor = program.state_dict.get(name, program.constants.get(name))
     if isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
-        reading.weights[node] = reading.builder.add_weight(name, tensor, value)
+        reading.weights[node] = reading.builder.add_weight(
+            name, tensor, value, is_buffer=parameter is None
+        )
 
 
 def _module_path(node: fx.Node) -> str:

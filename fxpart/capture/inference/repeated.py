@@ -182,7 +182,7 @@ class _Expansion:
         use_start, uses = self._rows(old.use_start, old.uses, weights)
         producer = _moved(old.value_producer, values, ops)
         names = _numbered(ops.texts([_LAST_NUMBER.sub("", name) for name in old.names]), old.names)
-        last_op = old.value_held
+        last_op, is_buffer = old.value_held, old.weight_is_buffer
         return replace(
             old,
             names=names,
@@ -208,6 +208,7 @@ class _Expansion:
             uses=uses,
             forward_of=np.arange(len(ops.source)),
             attention=self._attention(),
+            weight_is_buffer=weights.column(is_buffer) if len(is_buffer) else is_buffer,
         )
 
     def _value_names(self, producer: IntArray, names: Sequence[str]) -> tuple[str, ...]:

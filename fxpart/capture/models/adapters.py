@@ -19,13 +19,13 @@ _OF_TENSOR = "ParamWrapper"
 def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
     """Add peft's low-rank adapters to linear layers of `module`, and freeze all other weights.
 
-    Uses `peft.inject_adapter_in_model`, so modules keep their paths. Adapters of a 16-bit model are
-    in float32, as with `peft.get_peft_model`.
+    Uses `peft.inject_adapter_in_model`, so modules keep their paths.
 
     Args:
         module: the model, changed in place.
         lora: ``rank``, ``alpha``, ``dropout``, and ``targets``, names of layers: empty for peft's
-            defaults for the architecture, or ``all-linear``.
+            defaults for the architecture, or ``all-linear``. Unless ``autocast_adapter_dtype`` is
+            False, adapters of a 16-bit model are in float32, as with `peft.get_peft_model`.
 
     Raises:
         SpecError: if peft is not installed, the rank exceeds the width of every layer, a layer does
@@ -67,7 +67,8 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
             why = f"peft knows no layers of {type(module).__name__}; {_NAME_LAYERS}"
         raise SpecError(f"{setting}: {why}") from error
     _check_layers(module, setting)
-    _in_float32(module)
+    if lora.get("autocast_adapter_dtype", True):
+        _in_float32(module)
 
 
 def _check_targets(module: nn.Module, targets: Sequence[str]) -> None:

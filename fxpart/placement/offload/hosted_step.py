@@ -92,7 +92,9 @@ class HostedStep:
         np.add.at(gradient_bytes, graph.gradient_weights, graph.value_bytes[graph.gradient_values])
         state_bytes = graph.weight_state_bytes.copy()
         state_bytes[weights] = 0
-        tensors = graph.state_tensor_bytes
+        tensors, is_buffer = graph.state_tensor_bytes, graph.weight_is_buffer
+        if len(is_buffer):
+            is_buffer = np.concatenate([is_buffer, is_buffer[weights]])
         if len(tensors):
             device_tensors = tensors.copy()
             device_tensors[:, weights] = 0
@@ -109,6 +111,7 @@ class HostedStep:
             ),
             weight_state_bytes=np.concatenate([state_bytes, graph.weight_state_bytes[weights]]),
             state_tensor_bytes=tensors,
+            weight_is_buffer=is_buffer,
             uses=np.where(on_host, copy_of[graph.uses], graph.uses),
         )
 

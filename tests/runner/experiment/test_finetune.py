@@ -104,6 +104,42 @@ def test_a_step_of_adapters_holds_what_pefts_own_run_holds() -> None:
     assert planned.peak_bytes == pytest.approx(counter.peak_bytes[0], rel=0.005)
 
 
+@pytest.mark.parametrize(("zero", "sharded"), [(0, False), (1, False), (2, True), (3, True)])
+def test_replicas_of_few_bits_shard_frozen_weights_too(zero: int, sharded: bool) -> None:
+    pytest.importorskip("peft")
+    alone = _planned("finetune=lora", "weights=nf4", "model.batch_size=1")
+    both = ("devices=2x1gb", "data_parallel=2", f"zero={zero}")
+    result = _planned("finetune=lora", "weights=nf4", *both)
+    share = 2 if sharded else 1
+    weights = alone.captured.graph.weight_bytes
+    assert result.captured.graph.weight_bytes == pytest.approx(weights / share, abs=32)
+    state, whole = (r.captured.graph.weight_state_bytes.sum() for r in (result, alone))
+    trained = weights[alone.captured.graph.gradient_weights].sum()
+    buckets = trained if zero < 2 else 0  # of DistributedDataParallel
+    assert state == pytest.approx(whole / (2 if zero else 1) + buckets, rel=0.01)
+    # The first line is that of the whole model.
+    assert result.subject_line.split(",")[1:3] == alone.subject_line.split(",")[1:3]
+    if zero == 1:  # only updated weights are gathered after a step
+        assert result.shards is not None
+        assert result.shards.collective_bytes == trained
+
+
+def test_shards_of_adapters_need_replicas_of_one_device() -> None:
+    pytest.importorskip("peft")
+    stages = ("devices=4x1gb", "data_parallel=2", "mode=pipeline", "schedule=1f1b")
+    with pytest.raises(FxpartError, match="finetune=lora freezes most; use replicas of one device"):
+        _planned("finetune=lora", "zero=3", "microbatches=2", "model.batch_size=4", *stages)
+
+
+def test_adapters_may_keep_the_dtype_of_the_model() -> None:
+    pytest.importorskip("peft")
+    sizes = []
+    for casts in (True, False):
+        graph = _planned("finetune=lora", f"finetune.autocast_adapter_dtype={casts}").captured.graph
+        sizes.append(int(graph.weight_bytes[graph.gradient_weights].sum()))
+    assert sizes[0] == 2 * sizes[1]
+
+
 def test_layers_that_take_no_adapter_are_explained_in_plain_words() -> None:
     pytest.importorskip("peft")
     experts = ("model.architecture=MixtralForCausalLM", "+model.config.num_local_experts=4")
@@ -167,7 +203,8 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
         (("finetune=lora", "finetune.rank=0"), "finetune.rank=0 must be 1 or more"),
         (("finetune=lora", "finetune.alpha=nan"), "finetune.alpha=nan must be a finite number"),
         (("finetune.rank=4",), "finetune.rank=4 applies to adapters, .*; add finetune=lora"),
-        (("finetune=lora", "data_parallel=2"), "leave out data_parallel=2"),
+        (("finetune=lora", "tensor_parallel=2"), "leave out tensor_parallel=2"),
+        (("finetune=lora", "context_parallel=2"), "leave out context_parallel=2"),
         (("weights=nf4",), "leave out phase=training"),
         (("finetune=lora", "engine=megatron"), "got finetune=lora; use finetune=none"),
     ],

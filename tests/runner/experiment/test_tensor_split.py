@@ -169,16 +169,15 @@ def test_shards_of_replicas_are_stored_and_waited_for(
     result = _planned(*step, "devices=2x16gb", f"zero={stage}")
     sharded = headline(result)
     assert sharded["collectives"] == collectives
-    # A device holds a buffer of 4 float32 numbers beside the weights.
     moved_bytes = gathered_bytes + scattered_bytes
-    assert sharded["collective_gib"] * GIB == pytest.approx(moved_bytes, abs=16)
+    assert sharded["collective_gib"] * GIB == pytest.approx(moved_bytes)
     assert 0 < sharded["exposed_collective_ms"] <= sharded["collective_ms"]
     copies = 1 if stage == 1 else 2
     assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / copies, rel=0.01)
     assert sharded["optimizer_state_gib"] < plain["optimizer_state_gib"]
     assert (sharded["all_reduce_gib"] < plain["all_reduce_gib"]) is (stage > 1)
     assert result.shards is not None
-    count = "1 collective of 154.39 KiB takes" if stage == 1 else f"{collectives} collectives of"
+    count = "1 collective of 154.38 KiB takes" if stage == 1 else f"{collectives} collectives of"
     assert zero_line(read(*step, f"zero={stage}"), result.shards).startswith(
         f"stage {stage}: {count}"
     )
