@@ -29,6 +29,10 @@ __all__ = [
 class FxpartError(Exception):
     """Root of all errors that a user can cause and fix."""
 
+    def __str__(self) -> str:
+        """Return the message on one line, whatever a quoted value contains."""
+        return " ".join(super().__str__().splitlines())
+
 
 class SpecError(FxpartError, ValueError):
     """An invalid name, number or specification."""
