@@ -1,9 +1,9 @@
 """``python -m benchmarks.execution``: predictions for split models beside measurements.
 
 Mid-size models are built with random weights, cut into stages (`mode=pipeline`), and run in this
-process, one stage after the other, on one thread. All models are run
-and profiled in turn, several times: the speed of a machine shared with others drifts. Times are
-medians over these rounds. The prediction is the sum of operator times:
+process, one stage after the other, on one thread. All models are run and profiled in turn, several
+times, since the speed of a machine shared with others drifts; times are medians over these rounds.
+The prediction is the sum of operator times:
 
 - profiled: each operator measured on its own, as ``latency=profiled`` does;
 - calibrated: the roofline fitted to the profiles of all models, with a few coefficients;
