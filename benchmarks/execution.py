@@ -59,7 +59,7 @@ HEADS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Case:
     """One model on one device, with its placement and the profile and run of each round."""
 
@@ -81,7 +81,7 @@ class Case:
         return median(run.latency_s for run in self.runs)
 
     def measure(self, device: str, repeats: int) -> None:
-        """Add a round: a run, and a profile."""
+        """Add a round of a run and a profile."""
         real = self.real
         self.runs.append(run_local(real, self.assignment, STAGES, repeats=repeats))
         self.profiles.append(

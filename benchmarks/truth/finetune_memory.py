@@ -123,7 +123,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
     if point["metric"] != "peak_memory":
         return "no peak"
     if point["n_devices"] > 1:
-        return "sharded over devices: see finetune_sharded"
+        return "several devices: see the set finetune_sharded"
     if name_of(point) not in MODELS:
         return "no configuration of the model"
     for word, reason in _INEXPRESSIBLE.items():

@@ -39,7 +39,7 @@ __all__ = ["NAME", "SOURCE", "chunked_loss", "rows"]
 
 NAME = "finetune_sharded"
 _LAYERS, _DEPTH = (2, 4), "++model.config.num_hidden_layers"
-_SECOND = "all_gather.model.layers.1"
+_SECOND_GATHER = "all_gather.model.layers.1"
 _CHUNKS = 8
 _UNITS = {"GB": 1e9, "GiB": 2.0**30}
 _TORCHTUNE = "github:pytorch/torchtune README.md@bd2a0fc"
@@ -93,7 +93,7 @@ def chunked_loss(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa: A
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each peak of several devices, but those with states on the host.
+    """Yield a row for each published peak on several devices, except with states on the host.
 
     Raises:
         FileNotFoundError: if `data` lacks the file.
@@ -152,10 +152,15 @@ def _peak_bytes(point: Mapping[str, Any]) -> float:
 
 
 def _peaks_of_parts(overrides: tuple[str, ...]) -> list[int]:
-    """Return the peaks until the second block is gathered, in the other forward, and after it."""
+    """Return the peaks before the second gather, in the rest of the forward, and in the backward.
+
+    Raises:
+        FxpartError: if the run cannot be planned.
+
+    """
     result = planned_run(overrides)
     graph = result.problem.graph
     held = holding(result.problem.memory, result.assignment, 1)
     curve_bytes = held.weight_bytes[0] + held.first_live_bytes[0]
-    bounds = (0, graph.names.index(_SECOND), graph.first_backward, graph.n_ops)
+    bounds = (0, graph.names.index(_SECOND_GATHER), graph.first_backward, graph.n_ops)
     return [int(curve_bytes[begin:end].max()) for begin, end in pairwise(bounds)]

@@ -93,7 +93,7 @@ def _left_out(point: Mapping[str, Any]) -> str:
     if point["metric"] != "tokens_per_s":
         return "sequences of different lengths, only the longest of which is stated"
     if point["n_devices"] > 1:
-        return "sharded over devices, with frozen weights or the host"
+        return "several devices, with weights on the host or sizes that contradict each other"
     if name_of(point) not in MODELS:
         return "no configuration of the model"
     is_planned = point["phase"] == "decode" or point["phase"] in _FLAGS

@@ -84,13 +84,13 @@ def blocks_of(
 
     """
     start, op_set = graph.first_backward, frozenset(ops)
-    gradients: dict[str, list[int]] = {"": []}
-    frozen_of: dict[str, list[int]] = {"": []}
+    gradients_of: dict[str, list[int]] = {}
+    frozen_of: dict[str, list[int]] = {}
     for g, weight in zip(sharded, graph.gradient_weights[list(sharded)].tolist(), strict=True):
-        gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
+        gradients_of.setdefault(block_of(graph.weight_names[weight]), []).append(g)
     for weight in frozen:
         frozen_of.setdefault(block_of(graph.weight_names[weight]), []).append(weight)
-    names = dict.fromkeys([*gradients, *frozen_of])
+    names = dict.fromkeys([*gradients_of, *frozen_of])
     ops_of: dict[str, list[int]] = {name: [] for name in names}
     for op in ops:
         used = {block_of(graph.modules[op])}
@@ -100,18 +100,17 @@ def blocks_of(
     root_ops = {True: [op for op in ops if op < start], False: [op for op in ops if op >= start]}
     blocks = []
     for name in names:
-        numbers, kept = gradients.get(name, []), frozen_of.get(name, [])
-        if not numbers and not kept:
-            continue
-        trained = tuple(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
+        gradients = gradients_of.get(name, [])
+        trained = tuple(dict.fromkeys(graph.gradient_weights[gradients].tolist()))
         forward = [op for op in ops_of[name] if op < start] if name else root_ops[True]
         backward = [op for op in ops_of[name] if op >= start] if name else root_ops[False]
-        makers = graph.value_producer[graph.gradient_values[numbers]].tolist()
+        makers = graph.value_producer[graph.gradient_values[gradients]].tolist()
         backward += [op for op in makers if op in op_set]
         if not backward:
             backward = [forward[-1]]
         if not name:  # the root is needed from the start of the backward
             backward.append(start)
         ends = forward[0], forward[-1], min(backward), max(backward)
-        blocks.append(Block(name, trained, tuple(kept), tuple(numbers), *ends))
+        frozen_weights = tuple(frozen_of.get(name, []))
+        blocks.append(Block(name, trained, frozen_weights, tuple(gradients), *ends))
     return sorted(blocks, key=lambda block: (block.first, bool(block.name)))

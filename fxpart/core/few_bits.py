@@ -114,7 +114,7 @@ class _Product(NamedTuple):
 def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
     """Return `graph` with the weights of its products stored in `layout`.
 
-    A dequantized copy is a further value of its product, which exists while that runs.
+    A dequantized copy is a temporary of its product.
 
     Raises:
         SpecError: if no weight can be converted, or groups do not divide a row.

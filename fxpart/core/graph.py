@@ -144,7 +144,8 @@ class OpGraph:
     references."""
 
     weight_is_buffer: npt.NDArray[np.bool_] = field(default_factory=_none_is_buffer)
-    """Whether a weight is a buffer or a constant, not a parameter. Length W, or 0 if none is."""
+    """Whether a weight is a buffer or a constant, not a parameter, as far as the capture tells.
+    Length W, or 0 if none is."""
 
     def __post_init__(self) -> None:
         """Check the invariants: lengths, index ranges, and producers before readers."""

@@ -45,13 +45,14 @@ def with_zero(
 ) -> Sharded:
     """Shard a training step without updates; the result is what one of `replicas` runs.
 
+    From stage 2 on, parameters without a gradient are sharded too; buffers are not.
+
     Args:
         graph: the step.
         stage: one of `STAGES`.
         replicas: number of replicas.
         weight_replicas: number of replicas that have each weight; all by default. From stage 2 on,
             weights that not all have, such as experts, must be on a single one. Shape (W,).
-            From stage 2 on, weights without a gradient are sharded too; buffers are not.
 
     Raises:
         SpecError: if the stage does not exist, the graph has no gradients (or for stage 1 a
@@ -194,14 +195,14 @@ class _Sharding:
         return op
 
     def _copy_out(
-        self, position: int, gather: _Op, held: Sequence[_Result] = ()
+        self, position: int, gather: _Op, kept: Sequence[_Result] = ()
     ) -> dict[int, _Result]:
-        """Insert the copy of a block's weights out of the buffer; `held` is alive until its end."""
+        """Insert the copy of a block's weights out of the buffer; `kept` live until it ends."""
         block, graph = gather.block, self.graph
         name = gather.name.replace("all_gather", "copy_out")
         sizes = {w: int(graph.weight_bytes[w]) for w in block.weights}
         whole = {w: _Result(f"{name}.{graph.weight_names[w]}", sizes[w], sizes[w]) for w in sizes}
-        op = _Op(name, _COPY, block, [gather.results[0], *held], list(whole.values()))
+        op = _Op(name, _COPY, block, [gather.results[0], *kept], list(whole.values()))
         op.is_backward, op.moved_bytes = gather.is_backward, 2 * self._whole_bytes(block.weights)
         self._insert(position, op)
         return whole
@@ -217,8 +218,8 @@ class _Sharding:
         previous: _Op | None = None
         for block in self.blocks:
             gather = self._gather(block, block.first)
-            also = [] if previous is None else previous.results
-            whole = self._copy_out(block.first, gather, also)
+            previous_buffer = [] if previous is None else previous.results
+            whole = self._copy_out(block.first, gather, previous_buffer)
             previous = gather
             self.whole_forward[block.name] = self.whole_backward[block.name] = whole
             stays_gathered = self.stage == _GRADIENTS or not block.name
@@ -228,24 +229,25 @@ class _Sharding:
             self._keep_until(self.graph.first_backward - 1, {0: previous.results[0]})
 
     def _backward(self) -> None:
-        """Gather freed blocks again, each while the previous one runs.
+        """Gather freed blocks again, each with the backward of the block that follows it.
 
-        Of the blocks without a backward, the last is gathered too, and kept to the end.
+        FSDP2 does so whether or not a block has a backward; without one, the buffer stays.
         """
         if self.stage == _GRADIENTS:
             return
-        blocks = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
-        gathered_again = [block for block in blocks if block.has_backward]
-        gathered_again += [block for block in blocks if not block.has_backward][-1:]
-        position = self.graph.first_backward  # the root is still gathered
-        for block in gathered_again:
-            gather = self._gather(block, position, in_backward=True)
-            if not block.has_backward:
-                self._keep_until(self.graph.n_ops - 1, {0: gather.results[0]})
-                return
-            position = block.first_backward
-            whole = self.whole_backward[block.name] = self._copy_out(position, gather)
-            self._keep_until(block.last_backward, whole)
+        position: int | None = self.graph.first_backward  # the root is still gathered
+        for block in reversed([block for block in self.blocks if block.name]):
+            own = block.first_backward if block.has_backward else None
+            if position is None:  # nothing follows in the backward
+                position = own
+            if position is not None:
+                gather = self._gather(block, position, in_backward=True)
+                if own is None:
+                    self._keep_until(self.graph.n_ops - 1, {0: gather.results[0]})
+                else:
+                    whole = self.whole_backward[block.name] = self._copy_out(own, gather)
+                    self._keep_until(block.last_backward, whole)
+            position = own
 
     def _scatter(self) -> None:
         """Scatter the gradients of each block after its backward, the root's last.
@@ -333,7 +335,7 @@ class _Columns:
 def _dtype(sharding: _Sharding, block: Block) -> str:
     """Return the dtype of the gradients of `block`; of what its weights yield if there are none.
 
-    Its first operator may be integer arithmetic.
+    The first operator of a block may be integer arithmetic, so its dtype is not used.
     """
     graph = sharding.graph
     if block.gradients:

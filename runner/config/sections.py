@@ -340,7 +340,7 @@ class FinetuneConfig:
     targets: list[str] = field(default_factory=list)
     """Names of layers, or ``all-linear``; empty for peft's defaults for the architecture."""
     autocast_adapter_dtype: bool = True
-    """Whether adapters of a 16-bit model are in float32, as in peft's function of that option."""
+    """Whether adapters of a 16-bit model are in float32: an argument of `peft.get_peft_model`."""
 
 
 @dataclass

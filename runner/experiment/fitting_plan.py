@@ -248,9 +248,7 @@ def _timed(
         return evaluation, scheduled(config, problem, assignment, sums), None
     gathers: list[Gather] = []
     if config.zero == 1:
-        gathers = weight_gathers(
-            config, problem, assignment, evaluation, parallel=parallel, curves=curves
-        )
+        gathers = weight_gathers(config, problem, assignment, parallel=parallel, curves=curves)
     evaluation, shards = with_shards(
         config, problem, evaluation, parallel=parallel, curves=curves, gathers=gathers
     )

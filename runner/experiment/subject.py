@@ -96,7 +96,8 @@ class Subject:
     workload: Workload | None = None
     """The published problem to place instead of a model."""
     unconverted: OpGraph | None = None
-    """The graph before weights and cache were converted to few bits or sharded, if they were."""
+    """The graph before weights and cache were converted to few bits, or weights sharded; None if
+    they were not."""
     partial: IntArray | None = None
     """With several replicas, the values that are all-reduced."""
     partial_ranks: IntArray | None = None
@@ -294,7 +295,7 @@ def _captured_symbolic(
 def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
     captured_sizes = _captured_symbolic(config, spec, symbols)
     if config.zero or (is_training(config) and config.weights.name != "none"):
-        return _sharded_subject(config, spec, captured_sizes)
+        return _fixed_size_subject(config, spec, captured_sizes)
     symbolic = on_graph(captured_sizes.symbolic, _as_run(config, captured_sizes.symbolic.graph))
     partial = None
     if config.data_parallel > 1:
@@ -347,14 +348,14 @@ def _mesh_subject(config: Config, spec: ModelSpec) -> Subject:
         lambda: _program(config, spec),
         partial=partial,
         partial_ranks=ranks,
-        unconverted=captured.graph if config.zero else run,
+        unconverted=captured.graph,
     )
 
 
-def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:
-    """Return a training step of few bits, or sharded over replicas, at the fixed size of `spec`."""
+def _fixed_size_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:
+    """Return a training step of few bits, or sharded over replicas, at the size of `spec`."""
     symbolic = known.symbolic
-    whole = symbolic.at(batch=spec.batch_size)
+    whole = with_chosen_experts(symbolic.at(batch=spec.batch_size))
     partial = partial_values(whole, symbolic.value_batch_dim)
     graph = as_served(config, whole)
     value_of = {name: value for value, name in enumerate(graph.value_names)}

@@ -90,7 +90,6 @@ def _check_finetune(config: Config) -> None:
     against = {
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
-        f"context_parallel={config.context_parallel}": config.context_parallel > 1,
         f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
     }
     for conflict in (name for name, is_set in against.items() if is_set):

@@ -210,7 +210,6 @@ def weight_gathers(
     config: Config,
     problem: Problem,
     assignment: Assignment,
-    evaluation: Evaluation,
     *,
     parallel: DataParallel,
     curves: CollectiveCurves | None,

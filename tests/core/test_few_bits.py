@@ -231,3 +231,5 @@ def test_more_rows_than_a_kernel_fuses_take_a_dequantized_copy(
     plain = _ROWS * _COLUMNS * 2
     read = int((converted.moved_bytes - graph.moved_bytes).sum())
     assert read == _ROWS * _COLUMNS // 2 + copies * plain
+    allocated = converted.value_alloc_bytes.sum() - graph.value_alloc_bytes.sum()
+    assert allocated == (plain if copies == 1 else 0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.sharding.__main__ import LORA
 from benchmarks.sharding.context_run import context_run, piece
 from benchmarks.sharding.expert_run import expert_run, share_of
 from benchmarks.sharding.group import run_group
@@ -123,7 +124,7 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
         ],
         in_pieces,
         tensor_run(rank, size, spec),
-        *[zero_run(rank, size, tuned, stage, "adamw") for tuned, stage in _sharded(spec)],
+        *[zero_run(rank, size, step_spec, stage, "adamw") for step_spec, stage in _sharded(spec)],
         (expert_run(rank, size, MIXTRAL), experts_run(rank, size, MIXTRAL)),
         (context_run(rank, size, LONGER), context_parts(rank, size, LONGER)),
         (
@@ -137,8 +138,7 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
 
 def _sharded(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
     """Return the models and stages of sharded steps: all weights trained, and adapters alone."""
-    lora = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["layers.1.self_attn.v_proj"]}
-    tuned = replace(spec, lora=lora, config={**spec.config, "num_hidden_layers": 2})
+    tuned = replace(spec, lora=LORA, config={**spec.config, "num_hidden_layers": 2})
     return [*product((spec, tuned), (2, 3))]
 
 
@@ -152,7 +152,7 @@ def test_llama_on_two_devices() -> None:
     spec = llama(1)
     forecast, whole = predicted(spec, tensor_parallel=2), whole_run(0, 1, spec)
     pieces = predicted(replace(spec, sequence_parallel=True), tensor_parallel=2)
-    stages = [predicted_zero(tuned, 2, stage, "adamw") for tuned, stage in _sharded(spec)]
+    stages = [predicted_zero(step_spec, 2, stage, "adamw") for step_spec, stage in _sharded(spec)]
     runs = run_group(2, both, spec)
     for parts in zip(*(run[0] for run in runs), strict=True):
         assert_parts_of(parts_run(0, 1, spec), list(parts))
@@ -168,12 +168,12 @@ def test_llama_on_two_devices() -> None:
             assert Counter(counted.step_collectives) == predicted_counts.step_collectives
             np.testing.assert_allclose(counted.result, whole.result, atol=1e-5)
             assert counted.loss == pytest.approx(whole.loss, rel=1e-5)
-        for (trained, _), run, expected in zip(_sharded(spec), sharded, stages, strict=True):
+        for (step_spec, _), run, expected in zip(_sharded(spec), sharded, stages, strict=True):
             assert run.weight_bytes == expected.parameter_bytes
             assert run.step_bytes == pytest.approx(expected.step_bytes, rel=0.02)
             assert Counter(run.step_collectives) == expected.step_collectives
             # Before its first update; all replicas have the same examples here.
-            assert trained.lora or run.loss == pytest.approx(whole.loss, rel=1e-5)
+            assert step_spec.lora or run.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
 def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:

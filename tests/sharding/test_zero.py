@@ -151,6 +151,62 @@ def test_a_block_is_gathered_while_the_root_runs(step: OpGraph) -> None:
     assert slow.latency_s == pytest.approx(float(seconds.sum()) + slow.exposed_s)
 
 
+class Towers(nn.Module):
+    """Two towers of two layers each; the trained one runs first."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(16))
+        self.trained, self.frozen = (
+            nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(2)) for _ in range(2)
+        )
+        self.frozen.requires_grad_(requires_grad=False)
+        self.trained[0].requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        trained: Tensor = nn.Sequential(*self.trained)(x)
+        frozen: Tensor = nn.Sequential(*self.frozen)(x)
+        result: Tensor = trained * frozen * self.scale
+        return result
+
+
+def test_frozen_parameters_are_sharded_but_buffers_are_not() -> None:
+    graph = joint_graph(Towers(), (torch.zeros(4, 16),))
+    (trained,) = (graph.weight_names[w] for w in graph.gradient_weights.tolist())
+    assert trained == "trained.1.weight"
+    sharded = with_zero(graph, 3, 4).graph
+    sizes = dict(zip(sharded.weight_names, sharded.weight_bytes.tolist(), strict=True))
+    assert sizes.pop("scale") == 64
+    assert set(sizes.values()) == {256}
+    # Only the trained weight has a gradient to scatter.
+    scatters = [op for op, target in enumerate(sharded.targets) if target == SCATTER]
+    assert [sharded.names[op] for op in scatters] == ["reduce_scatter.trained.1"]
+
+
+def test_a_block_is_gathered_again_with_the_backward_of_the_next_one() -> None:
+    step = joint_graph(Towers(), (torch.zeros(4, 16),))
+    graph = with_zero(step, 3, 4).graph
+    start = graph.first_backward
+    again = [op for op, t in enumerate(graph.targets) if t == GATHER and op >= start]
+    # The end of the model gathers frozen.1, which has no backward; trained.1 gathers trained.0.
+    assert [graph.names[op] for op in again] == [
+        "all_gather_again.frozen.1",
+        "all_gather_again.trained.1",
+        "all_gather_again.trained.0",
+    ]
+    last_read = dict.fromkeys(graph.names, 0)
+    producers = graph.value_producer[graph.reads]
+    for op, reader in zip(producers.tolist(), graph.readers.tolist(), strict=True):
+        last_read[graph.names[op]] = max(last_read[graph.names[op]], reader)
+    copied = graph.names.index("copy_out_again.trained.1")
+    assert last_read["all_gather_again.trained.1"] == copied
+    end = graph.names.index(step.names[-1])
+    assert last_read["all_gather_again.frozen.1"] == end
+    assert last_read["all_gather_again.trained.0"] == end
+
+
 def test_higher_stages_need_less_memory(step: OpGraph) -> None:
     peaks = []
     for stage in (0, 1, 2, 3):

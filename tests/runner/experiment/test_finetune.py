@@ -104,17 +104,18 @@ def test_a_step_of_adapters_holds_what_pefts_own_run_holds() -> None:
     assert planned.peak_bytes == pytest.approx(counter.peak_bytes[0], rel=0.005)
 
 
+@pytest.mark.parametrize("weights", ["none", "nf4"])
 @pytest.mark.parametrize(("zero", "sharded"), [(0, False), (1, False), (2, True), (3, True)])
-def test_replicas_of_few_bits_shard_frozen_weights_too(zero: int, sharded: bool) -> None:
+def test_replicas_shard_frozen_weights_too(zero: int, sharded: bool, weights: str) -> None:
     pytest.importorskip("peft")
-    alone = _planned("finetune=lora", "weights=nf4", "model.batch_size=1")
-    both = ("devices=2x1gb", "data_parallel=2", f"zero={zero}")
-    result = _planned("finetune=lora", "weights=nf4", *both)
+    tuned = ("finetune=lora", f"weights={weights}")
+    alone = _planned(*tuned, "model.batch_size=1")
+    result = _planned(*tuned, "devices=2x1gb", "data_parallel=2", f"zero={zero}")
     share = 2 if sharded else 1
-    weights = alone.captured.graph.weight_bytes
-    assert result.captured.graph.weight_bytes == pytest.approx(weights / share, abs=32)
+    sizes = alone.captured.graph.weight_bytes
+    assert result.captured.graph.weight_bytes == pytest.approx(sizes / share, abs=32)
     state, whole = (r.captured.graph.weight_state_bytes.sum() for r in (result, alone))
-    trained = weights[alone.captured.graph.gradient_weights].sum()
+    trained = sizes[alone.captured.graph.gradient_weights].sum()
     buckets = trained if zero < 2 else 0  # of DistributedDataParallel
     assert state == pytest.approx(whole / (2 if zero else 1) + buckets, rel=0.01)
     # The first line is that of the whole model.
@@ -204,7 +205,7 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
         (("finetune=lora", "finetune.alpha=nan"), "finetune.alpha=nan must be a finite number"),
         (("finetune.rank=4",), "finetune.rank=4 applies to adapters, .*; add finetune=lora"),
         (("finetune=lora", "tensor_parallel=2"), "leave out tensor_parallel=2"),
-        (("finetune=lora", "context_parallel=2"), "leave out context_parallel=2"),
+        (("finetune=lora", "context_parallel=2"), "leave out finetune=lora, or context_parallel"),
         (("weights=nf4",), "leave out phase=training"),
         (("finetune=lora", "engine=megatron"), "got finetune=lora; use finetune=none"),
     ],
