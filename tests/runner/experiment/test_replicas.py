@@ -1,6 +1,7 @@
 """Replicas in a run: their cost in the evaluation, in a line and as metrics."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fxpart.cost.all_reduce import BUCKET_BYTES
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import SpecError
+from runner.experiment.model_spec import model_spec
 from runner.experiment.replicas import (
     Replicas,
     check_replicas,
@@ -18,6 +20,7 @@ from runner.experiment.replicas import (
     replicas_line,
     with_sums,
 )
+from runner.experiment.subject import shared_subject
 from tests.runner.composed import read
 from tests.runner.pipelines import THERE_AND_BACK, training_graph
 from tests.sketch import devices, problem
@@ -110,3 +113,26 @@ def test_meaningful_combinations_are_accepted() -> None:
     check_replicas(read())
     check_replicas(read("data_parallel=2"))
     check_replicas(read("devices.saturate_host=true"))
+
+
+def test_shards_of_experts_read_no_more_experts_than_tokens_choose(tmp_path: Path) -> None:
+    sizes = ("hidden_size=16", "intermediate_size=16", "num_hidden_layers=1", "vocab_size=32")
+    heads = ("num_attention_heads=2", "num_key_value_heads=1", "num_local_experts=32")
+    model = (
+        *("model=mixtral_8x7b", "phase=training", "mode=single", "model.seq_len=4"),
+        *(f"++model.config.{setting}" for setting in (*sizes, *heads)),
+        f"capture.cache_dir={tmp_path}",
+    )
+
+    def moved(*overrides: str) -> list[int]:
+        config = read(*model, *overrides)
+        graph = shared_subject(config, model_spec(config)).captured.graph
+        products = [op for op, target in enumerate(graph.targets) if "grouped_mm" in target]
+        sizes: list[int] = graph.moved_bytes[products].tolist()
+        return sizes
+
+    alone = moved("model.batch_size=1", "devices=1x1gb")
+    assert alone
+    for zero in (0, 1, 3):
+        both = ("model.batch_size=2", "devices=2x1gb", "data_parallel=2", f"zero={zero}")
+        assert moved(*both) == alone
