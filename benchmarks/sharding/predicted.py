@@ -10,10 +10,11 @@ from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_graph
+from fxpart.core.blocks import GATHER
 from fxpart.core.graph import OpGraph
 from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.cost.collective_times import collective_bytes, collective_kinds
-from fxpart.sharding.zero import GATHER, SCATTER, with_zero
+from fxpart.sharding.zero import SCATTER, with_zero
 
 __all__ = ["Predicted", "predicted", "predicted_zero"]
 

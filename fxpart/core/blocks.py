@@ -8,7 +8,10 @@ import numpy as np
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
 
-__all__ = ["Block", "blocks_of", "share", "weights_read"]
+__all__ = ["COPY", "GATHER", "Block", "blocks_of", "share", "weights_read"]
+
+GATHER, COPY = "fsdp.all_gather", "fsdp.copy"
+"""Targets of an all-gather, which produces the whole tensor, and of copies from and to buffers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.core.blocks import COPY, GATHER
 from fxpart.core.graph import CAST, IntArray, OpGraph
 from fxpart.cost.tables import MemoryTables
 
@@ -30,6 +31,7 @@ KINDS = (
     "input",
     "gradient",
     "output",
+    "gathered weight",
     "saved activation",
     "received",
     "temporary",
@@ -43,6 +45,7 @@ KINDS = (
 - ``gradient``: the gradient of a weight, its cast to float32 for an update, and the terms that
   are summed into it, produced or received.
 - ``output``: any other result returned to the caller, which lives to the end.
+- ``gathered weight``: the whole of sharded weights, or the buffer that they are gathered into.
 - ``saved activation``: produced in the forward, here or elsewhere, and read here in the backward.
 - ``received``: anything else produced on another device.
 - ``temporary``: everything else.
@@ -58,6 +61,7 @@ PLURALS = dict(
             "inputs",
             "gradients",
             "outputs",
+            "gathered weights",
             "saved activations",
             "received",
             "temporaries",
@@ -69,9 +73,18 @@ PLURALS = dict(
 
 _SUMS = ("add", "add_")
 """Operators that sum terms of a gradient."""
-_WEIGHT, _STATE, _CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORARY = range(
-    len(KINDS)
-)
+(
+    _WEIGHT,
+    _STATE,
+    _CACHE,
+    _INPUT,
+    _GRADIENT,
+    _OUTPUT,
+    _GATHERED,
+    _SAVED,
+    _RECEIVED,
+    _TEMPORARY,
+) = range(len(KINDS))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,6 +102,8 @@ class StorageFacts:
     """Whether each operator updates a weight. Length n."""
     is_gradient: BoolArray
     """Whether a value is a weight's gradient, or a term or cast of one. Length V."""
+    is_gathered: BoolArray
+    """Whether a value is a gathered weight or the buffer of one. Length V."""
     is_cache: BoolArray
     """Whether a value is an input cached from one token to the next. Length V."""
     reader: IntArray
@@ -131,6 +146,7 @@ def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
         is_backward,
         graph.is_update,
         _gradients_and_parts(graph, is_backward) | _casts(graph),
+        _gathered(graph),
         graph.value_is_cache,
         graph.readers,
     )
@@ -161,6 +177,19 @@ def _casts(graph: OpGraph) -> BoolArray:
     """Return whether each value is a gradient cast for an update."""
     is_cast = np.array([target == CAST for target in graph.targets], dtype=np.bool_)
     return (graph.value_producer >= 0) & is_cast[graph.value_producer]
+
+
+def _gathered(graph: OpGraph) -> BoolArray:
+    """Return whether each value is produced by an all-gather, or by a copy out of its buffer."""
+    gathers, copies = (
+        np.array([name == target for name in graph.targets], dtype=np.bool_)
+        for target in (GATHER, COPY)
+    )
+    of_gather = (graph.value_producer >= 0) & gathers[graph.value_producer]
+    copies_out = np.zeros(graph.n_ops, dtype=np.bool_)
+    copies_out[graph.readers[of_gather[graph.reads]]] = True
+    makes = gathers | (copies & copies_out)
+    return (graph.value_producer >= 0) & makes[graph.value_producer]
 
 
 def short_name(target: str) -> str:
@@ -257,8 +286,9 @@ def _kinds(
     of_output[root[m.is_output & is_local & ~of_updates]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)
     is_cache, received = facts.is_cache[values], ~is_local[values]
+    gathered = facts.is_gathered[values]
     return np.select(
-        [is_cache, maker < 0, of_gradient[values], of_output[values], saved, received],
-        [_CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED],
+        [is_cache, maker < 0, of_gradient[values], of_output[values], gathered, saved, received],
+        [_CACHE, _INPUT, _GRADIENT, _OUTPUT, _GATHERED, _SAVED, _RECEIVED],
         _TEMPORARY,
     ).astype(np.int64)

@@ -14,21 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from fxpart.core.blocks import Block, blocks_of, share, weights_read
+from fxpart.core.blocks import COPY, GATHER, Block, blocks_of, share, weights_read
 from fxpart.core.graph import IntArray, OpGraph, csr
 from fxpart.errors import SpecError
 
-__all__ = ["GATHER", "SCATTER", "STAGES", "WAIT", "Sharded", "with_zero"]
+__all__ = ["SCATTER", "STAGES", "WAIT", "Sharded", "with_zero"]
 
 STAGES = (0, 1, 2, 3)
 """0: replicas; 1: updates are sharded; 2: gradients and weights too, with weights gathered from the
 forward to the backward; 3: weights are gathered again for the backward."""
-GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
-"""Targets of the collectives: the first produces the whole tensor, the second reads it."""
+SCATTER = "fsdp.reduce_scatter"
+"""Target of the collective that reads the whole tensor."""
 _GRADIENTS = 2
 WAIT = "fsdp.wait"
 """Target of operators that wait until a scatter's buffer is free."""
-_COPY = "fsdp.copy"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -202,7 +201,7 @@ class _Sharding:
         name = gather.name.replace("all_gather", "copy_out")
         sizes = {w: int(graph.weight_bytes[w]) for w in block.weights}
         whole = {w: _Result(f"{name}.{graph.weight_names[w]}", sizes[w], sizes[w]) for w in sizes}
-        op = _Op(name, _COPY, block, [gather.results[0], *kept], list(whole.values()))
+        op = _Op(name, COPY, block, [gather.results[0], *kept], list(whole.values()))
         op.is_backward, op.moved_bytes = gather.is_backward, 2 * self._whole_bytes(block.weights)
         self._insert(position, op)
         return whole
@@ -263,7 +262,7 @@ class _Sharding:
             whole = self._whole_bytes(block.trained)
             gradient_values = [int(graph.gradient_values[g]) for g in block.gradients]
             buffer = _Result(f"copy_in.{name}", whole, whole)
-            copy = _Op(buffer.name, _COPY, block, list(gradient_values), [buffer], 2 * whole, True)
+            copy = _Op(buffer.name, COPY, block, list(gradient_values), [buffer], 2 * whole, True)
             self._insert(position, copy)
             part = self.share(whole)
             result = _Result(f"reduce_scatter.{name}", part, part, stays=True)

@@ -330,17 +330,15 @@ class WeightsConfig:
 
 @dataclass
 class FinetuneConfig:
-    """The weights to train: all, or adapters of peft with all others frozen."""
+    """The weights to train: all, or with ``lora`` adapters of peft with all others frozen."""
 
     name: str = "none"
-    """``none`` or ``lora``."""
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
     targets: list[str] = field(default_factory=list)
     """Names of layers, or ``all-linear``; empty for peft's defaults for the architecture."""
     autocast_adapter_dtype: bool = True
-    """Whether adapters of a 16-bit model are in float32: an argument of `peft.get_peft_model`."""
 
 
 @dataclass

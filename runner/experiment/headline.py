@@ -100,9 +100,10 @@ def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, floa
         steps_per_s = 1.0 / latency_s if latency_s else float("inf")
     elif decoded_per_s is None and result.tokens is not None:
         tokens_per_s = examples_per_s * result.tokens
-    utilization = model_flops_utilization(
-        result.captured.graph, result.problem.topology, steps_per_s
-    )
+    graph = result.captured.graph
+    if len(graph.gradient_values):  # a shard of a frozen weight is not told from other values
+        graph = result.subject.unconverted or graph
+    utilization = model_flops_utilization(graph, result.problem.topology, steps_per_s)
     # A decode produces tokens. Batches that overlap without a schedule would need more caches.
     whole_per_s = None if result.step == "decode" and not result.generation else examples_per_s
     return rate_metrics(whole_per_s, tokens_per_s, utilization, result.price_per_hour)

@@ -47,6 +47,8 @@ SEARCHES = ("kl_based", "cost_aware")
 _DEARER = 0.2
 """The `mode.boundary_gain` to try if the default finds no cut at modules."""
 _NO_ENCODER = "the encoder, which accelerate needs too, is no part of a decode's plan"
+_ON_ONE_DEVICE = "plain PyTorch, everything is on one device"
+_REPLICAS = "DistributedDataParallel"
 _MOST_GROUPS = 256
 """Most groups of operators at which a depth is searched, in some tenths of a second."""
 
@@ -211,7 +213,9 @@ def _torch_line(
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
     if assignment.n_partitions == 1 and config.backward_order == "autograd":
-        return ", ".join(["plain PyTorch, everything is on one device", *local])
+        has_replicas = is_training(config) and config.data_parallel > 1
+        tool = f"torch's {_REPLICAS}" if has_replicas else _ON_ONE_DEVICE
+        return ", ".join([tool, *local])
     if engine := backward_engine(config.backward_order):
         return ", ".join([*local, engine])
     carried = carriers(problem.graph, assignment, cpu_devices(config, problem.topology))
@@ -230,10 +234,10 @@ def _sharded_by(config: Config) -> str:
         norms = " and SequenceParallel for its norms" if config.sequence_parallel else ""
         engines.append(f"parallelize_module by the plan of the model's class{norms}")
     if config.zero == 1:
-        engines.append("DistributedDataParallel with ZeroRedundancyOptimizer")
+        engines.append(f"{_REPLICAS} with ZeroRedundancyOptimizer")
     if config.zero > 1:
         whole = "each stage of a pipeline" if in_stages(config) else "the model"
-        engines.append(f"fully_shard on each numbered block and on {whole}")
+        engines.append(f"fully_shard on each numbered block and on {whole}{_unchecked(config)}")
     if config.context_parallel > 1:
         engines.append("context_parallel, which is experimental")
     carriers_of_all = [f"torch's {', '.join(engines)}"] if engines else []
@@ -242,6 +246,11 @@ def _sharded_by(config: Config) -> str:
         sizes += f"ep_size={config.expert_parallel}"
         carriers_of_all.append(f"transformers' DistributedConfig({sizes})")
     return ", ".join(carriers_of_all)
+
+
+def _unchecked(config: Config) -> str:
+    name = config.weights.name
+    return f" (not checked with tensors of {name}, scales included)" if name != "none" else ""
 
 
 def _runs_here(config: Config) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.blocks import GATHER
 from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.weight_state import with_state
@@ -18,7 +19,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from fxpart.schedule.stage_shards import WeightShards
 from fxpart.sharding.main_gradients import with_main_gradients
-from fxpart.sharding.zero import GATHER, SCATTER, STAGES, WAIT, with_zero
+from fxpart.sharding.zero import SCATTER, STAGES, WAIT, with_zero
 from runner.config.sections import Config
 from runner.experiment.degrees import device_count
 from runner.experiment.mesh import GATHERING, replica_count, weight_replicas

@@ -26,7 +26,11 @@ LAYERS = (
     ("kv cache", ("kv cache",), LIGHT.series[4]),  # no step has both
     ("gradients", ("gradient",), LIGHT.series[1]),
     ("saved activations", ("saved activation",), LIGHT.series[2]),
-    ("other tensors", ("input", "received", "output", "temporary"), LIGHT.series[3]),
+    (
+        "other tensors",
+        ("input", "received", "output", "gathered weight", "temporary"),
+        LIGHT.series[3],
+    ),
 )
 """The stacked layers from bottom to top: name, kinds, colour."""
 RESIDENT = 3

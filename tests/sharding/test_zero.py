@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import joint_graph
+from fxpart.core.blocks import GATHER
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.optimizer import Optimizer, with_optimizer
@@ -16,7 +17,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.prefetch import sharded_step
 from fxpart.errors import SpecError
 from fxpart.placement.single import single
-from fxpart.sharding.zero import GATHER, SCATTER, WAIT, with_zero
+from fxpart.sharding.zero import SCATTER, WAIT, with_zero
 from tests.sharding.test_local_module import llama
 from tests.sketch import devices, problem
 

@@ -1,6 +1,7 @@
 """Add peft's adapters to a model for fine-tuning that trains only them."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from fxpart.errors import SpecError, nearest_names, one_line
 
 __all__ = ["add_adapters"]
 
-_NAME_LAYERS = "name layers, such as finetune.targets=[q_proj,v_proj]"
 _OF_TENSOR = "ParamWrapper"
 """peft's class for an adapter of a tensor that is not the weight of a layer."""
 
@@ -62,13 +62,26 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
             )
             peft.inject_adapter_in_model(config, module)
     except (ValueError, TypeError) as error:
-        why = one_line(error)
+        why, advice = one_line(error), _advice(module)
         if targets is None and "target_modules" in why:
-            why = f"peft knows no layers of {type(module).__name__}; {_NAME_LAYERS}"
+            why = f"peft knows no layers of {type(module).__name__}; {advice}"
+        elif "is not supported" in why:
+            why = f"peft has no adapters for modules of such a kind; {advice}"
         raise SpecError(f"{setting}: {why}") from error
     _check_layers(module, setting)
     if lora.get("autocast_adapter_dtype", True):
         _in_float32(module)
+
+
+def _advice(module: nn.Module) -> str:
+    """Return the advice to name layers, with the names of two that the module has most often."""
+    names = Counter(
+        path.rpartition(".")[2]
+        for path, child in module.named_modules()
+        if type(child) is nn.Linear
+    )
+    shown = [name for name, _ in names.most_common() if not name.isdigit()][:2]
+    return f"name layers, such as finetune.targets=[{','.join(shown) or 'all-linear'}]"
 
 
 def _check_targets(module: nn.Module, targets: Sequence[str]) -> None:
@@ -95,7 +108,7 @@ def _check_layers(module: nn.Module, setting: str) -> None:
         if type(child).__name__ == _OF_TENSOR:
             raise SpecError(
                 f"{setting}: weights of {name} belong to experts or their router, not to a linear "
-                f"layer, and adapters for them are not supported; {_NAME_LAYERS}"
+                f"layer, and adapters for them are not supported; {_advice(module)}"
             )
 
 

@@ -10,6 +10,7 @@ from fxpart.core.few_bits import WeightFormat
 from fxpart.errors import FxpartError
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
+from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
 from tests.runner.composed import read
@@ -123,6 +124,19 @@ def test_replicas_shard_frozen_weights_too(zero: int, sharded: bool, weights: st
     if zero == 1:  # only updated weights are gathered after a step
         assert result.shards is not None
         assert result.shards.collective_bytes == trained
+
+
+def test_sharded_steps_of_adapters_have_the_mfu_of_whole_ones() -> None:
+    pytest.importorskip("peft")
+    both = ("finetune=lora", "devices=2x1gb", "data_parallel=2")
+    products = []
+    for zero in (0, 2, 3):
+        result = _planned(*both, f"zero={zero}")
+        values = headline(result)
+        products.append(values["mfu_pct"] * values["latency_ms"])
+        if zero:
+            assert result.peaks[0].by_kind["gathered weight"] > 0
+    assert products[1:] == pytest.approx([products[0]] * 2)
 
 
 def test_shards_of_adapters_need_replicas_of_one_device() -> None:
