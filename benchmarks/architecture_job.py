@@ -162,13 +162,13 @@ def _shallow_settings(
 def _own_settings(part: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the plain settings of `part` that are not the defaults of its class."""
     default = vars(type(part)())
-    keys = {*inspect.signature(type(part)).parameters, "out_features", "out_indices"}
-    values = {key: getattr(part, key, None) for key in sorted(keys) if not key.startswith("_")}
+    keys = {*inspect.signature(type(part)).parameters, "_out_features", "_out_indices"}
     plain = (bool, int, float, str, list, tuple)
+    # The stages of a backbone are set by the names of their properties.
     chosen = {
-        key: value
-        for key, value in values.items()
-        if isinstance(value, plain) and value != default.get(key, default.get(f"_{key}"))
+        key.removeprefix("_"): value
+        for key, value in vars(part).items()
+        if key in keys and isinstance(value, plain) and value != default.get(key)
     }
     if "out_features" in chosen:  # the other name for the same stages
         chosen.pop("out_indices", None)

@@ -67,9 +67,10 @@ def _window(config: Any) -> int:  # noqa: ANN401
 def _least_side(config: Any) -> int:  # noqa: ANN401
     """Return the side of the smallest image that the model accepts, 0 if it states none."""
     patch: Any = part_setting(config, ("patch_size",), IMAGE)
-    ratios = part_setting(config, ("scaled_images_ratios",), IMAGE)
+    ratios: Any = part_setting(config, ("scaled_images_ratios",), IMAGE)
     if ratios:  # DepthPro: the smallest of its scaled copies has one patch
-        return math.ceil(config.patch_size / min(ratios))
+        least: int = math.ceil(config.patch_size / min(ratios))
+        return least
     queries = part_setting(config, ("projector_patch_to_query_dict",), IMAGE)
     # Aria: the possible numbers of patches, as keys.
     return int(patch * math.isqrt(min(map(int, queries)))) if queries else 0
@@ -119,7 +120,7 @@ def _patch_rows(request: Request) -> Shape | None:
             and re.search(r"patch_embed|vision_embed", path)
         ):
             patches = (height // patch) * (width // patch)
-            words = documented_shape("pixel_values", request.model)
+            words = documented_shape("pixel_values", request.model.base_model)
             if words[:1] == ["num_patches"]:
                 return Shape((request.batch_size * patches, values))
             return Shape((request.batch_size, patches, values))

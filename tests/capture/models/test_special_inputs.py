@@ -95,7 +95,7 @@ def test_sequences(
             {"input_ids": (2, 512), "pixel_values": (2, 100, 3 * 30 * 30)},
         ),
         (
-            "NeoMMEModel",
+            "NeoMMEForMaskedLM",
             ONE,
             {"input_ids": (2, 512), "pixel_values": (2 * 49, 3 * 32 * 32)},
         ),
