@@ -47,19 +47,34 @@ def judge(architecture: str) -> Outcome:
 
 
 def _try_configs(architecture: str) -> Outcome:
-    outcome = Outcome(architecture, "build")
     configs = _candidate_configs(architecture)
+    outcomes = []
     for config in configs:
-        outcome = _try_config(architecture, config)
-        if outcome.operators:
-            return outcome
+        outcomes.append(_try_config(architecture, config))
+        if outcomes[-1].operators:
+            return outcomes[-1]
+    # The last are the defaults; their error may be of the layers that the first lacks.
+    first, last = outcomes[0], outcomes[-1]
+    completed = _complete_config(architecture, configs[0], last)
+    faithful = _shallow_config(architecture, with_lists=True, with_parts=True)
+    for config, outcome in ((configs[0], first), (faithful, last)):
+        if completed.operators:
+            break
+        if (config, outcome.reason) != (configs[0], last.reason):
+            retried = _complete_config(architecture, config, outcome)
+            completed = retried if retried.operators else completed
+    return completed
+
+
+def _complete_config(architecture: str, config: dict[str, Any], outcome: Outcome) -> Outcome:
+    """Return the outcome with settings added to `config` that the failure of `outcome` asks for."""
     added: dict[str, Any] = {}
     for _ in range(_MAX_TRIES):  # fixing one error reveals the next
         extended = _merge(added, dict(_missing_settings(architecture, outcome.reason)))
         if extended == added:
             break
         added = extended
-        outcome = _try_config(architecture, _merge(configs[0], added))
+        outcome = _try_config(architecture, _merge(config, added))
         if outcome.operators:
             return replace(outcome, inputs=f"{outcome.inputs} with {added}")
     return outcome
@@ -101,17 +116,28 @@ def _candidate_configs(architecture: str) -> list[dict[str, Any]]:
     return [config for index, config in enumerate(configs) if config not in configs[:index]]
 
 
-def _shallow_config(architecture: str, *, with_lists: bool) -> dict[str, Any]:
+def _shallow_config(
+    architecture: str, *, with_lists: bool, with_parts: bool = False
+) -> dict[str, Any]:
     try:
         config_class = model_class(architecture).config_class
         config = config_class()
     except Exception:  # the error is reported when the model is built
         return {}
-    return dict(_shallow_settings(config, with_lists, _MAX_NESTING))
+    return dict(_shallow_settings(config, with_lists, with_parts, _MAX_NESTING))
 
 
-def _shallow_settings(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """Yield the settings that reduce a configuration to `DEPTH` layers."""
+def _shallow_settings(
+    config: Any,  # noqa: ANN401
+    with_lists: bool,
+    with_parts: bool,
+    nesting: int,
+) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that reduce a configuration to `DEPTH` layers.
+
+    With `with_parts`, also what the model sets in a part of unspecified class, such as the stages
+    that a backbone returns: a part that is given replaces the model's.
+    """
     keys = {*inspect.signature(type(config)).parameters, *config.attribute_map}
     values = {key: value for key, value in vars(config).items() if key in keys}
     depths = set()
@@ -122,14 +148,31 @@ def _shallow_settings(config: Any, with_lists: bool, nesting: int) -> Iterator[t
         elif key == "depths" and isinstance(value, list | tuple):
             yield key, [min(depth, DEPTH) for depth in value]
         elif key in config.sub_configs and hasattr(value, "sub_configs") and nesting:
-            nested = dict(_shallow_settings(value, with_lists, nesting - 1))
+            nested = dict(_shallow_settings(value, with_lists, with_parts, nesting - 1))
             if nested:
                 # A part of unspecified class needs its model type.
                 is_open = not hasattr(config.sub_configs[key], "attribute_map")
-                yield key, {"model_type": value.model_type, **nested} if is_open else nested
+                own = _own_settings(value) if is_open and with_parts else {}
+                yield key, own | {"model_type": value.model_type, **nested} if is_open else nested
     for key, value in values.items():
         if with_lists and isinstance(value, list | tuple) and len(value) in depths:
             yield key, list(value[:DEPTH])
+
+
+def _own_settings(part: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the plain settings of `part` that are not the defaults of its class."""
+    default = vars(type(part)())
+    keys = {*inspect.signature(type(part)).parameters, "_out_features", "_out_indices"}
+    plain = (bool, int, float, str, list, tuple)
+    # The stages of a backbone are set by the names of their properties.
+    chosen = {
+        key.removeprefix("_"): value
+        for key, value in vars(part).items()
+        if key in keys and isinstance(value, plain) and value != default.get(key)
+    }
+    if "out_features" in chosen:  # the other name for the same stages
+        chosen.pop("out_indices", None)
+    return chosen
 
 
 _DEFAULTS = {
@@ -155,8 +198,51 @@ _REMEDIES = (
     ("ne() received an invalid", "pad_token_id", 1),
     ("ne() received an invalid", "mask_token_id", 2),
     ("if loss is expected", "return_loss", False),
+    ("cat expects at least one tensor", "projector_scale_factors", [1.0]),
+    ("k not in range", "num_queries", 100),  # fewer than the places of a small image
 )
 """Part of an error message, the setting that fixes it where there is one, and its value."""
+_STRIPS = {
+    "reduce_channel": [1, 1, 0],
+    "return_channel": [1, 1, 0],
+    "vertical_long_to_small_conv_longratio": [[7, 1], [1, 1], [3, 0]],
+    "vertical_long_to_small_conv_midratio": [[5, 1], [1, 1], [2, 0]],
+    "vertical_long_to_small_conv_shortratio": [[3, 1], [1, 1], [1, 0]],
+    "horizontal_small_to_long_conv_longratio": [[1, 7], [1, 1], [0, 3]],
+    "horizontal_small_to_long_conv_midratio": [[1, 5], [1, 1], [0, 2]],
+    "horizontal_small_to_long_conv_shortratio": [[1, 3], [1, 1], [0, 1]],
+    "symmetric_conv_long_longratio": [[7, 7], [1, 1], [3, 3]],
+    "symmetric_conv_long_midratio": [[5, 5], [1, 1], [2, 2]],
+    "symmetric_conv_long_shortratio": [[3, 3], [1, 1], [1, 1]],
+}
+_UNSET: dict[str, dict[str, Any]] = {
+    "empty(": {
+        "n_routed_experts": 8,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 1024,
+        "decoder_hidden_size": 512,
+        "decoder_depth": DEPTH,
+        "decoder_num_heads": 8,
+    },
+    "'NoneType' object is not subscriptable": {
+        "layer_types": ["full_attention"] * DEPTH,
+        "mlp_layer_types": ["dense", "sparse"],
+        "upsample_out_channels": [256, 256],
+        "conv_out_channels": [256, 256],
+        # As published for the detectors of PP-OCR.
+        "kernel_list": [3, 2, 2],
+        "scale_factor_list": [1, 2, 4, 8],
+        "intraclass_block_config": _STRIPS,
+    },
+    "object of type 'NoneType' has no len()": {"deepstack_layer_map": [[0, 0]]},
+    "unsupported operand type(s) for *: 'int' and 'NoneType'": {"n_shared_experts": 1},
+    "clamp called but both min and max are none": {"clip_qkv": 8.0},
+    "'NoneType' object has no attribute 'split'": {"downsample_rate": "4/8"},
+    "needs past_time_features": {"num_time_features": 2},
+}
+"""Part of an error message, and values for the settings without one that may cause it."""
 
 
 def _missing_settings(architecture: str, reason: str) -> Iterator[tuple[str, Any]]:
@@ -182,7 +268,15 @@ def _settings_for(
         (key, value) for key, value in _DEFAULTS.items() if key in values and not values[key]
     )
     yield from ((k, value) for text, k, value in _REMEDIES if text in reason and k in values)
+    for text, settings in _UNSET.items():
+        if text in reason:
+            yield from ((k, v) for k, v in settings.items() if k in values and not values[k])
+    if "can only concatenate list" in reason:  # a default that is not of the stated type
+        yield from ((k, list(v)) for k, v in values.items() if isinstance(v, tuple))
+    if f"'{type(config).__name__}' object has no attribute 'rope_theta'" in reason:
+        yield "rope_theta", 1e4
     yield from _attention_settings(values, reason, reads_head)
+    yield from _rope_settings(values, reason)
     for key in config.sub_configs if nesting else ():
         part: Any = values.get(key)
         is_part = hasattr(part, "sub_configs")
@@ -205,10 +299,27 @@ def _attention_settings(
     if not values.get("head_dim") and ("head_dim" in values or (reads_head and not divides)):
         yield "head_dim", width // heads if divides else _DEFAULT_HEAD_DIM
     elif split_error and isinstance(values.get("rope_parameters"), dict):
-        pairs = int(split_error[1])
-        side = 3 * pairs // 8  # of height and of width, as Qwen2-VL: 16, 24 and 24 of 64
-        sections = [pairs - 2 * side, side, side]
-        yield "rope_parameters", values["rope_parameters"] | {"mrope_section": sections}
+        rope = values["rope_parameters"]
+        yield "rope_parameters", rope | {"mrope_section": _sections(int(split_error[1]))}
+
+
+def _sections(pairs: int) -> list[int]:
+    """Return the numbers of pairs that rotate with the position in time, height and width."""
+    side = 3 * pairs // 8  # as Qwen2-VL: 16, 24 and 24 of 64
+    return [pairs - 2 * side, side, side]
+
+
+def _rope_settings(values: Mapping[str, Any], reason: str) -> Iterator[tuple[str, Any]]:
+    """Yield the rotary positions of a model that needs them for each kind of layer or axis."""
+    rope, kinds, head = (values.get(k) for k in ("rope_parameters", "layer_types", "head_dim"))
+    if not isinstance(rope, dict):
+        return
+    if isinstance(kinds, list) and any(f"KeyError: '{kind}'" in reason for kind in kinds):
+        plain = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)}
+        yield "rope_parameters", dict.fromkeys(dict.fromkeys(kinds), plain)
+    elif "object of type 'NoneType' has no len()" in reason:
+        pairs = (head or _DEFAULT_HEAD_DIM) // 2
+        yield "rope_parameters", rope | {"mrope_section": _sections(pairs)}
 
 
 def _merge(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -112,11 +112,27 @@ def _config_keys(config_class: type[Any]) -> set[str]:
     return keys | set(_ROPE_KEYS) if "rope_parameters" in keys else keys
 
 
+def _read_settings(cls: type[Any]) -> set[str]:
+    """Return what the model's code reads from configurations and its own one does not have."""
+    code = Path(inspect.getfile(cls)).read_text(encoding="utf-8")
+    own = inspect.signature(cls.config_class).parameters
+    return set(re.findall(r"config\.([a-z]\w*)\b(?!\()", code)) - set(own)
+
+
 def _check_keys(
-    config_class: type[Any], unlisted: set[str], overrides: Mapping[str, Any], where: str
+    config_class: type[Any],
+    unlisted: set[str],
+    read: set[str],
+    overrides: Mapping[str, Any],
+    where: str,
 ) -> None:
-    """Refuse keys that the class would accept as attributes without ever reading them."""
-    keys = _config_keys(config_class) | unlisted
+    """Refuse keys that the class would accept as attributes without ever reading them.
+
+    `unlisted` are keys that any class may lack. A part without parts of its own, such as
+    ``attn_config`` of DBRX, may lack any of `read`, since the model reads them from it.
+    """
+    is_part = where != "config" and not config_class.sub_configs
+    keys = _config_keys(config_class) | unlisted | (read if is_part else set())
     for key, value in overrides.items():
         if key in _DTYPE_KEYS:
             raise SpecError(f"{where}.{key} is set by model.dtype; use that instead")
@@ -127,7 +143,7 @@ def _check_keys(
         part = config_class.sub_configs.get(key)
         # If the part's class depends on its model_type, only transformers can check it.
         if isinstance(value, Mapping) and hasattr(part, "attribute_map"):
-            _check_keys(part, unlisted, value, f"{where}.{key}")
+            _check_keys(part, unlisted, read, value, f"{where}.{key}")
 
 
 def _refuse_nonsense(overrides: Mapping[str, Any], where: str) -> None:
@@ -153,7 +169,7 @@ def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa:
 
     """
     config_class = cls.config_class
-    _check_keys(config_class, _unlisted_keys(cls), overrides, "config")
+    _check_keys(config_class, _unlisted_keys(cls), _read_settings(cls), overrides, "config")
     _refuse_nonsense(overrides, "model.config")
     settings = dict(overrides)
     if "use_cache" in _config_keys(config_class):
@@ -205,7 +221,6 @@ def architecture_model(
         raise SpecError(
             f"{architecture} cannot be built with this config: {one_line(error)}"
         ) from error
-    if getattr(config, "use_cache", False):
-        # Lets torch.export flatten the cache that the model returns.
-        register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
+    # Lets torch.export flatten the cache that a model returns, some even without `use_cache`.
+    register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
     return model

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from fxpart.capture.models.image_grids import GRIDS
 from fxpart.capture.models.input_shapes import (
     ANY_DATA,
-    Request,
     input_shape,
     is_tokens,
     positions,
-    text_config,
 )
 from fxpart.capture.models.labels import drawn_labels, label_inputs
+from fxpart.capture.models.shape_request import Request, text_config
 from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "ordinary_inputs", "positions"]
@@ -34,20 +33,33 @@ _PIECES = (
     "cu_seqlens",
     "grid_thw",
     "image_grid_hw",
+    "image_grids",
     "image_grid_thw",
     "image_position_ids",
     "image_sizes",
+    "num_local_patches",
     "pixel_attention_mask",
     "pixel_position_ids",
     "spatial_shapes",
 )
 # Inputs that models require although they have a default.
 _NEEDED = (
+    "actions",
     "high_res_pixel_values",
     "image_embeds_position_mask",
+    "returns_to_go",
+    "timesteps",
     "visual_feats",
     "visual_pos",
 )
+_NEEDED_WITH = {
+    "attention_mask": ("encoder_attention_type",),
+    "bbox": ("dim_bbox",),
+    "decoder_input_values": ("max_text_positions",),
+    "future_time_features": ("lags_sequence",),
+    "future_values": ("lags_sequence",),
+}
+"""Inputs required although they have a default, if the configuration has one of the settings."""
 _PLACEHOLDERS = (
     "audio_token_id",
     "audio_token_index",
@@ -82,6 +94,9 @@ def _needed(model: Any) -> Iterator[str]:  # noqa: ANN401
     needed = (n for n, p in parameters.items() if p.default is inspect.Parameter.empty)
     yield from (name for name in needed if name not in GRIDS)  # bound to the model instead
     yield from (name for name in _NEEDED if name in parameters)
+    for name, settings in _NEEDED_WITH.items():
+        if name in parameters and any(hasattr(model.config, key) for key in settings):
+            yield name
     if "decoder_input_ids" in parameters:
         yield "decoder_input_ids"
     modalities = getattr(model, "input_modalities", ())

@@ -227,8 +227,8 @@ def test_invalid_tensor_sizes_are_named() -> None:
 
 
 def test_an_input_of_unknown_shape_is_named() -> None:
-    with pytest.raises(SpecError, match="MimiDecoderModel needs latents, whose shape"):
-        build("MimiDecoderModel")
+    with pytest.raises(SpecError, match="Gemma3nAudioEncoder needs audio_mel, whose shape"):
+        build("Gemma3nAudioEncoder", config={"conf_num_hidden_layers": 1})
 
 
 def test_patches_fit_their_grid() -> None:
