@@ -77,14 +77,16 @@ _kept_kernels = lru_cache(maxsize=_MOST_KEPT)(_kernels)
 def host_launch_s(config: Config) -> float:
     """Return the host's time to launch an operator.
 
-    The default is that of the slowest host among the accelerators. It is 0 if operators run on the
-    host itself, or if measured operator times include it.
+    The default is that of the fastest host among the accelerators, since they share one, and a
+    further accelerator does not slow it down. It is 0 if operators run on the host itself, or if
+    measured operator times include it.
     """
     if config.latency.source in ("profiled", "calibrated"):
         return 0.0
     if config.runtime.host_launch_s is not None:
         return config.runtime.host_launch_s
-    return max((pool.host_launch_s for pool in config.devices.pools), default=0.0)
+    launches_s = [pool.host_launch_s for pool in config.devices.pools if pool.host_launch_s]
+    return min(launches_s, default=0.0)
 
 
 def host_line(issued_s: float, latency_s: float, operators: int) -> str:
