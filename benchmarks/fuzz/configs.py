@@ -282,8 +282,10 @@ def _command(
             )
         except TimeoutExpired as error:
             raise OverLimitError from error
-        if code == USER_ERROR and err.count("error: ") == 1 and "Traceback" not in out + err:
-            raise SpecError(err.partition("error: ")[2].strip())
+        message = err.partition("error: ")[2].strip()
+        is_one_line = message and "error: " not in message and "\n" not in message
+        if code == USER_ERROR and is_one_line and "Traceback" not in out + err:
+            raise SpecError(message)
         return code, out, err
 
     def unsound(result: tuple[int, str, str]) -> str | None:

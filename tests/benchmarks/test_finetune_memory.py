@@ -33,7 +33,7 @@ def _rows(tmp_path: Path, *changed: dict[str, object]) -> list[Row]:
 def test_rows_without_a_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left_out: dict[str, dict[str, object]] = {
         "no peak": {"metric": "tokens_per_s", "unit": "tok/s"},
-        "sharded over devices": {"n_devices": 2},
+        "several devices": {"n_devices": 2},
         "no configuration": {"model": "Falcon-40B"},
         "scales in few bits too": {"dtype": "bnb.nf4-dq"},
         "weights, gradients and AdamW": {"phase": "train-full fine-tune", "value": 1e6},

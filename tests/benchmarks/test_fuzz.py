@@ -30,7 +30,7 @@ def test_odd_input_is_accepted_or_refused_in_one_line(
 
 
 def _refuses() -> None:
-    raise SpecError("one line\nand another")
+    raise SpecError("a quoted\nline break")
 
 
 def _hangs() -> None:
@@ -60,8 +60,9 @@ def test_failures_are_counted_and_printed_when_they_occur(
     assert capsys.readouterr().out == "x: wrong: negative: size -1\n"
     tally.attempt("taken", lambda: 1, lambda _: None, must_fail=True)
     tally.attempt("right", lambda: 1, lambda _: None)
-    tally.attempt("two lines", _refuses, lambda _: None)
-    assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (5, 1, 1, 3)
+    tally.attempt("refused", _refuses, lambda _: None)
+    assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (5, 1, 1, 2)
+    assert tally.refused == 1
 
 
 def test_an_abandoned_command_leaves_no_answer_to_the_next(tmp_path: Path) -> None:

@@ -174,6 +174,6 @@ def test_rates_without_a_run_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "measured.json").write_text(json.dumps(points))
     assert list(finetune_rows(tmp_path)) == []
     printed = capsys.readouterr().out
-    for reason in ("updates in 8 bits", "sharded", "no configuration", "different lengths"):
+    for reason in ("updates in 8 bits", "several devices", "no configuration", "different lengths"):
         assert reason in printed
     assert "4 rows are left out" in printed

@@ -90,12 +90,12 @@ def test_a_search_uses_it_beside_the_relaxed_bound(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_a_solution(tmp_path: Path) -> None:
     """OR-Tools would keep the signal to itself, and the search would go on."""
-    tables, _ = unit_tables(workload_at(tmp_path, document(3, nodes=120, accelerators=4), None))
+    tables, _ = unit_tables(workload_at(tmp_path, document(3, nodes=300, accelerators=4), None))
     search = LoadSearch(tables, 0)
     while not search.elite:
         search.round()
     proof = CpSatBound(search, 0.0, next_limit_s=32.0)
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         proof.step(64.0)
