@@ -169,7 +169,8 @@ def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa:
 
     """
     config_class = cls.config_class
-    _check_keys(config_class, _unlisted_keys(cls), _read_settings(cls), overrides, "config")
+    read = _read_settings(cls) if config_class.sub_configs else set()
+    _check_keys(config_class, _unlisted_keys(cls), read, overrides, "config")
     _refuse_nonsense(overrides, "model.config")
     settings = dict(overrides)
     if "use_cache" in _config_keys(config_class):

@@ -169,7 +169,7 @@ def drawn_inputs(
     """Return tensors like `inputs` on `device`, drawn from torch's generators.
 
     Real numbers are normally distributed; tokens are uniform over the rows of the model's
-    embedding, labels over the classes.
+    embedding, labels over the classes. No position is masked from attention.
 
     Args:
         model: a transformers model.
@@ -184,6 +184,8 @@ def drawn_inputs(
     drawn = {
         name: labels[name]
         if name in labels
+        else torch.ones_like(like, device=device)
+        if name.endswith("attention_mask")
         else torch.randn(like.shape, dtype=like.dtype, device=device)
         if like.is_floating_point()
         else torch.randint(_values(model, name), like.shape, dtype=like.dtype, device=device)

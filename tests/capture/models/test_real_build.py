@@ -120,3 +120,9 @@ def test_inputs_of_dlrm_are_rows_of_each_table() -> None:
     assert indices[1].max() < 700
     assert len(set(indices[1].flatten().tolist())) > 100
     assert all(index.dtype == torch.int64 for index in indices)
+
+
+def test_no_position_is_masked_from_attention() -> None:
+    masks = {**_like("attention_mask", 5), **_like("decoder_attention_mask", 5)}
+    drawn = drawn_inputs(nn.Identity(), masks, CPU)
+    assert [mask.tolist() for mask in drawn.values()] == [[1] * 5, [1] * 5]
