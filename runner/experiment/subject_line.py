@@ -15,6 +15,8 @@ from runner.output.terminal import counted
 __all__ = ["count_parameters", "subject_line"]
 
 _BITS = re.compile(r"\d+")
+_TOKENS, _TOKEN_BYTES = "input_ids", 8
+"""The input of a transformers model with a number (int64) for each token."""
 _STEPS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))
 
 
@@ -26,7 +28,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
     """
     model = config.model
     against_cache = config.phase.name == "decode" and _context_len(config, graph) is not None
-    length = None if against_cache or generates(config) else model.seq_len
+    length = None if against_cache or generates(config) else _sequence_len(config, graph)
     parameters, dtype = count_parameters(graph, model.dtype if model.autocast else "")
     parts = [
         model.name,
@@ -38,6 +40,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
         _phase(config, graph, reads_text=reads_text),
         f"kv_cache={config.kv_cache}" if config.kv_cache != "auto" else "",
+        f"runtime={config.runtime.name}" if config.runtime.name != "eager" else "",
         _mode(config),
         config.devices.spec,
         config.transfer_rate.name,
@@ -63,6 +66,16 @@ def _weights(config: Config, graph: OpGraph, dtype: str) -> str:
     if config.weights.name == "none":
         return dtype
     return f"{dtype} with weights in {format_text(config, graph)}"
+
+
+def _sequence_len(config: Config, graph: OpGraph) -> int | None:
+    """Return the tokens of each example: as stated, or of the model's default; None if unknown."""
+    stated = config.model.seq_len
+    if stated is not None or config.phase.name == "decode" or _TOKENS not in graph.value_names:
+        return stated
+    token_bytes = int(graph.value_bytes[graph.value_names.index(_TOKENS)])
+    # The graph is that of one replica.
+    return token_bytes * replica_count(config) // (config.model.batch_size * _TOKEN_BYTES)
 
 
 def _is_of_decoder(graph: OpGraph) -> bool:

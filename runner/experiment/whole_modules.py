@@ -312,6 +312,6 @@ def whole_line(whole: WholeModules) -> str:
     if whole.granularity == "operator":
         return "this plan divides no module"
     return (
-        f"{format_s(whole.latency_s)} (+{whole.more:.1%}) with modules whole,"
+        f"{format_s(whole.latency_s)} ({whole.more:+.1%}) with modules whole,"
         f" by granularity={whole.granularity}"
     )

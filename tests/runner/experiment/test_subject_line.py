@@ -48,6 +48,22 @@ def test_the_line_describes_the_whole_subject() -> None:
     ]
 
 
+def test_a_default_length_and_another_runtime_are_named() -> None:
+    graph = chain(4)
+    tokens = graph.value_bytes.copy()
+    tokens[0] = 2 * 512 * 8
+    of_text = replace(graph, value_names=("input_ids", *graph.value_names[1:]), value_bytes=tokens)
+    model = ("model=transformers", "model.architecture=any", "devices=4x16gb")
+    compiled = read(*model, "model.batch_size=2", "runtime=compiled")
+    words = subject_line(compiled, of_text).split(", ")
+    assert words[3] == "batch 2 x 512"
+    assert "runtime=compiled" in words
+    assert subject_line(compiled, graph).split(", ")[3] == "batch 2"
+    # A replica's graph has its share of the batch.
+    replicas = read(*model, "model.batch_size=8", "data_parallel=4", "phase=training")
+    assert subject_line(replicas, of_text).split(", ")[3] == "batch 8 x 512"
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
