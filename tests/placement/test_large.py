@@ -37,7 +37,7 @@ def test_the_contract_holds_in_larger_graphs(
 ) -> None:
     if way == "large":
         monkeypatch.setattr(fxpart.placement.search.refine, "LARGE", 100)
-        monkeypatch.setattr(fxpart.placement.search.refine, "KICKED", 0)
+        monkeypatch.setattr(fxpart.placement.search.refine, "SMALL", 0)
     this = _problem(n, n)
     placed = make_mode(mode)(this)
     device_of = placed.device_of
@@ -52,8 +52,15 @@ def test_the_contract_holds_in_larger_graphs(
 def test_larger_models_are_kicked_by_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     this = _problem(600, 600)
     kicked_s = latency_of(this, make_mode("kl_based")(this).device_of)
-    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 0)
+    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS_BY_OPERATORS", 0)
     assert kicked_s < latency_of(this, make_mode("kl_based")(this).device_of)
+
+
+def test_small_models_are_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    this = _problem(100, 100)
+    annealed_s = latency_of(this, make_mode("kl_based")(this).device_of)
+    monkeypatch.setattr(fxpart.placement.search.refine, "_STEPS_AN_OPERATOR", 1)
+    assert annealed_s < latency_of(this, make_mode("kl_based")(this).device_of)
 
 
 def test_a_large_model_is_searched_finely_from_one_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +71,7 @@ def test_a_large_model_is_searched_finely_from_one_start(monkeypatch: pytest.Mon
         return improve(tables, device_of, units, passes)
 
     monkeypatch.setattr(fxpart.placement.search.refine, "LARGE", 100)
+    monkeypatch.setattr(fxpart.placement.search.refine, "SMALL", 0)
     monkeypatch.setattr(fxpart.placement.search.refine, "_COARSE", 4)
     monkeypatch.setattr(fxpart.placement.search.refine, "improve", counted)
     this = problem(random_graph(150, 150), devices(9999, 9999))

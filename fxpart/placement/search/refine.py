@@ -13,6 +13,7 @@ from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables
 from fxpart.errors import SpecError
+from fxpart.placement.search.anneal_latency import anneal_latency
 from fxpart.placement.search.local_search import SearchTables, improve, refreshed
 from fxpart.placement.search.units import Units, atomic_units, module_units, working_units
 from fxpart.placement.search.window_search import improve_windows
@@ -165,10 +166,15 @@ after moves of modules with at least `_COARSE` operators on average."""
 USUAL_OPERATORS = 2048
 """About the size of a 7B language model, for which the default gain was measured."""
 
-KICKED, _KICKS = 512, 256
-"""Most operators for which perturbations move single operators, and their number. Larger models are
-perturbed by their smallest modules, and less often the larger they are, since each layer has to
-find improvements by itself."""
+SMALL = 512
+"""Most operators for which the latency is annealed, by moves of single operators."""
+_HEAT = 0.01
+"""First temperature of the annealing of small models."""
+_STEPS_AN_OPERATOR, _MOST_WORK = 100, 8_000_000
+"""Its steps for each operator, and most steps times operators, about half a second."""
+_KICKS_BY_OPERATORS = 131_072
+"""Perturbations of a larger model, by its smallest modules, times its operators: the larger, the
+fewer, since each layer has to find improvements by itself."""
 
 _MOST_PASSES = 1_000_000
 """A larger number can only be a typo."""
@@ -211,8 +217,8 @@ def refine(
     Each start must fit, and so does the result. From each start, modules move first, coarse to
     fine, then operators. Then chains of moves in windows continue from there, and also from the
     start itself, since neither is always better. Above `LARGE` operators, only the start that is
-    best after moves of large modules is continued. Smaller models are perturbed to escape local
-    optima. Finally, partitions that save too little are combined.
+    best after moves of large modules is continued. To escape local optima, small models are
+    annealed, and those between perturbed. Finally, partitions that save too little are combined.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
@@ -241,13 +247,22 @@ def refine(
     else:
         ends = [moved(start.copy(), levels) for start in starts]
         best = lowest([chained(placed) for placed in [*ends, *(s.copy() for s in starts)]])
-    if graph.n_ops <= KICKED:
-        kick(tables, best, atomic, _KICKS, passes, seed=0)
+    if graph.n_ops <= SMALL:
+        _anneal(tables, best, working)
+        improve(tables, best, atomic, passes)
     elif graph.n_ops <= LARGE and modules:
-        kick(tables, best, modules[-1], _KICKS * KICKED // graph.n_ops, passes, seed=0)
+        kicks = _KICKS_BY_OPERATORS // graph.n_ops
+        kick(tables, best, modules[-1], kicks, passes, seed=0)
         improve(tables, best, atomic, passes)
     combine(graph, tables, best)
     return best, latency_of(problem, best)
+
+
+def _anneal(tables: SearchTables, device_of: IntArray, units: Units) -> None:
+    operators = len(device_of)
+    steps = min(_STEPS_AN_OPERATOR * operators, _MOST_WORK // operators)
+    t = tables
+    anneal_latency(t.costs, t.memory, t.log, t.sizes, units, device_of, 1, steps, _HEAT)
 
 
 def search_tables(problem: Problem, options: SearchOptions) -> SearchTables:
