@@ -95,10 +95,15 @@ def test_an_interrupt_ends_a_solution(tmp_path: Path) -> None:
     while not search.elite:
         search.round()
     proof = CpSatBound(search, 0.0, next_limit_s=32.0)
+    # A shell starts its background jobs with the signal ignored.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        proof.step(64.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            proof.step(64.0)
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 class _Relaxed:

@@ -31,10 +31,10 @@ from fxpart.placement.search.refine import SearchOptions, combine, latency_of, s
 
 __all__ = ["steadily"]
 
-_MOST_WORK = 1_800_000_000
-"""Limit of searches times the cube of operators times the square of devices: 72 for 100 operators
-on five devices, some seconds; two for 300, since a search takes longer in a larger model, and its
-plans differ less."""
+_MOST_OPERATORS, _MOST_DEVICES = 36_000_000, 900
+"""Limits of searches times the cube of operators, and times the square of devices: 36 searches for
+100 operators on five devices, some two seconds, and one for 300, since a search takes longer in a
+larger model, and its plans differ less."""
 _SLOWER = 2.0
 """Factor by which links are slowed down, as often as a plan still uses them."""
 _ROUNDING = 1e-9
@@ -85,7 +85,8 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
     """
     best = search(problem)
     least_s = latency_of(problem, best.device_of)
-    most_searches = _MOST_WORK // (problem.graph.n_ops**3 * problem.topology.n_devices**2)
+    operators, devices = problem.graph.n_ops, problem.topology.n_devices
+    most_searches = min(_MOST_OPERATORS // operators**3, _MOST_DEVICES // devices**2)
     _, kind_of, counts = np.unique(device_kinds(problem), return_inverse=True, return_counts=True)
     within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
     queue = list(_fewer((tuple(counts.tolist()), 0), best))
@@ -95,16 +96,16 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
         if searches >= most_searches:
             break
         count, slowed = choice
-        devices = np.flatnonzero(within_kind < np.array(count)[kind_of])
-        if not len(devices):
+        kept = np.flatnonzero(within_kind < np.array(count)[kind_of])
+        if not len(kept):
             continue
-        restricted = on_devices(problem, devices.tolist())
+        restricted = on_devices(problem, kept.tolist())
         if not _may_be_faster(restricted, least_s):
             continue
         searches += 1
         placed = None
         with suppress(InfeasibleError):
-            placed = moved(search(_with_slow_links(restricted, slowed)), devices.tolist())
+            placed = moved(search(_with_slow_links(restricted, slowed)), kept.tolist())
             latency_s = latency_of(problem, placed.device_of)
             if latency_s < least_s * (1 - _ROUNDING):
                 best, least_s = placed, latency_s
