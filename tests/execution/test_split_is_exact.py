@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit searches to a first plan of the mode: any plan is split."""
-    monkeypatch.setattr(fxpart.placement.search.refine, "_STEPS_AN_OPERATOR", 1)
+    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 16)
 
 
 def _devices(count: int, memory_bytes: int) -> Topology:

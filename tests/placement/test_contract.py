@@ -84,7 +84,7 @@ def test_no_mode_refuses_devices_that_each_hold_the_model(
     mode: str, count: int, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only the existence of a plan matters, not its quality.
-    monkeypatch.setattr(fxpart.placement.search.refine, "_STEPS_AN_OPERATOR", 1)
+    monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 8)
     # Without spare memory it is hard; with some, three graphs are enough.
     for seed in range(3 if spare else 6):
         graph = random_graph(seed, 25)

@@ -166,12 +166,11 @@ after moves of modules with at least `_COARSE` operators on average."""
 USUAL_OPERATORS = 2048
 """About the size of a 7B language model, for which the default gain was measured."""
 
-SMALL = 512
-"""Most operators for which the latency is annealed, by moves of single operators."""
-_HEAT = 0.01
-"""First temperature of the annealing of small models."""
-_STEPS_AN_OPERATOR, _MOST_WORK = 100, 8_000_000
-"""Its steps for each operator, and most steps times operators, about half a second."""
+SMALL, _KICKS = 512, 64
+"""Most operators for which single operators are perturbed and annealed, and perturbations."""
+_STEPS_AN_OPERATOR, _MOST_WORK, _HEAT = 100, 8_000_000, 0.01
+"""Annealing of small models: steps for each operator, most steps times operators (about half a
+second), and the first temperature."""
 _KICKS_BY_OPERATORS = 131_072
 """Perturbations of a larger model, by its smallest modules, times its operators: the larger, the
 fewer, since each layer has to find improvements by itself."""
@@ -217,8 +216,8 @@ def refine(
     Each start must fit, and so does the result. From each start, modules move first, coarse to
     fine, then operators. Then chains of moves in windows continue from there, and also from the
     start itself, since neither is always better. Above `LARGE` operators, only the start that is
-    best after moves of large modules is continued. To escape local optima, small models are
-    annealed, and those between perturbed. Finally, partitions that save too little are combined.
+    best after moves of large modules is continued. To escape local optima, smaller models are
+    perturbed, and small ones annealed as well. Finally, partitions that save too little are combined.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
@@ -248,6 +247,8 @@ def refine(
         ends = [moved(start.copy(), levels) for start in starts]
         best = lowest([chained(placed) for placed in [*ends, *(s.copy() for s in starts)]])
     if graph.n_ops <= SMALL:
+        # Each finds what the other misses.
+        kick(tables, best, atomic, _KICKS, passes, seed=0)
         _anneal(tables, best, working)
         improve(tables, best, atomic, passes)
     elif graph.n_ops <= LARGE and modules:
