@@ -217,7 +217,8 @@ def refine(
     fine, then operators. Then chains of moves in windows continue from there, and also from the
     start itself, since neither is always better. Above `LARGE` operators, only the start that is
     best after moves of large modules is continued. To escape local optima, smaller models are
-    perturbed, and small ones annealed as well. Finally, partitions that save too little are combined.
+    perturbed, and small ones annealed as well. Finally, partitions that save too little are
+    combined.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0

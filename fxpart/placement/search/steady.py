@@ -31,9 +31,9 @@ from fxpart.placement.search.refine import SearchOptions, combine, latency_of, s
 
 __all__ = ["steadily"]
 
-_MOST_OPERATORS, _MOST_DEVICES = 36_000_000, 900
-"""Limits of searches times the cube of operators, and times the square of devices: 36 searches for
-100 operators on five devices, some two seconds, and one for 300, since a search takes longer in a
+_MOST_OPERATORS, _MOST_DEVICES = 12_000_000, 300
+"""Limits of searches times the cube of operators, and times the square of devices: 12 searches for
+100 operators on five devices, about a second, and one for 230, since a search takes longer in a
 larger model, and its plans differ less."""
 _SLOWER = 2.0
 """Factor by which links are slowed down, as often as a plan still uses them."""
