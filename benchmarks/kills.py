@@ -150,7 +150,7 @@ def _wait_for(folder: Path, jobs: int, then_s: float, process: "subprocess.Popen
     """Wait until `jobs` jobs of the sweep have written their results, then `then_s`."""
     deadline = time.monotonic() + _LONGEST_S
     while _jobs_done(folder) < jobs and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)  # a small part of the time of a job
+        time.sleep(0.01)  # polling: another process writes the results
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=then_s)
 

@@ -233,6 +233,8 @@ def read_trace(path: Path) -> Trace:
             raise SpecError(f"{path} has no operators with shapes; {_ADVICE}")
         on_device = any(event.get("cat") in _ON_DEVICE for event in events)
         times = _device_s(events, operators) if on_device else _host_s(operators)
+    except SpecError:  # a ValueError too
+        raise
     except FileNotFoundError:
         raise SpecError(f"latency.file={path}: there is no such file; {_ADVICE}") from None
     except OSError as error:

@@ -103,8 +103,11 @@ def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
 def refuse_more(what: str, difference: float, allowed: float, relative_to: str = "") -> None:
     """Raise `ExecutionError` if `what` of a split model differs by more than `allowed`."""
     if difference > allowed:
+        much = f"more than the {allowed:.3g} of rounding"
+        if math.isinf(difference):
+            much = "with NaN, infinity, a gradient, or a shape or dtype that only one of them has"
         raise ExecutionError(
             f"the split model's {what} are {difference:.3g}{relative_to} from the unsplit model's,"
-            f" more than the {allowed:.3g} of rounding; a random call, or one that depends on"
-            " earlier calls, cannot be split: take it out of the model"
+            f" {much}; a random call, or one that depends on earlier calls, cannot be split: take"
+            " it out of the model"
         )

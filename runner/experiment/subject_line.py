@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.core.graph import ENCODER_STATES, OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
@@ -75,7 +76,9 @@ def _sequence_len(config: Config, graph: OpGraph) -> int | None:
         return stated
     token_bytes = int(graph.value_bytes[graph.value_names.index(_TOKENS)])
     # The graph is that of one replica.
-    return token_bytes * replica_count(config) // (config.model.batch_size * _TOKEN_BYTES)
+    tokens = token_bytes * replica_count(config) // (config.model.batch_size * _TOKEN_BYTES)
+    # Above the default, an example has several rows of tokens, such as the choices of an answer.
+    return tokens if tokens <= DEFAULT_SEQ_LEN else None
 
 
 def _is_of_decoder(graph: OpGraph) -> bool:

@@ -152,6 +152,7 @@ def test_an_invalid_trace_is_refused_in_one_line(tmp_path: Path, text: str, mess
     with pytest.raises(SpecError, match=message) as refused:
         read_trace(path)
     assert "\n" not in str(refused.value)
+    assert str(refused.value).count("export one with") == 1
 
 
 def test_a_missing_or_endless_file_is_refused(

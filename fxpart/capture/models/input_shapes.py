@@ -32,12 +32,12 @@ from fxpart.capture.models.shape_request import (
     text_config,
     unknown,
 )
+from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.errors import SpecError
 
 __all__ = ["ANY_DATA", "input_shape", "is_tokens", "positions"]
 ANY_DATA = "inputs"
 """The input of a model that takes all modalities under one name."""
-_DEFAULT_SEQ_LEN = 512
 _REGIONS = 36
 """Detected objects per image for LXMERT, as used by its authors."""
 _CHOICES = 2
@@ -93,7 +93,7 @@ def _tokens(name: str, request: Request) -> int:
             stated += [getattr(model.config, key, None) for key in _TEXT_LENGTHS]
         # XLNet states -1 for unlimited.
         usable = [length for length in (table, *stated) if type(length) is int and length > 0]
-        return min([*usable, _DEFAULT_SEQ_LEN])
+        return min([*usable, DEFAULT_SEQ_LEN])
     if table is not None and seq_len > table:
         raise SpecError(
             f"seq_len={seq_len} is more than the {table} positions that"

@@ -13,7 +13,16 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
-__all__ = ["AUTOCAST", "DTYPES", "ENGINES", "LIBRARIES", "LOSSES", "ModelSpec", "library_spec"]
+__all__ = [
+    "AUTOCAST",
+    "DEFAULT_SEQ_LEN",
+    "DTYPES",
+    "ENGINES",
+    "LIBRARIES",
+    "LOSSES",
+    "ModelSpec",
+    "library_spec",
+]
 
 LOSSES = ("own", "mean")
 """Losses of a training step, besides a function of the user's."""
@@ -39,6 +48,8 @@ _FACTORIES = {
 LIBRARIES = ("transformers", *_FACTORIES)
 """Libraries of models by name."""
 _LOSS = "model.loss"
+DEFAULT_SEQ_LEN = 512
+"""Most tokens of an input whose length is not stated."""
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Valid dtypes of weights and real-valued inputs."""
 AUTOCAST = ("bfloat16", "float16")

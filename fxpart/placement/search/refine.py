@@ -253,8 +253,7 @@ def refine(
         _anneal(tables, best, working)
         improve(tables, best, atomic, passes)
     elif graph.n_ops <= LARGE and modules:
-        kicks = _KICKS_BY_OPERATORS // graph.n_ops
-        kick(tables, best, modules[-1], kicks, passes, seed=0)
+        kick(tables, best, modules[-1], _KICKS_BY_OPERATORS // graph.n_ops, passes, seed=0)
         improve(tables, best, atomic, passes)
     combine(graph, tables, best)
     return best, latency_of(problem, best)
@@ -263,8 +262,8 @@ def refine(
 def _anneal(tables: SearchTables, device_of: IntArray, units: Units) -> None:
     operators = len(device_of)
     steps = min(_STEPS_AN_OPERATOR * operators, _MOST_WORK // operators)
-    t = tables
-    anneal_latency(t.costs, t.memory, t.log, t.sizes, units, device_of, 1, steps, _HEAT)
+    of_problem = tables.costs, tables.memory, tables.log, tables.sizes
+    anneal_latency(*of_problem, units, device_of, 1, steps, _HEAT)
 
 
 def search_tables(problem: Problem, options: SearchOptions) -> SearchTables:

@@ -1,10 +1,10 @@
-"""Make searches nearly monotone: another device or a faster link hardly ever makes a plan worse.
+"""Make searches nearly monotone: another device or a faster link seldom makes a plan worse.
 
 With more hardware a local search takes another path, and may end with a worse plan. Plans found
 without some of the devices, or with slower links, are valid as well. So for latency these are
-searched too: all subsets, and all halvings of the links' rates that a plan still uses, as far as a
-few seconds allow. Since a search with less hardware is one of those with more, no plan gets worse
-where none is left out. In large models the differences are hundredths of a percent.
+searched too, breadth first, as far as about a second allows: subsets, and halved rates of links
+that a plan still uses. Where none is left out, no plan gets worse, since every search with less
+hardware is one of those with more. In large models the differences are hundredths of a percent.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from fxpart.placement.search.refine import SearchOptions, combine, latency_of, s
 
 __all__ = ["steadily"]
 
-_MOST_OPERATORS, _MOST_DEVICES = 12_000_000, 300
+_MOST_BY_OPERATORS, _MOST_BY_DEVICES = 12_000_000, 300
 """Limits of searches times the cube of operators, and times the square of devices: 12 searches for
 100 operators on five devices, about a second, and one for 230, since a search takes longer in a
 larger model, and its plans differ less."""
@@ -86,7 +86,7 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
     best = search(problem)
     least_s = latency_of(problem, best.device_of)
     operators, devices = problem.graph.n_ops, problem.topology.n_devices
-    most_searches = min(_MOST_OPERATORS // operators**3, _MOST_DEVICES // devices**2)
+    most_searches = min(_MOST_BY_OPERATORS // operators**3, _MOST_BY_DEVICES // devices**2)
     _, kind_of, counts = np.unique(device_kinds(problem), return_inverse=True, return_counts=True)
     within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
     queue = list(_fewer((tuple(counts.tolist()), 0), best))

@@ -59,6 +59,9 @@ def test_a_default_length_and_another_runtime_are_named() -> None:
     assert words[3] == "batch 2 x 512"
     assert "runtime=compiled" in words
     assert subject_line(compiled, graph).split(", ")[3] == "batch 2"
+    # Two choices of an answer to each question.
+    choices = replace(of_text, value_bytes=2 * tokens)
+    assert subject_line(compiled, choices).split(", ")[3] == "batch 2"
     # A replica's graph has its share of the batch.
     replicas = read(*model, "model.batch_size=8", "data_parallel=4", "phase=training")
     assert subject_line(replicas, of_text).split(", ")[3] == "batch 8 x 512"
