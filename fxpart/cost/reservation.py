@@ -43,11 +43,14 @@ def reservation(
         graph: the graph to run.
         storages: all storages on the device.
         workspace_bytes: workspace of each operator on the device; shape (n,).
-        limit_bytes: memory available to the allocator; near it, cached memory is released.
+        limit_bytes: memory available to the allocator; near it, cached memory is released. If that
+            is not enough, the result is that of a device on which it is.
 
     """
     size_bytes, events = _events(graph, storages, workspace_bytes)
     run = run_allocator(size_bytes, events, limit_bytes)
+    if run.reserved_bytes.max(initial=0) > limit_bytes:
+        run = run_allocator(size_bytes, events)
     return Reservation(
         int(run.allocated_bytes.max(initial=0)), int(run.reserved_bytes.max(initial=0))
     )

@@ -102,17 +102,21 @@ class Coverage(NamedTuple):
     """Number of a graph's operators (except views) covered by a trace."""
 
     exact: int
-    interpolated: int
+    interpolated: dict[str, int]
+    """Counts by name of operators traced with other sizes, the most frequent first."""
     missing: dict[str, int]
     """Counts by name of operators not in the trace, for which the roofline is used."""
 
     def sentence(self) -> str:
         """Return the coverage as a sentence."""
-        total = self.exact + self.interpolated + sum(self.missing.values())
-        share = f"{self.exact} of {total} operators at their exact sizes"
-        names = ", ".join(f"{count} {name}" for name, count in self.missing.items())
-        suffix = f", {sum(self.missing.values())} by the roofline ({names})" if names else ""
-        return f"{share}, {self.interpolated} interpolated{suffix}"
+        counts = {"interpolated": self.interpolated, "by the roofline": self.missing}
+        total = self.exact + sum(sum(of_kind.values()) for of_kind in counts.values())
+        parts = [f"{self.exact} of {total} operators at their exact sizes"]
+        for how, of_kind in counts.items():
+            if of_kind:
+                names = ", ".join(f"{count} {name}" for name, count in of_kind.items())
+                parts.append(f"{sum(of_kind.values())} {how} ({names})")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,7 +147,8 @@ class TraceTimes:
         by_kind = _by_kind(self.trace)
         views, free = is_view(graph), is_free(graph)
         seconds = np.full(graph.n_ops, np.nan)
-        exact = interpolated = 0
+        exact = 0
+        interpolated: Counter[str] = Counter()
         missing: Counter[str] = Counter()
         for op, target in enumerate(graph.targets):
             if free[op] or (views[op] and self.trace.on_device):
@@ -158,8 +163,9 @@ class TraceTimes:
             elif math.isnan(time_s):
                 missing[target] += 1
             else:
-                interpolated += 1
-        return seconds, Coverage(exact, interpolated, dict(missing.most_common()))
+                interpolated[target] += 1
+        counts = (dict(names.most_common()) for names in (interpolated, missing))
+        return seconds, Coverage(exact, *counts)
 
     def _time(self, call: _Call, by_kind: "_Kinds") -> tuple[float, bool]:
         """Return the time of a call (nan if unknown), and whether it is an exact match."""
@@ -227,6 +233,8 @@ def read_trace(path: Path) -> Trace:
     try:
         document = json.loads(_text(path))
         events = document["traceEvents"] if isinstance(document, dict) else document
+        if not (isinstance(events, list) and all(isinstance(event, dict) for event in events)):
+            raise SpecError(f"{path} has no list of events, as a trace has; {_ADVICE}")
         operators = [event for event in events if event.get("cat") == "cpu_op"]
         calls = [_traced_call(event) for event in operators]
         if not any(call and call.sizes for call in calls):

@@ -53,6 +53,19 @@ def test_without_workspaces_the_allocator_peaks_at_the_evaluated_peak(seed: int)
             assert run.reserved_bytes % (2 * MIB) == 0
 
 
+def test_too_little_memory_does_not_change_what_is_needed() -> None:
+    small = random_graph(3, 60)
+    graph = replace(small, value_alloc_bytes=small.value_alloc_bytes * 3 * MIB)
+    task = problem(graph, devices(10**12))
+    ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
+    no_workspaces = np.zeros(graph.n_ops, dtype=np.int64)
+    whole = reservation(graph, storages, no_workspaces)
+    for limit_bytes in range(0, whole.reserved_bytes, 2 * MIB):
+        run = reservation(graph, storages, no_workspaces, limit_bytes)
+        assert run == whole or run.reserved_bytes <= limit_bytes
+    assert reservation(graph, storages, no_workspaces, 0) == whole
+
+
 def test_a_chain_of_large_tensors_needs_two_of_them() -> None:
     # Weights of 10 MiB; each value is freed when the next one is computed.
     task = problem(chain(6, weight=10 * MIB, size=30 * MIB), devices(10**9))

@@ -1,20 +1,24 @@
 """Labels of the nodes in a training step's graph, written while the graph is traced."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
+from fxpart.capture.training.python_backward import PythonBackwards
 
 __all__ = [
     "BLOCK",
     "EXPORTED",
     "FORMULA",
     "FORWARD",
+    "KEPT",
     "NOWHERE",
     "ORDER",
     "SAVED",
@@ -37,8 +41,9 @@ node computes; None in the forward."""
 FORMULA = "fxpart_formula"
 """Key of a node's ``meta``: number of the autograd formula that created it; None for other nodes,
 such as sums of gradients between two formulas."""
-
-
+KEPT = "fxpart_kept"
+"""Key of a node's ``meta``, only in a backward written in Python: the `ORDER` of the last node
+traced while its result was held. See `fxpart.capture.training.python_backward`."""
 SAVED = "fxpart_saved"
 """Key of a node's ``meta``, only in the forward of a checkpointed block: the number of the run
 through it for which its result is kept, whether or not it is read. See `checkpoint_blocks`."""
@@ -77,6 +82,8 @@ class Labels:
     """Number of autograd formulas begun."""
     tagged: dict[Node, Label] = field(default_factory=dict)
     """Labels of autograd's nodes, those of the calls that created them."""
+    python: PythonBackwards = field(default_factory=PythonBackwards)
+    """Watches the backwards of the users' Functions."""
 
     def begin(self, label: Label) -> None:
         """Label the nodes since the last call; the next nodes get `label`."""
@@ -108,17 +115,26 @@ class Labels:
                 self.tagged[node] = label
                 pending.extend(parent for parent, _ in node.next_functions if parent is not None)
 
-    def start_backward(self) -> None:
-        """Register hooks that report which call's gradient autograd is computing."""
+    def start_backward(self) -> AbstractContextManager[object]:
+        """Register hooks that report which call's gradient autograd is computing.
+
+        The backward must run inside the returned context.
+        """
         self.begin(Label({}, self.count - 1))
+        in_python = False
         for node, label in self.tagged.items():
-            node.register_prehook(_Begin(self, label))
+            is_python = isinstance(node, BackwardCFunction)
+            in_python |= is_python
+            node.register_prehook(_Begin(self, label, is_python))
             node.register_hook(_End(self, label))
+        return self.python if in_python else nullcontext()
 
     def finish(self) -> None:
         """Label the remaining nodes, and drop autograd's graph."""
         self.begin(NOWHERE)
         self.tagged.clear()
+        for node, last in self.python.last.items():
+            node.meta[KEPT] = last.meta[ORDER]
 
 
 @dataclass(eq=False)
@@ -127,12 +143,16 @@ class _Begin:
 
     labels: Labels
     label: Label
+    is_python: bool
+    """Whether the node is a user's Function."""
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
         """Label the next nodes as a formula of the call being differentiated."""
         number = self.labels.formulas
         self.labels.formulas += 1
         self.labels.begin(Label(self.label.stack, self.label.forward, formula=number))
+        if self.is_python:
+            self.labels.python.begin()
 
 
 @dataclass(eq=False)
@@ -144,4 +164,5 @@ class _End:
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Label the next nodes, sums of the results, with the call but without a formula."""
+        self.labels.python.end()
         self.labels.begin(self.label)

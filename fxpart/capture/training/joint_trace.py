@@ -26,6 +26,7 @@ from fxpart.capture.training.joint_labels import (
     EXPORTED,
     FORMULA,
     FORWARD,
+    KEPT,
     NOWHERE,
     ORDER,
     Label,
@@ -221,7 +222,8 @@ def trace_step(
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
     _compute_sizes_from_inputs(traced.graph)
-    traced.graph.eliminate_dead_code()
+    # Python runs every call of a backward that it is given, read or not.
+    traced.graph.eliminate_dead_code(lambda node: node.is_impure() or KEPT in node.meta)
     traced.recompile()
     return StepTrace(traced, step.with_gradient)
 
@@ -255,8 +257,10 @@ class _Step:
         trained = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         gradients: Sequence[Tensor | None] = ()
         if loss.requires_grad and trained:
-            labels.start_backward()
-            gradients = torch.autograd.grad(loss, [tensors[i] for i in trained], allow_unused=True)
+            with labels.start_backward():
+                gradients = torch.autograd.grad(
+                    loss, [tensors[i] for i in trained], allow_unused=True
+                )
         labels.finish()
         indexed_gradients = [
             (i, g) for i, g in zip(trained, gradients, strict=False) if g is not None

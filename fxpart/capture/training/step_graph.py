@@ -1,7 +1,7 @@
 """`step_graph`: build the arrays of a training step, with partners, gradients and lifetimes.
 
-A partner is the forward operator of a backward one; lifetimes are those of values kept by autograd
-or by a checkpointed block.
+A partner is the forward operator of a backward one; lifetimes are those of values kept by autograd,
+by a checkpointed block, or by a backward written in Python.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,15 @@ import numpy as np
 from torch import fx
 from torch.export import ExportedProgram
 
-from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER, SAVED
+from fxpart.capture.training.joint_labels import (
+    BLOCK,
+    EXPORTED,
+    FORMULA,
+    FORWARD,
+    KEPT,
+    ORDER,
+    SAVED,
+)
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr
 
@@ -94,6 +102,27 @@ def with_block_lifetimes(
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
 
 
+def _with_python_lifetimes(graph: OpGraph, calls: Sequence[fx.Node]) -> OpGraph:
+    """Return `graph` with the operators of a user's backward reading what is held meanwhile.
+
+    No transfer is added: what a formula holds is of its own group. See `KEPT`.
+    """
+    rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
+    formulas: dict[int | None, list[int]] = {}
+    for op, node in enumerate(calls):
+        formulas.setdefault(node.meta.get(FORMULA), []).append(op)
+    for value, op in enumerate(graph.value_producer.tolist()):
+        kept = calls[op].meta.get(KEPT) if op >= 0 else None
+        if kept is not None:
+            # The last node itself may have been removed for lack of users.
+            formula = formulas[calls[op].meta[FORMULA]]
+            last = max(other for other in formula if calls[other].meta[ORDER] <= kept)
+            if last > op and value not in rows[last]:
+                rows[last].append(value)
+    start, reads = csr(rows)
+    return replace(graph, read_start=start, reads=reads.astype(np.int64))
+
+
 def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str, str]) -> OpGraph:
     """Return `graph` with partners, groups, gradients and lifetimes.
 
@@ -107,6 +136,8 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     calls = _calls(graph, program)
     formula = [node.meta.get(FORMULA) for node in calls]
     extended = with_formula_lifetimes(_with_partners(graph, calls), formula)
+    if any(KEPT in node.meta for node in calls):
+        extended = _with_python_lifetimes(extended, calls)
     block = [node.meta.get(BLOCK) for node in calls]
     # Recomputed operators belong to no formula.
     again = [

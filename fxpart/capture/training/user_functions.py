@@ -16,6 +16,9 @@ from torch import SymInt, Tensor, fx
 from torch.autograd import Function
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fxpart.capture.calls import storage_key
+from fxpart.errors import CaptureError
+
 __all__ = ["exported_functions", "functions_called"]
 
 _FORWARD = "forward"
@@ -46,7 +49,10 @@ _applying: list[type[Function]] = []
 
 
 def _apply(tensors: Sequence[Tensor], sizes: Sequence[int | SymInt], call: int) -> list[Tensor]:
-    """Apply the Function of a call, and return the tensors among its results."""
+    """Apply the Function of a call, and return the tensors among its results.
+
+    Raises CaptureError if it writes to an argument that it returns.
+    """
     recorded = _calls[call]
     next_tensor, next_size = iter(tensors), iter(sizes)
     leaves = [
@@ -54,11 +60,20 @@ def _apply(tensors: Sequence[Tensor], sizes: Sequence[int | SymInt], call: int) 
         for leaf in recorded.leaves
     ]
     args = tree_unflatten(leaves, recorded.structure)
+    versions = [tensor._version for tensor in tensors]
     _applying.append(recorded.function)
     try:
         results, structure = tree_flatten(recorded.function.apply(*args))  # type: ignore[no-untyped-call]
     finally:
         _applying.pop()
+    returned = {storage_key(result) for result in results if isinstance(result, Tensor)}
+    for tensor, version in zip(tensors, versions, strict=True):
+        if tensor._version != version and storage_key(tensor) in returned:
+            raise CaptureError(
+                f"{recorded.function.__qualname__}, a torch.autograd.Function, writes to its own"
+                " input (mark_dirty), which a captured step cannot do; have its forward return a"
+                " new tensor, such as x + 1 for x.add_(1)"
+            )
     recorded.results = (
         [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in results],
         structure,

@@ -100,17 +100,50 @@ class KernelModel:
     def _on_device(self, device: DeviceSpec) -> "_OnDevice":
         """Return the curves and corrections of the kernels that run on a device."""
         family, compute_share = self._family(device.curves, device.name), 1.0
-        residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
+        residuals = self._residuals(device.curves, family)
         if self.runs_torch and family.torch_attention:
             attention_family, compute_share = family.torch_attention
             attention = self._family(attention_family, device.name).attention
             family = replace(family, attention=attention)
-            residuals = {
-                kind: residual for kind, residual in residuals.items() if kind != "attention"
-            }
         if self.is_compiled:
             family = replace(family, unaligned_shares=None)
         return _OnDevice(device, family, residuals, compute_share)
+
+    def _residuals(self, name: str, family: CurveFamily) -> Mapping[str, Residuals]:
+        """Return the corrections by `tables` of the kernels that run on devices of a family."""
+        residuals = read_tables(self.tables, name, family) if self.tables else {}
+        if self.runs_torch and family.torch_attention:
+            residuals.pop("attention", None)
+        return residuals
+
+    def table_coverage(self, graph: OpGraph, name: str) -> tuple[int, int]:
+        """Return how many products and attention calls `tables` cover, and how many there are.
+
+        Others, far from every measured size or not of 16 bits, take the time of the curve.
+
+        Args:
+            graph: the graph to run.
+            name: a family with curves.
+
+        Raises:
+            SpecError: as `op_time_s`.
+
+        """
+        shapes = shapes_of(graph, self.layout)
+        products, attentions = shapes.products, shapes.attentions
+        is_token = (attentions.queries == 1) & (shapes.is_backward == 0)
+        calls: dict[str, tuple[Products | Attentions, FloatArray, npt.NDArray[np.bool_]]] = {
+            "gemm": (products, products.operand_bytes, ~shapes.is_convolution),
+            "attention": (attentions, attentions.element_bytes, ~is_token),
+            "decode": (attentions, attentions.element_bytes, is_token),
+        }
+        residuals, covered, total = self._residuals(name, self._family(name, name)), 0, 0
+        for kind, (of_kind, element_bytes, rows) in calls.items():
+            total += int(rows.sum())
+            if kind in residuals:
+                near = residuals[kind].is_near(of_kind) & (element_bytes == 2)
+                covered += int((near & rows).sum())
+        return covered, total
 
     def _write_moves(
         self,

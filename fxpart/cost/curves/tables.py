@@ -199,6 +199,14 @@ class Residuals:
 
         return cKDTree(self.places)
 
+    def is_near(self, calls: Products | Attentions) -> npt.NDArray[np.bool_]:
+        """Return whether a row within `_FAR` of each call was measured."""
+        places = _places(calls)
+        if not len(self.places) or not len(places):
+            return np.zeros(len(places), dtype=np.bool_)
+        distance, _ = self._tree.query(places)
+        return np.asarray(distance <= _FAR)
+
     def factor(self, calls: Products | Attentions) -> FloatArray:
         """Return the factor that corrects the curve's times; 1 far from all rows."""
         places = _places(calls)

@@ -39,6 +39,7 @@ def test_a_row_is_reproduced_and_far_from_all_rows_the_curve_holds() -> None:
     between, distant = residuals.factor(_products((181, 64, 64), (64, 64, 2**40)))
     assert 2 < between < 3
     assert distant == pytest.approx(1, abs=0.02)
+    assert residuals.is_near(_products((181, 64, 64), (64, 64, 2**40))).tolist() == [True, False]
 
 
 def _family(**more: object) -> CurveFamily:
@@ -68,6 +69,8 @@ def test_only_16_bit_products_use_the_tables_of_the_family(tmp_path: Path) -> No
     assert measured[1].tolist() == plain[1].tolist()
     single = tables.op_time_s(in_32_bits, topology)
     assert single.tolist() == curves.op_time_s(in_32_bits, topology).tolist()
+    assert tables.table_coverage(in_16_bits, "f") == (1, 1)
+    assert tables.table_coverage(in_32_bits, "f") == (0, 1)
 
 
 def test_a_table_is_read_again_only_if_it_changed(
