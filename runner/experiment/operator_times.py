@@ -263,7 +263,7 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
 def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
     """Return a note on the source of times; empty for calibrations and a plain roofline."""
     if isinstance(times, KernelModel):
-        return _curves_note(config, times)
+        return _curves_note(config, times, graph)
     if isinstance(times, LatencyModel):
         return _roofline_note(config)
     if isinstance(times, TraceTimes):
@@ -276,9 +276,16 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
     return ""
 
 
-def _curves_note(config: Config, times: KernelModel) -> str:
-    """Return which devices use measured curves, if chosen automatically, and what lacks them."""
+def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
+    """Return what tables cover, which devices use curves, and what lacks both."""
     notes = []
+    if times.tables:
+        for family in dict.fromkeys(pool.curves for pool in config.devices.pools if pool.curves):
+            covered, total = times.table_coverage(graph, family)
+            notes.append(
+                f"of {times.tables} ({family}) for {covered} of {total} products and attention"
+                " calls, of curves for the others"
+            )
     if not times.carries:
         pools = config.devices.pools
         has_own = {pool.name: bool(pool.curves and pool.own_curves) for pool in pools}
