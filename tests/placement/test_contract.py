@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxpart.placement.search.refine
+import fxpart.placement.search.steady
 from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem
@@ -27,6 +29,14 @@ REFUSING = ("single", "pipeline")
 """Modes that try only one device or contiguous stages; all others fall back on filling."""
 UNAWARE = ("equal_layers",)
 """Modes that ignore sizes, and refuse if their plan does not fit."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_choices() -> Iterator[None]:
+    """Search few choices of devices: all of them take twenty times as long, and are plans alike."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fxpart.placement.search.steady, "_FEW_OPERATORS", 0)
+        yield
 
 
 def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:

@@ -2,14 +2,16 @@
 
 With more hardware a local search takes another path, and may end with a worse plan. Plans found
 without some of the devices, or with slower links, are valid as well. So for latency these are
-searched too, breadth first, as far as about a second allows: subsets, and halved rates of links
-that a plan still uses. Where none is left out, no plan gets worse, since every search with less
-hardware is one of those with more. In large models the differences are hundredths of a percent.
+searched too, breadth first: subsets, and halved rates of links that a plan still uses. For small
+models on few devices none is left out, and no plan gets worse, since every search with less
+hardware is one of those with more. For others, devices of one kind are all used or none, and links
+are as they are; then differences are hundredths of a percent.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -31,12 +33,15 @@ from fxpart.placement.search.refine import SearchOptions, combine, latency_of, s
 
 __all__ = ["steadily"]
 
-_MOST_BY_OPERATORS, _MOST_BY_DEVICES = 12_000_000, 300
-"""Limits of searches times the cube of operators, and times the square of devices: 12 searches for
-100 operators on five devices, about a second, and one for 230, since a search takes longer in a
-larger model, and its plans differ less."""
+_FEW_OPERATORS, _FEW_DEVICES = 128, 8
+"""Up to these numbers, all choices are searched: a second in the mean, ten for 100 operators on
+five devices of three kinds."""
+_MOST_SEARCHES = 6
+"""Above these numbers: as many as three kinds of devices have subsets."""
 _SLOWER = 2.0
 """Factor by which links are slowed down, as often as a plan still uses them."""
+_MOST_COMMUNICATION = 30.0
+"""Latency, in units of the fastest times of all operators, at which links are slow enough."""
 _ROUNDING = 1e-9
 
 _Choice = tuple[tuple[int, ...], int]
@@ -85,15 +90,15 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
     """
     best = search(problem)
     least_s = latency_of(problem, best.device_of)
-    operators, devices = problem.graph.n_ops, problem.topology.n_devices
-    most_searches = min(_MOST_BY_OPERATORS // operators**3, _MOST_BY_DEVICES // devices**2)
+    is_small = problem.graph.n_ops <= _FEW_OPERATORS and problem.topology.n_devices <= _FEW_DEVICES
     _, kind_of, counts = np.unique(device_kinds(problem), return_inverse=True, return_counts=True)
     within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
-    queue = list(_fewer((tuple(counts.tolist()), 0), best))
+    fewer = partial(_fewer, one_by_one=is_small)
+    queue = list(fewer((tuple(counts.tolist()), 0), is_small and _may_be_slowed(problem, best)))
     known = set(queue)
     searches = 1
     for choice in queue:
-        if searches >= most_searches:
+        if searches >= _MOST_SEARCHES and not is_small:
             break
         count, slowed = choice
         kept = np.flatnonzero(within_kind < np.array(count)[kind_of])
@@ -103,13 +108,16 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
         if not _may_be_faster(restricted, least_s):
             continue
         searches += 1
-        placed = None
+        may_be_slowed = False
         with suppress(InfeasibleError):
-            placed = moved(search(_with_slow_links(restricted, slowed)), kept.tolist())
+            slow = _with_slow_links(restricted, slowed)
+            found = search(slow)
+            may_be_slowed = is_small and _may_be_slowed(slow, found)
+            placed = moved(found, kept.tolist())
             latency_s = latency_of(problem, placed.device_of)
             if latency_s < least_s * (1 - _ROUNDING):
                 best, least_s = placed, latency_s
-        for further in _fewer(choice, placed):
+        for further in fewer(choice, may_be_slowed):
             if further not in known:
                 known.add(further)
                 queue.append(further)
@@ -122,17 +130,25 @@ def _may_be_faster(problem: Problem, least_s: float) -> bool:
     return lower_bound_s(problem) < least_s * (1 - _ROUNDING)
 
 
-def _fewer(choice: _Choice, placed: Assignment | None) -> Iterator[_Choice]:
-    """Yield the choices with slower links, or with one device fewer of a kind.
+def _may_be_slowed(problem: Problem, placed: Assignment) -> bool:
+    """Return whether the plan for `problem` may change with slower links.
 
-    `placed` is the plan for the choice; one on a single device remains so with slower links.
+    One on a single device does not, nor one that memory divides and that waits for links alone.
     """
+    compute_s = float(problem.costs.op_time_s.min(axis=1).sum())
+    is_divided = len(np.unique(placed.device_of)) > 1
+    return is_divided and latency_of(problem, placed.device_of) < _MOST_COMMUNICATION * compute_s
+
+
+def _fewer(choice: _Choice, may_be_slowed: bool, *, one_by_one: bool) -> Iterator[_Choice]:
+    """Yield the choices with slower links, and with one device or all devices of a kind fewer."""
     count, slowed = choice
-    if placed is not None and len(np.unique(placed.device_of)) > 1:
+    if may_be_slowed:
         yield count, slowed + 1
     for kind, devices in enumerate(count):
         if devices:
-            yield (*count[:kind], devices - 1, *count[kind + 1 :]), slowed
+            left = devices - 1 if one_by_one else 0
+            yield (*count[:kind], left, *count[kind + 1 :]), slowed
 
 
 def _with_slow_links(problem: Problem, times: int) -> Problem:
