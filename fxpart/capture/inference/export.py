@@ -1,5 +1,6 @@
 """Operator-level capture with `torch.export`, non-strict, on the meta device: no weights needed."""
 
+import inspect
 import logging
 import sys
 import warnings
@@ -46,7 +47,9 @@ _POSITIONS = "position_ids"
 
 
 @contextmanager
-def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def unmasked_attention(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
     """Let transformers models skip masks during export, as they do in a run.
 
     A mask whose values matter is still built: one given as input, or one that separates sequences
@@ -54,6 +57,7 @@ def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iter
     transformers without these functions, are not affected. Not thread-safe.
 
     Args:
+        forward: the model's forward, whose signature names the positional inputs.
         args: positional inputs of the model.
         kwargs: named inputs of the model.
 
@@ -63,7 +67,8 @@ def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iter
         (_MASKS, _EXPORTING): _no,
         (_ATTENTION, _COMPILING): _no,
     }
-    if not args and _POSITIONS not in kwargs:
+    names = inspect.signature(forward).parameters
+    if _POSITIONS not in (*kwargs, *list(names)[: len(args)]):
         # Positions counted by the model itself imply one sequence per row.
         answers[_MASKS, _PACKED] = _none
     modules = {module_name: sys.modules.get(module_name) for module_name in (_MASKS, _ATTENTION)}
@@ -274,7 +279,7 @@ def _exported(
         only_graphs(),
         torch.no_grad(),
         device,
-        unmasked_attention(args, inputs),
+        unmasked_attention(module.forward, args, inputs),
         watching_python(),
     ):
         return without_transforms(

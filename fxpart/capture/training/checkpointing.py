@@ -30,12 +30,17 @@ from fxpart.capture.training.joint_labels import (
     EXPORTED,
     FORMULA,
     FORWARD,
+    KEPT,
     ORDER,
     SAVED,
 )
 from fxpart.errors import NotApplicableError
 
-__all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "compute_again"]
+__all__ = ["WHOLE", "BlockRun", "StepNodes", "checkpoint_blocks", "compute_again"]
+
+WHOLE = "whole "
+"""Paths of blocks that are recomputed as by ``use_reentrant=True``: whole, to the results, which
+are kept until the block's backward has finished."""
 
 
 _NO_BLOCK = -1
@@ -49,6 +54,11 @@ class BlockRun:
     number: int
     path: str
     nodes: list[fx.Node]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is recomputed, with its results; see `WHOLE`."""
+        return self.path.startswith(WHOLE)
 
 
 class StepNodes:
@@ -98,6 +108,25 @@ class StepNodes:
         """Return the storages of `run` read by other runs' backward, which must stay."""
         keys = (key for node in run.nodes for key in self.storages(node))
         return {key for key in keys if self._readers.get(key, set()) - {run.number}}
+
+    def results(self, run: BlockRun) -> list[fx.Node]:
+        """Return the nodes of `run` that the forward reads after it."""
+        return [
+            node
+            for node in run.nodes
+            if any(self._is_forward(u) and self.run_of.get(u) is not run for u in node.users)
+        ]
+
+    def gradients_into(self, run: BlockRun) -> list[fx.Node]:
+        """Return the nodes of later calls' gradients that the backward of `run` reads."""
+        operands = (node for reader in self.backward[run.number] for node in reader.all_input_nodes)
+        return [
+            node
+            for node in dict.fromkeys(operands)
+            if not self._is_forward(node)
+            and self._backward_of.get(node) is not run
+            and not (BLOCK in node.meta and node.meta[FORMULA] is None)
+        ]
 
     def is_read_back(self, node: fx.Node, run: BlockRun) -> bool:
         """Return whether the backward of `run` reads the value of `node`."""
@@ -292,7 +321,7 @@ class _Plan:
     def again(self) -> list[fx.Node]:
         """Return the nodes to recompute, in order."""
         saved = [node for node in self.run.nodes if SAVED in node.meta]
-        self.kept = self.nodes.needed_outside(self.run)
+        self.kept = set() if self.run.is_whole else self.nodes.needed_outside(self.run)
         self.kept.update(key for node in saved for key in self.nodes.storages(node))
         while True:
             chosen = self._closure()
@@ -305,6 +334,7 @@ class _Plan:
     def _closure(self) -> dict[fx.Node, None]:
         """Return the nodes in the block that its backward depends on."""
         read = [node for node in self.run.nodes if self.nodes.is_read_back(node, self.run)]
+        read += self.nodes.results(self.run) if self.run.is_whole else []
         pending = [node for node in read if self._is_recomputed(node)]
         chosen: dict[fx.Node, None] = {}
         while pending:
@@ -362,7 +392,15 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, recomputed: list[f
     for node in nodes.saving(run):
         node.meta[BLOCK] = run.number
     first, readers = nodes.first_formula(run), nodes.backward[run.number]
-    compute_again(graph, nodes.mode, recomputed, before=first, readers=readers, block=run.number)
+    again = compute_again(
+        graph, nodes.mode, recomputed, before=first, readers=readers, block=run.number
+    )
+    if run.is_whole:
+        results = set(nodes.results(run))
+        held = [copy for node, copy in zip(recomputed, again, strict=True) if node in results]
+        held += nodes.gradients_into(run)
+        for node in held:
+            node.meta[KEPT] = readers[-1].meta[ORDER]
 
 
 def compute_again(

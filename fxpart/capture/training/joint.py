@@ -26,6 +26,7 @@ from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.models.user_code import user_errors
 from fxpart.capture.symbolic.whole_slices import drop_whole_slices
 from fxpart.capture.training.joint_program import gradients_of, joint_program
+from fxpart.capture.training.own_checkpoints import checkpointed_calls, label_checkpoints
 from fxpart.capture.training.step_graph import exported_names_of, step_graph
 from fxpart.capture.training.user_functions import exported_functions
 from fxpart.core.graph import OpGraph
@@ -231,7 +232,12 @@ def joint_programs(
         try:
             with quiet(), only_graphs(), torch.enable_grad():
                 inputs = dict(kwargs or {})
-                with unmasked_attention(args, inputs), exported_functions(), watching_python():
+                with (
+                    unmasked_attention(module.forward, args, inputs),
+                    exported_functions(),
+                    watching_python(),
+                    checkpointed_calls(),
+                ):
                     program = without_transforms(
                         torch.export.export(
                             module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
@@ -243,7 +249,13 @@ def joint_programs(
                 needs_gradient = [
                     isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
                 ]
-                joint = joint_program(program, needs_gradient, options, blocks)
+                own = label_checkpoints(program.graph_module)
+                if own and blocks:
+                    raise CaptureError(
+                        "it calls torch.utils.checkpoint itself; turn that off in the model, or set"
+                        " checkpointing=none"
+                    )
+                joint = joint_program(program, needs_gradient, options, own or blocks)
             return JointProgram(joint, gradients_of(joint), program)
         except CaptureError as error:
             raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error

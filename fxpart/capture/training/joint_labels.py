@@ -1,7 +1,6 @@
 """Labels of the nodes in a training step's graph, written while the graph is traced."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
-from fxpart.capture.training.python_backward import PythonBackwards
+from fxpart.capture.training.python_calls import PythonCalls
 
 __all__ = [
     "BLOCK",
@@ -42,8 +41,9 @@ FORMULA = "fxpart_formula"
 """Key of a node's ``meta``: number of the autograd formula that created it; None for other nodes,
 such as sums of gradients between two formulas."""
 KEPT = "fxpart_kept"
-"""Key of a node's ``meta``, only in a backward written in Python: the `ORDER` of the last node
-traced while its result was held. See `fxpart.capture.training.python_backward`."""
+"""Key of a node's ``meta``, in users' Functions: the `ORDER` of the last node traced before its
+result was released. See `fxpart.capture.training.python_calls`. Also in the backward of a block
+that is recomputed whole."""
 SAVED = "fxpart_saved"
 """Key of a node's ``meta``, only in the forward of a checkpointed block: the number of the run
 through it for which its result is kept, whether or not it is read. See `checkpoint_blocks`."""
@@ -82,8 +82,11 @@ class Labels:
     """Number of autograd formulas begun."""
     tagged: dict[Node, Label] = field(default_factory=dict)
     """Labels of autograd's nodes, those of the calls that created them."""
-    python: PythonBackwards = field(default_factory=PythonBackwards)
-    """Watches the backwards of the users' Functions."""
+    python: PythonCalls = field(init=False)
+    """Watches the users' Functions; entered by the caller if there are any."""
+
+    def __post_init__(self) -> None:
+        self.python = PythonCalls(self.graph)
 
     def begin(self, label: Label) -> None:
         """Label the nodes since the last call; the next nodes get `label`."""
@@ -115,23 +118,17 @@ class Labels:
                 self.tagged[node] = label
                 pending.extend(parent for parent, _ in node.next_functions if parent is not None)
 
-    def start_backward(self) -> AbstractContextManager[object]:
-        """Register hooks that report which call's gradient autograd is computing.
-
-        The backward must run inside the returned context.
-        """
+    def start_backward(self) -> None:
+        """Register hooks that report which call's gradient autograd is computing."""
         self.begin(Label({}, self.count - 1))
-        in_python = False
         for node, label in self.tagged.items():
-            is_python = isinstance(node, BackwardCFunction)
-            in_python |= is_python
-            node.register_prehook(_Begin(self, label, is_python))
+            node.register_prehook(_Begin(self, label, isinstance(node, BackwardCFunction)))
             node.register_hook(_End(self, label))
-        return self.python if in_python else nullcontext()
 
     def finish(self) -> None:
         """Label the remaining nodes, and drop autograd's graph."""
         self.begin(NOWHERE)
+        # Contexts of Functions are released with it.
         self.tagged.clear()
         for node, last in self.python.last.items():
             node.meta[KEPT] = last.meta[ORDER]
@@ -164,5 +161,5 @@ class _End:
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Label the next nodes, sums of the results, with the call but without a formula."""
-        self.labels.python.end()
+        self.labels.python.end(results)
         self.labels.begin(self.label)

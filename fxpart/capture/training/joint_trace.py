@@ -8,7 +8,7 @@ whose gradient it computes, by autograd's own graph.
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -33,6 +33,7 @@ from fxpart.capture.training.joint_labels import (
     Labels,
 )
 from fxpart.capture.training.loss import first_real, loss_of
+from fxpart.capture.training.user_functions import functions_called
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError
 
@@ -222,7 +223,7 @@ def trace_step(
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
     _compute_sizes_from_inputs(traced.graph)
-    # Python runs every call of a backward that it is given, read or not.
+    # Python runs every call of a user's Function, read or not.
     traced.graph.eliminate_dead_code(lambda node: node.is_impure() or KEPT in node.meta)
     traced.recompile()
     return StepTrace(traced, step.with_gradient)
@@ -247,6 +248,10 @@ class _Step:
         mode = get_proxy_mode()
         assert mode is not None, "make_fx runs a step in its own mode"
         labels = Labels(mode.tracer.graph)
+        with labels.python if functions_called(self.program.graph_module) else nullcontext():
+            return self._traced(labels, tensors)
+
+    def _traced(self, labels: Labels, tensors: Sequence[Tensor]) -> list[Tensor]:
         forward = _Forward(self.program.graph_module, labels, self.options)
         results = forward.run(*self._inputs(tensors))
         # As in a function that returns only the loss.
@@ -257,10 +262,8 @@ class _Step:
         trained = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         gradients: Sequence[Tensor | None] = ()
         if loss.requires_grad and trained:
-            with labels.start_backward():
-                gradients = torch.autograd.grad(
-                    loss, [tensors[i] for i in trained], allow_unused=True
-                )
+            labels.start_backward()
+            gradients = torch.autograd.grad(loss, [tensors[i] for i in trained], allow_unused=True)
         labels.finish()
         indexed_gradients = [
             (i, g) for i, g in zip(trained, gradients, strict=False) if g is not None
@@ -317,7 +320,12 @@ class _Forward(fx.Interpreter):
         stack = n.meta.get("nn_module_stack") or {}
         self._current = self._within or n.name
         self._labels.begin(Label(stack, exported=self._current, call=n.meta.get(CALL)))
-        result = super().run_node(n)
+        if n.target is torch.ops.fxpart_user.function.default:
+            self._labels.python.begin()
+            result = super().run_node(n)
+            self._labels.python.end(result)
+        else:
+            result = super().run_node(n)
         self._labels.tag(result, stack)
         _hold(result, n.meta.get(HELD, ()))
         return result

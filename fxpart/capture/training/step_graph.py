@@ -5,7 +5,7 @@ by a checkpointed block, or by a backward written in Python.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,9 @@ __all__ = ["exported_names_of", "step_graph", "with_block_lifetimes", "with_form
 # Lifetimes.
 
 
-def with_formula_lifetimes(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
+def with_formula_lifetimes(
+    graph: OpGraph, formula: Sequence[int | None], held: Container[int] = ()
+) -> OpGraph:
     """Return `graph` with the last operator of each formula reading all inputs of the formula.
 
     Autograd computes the gradient of a call by one formula, which may be several operators. Saved
@@ -41,6 +43,7 @@ def with_formula_lifetimes(graph: OpGraph, formula: Sequence[int | None]) -> OpG
     Args:
         graph: graph of a training step.
         formula: the formula number of each operator; None for other operators.
+        held: values whose release is known, which are not extended.
 
     """
     last = {number: op for op, number in enumerate(formula) if number is not None}
@@ -52,7 +55,7 @@ def with_formula_lifetimes(graph: OpGraph, formula: Sequence[int | None]) -> OpG
             continue
         for value in rows[op]:
             maker = producer[value]
-            if maker < 0 or formula[maker] != number:
+            if value not in held and (maker < 0 or formula[maker] != number):
                 extra[number][value] = None
     for number, op in last.items():
         rows[op] = list(dict.fromkeys([*rows[op], *extra[number]]))
@@ -102,25 +105,26 @@ def with_block_lifetimes(
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
 
 
-def _with_python_lifetimes(graph: OpGraph, calls: Sequence[fx.Node]) -> OpGraph:
-    """Return `graph` with the operators of a user's backward reading what is held meanwhile.
+def _last_held(graph: OpGraph, calls: Sequence[fx.Node]) -> dict[int, int]:
+    """Return the last operator that begins before each value inside a user's Function is released.
 
-    No transfer is added: what a formula holds is of its own group. See `KEPT`.
+    Values released right after they are computed are left out. See `KEPT`.
     """
-    rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
-    formulas: dict[int | None, list[int]] = {}
-    for op, node in enumerate(calls):
-        formulas.setdefault(node.meta.get(FORMULA), []).append(op)
+    traced = [
+        (node.meta[ORDER], op)
+        for op, node in enumerate(calls)
+        if node.meta.get(BLOCK) is None or node.meta.get(FORMULA) is not None
+    ]
+    traced.sort()
+    last_held: dict[int, int] = {}
     for value, op in enumerate(graph.value_producer.tolist()):
-        kept = calls[op].meta.get(KEPT) if op >= 0 else None
-        if kept is not None:
+        order = calls[op].meta.get(KEPT) if op >= 0 else None
+        if order is not None:
             # The last node itself may have been removed for lack of users.
-            formula = formulas[calls[op].meta[FORMULA]]
-            last = max(other for other in formula if calls[other].meta[ORDER] <= kept)
-            if last > op and value not in rows[last]:
-                rows[last].append(value)
-    start, reads = csr(rows)
-    return replace(graph, read_start=start, reads=reads.astype(np.int64))
+            _, last = traced[bisect_right(traced, (order, graph.n_ops)) - 1]
+            if last > op:
+                last_held[value] = last
+    return last_held
 
 
 def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str, str]) -> OpGraph:
@@ -135,9 +139,8 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     """
     calls = _calls(graph, program)
     formula = [node.meta.get(FORMULA) for node in calls]
-    extended = with_formula_lifetimes(_with_partners(graph, calls), formula)
-    if any(KEPT in node.meta for node in calls):
-        extended = _with_python_lifetimes(extended, calls)
+    last_held = _last_held(graph, calls)
+    extended = with_formula_lifetimes(_with_partners(graph, calls), formula, last_held)
     block = [node.meta.get(BLOCK) for node in calls]
     # Recomputed operators belong to no formula.
     again = [
@@ -150,6 +153,11 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     ]
     saved = [node.meta.get(SAVED) for node in calls]
     extended = with_block_lifetimes(extended, again, saving, saved)
+    if last_held:
+        held = np.full(graph.n_values, -1, dtype=np.int64)
+        held[: len(graph.value_held)] = graph.value_held
+        held[list(last_held)] = list(last_held.values())
+        extended = replace(extended, value_held=held)
     return _with_gradients(extended, gradients)
 
 

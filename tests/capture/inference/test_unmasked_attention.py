@@ -71,7 +71,7 @@ def test_functions_are_restored_even_after_a_failure() -> None:
     before = _questions()
 
     def fail(x: Tensor) -> None:
-        with unmasked_attention((), {}):
+        with unmasked_attention(lambda: None, (), {}):
             assert _questions() != before
             raise ValueError(x)
 

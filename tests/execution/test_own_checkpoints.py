@@ -1,0 +1,138 @@
+"""Models that call `torch.utils.checkpoint` themselves: memory as in eager mode, or a refusal."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.phases import StepOptions
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import CaptureError
+from fxpart.execution.real_step import step_peak_bytes
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning"),
+]
+
+_CPU = StepOptions(fused_attention=False, fused_dropout=False)
+
+
+def _layer() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Sigmoid())
+
+
+class Checkpointed(nn.Module):
+    """Calls its layers through `call`, after one that is called directly."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.layers = nn.ModuleList(_layer() for _ in range(4))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = self.call(layer, x)
+        return x
+
+
+def _directly(layer: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
+    return layer(x)
+
+
+def _nested(layer: nn.Sequential, x: Tensor) -> Any:  # noqa: ANN401
+    def part(x: Tensor) -> Tensor:
+        inner: Tensor = checkpoint(layer[:2], x, use_reentrant=False)
+        return layer[2:](inner)  # type: ignore[no-any-return]
+
+    return checkpoint(part, x, use_reentrant=False)
+
+
+def _gpt2(*, use_reentrant: bool) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=4, n_embd=32, n_head=2, vocab_size=64, use_cache=False)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = GPT2LMHeadModel(config)
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})  # type: ignore[no-untyped-call]
+    return model
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "without": lambda: Checkpointed(_directly),
+    "not reentrant": lambda: Checkpointed(partial(checkpoint, use_reentrant=False)),
+    "reentrant": lambda: Checkpointed(partial(checkpoint, use_reentrant=True)),
+    "nested": lambda: Checkpointed(_nested),
+    "gpt2, not reentrant": lambda: _gpt2(use_reentrant=False),
+    "gpt2, reentrant": lambda: _gpt2(use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_of_a_step_equals_that_of_the_module(name: str) -> None:
+    torch.manual_seed(0)
+    module = CASES[name]().train()
+    # Tokens by position, as many call a model.
+    x = torch.zeros(4, 64, dtype=torch.int64) if "gpt2" in name else torch.randn(256, 32)
+    graph = joint_capture(module, (x,), {}, _CPU).graph
+    predicted = int(peak_bytes(memory_tables(graph), graph.group * 0, 1)[0])
+    real = step_peak_bytes(module, (x,), {})
+    loss_bytes = 0 if real.phase == "forward" else 4  # held by the caller's variable
+    assert predicted == real.peak_bytes - loss_bytes
+
+
+def test_a_checkpoint_recomputes_its_function() -> None:
+    x = torch.randn(8, 32)
+    flops = {
+        name: int(joint_capture(CASES[name](), (x,)).graph.flops.sum())
+        for name in ("without", "not reentrant", "reentrant")
+    }
+    layer = 4 * 2 * 2 * 8 * 32 * 32
+    # The last product of a layer is not needed again where recomputation stops early.
+    assert flops["reentrant"] - flops["without"] == layer
+    assert 0 < flops["not reentrant"] - flops["without"] <= layer
+
+
+def _selective(layer: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
+    def policy(*_: object, **__: object) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    return checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
+
+
+def _offloaded(layer: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
+    with save_on_cpu():
+        return layer(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "message"),
+    [
+        (_selective, _CPU, "with a context_fn, which selects what is recomputed"),
+        (_offloaded, _CPU, "enters torch.autograd.graph.save_on_cpu"),
+        (
+            partial(checkpoint, use_reentrant=False),
+            StepOptions(checkpointing="block"),
+            "calls torch.utils.checkpoint itself",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_named(
+    call: Callable[..., Any], options: StepOptions, message: str
+) -> None:
+    with pytest.raises(CaptureError, match=message):
+        joint_capture(Checkpointed(call), (torch.randn(2, 32),), {}, options)
