@@ -66,6 +66,8 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_BYTES = 2**30
 """Largest unpacked trace, several million operators."""
+_MOST_US = {"dur": 1e12, "ts": 1e17}
+"""Longest duration, eleven days, and latest time stamp."""
 _ADVICE = "export one with torch.profiler.profile(record_shapes=True).export_chrome_trace(file)"
 
 
@@ -241,6 +243,8 @@ def read_trace(path: Path) -> Trace:
             raise SpecError(f"{path} has no operators with shapes; {_ADVICE}")
         on_device = any(event.get("cat") in _ON_DEVICE for event in events)
         times = _device_s(events, operators) if on_device else _host_s(operators)
+        if not any(times):
+            raise SpecError(f"{path} has no operator that takes time; {_ADVICE}")
     except SpecError:  # a ValueError too
         raise
     except FileNotFoundError:
@@ -324,6 +328,6 @@ def _device_s(events: list[Mapping[str, Any]], operators: list[Mapping[str, Any]
 
 def _us(event: Mapping[str, Any], name: str) -> float:
     number = float(event[name])
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name} is {number}")
+    if not 0 <= number <= _MOST_US[name]:
+        raise ValueError(f"{name} is {number:g}")
     return number

@@ -103,11 +103,13 @@ def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
 def refuse_more(what: str, difference: float, allowed: float, relative_to: str = "") -> None:
     """Raise `ExecutionError` if `what` of a split model differs by more than `allowed`."""
     if difference > allowed:
+        apart = f"are {difference:.3g}{relative_to} from"
         much = f"more than the {allowed:.3g} of rounding"
         if math.isinf(difference):
-            much = "with NaN, infinity, a gradient, or a shape or dtype that only one of them has"
+            apart = "are not comparable with"
+            much = "only one of them has NaN, infinity, a gradient, or this shape or dtype"
         raise ExecutionError(
-            f"the split model's {what} are {difference:.3g}{relative_to} from the unsplit model's,"
-            f" {much}; a random call, or one that depends on earlier calls, cannot be split: take"
-            " it out of the model"
+            f"the split model's {what} {apart} the unsplit model's, {much}; the captured operators"
+            " leave out random numbers, hooks, what earlier calls changed, and branches on whether"
+            " the model is exported: take these out of the model"
         )

@@ -33,7 +33,9 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
     except FileNotFoundError:
         raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
     except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
+        raise SpecError(
+            f"cannot read {path}: {error.strerror or error}; name a {schema} file"
+        ) from error
     except (ValueError, RecursionError) as error:  # bad JSON or UTF-8, or too deeply nested
         raise SpecError(
             f"{path} is not a {schema} file, or it is damaged ({what_is_wrong(error)});"
@@ -41,7 +43,9 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
         ) from error
     schema_found = document.get("schema") if isinstance(document, dict) else None
     if schema_found != schema:
-        raise SpecError(f"{path} is not a {schema} file, its schema is {schema_found!r}")
+        raise SpecError(
+            f"{path} is not a {schema} file, its schema is {schema_found!r}; name one that is"
+        )
     number = document.get("version")
     # bool is a subclass of int.
     if type(number) is not int or not 1 <= number <= version:

@@ -145,6 +145,8 @@ def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path, name:
     [
         ("{", "is not a trace of torch.profiler, or is damaged"),
         ("[1, 2]", "has no list of events"),
+        (json.dumps({"traceEvents": [_add(0, 100) | {"dur": 0}]}), "has no operator that takes"),
+        (json.dumps({"traceEvents": [_add(0, 100) | {"dur": 1e300}]}), "dur is 1e.300"),
         ('{"traceEvents": 5}', "has no list of events"),
         ('{"events": []}', "is not a trace of torch.profiler, or is damaged"),
         ('{"traceEvents": []}', "has no operators with shapes; export one with torch.profiler"),
