@@ -223,10 +223,15 @@ def trace_step(
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
     _compute_sizes_from_inputs(traced.graph)
-    # Python runs every call of a user's Function, read or not.
-    traced.graph.eliminate_dead_code(lambda node: node.is_impure() or KEPT in node.meta)
+    traced.graph.eliminate_dead_code(_is_run)
     traced.recompile()
     return StepTrace(traced, step.with_gradient)
+
+
+def _is_run(node: fx.Node) -> bool:
+    """Return whether Python runs a call even if nothing reads its result."""
+    of_model = TO_THE_END in node.meta.get(HELD, ())
+    return node.is_impure() or KEPT in node.meta or of_model
 
 
 def cpu_twin(tensor: Tensor, *, requires_grad: bool) -> Tensor:

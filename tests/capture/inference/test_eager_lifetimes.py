@@ -124,3 +124,23 @@ def test_a_training_step_holds_the_local_variables_of_its_forward() -> None:
     assert counted.phase == "forward"
     assert _peak_bytes(without_python(graph)) < counted.peak_bytes - 300_000
     assert graph.value_held.max() < graph.first_backward
+
+
+class Unread(nn.Module):
+    """Returns a large result beside the one that the loss reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.beside = nn.Linear(4, 4), nn.Linear(4, 2000)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.first(x)
+        return hidden, self.beside(hidden).tanh()
+
+
+def test_a_training_step_computes_results_that_the_loss_does_not_read() -> None:
+    module, x = Unread(), torch.ones(100, 4)
+    graph = joint_capture(module, (x,), options=StepOptions()).graph
+    counted = step_peak_bytes(module, (x,))
+    assert counted.phase == "forward"
+    assert _peak_bytes(graph) == counted.peak_bytes
