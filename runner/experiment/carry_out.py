@@ -123,10 +123,17 @@ def carry_out(
         FxpartError: if it cannot be run, or its results differ from the unsplit model's.
 
     """
+    from fxpart.capture.training.own_checkpoints import calls_checkpoint
     from fxpart.execution.device import torch_threads
 
     real, execute = subject.real, config.execute
     assert real is not None, "a model to run has been built"
+    if config.phase.name == "training" and calls_checkpoint(real.program.graph_module):
+        raise NotApplicableError(
+            f"execute={execute.name} runs captured operators, which recompute nothing, but the"
+            " model calls torch.utils.checkpoint itself; turn that off in the model, or set"
+            " execute=none"
+        )
     placed = _forward_assignment(subject, real, assignment)
     if schedule is not None and execute.name == "pipeline":
         # Merge the partitions of a device into one stage, as in the schedule.

@@ -19,7 +19,7 @@ from torch.utils import checkpoint
 from fxpart.capture.training.checkpointing import WHOLE
 from fxpart.errors import CaptureError
 
-__all__ = ["checkpointed_calls", "label_checkpoints"]
+__all__ = ["calls_checkpoint", "checkpointed_calls", "label_checkpoints"]
 
 _CALL = "fxpart_checkpoint"
 """Key of a node's ``meta``: the path made for the outermost call of `checkpoint` around it."""
@@ -112,3 +112,9 @@ def label_checkpoints(module: fx.GraphModule) -> tuple[str, ...]:
                 node.meta["nn_module_stack"] = {path: (path, "torch.utils.checkpoint"), **stack}
                 paths[path] = None
     return tuple(paths)
+
+
+def calls_checkpoint(module: fx.GraphModule) -> bool:
+    """Return whether an exported model calls `checkpoint` itself."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, fx.GraphModule))
+    return any(_CALL in node.meta for graph in graphs for node in graph.nodes)

@@ -29,6 +29,14 @@ def by_chance(batch_size, dtype, width=64):
         def forward(self, x):
             return x + torch.rand_like(x)
     return nn.Sequential(nn.Linear(width, width), Noise()), (torch.zeros(batch_size, width),)
+
+def checkpointed(batch_size, dtype, width=64):
+    from torch.utils.checkpoint import checkpoint
+    class Again(nn.Linear):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False).tanh()
+    model = nn.Sequential(nn.Linear(width, width), Again(width, width))
+    return model, (torch.zeros(batch_size, width),)
 """
 
 
@@ -212,8 +220,15 @@ def test_differing_results_fail_the_run(folder: Path) -> None:
     done = _run_once(folder, "by_chance", "mode.cut_after=[0]", "microbatches=2")
     assert done.code == 2, done.out
     assert "the split model's results are " in done.error
-    assert "a random call" in done.error
+    assert "leave out random numbers" in done.error
     assert result_of(folder / "outputs" / "by_chance")["status"] == "failed"
+
+
+def test_a_step_that_recomputes_by_itself_is_planned_and_not_run(folder: Path) -> None:
+    done = _run_once(folder, "checkpointed", "mode.cut_after=[0]", "microbatches=2", *AS_RUN)
+    assert done.code == 2, done.out
+    assert "recompute nothing, but the model calls torch.utils.checkpoint itself" in done.error
+    assert "gpipe: " in done.out
 
 
 @pytest.mark.parametrize(
