@@ -280,7 +280,8 @@ def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
     """Return what tables cover, which devices use curves, and what lacks both."""
     notes = []
     if times.tables:
-        for family in dict.fromkeys(pool.curves for pool in config.devices.pools if pool.curves):
+        pools = [p for p in config.devices.pools if p.curves and (times.carries or p.own_curves)]
+        for family in dict.fromkeys(pool.curves for pool in pools):
             covered, total = times.table_coverage(graph, family)
             notes.append(
                 f"of {times.tables} ({family}) for {covered} of {total} products and attention"

@@ -1,5 +1,6 @@
 """Models that call `torch.utils.checkpoint` themselves: memory as in eager mode, or a refusal."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from fxpart.capture.training.joint import joint_capture
+from fxpart.capture.training.own_checkpoints import checkpointed_calls
 from fxpart.core.phases import StepOptions
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
@@ -53,12 +56,47 @@ def _directly(layer: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
     return layer(x)
 
 
+class Squared(Function):
+    """Saves what it computes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        slope = x * 2
+        ctx.save_for_backward(slope)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        (slope,) = ctx.saved_tensors
+        return gradient * slope
+
+
+def _with_function(layer: nn.Sequential, x: Tensor, *, use_reentrant: bool) -> Any:  # noqa: ANN401
+    def part(x: Tensor) -> Tensor:
+        return layer(Squared.apply(x))  # type: ignore[no-any-return,no-untyped-call]
+
+    return checkpoint(part, x, use_reentrant=use_reentrant)
+
+
 def _nested(layer: nn.Sequential, x: Tensor) -> Any:  # noqa: ANN401
     def part(x: Tensor) -> Tensor:
         inner: Tensor = checkpoint(layer[:2], x, use_reentrant=False)
         return layer[2:](inner)  # type: ignore[no-any-return]
 
     return checkpoint(part, x, use_reentrant=False)
+
+
+def _without_gradients(layer: nn.Sequential, x: Tensor) -> Any:  # noqa: ANN401
+    with torch.no_grad():
+        fixed = checkpoint(layer, x, use_reentrant=True)
+    return x + fixed
+
+
+def _partly_frozen(call: Callable[..., Any]) -> nn.Module:
+    module = Checkpointed(call)
+    for part in (module.first, *module.layers[:2]):
+        part.requires_grad_(requires_grad=False)
+    return module
 
 
 def _gpt2(*, use_reentrant: bool) -> nn.Module:
@@ -71,11 +109,15 @@ def _gpt2(*, use_reentrant: bool) -> nn.Module:
     return model
 
 
+_NOT_REENTRANT = partial(checkpoint, use_reentrant=False)
 CASES: dict[str, Callable[[], nn.Module]] = {
     "without": lambda: Checkpointed(_directly),
-    "not reentrant": lambda: Checkpointed(partial(checkpoint, use_reentrant=False)),
+    "not reentrant": lambda: Checkpointed(_NOT_REENTRANT),
     "reentrant": lambda: Checkpointed(partial(checkpoint, use_reentrant=True)),
-    "nested": lambda: Checkpointed(_nested),
+    "not reentrant, partly frozen": lambda: _partly_frozen(_NOT_REENTRANT),
+    "reentrant, without gradients": lambda: Checkpointed(_without_gradients),
+    "function": lambda: Checkpointed(partial(_with_function, use_reentrant=False)),
+    "reentrant function": lambda: Checkpointed(partial(_with_function, use_reentrant=True)),
     "gpt2, not reentrant": lambda: _gpt2(use_reentrant=False),
     "gpt2, reentrant": lambda: _gpt2(use_reentrant=True),
 }
@@ -100,10 +142,10 @@ def test_a_checkpoint_recomputes_its_function() -> None:
         name: int(joint_capture(CASES[name](), (x,)).graph.flops.sum())
         for name in ("without", "not reentrant", "reentrant")
     }
-    layer = 4 * 2 * 2 * 8 * 32 * 32
-    # The last product of a layer is not needed again where recomputation stops early.
-    assert flops["reentrant"] - flops["without"] == layer
-    assert 0 < flops["not reentrant"] - flops["without"] <= layer
+    product = 2 * 8 * 32 * 32
+    assert flops["reentrant"] - flops["without"] == 4 * 2 * product
+    # The results of three layers are kept, as the inputs of the next ones.
+    assert flops["not reentrant"] - flops["without"] == (4 * 2 - 3) * product
 
 
 def _selective(layer: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
@@ -124,9 +166,11 @@ def _offloaded(layer: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
     [
         (_selective, _CPU, "with a context_fn, which selects what is recomputed"),
         (_offloaded, _CPU, "enters torch.autograd.graph.save_on_cpu"),
+        (_nested, _CPU, "nests calls of torch.utils.checkpoint"),
+        (_NOT_REENTRANT, StepOptions(checkpointing="block"), "calls torch.utils.checkpoint itself"),
         (
-            partial(checkpoint, use_reentrant=False),
-            StepOptions(checkpointing="block"),
+            _NOT_REENTRANT,
+            StepOptions(backward_order="late_weight_gradients"),
             "calls torch.utils.checkpoint itself",
         ),
     ],
@@ -136,3 +180,21 @@ def test_what_cannot_be_captured_is_named(
 ) -> None:
     with pytest.raises(CaptureError, match=message):
         joint_capture(Checkpointed(call), (torch.randn(2, 32),), {}, options)
+
+
+def test_hooks_of_another_thread_are_left_alone() -> None:
+    failures: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            for _ in range(200):
+                with save_on_cpu():
+                    torch.ones(2, requires_grad=True).exp().sum().backward()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            failures.append(error)
+
+    with checkpointed_calls():
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert not failures

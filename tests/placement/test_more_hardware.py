@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.monotone import Scene, cost_s, random_rows, verdicts
-from fxpart import DeviceSpec, LatencyModel, Link
+from fxpart import DeviceSpec, LatencyModel, Link, evaluate, make_mode
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import uniform_topology
@@ -16,7 +16,7 @@ from fxpart.cost.device_kinds import device_kinds
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.placement.device_order import choices_of_devices, fastest_first, useful_devices
 from tests import independent
-from tests.sketch import chain, devices, problem, random_graph
+from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
 ROUNDING = 1e-10
@@ -132,3 +132,18 @@ def test_no_more_equal_nodes_than_operators_are_searched() -> None:
     nodes = [0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
     this = problem(chain(2), devices(*[9] * 11, nodes=nodes, far=Link(0.5)))
     assert useful_devices(this).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_links_that_a_plan_does_not_wait_for_are_not_slowed_down() -> None:
+    sketch = Sketch()
+    ends = [sketch.input(1) for _ in range(3)]
+    for tower in range(3):
+        for layer in range(30):
+            module = f"{tower}.{layer}"
+            ends[tower] = sketch.op([ends[tower]], 10, [sketch.weight(10)], 1000, module=module)
+    two = devices(10**6, 10**6, link=Link(1e3, 1e-3), rate=1e6)
+    this = problem(sketch.graph(*ends), two)
+    placed = make_mode("kl_based")(this)
+    # No tower has to wait for another.
+    on_first = (placed.device_of == placed.device_of[0]).sum()
+    assert evaluate(this, placed).latency_s == pytest.approx(max(on_first, 90 - on_first) * 1e-3)

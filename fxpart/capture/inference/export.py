@@ -67,8 +67,11 @@ def unmasked_attention(
         (_MASKS, _EXPORTING): _no,
         (_ATTENTION, _COMPILING): _no,
     }
-    names = inspect.signature(forward).parameters
-    if _POSITIONS not in (*kwargs, *list(names)[: len(args)]):
+    parameters = inspect.signature(forward).parameters
+    names = {*kwargs, *list(parameters)[: len(args)]}
+    # Any of ``*args`` may be positions.
+    is_named = not args or all(p.kind != p.VAR_POSITIONAL for p in parameters.values())
+    if is_named and _POSITIONS not in names:
         # Positions counted by the model itself imply one sequence per row.
         answers[_MASKS, _PACKED] = _none
     modules = {module_name: sys.modules.get(module_name) for module_name in (_MASKS, _ATTENTION)}

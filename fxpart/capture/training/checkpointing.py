@@ -319,7 +319,9 @@ class _Plan:
     """Nodes that cannot be recomputed."""
 
     def again(self) -> list[fx.Node]:
-        """Return the nodes to recompute, in order."""
+        """Return the nodes to recompute, in order; none without a backward."""
+        if not self.nodes.backward[self.run.number]:
+            return []
         saved = [node for node in self.run.nodes if SAVED in node.meta]
         self.kept = set() if self.run.is_whole else self.nodes.needed_outside(self.run)
         self.kept.update(key for node in saved for key in self.nodes.storages(node))
@@ -391,6 +393,9 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, recomputed: list[f
     """Recompute `recomputed` before the backward of `run`, which then reads the new values."""
     for node in nodes.saving(run):
         node.meta[BLOCK] = run.number
+    for node in run.nodes:
+        # What a user's Function saved is dropped, and saved again by its copy.
+        node.meta.pop(KEPT, None)
     first, readers = nodes.first_formula(run), nodes.backward[run.number]
     again = compute_again(
         graph, nodes.mode, recomputed, before=first, readers=readers, block=run.number

@@ -250,10 +250,10 @@ def joint_programs(
                     isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
                 ]
                 own = label_checkpoints(program.graph_module)
-                if own and blocks:
+                if own and (blocks or options.backward_order != "autograd"):
                     raise CaptureError(
                         "it calls torch.utils.checkpoint itself; turn that off in the model, or set"
-                        " checkpointing=none"
+                        " checkpointing=none backward_order=autograd"
                     )
                 joint = joint_program(program, needs_gradient, options, own or blocks)
             return JointProgram(joint, gradients_of(joint), program)

@@ -122,14 +122,15 @@ class Labels:
         """Register hooks that report which call's gradient autograd is computing."""
         self.begin(Label({}, self.count - 1))
         for node, label in self.tagged.items():
-            node.register_prehook(_Begin(self, label, isinstance(node, BackwardCFunction)))
-            node.register_hook(_End(self, label))
+            is_python = isinstance(node, BackwardCFunction)
+            node.register_prehook(_Begin(self, label, is_python))
+            node.register_hook(_End(self, label, is_python))
 
     def finish(self) -> None:
         """Label the remaining nodes, and drop autograd's graph."""
         self.begin(NOWHERE)
-        # Contexts of Functions are released with it.
         self.tagged.clear()
+        self.python.hold_to_the_end()
         for node, last in self.python.last.items():
             node.meta[KEPT] = last.meta[ORDER]
 
@@ -158,8 +159,11 @@ class _End:
 
     labels: Labels
     label: Label
+    is_python: bool
+    """Whether the node is a user's Function."""
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Label the next nodes, sums of the results, with the call but without a formula."""
-        self.labels.python.end(results)
+        if self.is_python:
+            self.labels.python.end(results)
         self.labels.begin(self.label)

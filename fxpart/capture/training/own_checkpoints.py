@@ -6,10 +6,11 @@ is exported as its function, and its nodes are labelled, to be recomputed by `ch
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch._C import _TorchDispatchModeKey
 from torch._ops import _get_dispatch_mode_pre_dispatch
 from torch.autograd.graph import saved_tensors_hooks
@@ -22,77 +23,100 @@ from fxpart.errors import CaptureError
 __all__ = ["calls_checkpoint", "checkpointed_calls", "label_checkpoints"]
 
 _CALL = "fxpart_checkpoint"
-"""Key of a node's ``meta``: the path made for the outermost call of `checkpoint` around it."""
+"""Key of a node's ``meta``: the path made for the call of `checkpoint` around it."""
+
+
+def _proxy_mode() -> ProxyTorchDispatchMode | None:
+    """Return the mode in which this thread is exporting a model, if it is."""
+    mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]
+    return mode if isinstance(mode, ProxyTorchDispatchMode) else None
 
 
 class _Calls:
-    """Labels the nodes traced in each call."""
+    """Stand-ins for what `checkpoint` calls, which label the nodes traced in each call."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._depth = 0
+        self._is_inside = False
 
     @contextmanager
-    def labelled(self, prefix: str = "") -> Iterator[None]:
-        """Label the nodes traced in the block, unless it is inside another one."""
-        mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]
-        if not isinstance(mode, ProxyTorchDispatchMode) or self._depth:
+    def _labelled(self, prefix: str = "") -> Iterator[None]:
+        """Label the nodes traced in the block."""
+        mode = _proxy_mode()
+        if mode is None:
             yield
             return
+        if self._is_inside:
+            raise CaptureError(
+                "it nests calls of torch.utils.checkpoint, of which a captured step can recompute"
+                " one level; turn the inner ones off in the model"
+            )
         nodes = mode.tracer.graph.nodes
         before = next(iter(reversed(nodes)), None)
-        self._depth += 1
+        self._is_inside = True
         try:
             yield
         finally:
-            self._depth -= 1
+            self._is_inside = False
         for node in reversed(nodes):
             if node is before:
                 break
             node.meta[_CALL] = f"{prefix}checkpoint call {self._count}"
         self._count += 1
 
+    def apply(self, function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:  # noqa: ANN401
+        """Stand in for `CheckpointFunction.apply`, the call with ``use_reentrant=True``."""
+        # Without an argument that needs a gradient, that Function has no backward.
+        needs = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        with self._labelled(WHOLE), nullcontext() if needs else torch.no_grad():
+            return function(*args)
 
-@contextmanager
-def checkpointed_calls() -> Iterator[None]:
-    """Export every call of `torch.utils.checkpoint.checkpoint` in the block as its function.
-
-    Models bind that function before they are exported, so what it calls is replaced.
-
-    Raises:
-        CaptureError: if a call selects what it recomputes (``context_fn``), or the model enters
-            `saved_tensors_hooks`, such as `save_on_cpu`.
-
-    """
-    calls = _Calls()
-
-    def enter(hooks: object) -> None:
-        raise CaptureError(
-            f"it enters torch.autograd.graph.{type(hooks).__name__}, which changes what a step"
-            " keeps, and a capture does not see; turn that off in the model"
-        )
-
-    class Reentrant:
-        """Stands in for torch's Function of ``use_reentrant=True``."""
-
-        @staticmethod
-        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:  # noqa: ANN401
-            with calls.labelled(WHOLE):
-                return function(*args)
-
-    def around(_function: object, _preserve: bool, context_fn: object, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def around(
+        self,
+        _function: object,
+        _preserve: bool,
+        context_fn: object,
+        *_: Any,  # noqa: ANN401 - as torch calls it
+        **__: Any,  # noqa: ANN401
+    ) -> Iterator[None]:
+        """Stand in for the generator around a call with ``use_reentrant=False``."""
         if context_fn is not checkpoint.noop_context_fn:
             raise CaptureError(
                 "it calls torch.utils.checkpoint with a context_fn, which selects what is"
                 " recomputed; turn that off in the model and set checkpointing=selective"
             )
-        with calls.labelled():
+        with self._labelled():
             yield
+
+
+@contextmanager
+def checkpointed_calls() -> Iterator[None]:
+    """Export every call of `torch.utils.checkpoint.checkpoint` in the block as its function.
+
+    Models bind that function before they are exported, so what it calls is replaced. Not
+    thread-safe.
+
+    Raises:
+        CaptureError: if a call selects what it recomputes (``context_fn``) or is inside another, or
+            the model enters `saved_tensors_hooks`, such as `save_on_cpu`.
+
+    """
+    calls = _Calls()
+    enter_hooks = saved_tensors_hooks.__enter__
+
+    def enter(hooks: saved_tensors_hooks) -> None:
+        if _proxy_mode() is None:
+            enter_hooks(hooks)
+            return
+        raise CaptureError(
+            f"it enters torch.autograd.graph.{type(hooks).__name__}, which changes what a step"
+            " keeps, and a capture does not see; turn that off in the model"
+        )
 
     with ExitStack() as stack:
         for owner, name, replacement in (
-            (checkpoint, "CheckpointFunction", Reentrant),
-            (checkpoint, "_checkpoint_without_reentrant_generator", around),
+            (checkpoint, "CheckpointFunction", calls),
+            (checkpoint, "_checkpoint_without_reentrant_generator", calls.around),
             (saved_tensors_hooks, "__enter__", enter),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))

@@ -31,11 +31,6 @@ class _Seen:
     """Kept, since a callback only runs while its weak reference is alive."""
     is_result: bool = False
 
-    def holds(self, storage: int) -> bool:
-        """Return whether the tensor is alive and has this storage."""
-        tensor = self.tensor() if self.tensor else None
-        return tensor is not None and storage_key(tensor) == storage
-
 
 class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds the last node traced before a tensor made inside a user's function is released.
@@ -53,6 +48,8 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen: list[_Seen] = []
         self._begun = 0
         """Number of tensors seen before the function that is running."""
+        self._alive: dict[int, list[_Seen]] = {}
+        """The tensors that are alive, by storage."""
 
     def begin(self) -> None:
         """Watch the tensors that a function makes from here on."""
@@ -65,7 +62,14 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for seen in self._seen[self._begun :]:
             seen.is_result = seen.tensor is not None and id(seen.tensor()) in leaves
 
-    def _release(self, seen: _Seen, _: weakref.ref[Tensor]) -> None:
+    def hold_to_the_end(self) -> None:
+        """Record that what contexts still hold, which the loss keeps, lives to the last node."""
+        for seen in self._seen:
+            if seen.tensor is not None and seen.tensor() is not None and not seen.is_result:
+                self.last[seen.owner] = next(iter(reversed(self._graph.nodes)))
+
+    def _release(self, storage: int, seen: _Seen, _: weakref.ref[Tensor]) -> None:
+        self._alive[storage].remove(seen)
         if not seen.is_result:
             self.last[seen.owner] = next(iter(reversed(self._graph.nodes)))
 
@@ -88,8 +92,9 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see(self, tensor: Tensor, node: fx.Node) -> None:
         self.last.setdefault(node, node)
         storage = storage_key(tensor)
+        alive = self._alive.setdefault(storage, [])
         # A view holds the storage that another node allocated.
-        owners = (seen.owner for seen in self._seen[self._begun :] if seen.holds(storage))
-        seen = _Seen(next(owners, node))
-        seen.tensor = weakref.ref(tensor, partial(self._release, seen))
+        seen = _Seen(alive[0].owner if alive else node)
+        seen.tensor = weakref.ref(tensor, partial(self._release, storage, seen))
         self._seen.append(seen)
+        alive.append(seen)

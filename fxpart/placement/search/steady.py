@@ -2,10 +2,10 @@
 
 With more hardware a local search takes another path, and may end with a worse plan. Plans found
 without some of the devices, or with slower links, are valid as well. So for latency these are
-searched too, breadth first: subsets, and halved rates of links that a plan still uses. For small
-models on few devices none is left out, and no plan gets worse, since every search with less
-hardware is one of those with more. For others, devices of one kind are all used or none, and links
-are as they are; then differences are hundredths of a percent.
+searched too, breadth first: subsets, and halved rates of links while a plan waits for them. For
+small models on few devices none is left out, and in practice no plan gets worse, since a search
+with less hardware is one of those with more. For others, devices of one kind are all used or none,
+and links are as they are; then differences are hundredths of a percent.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,10 +33,10 @@ from fxpart.placement.search.refine import SearchOptions, combine, latency_of, s
 
 __all__ = ["steadily"]
 
-_FEW_OPERATORS, _FEW_DEVICES = 128, 8
-"""Up to these numbers, all choices are searched: a second in the mean, ten for 100 operators on
-five devices of three kinds."""
-_MOST_SEARCHES = 6
+_FEW_OPERATORS, _FEW_SUBSETS = 128, 27
+"""Up to these numbers, such as two devices of each of three kinds, all choices are searched: in a
+second in the mean, ten for 100 operators."""
+_MOST_SEARCHES = 7
 """Above these numbers: as many as three kinds of devices have subsets."""
 _SLOWER = 2.0
 """Factor by which links are slowed down, as often as a plan still uses them."""
@@ -90,8 +90,8 @@ def _of_choices(problem: Problem, search: Search) -> Assignment:
     """
     best = search(problem)
     least_s = latency_of(problem, best.device_of)
-    is_small = problem.graph.n_ops <= _FEW_OPERATORS and problem.topology.n_devices <= _FEW_DEVICES
     _, kind_of, counts = np.unique(device_kinds(problem), return_inverse=True, return_counts=True)
+    is_small = problem.graph.n_ops <= _FEW_OPERATORS and np.prod(counts + 1.0) <= _FEW_SUBSETS
     within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
     fewer = partial(_fewer, one_by_one=is_small)
     queue = list(fewer((tuple(counts.tolist()), 0), is_small and _may_be_slowed(problem, best)))
@@ -131,13 +131,15 @@ def _may_be_faster(problem: Problem, least_s: float) -> bool:
 
 
 def _may_be_slowed(problem: Problem, placed: Assignment) -> bool:
-    """Return whether the plan for `problem` may change with slower links.
+    """Return whether slower links may change the plan for `problem`.
 
-    One on a single device does not, nor one that memory divides and that waits for links alone.
+    Not if it does not wait for them, nor if it computes for a small share of the time alone, since
+    memory divides it.
     """
     compute_s = float(problem.costs.op_time_s.min(axis=1).sum())
-    is_divided = len(np.unique(placed.device_of)) > 1
-    return is_divided and latency_of(problem, placed.device_of) < _MOST_COMMUNICATION * compute_s
+    latency_s = latency_of(problem, placed.device_of)
+    slower_s = latency_of(_with_slow_links(problem, 1), placed.device_of)
+    return slower_s > latency_s * (1 + _ROUNDING) and latency_s < _MOST_COMMUNICATION * compute_s
 
 
 def _fewer(choice: _Choice, may_be_slowed: bool, *, one_by_one: bool) -> Iterator[_Choice]:
