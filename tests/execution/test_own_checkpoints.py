@@ -68,7 +68,7 @@ class Squared(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
         (slope,) = ctx.saved_tensors
-        return gradient * slope
+        return gradient * slope  # type: ignore[no-any-return]
 
 
 def _with_function(layer: nn.Sequential, x: Tensor, *, use_reentrant: bool) -> Any:  # noqa: ANN401

@@ -102,6 +102,21 @@ class OwnGraph(Function):
         return of_x + torch.cat([of_x] * 4).sum(), of_weight
 
 
+class Twice(Function):
+    """Multiplies by a matrix and by its transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        return x @ weight @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        part = gradient @ weight
+        return part @ weight.t(), x.t() @ part + gradient.t() @ (x @ weight)
+
+
 class Reversal(Function):
     """Saves nothing, and sets up its context separately from its forward."""
 
@@ -125,7 +140,7 @@ class Mixed(nn.Module):
     def __init__(self, *wanted: str) -> None:
         super().__init__()
         self.up = nn.Linear(16, 32)
-        if set(wanted) & {"recomputing", "locals", "own graph"}:
+        if set(wanted) & {"recomputing", "locals", "own graph", "twice"}:
             self.weight = nn.Parameter(torch.randn(32, 32) / 8)
         self.down = nn.Linear(32, 8)
         self.wanted = wanted
@@ -134,6 +149,10 @@ class Mixed(nn.Module):
         x = torch.relu(self.up(x))
         if "straight" in self.wanted:
             x = _round(x, 3.0)  # type: ignore[no-untyped-call]
+        if "twice" in self.wanted:
+            # Two functions share a weight, of which one has a view.
+            once = Twice.apply(x, self.weight)  # type: ignore[no-untyped-call]
+            x = Twice.apply(once, self.weight.t()) + x @ self.weight  # type: ignore[no-untyped-call]
         if "own graph" in self.wanted:
             x = OwnGraph.apply(x, self.weight)  # type: ignore[no-untyped-call]
         if "locals" in self.wanted:
@@ -162,6 +181,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "recomputing": _mixed("recomputing"),
     "locals": _mixed("locals"),
     "own graph": _mixed("own graph"),
+    "twice": _mixed("twice"),
     "reversal": _mixed("reversal"),
     "mixed": _mixed("straight", "locals", "own graph", "recomputing", "reversal"),
     "bloom": _bloom,

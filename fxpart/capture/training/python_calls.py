@@ -93,8 +93,9 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last.setdefault(node, node)
         storage = storage_key(tensor)
         alive = self._alive.setdefault(storage, [])
-        # A view holds the storage that another node allocated.
-        seen = _Seen(alive[0].owner if alive else node)
+        # A view holds the storage that another node allocated, unless that is a result of an
+        # earlier function, whose release its caller decides.
+        seen = _Seen(alive[0].owner if alive and not alive[0].is_result else node)
         seen.tensor = weakref.ref(tensor, partial(self._release, storage, seen))
         self._seen.append(seen)
         alive.append(seen)
