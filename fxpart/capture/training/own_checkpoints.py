@@ -119,8 +119,10 @@ def checkpointed_calls() -> Iterator[None]:
             (checkpoint, "_checkpoint_without_reentrant_generator", calls.around),
             (saved_tensors_hooks, "__enter__", enter),
         ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
+            # A version of torch without the private name only hides the calls that use it.
+            if hasattr(owner, name):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, replacement)
         yield
 
 

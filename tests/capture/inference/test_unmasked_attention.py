@@ -1,5 +1,6 @@
 """Attention is captured as it runs: without a mask if none is given."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,3 +79,24 @@ def test_functions_are_restored_even_after_a_failure() -> None:
     with pytest.raises(ValueError, match="tensor"):
         fail(torch.zeros(1))
     assert _questions() == before
+
+
+@pytest.mark.parametrize(
+    ("forward", "args", "kwargs", "keeps"),
+    [
+        (lambda ids: ids, (0,), {}, False),
+        (lambda ids, position_ids=None: ids, (0,), {}, False),
+        (lambda ids, position_ids=None: ids, (0, 1), {}, True),
+        (lambda ids, **more: ids, (0,), {"position_ids": 1}, True),
+        (lambda *args: args, (0, 1), {}, True),
+    ],
+)
+def test_a_mask_of_packed_sequences_is_kept_where_positions_may_be_given(
+    forward: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    keeps: bool,
+) -> None:
+    before = masking_utils.find_packed_sequence_indices
+    with unmasked_attention(forward, args, kwargs):
+        assert (masking_utils.find_packed_sequence_indices is before) == keeps
