@@ -41,9 +41,9 @@ FORMULA = "fxpart_formula"
 """Key of a node's ``meta``: number of the autograd formula that created it; None for other nodes,
 such as sums of gradients between two formulas."""
 KEPT = "fxpart_kept"
-"""Key of a node's ``meta``, in users' Functions: the `ORDER` of the last node traced before its
-result was released. See `fxpart.capture.training.python_calls`. Also in the backward of a block
-that is recomputed whole."""
+"""Key of a node's ``meta``: the `ORDER` of the last node during which something other than a call
+holds its result: a user's Function (`fxpart.capture.training.python_calls`), or the backward of a
+block that is recomputed whole (`fxpart.capture.training.checkpointing.WHOLE`)."""
 SAVED = "fxpart_saved"
 """Key of a node's ``meta``, only in the forward of a checkpointed block: the number of the run
 through it for which its result is kept, whether or not it is read. See `checkpoint_blocks`."""
