@@ -34,9 +34,10 @@ def build(batch_size, dtype, width=64, layers=6, tied=False):
         model[5].weight = model[0].weight
     return model.to(dtype), (torch.linspace(-1, 1, batch_size * width).reshape(-1, width),)
 """,
-    "calibration.json": """{"schema": "fxpart-calibration", "version": 1, "device_name": "made up",
+    "calibration.json": """{"schema": "fxpart-calibration", "version": 2, "device_name": "made up",
 "overhead_s": 4e-6, "view_s": 1e-6, "bytes_per_s": 1.7e10, "fresh_s_per_byte": 2e-10,
-"flops_per_s": {"gemm float32": 7.3e10}, "total_errors": [], "op_error": 0, "spearman": 0}""",
+"flops_per_s": {"gemm float32": 7.3e10}, "moves_per_s": {}, "spread": {}, "total_errors": [],
+"held_out_errors": [], "op_error": 0, "spearman": 0}""",
     "conf/model/mine.yaml": "{name: mine, factory: 'tiny:build', factory_args: {layers: 3}}",
 }
 _SHORT = {

@@ -126,7 +126,7 @@ def is_free(graph: OpGraph) -> npt.NDArray[np.bool_]:
     return np.array([target == "getitem" for target in graph.targets], dtype=np.bool_)
 
 
-_SCHEMA, _VERSION = "fxpart-calibration", 1
+_SCHEMA, _VERSION = "fxpart-calibration", 2
 _MOST_S = 1e9
 """Largest cost of an operator or a byte."""
 _ADVICE = "make the folder writable, or name another one"
@@ -136,9 +136,10 @@ _ADVICE = "make the folder writable, or name another one"
 class Calibration:
     """Roofline coefficients of one kind of device, with the errors of the fit.
 
-    An operator takes ``overhead + max(flops / rate of its class and dtype, bytes / bandwidth of its
-    kind)``, plus `fresh_s_per_byte` for results of 32 MiB or more. A view takes `view_s`, and
-    selecting an item of a tuple takes no time.
+    An operator takes ``overhead + flops / rate of its class and dtype + bytes / bandwidth of its
+    kind``, plus `fresh_s_per_byte` for results of 32 MiB or more. A view takes `view_s`, and
+    selecting an item of a tuple takes no time. Computing and moving are added, since neither hides
+    the other wholly: in a small matrix product each takes a good part of the time.
     """
 
     overhead_s: float
@@ -195,15 +196,25 @@ class Calibration:
             SpecError: if the graph computes in a dtype that was not calibrated.
 
         """
-        keys = compute_keys(graph)
-        rate_of = {key: self._rate(key) for key in dict.fromkeys(keys)}
-        rates = np.array([rate_of[key] for key in keys])
-        moves = [self.moves_per_s.get(kind, self.bytes_per_s) for kind in move_keys(graph)]
-        busy = np.maximum(graph.flops / rates, graph.moved_bytes / np.array(moves))
-        busy += self.overhead_s + fresh_bytes(graph) * self.fresh_s_per_byte
+        per_flop, per_byte = self.s_per_unit(graph)
+        busy = self.overhead_s + graph.flops * per_flop + graph.moved_bytes * per_byte
+        busy += fresh_bytes(graph) * self.fresh_s_per_byte
         seconds = np.where(is_view(graph), self.view_s, busy)
         seconds[is_free(graph)] = 0.0
         return seconds
+
+    def s_per_unit(self, graph: OpGraph) -> tuple[FloatArray, FloatArray]:
+        """Return the seconds per FLOP and per byte of each operator of `graph`, each shape (n,).
+
+        Raises:
+            SpecError: if the graph computes in a dtype that was not calibrated.
+
+        """
+        keys, moves = compute_keys(graph), move_keys(graph)
+        rate_of = {key: self._rate(key) for key in dict.fromkeys(keys)}
+        rates = np.array([rate_of[key] for key in keys])
+        bandwidths = np.array([self.moves_per_s.get(kind, self.bytes_per_s) for kind in moves])
+        return 1.0 / rates, 1.0 / bandwidths
 
     def _rate(self, key: str) -> float:
         """Return FLOP/s of a class and dtype, falling back to another class of the same dtype."""
@@ -255,15 +266,14 @@ def read_calibration(path: Path) -> Calibration:
 
     """
     document = read_document(path, _SCHEMA, _VERSION)
+    if document["version"] != _VERSION:
+        raise SpecError(
+            f"{path} was fitted by an older fxpart, to another formula; calibrate again"
+        )
     try:
-        # Older files lack the last two.
         rates, moves, spread = (
-            {str(key): float(rate) for key, rate in by_kind.items()}
-            for by_kind in (
-                document["flops_per_s"],
-                document.get("moves_per_s", {}),
-                document.get("spread", {}),
-            )
+            {str(key): float(rate) for key, rate in document[field].items()}
+            for field in ("flops_per_s", "moves_per_s", "spread")
         )
         return Calibration(
             float(document["overhead_s"]),
@@ -275,8 +285,7 @@ def read_calibration(path: Path) -> Calibration:
             tuple(float(error) for error in document["total_errors"]),
             float(document["op_error"]),
             float(document["spearman"]),
-            # Older files lack these.
-            tuple(float(error) for error in document.get("held_out_errors", ())),
+            tuple(float(error) for error in document["held_out_errors"]),
             moves,
             spread,
         )

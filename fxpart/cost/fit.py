@@ -213,12 +213,11 @@ def _quantile(costs: FloatArray, share: float) -> float:
     return float(np.quantile(costs, share)) if len(costs) else 1.0
 
 
-def _busy(sample: _Sample, logs: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Return the roofline time of each operator, and which are compute-bound."""
+def _parts(sample: _Sample, logs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the time of each operator for computing, and for moving bytes."""
     costs = np.append(np.exp(logs[_MOVES:]), 0.0)  # the last is for class -1
     rates = costs[len(sample.moves) :]
-    computes, moves = sample.flops * rates[sample.key], sample.moved * costs[sample.move]
-    return np.maximum(computes, moves), computes > moves
+    return sample.flops * rates[sample.key], sample.moved * costs[sample.move]
 
 
 def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
@@ -227,22 +226,18 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
 
     def residual(logs: FloatArray) -> FloatArray:
         fixed_s = np.exp(logs[0]) + sample.fresh * np.exp(logs[1])
-        predicted = np.log(fixed_s + _busy(sample, logs)[0])
+        predicted = np.log(fixed_s + sum(_parts(sample, logs)))
         residuals: FloatArray = sample.weight * (predicted - sample.log_s)
         return residuals
 
     def jacobian(logs: FloatArray) -> FloatArray:
-        busy, computes = _busy(sample, logs)
+        computing_s, moving_s = _parts(sample, logs)
         overhead_s, fresh_s = np.exp(logs[0]), sample.fresh * np.exp(logs[1])
-        share = sample.weight / (overhead_s + fresh_s + busy)
-        columns = np.zeros((len(busy), len(logs)))
-        columns[:, 0] = share * overhead_s
-        columns[:, 1] = share * fresh_s
-        limits = [~computes & (sample.move == move) for move in range(len(sample.moves))]
-        limits += [computes & (sample.key == key) for key in range(len(sample.keys))]
-        for column, limited in enumerate(limits, _MOVES):
-            columns[:, column] = share * np.where(limited, busy, 0.0)
-        return columns
+        share = sample.weight / (overhead_s + fresh_s + computing_s + moving_s)
+        columns = [share * overhead_s, share * fresh_s]
+        columns += [share * moving_s * (sample.move == m) for m in range(len(sample.moves))]
+        columns += [share * computing_s * (sample.key == k) for k in range(len(sample.keys))]
+        return np.stack(columns, axis=1)
 
     end = least_squares(
         residual,

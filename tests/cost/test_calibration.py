@@ -108,14 +108,14 @@ def test_times_by_hand() -> None:
             "aten.t.default",
             "getitem",
         ),
-        flops=np.array([300, 1, 0, 0, 0]),
+        flops=np.array([300, 50, 0, 0, 0]),
         moved_bytes=np.array([10, 40, 20, 0, 0]),
     )
     model = Calibration(1.0, 0.5, 10.0, {"gemm float32": 100.0}, "a device")
-    # 1 + 300 / 100, 1 + 40 / 10, 1 + 20 / 10, a view, a getitem
-    assert model.seconds(graph).tolist() == [4.0, 5.0, 3.0, 0.5, 0.0]
+    # 1 + 300 / 100 + 10 / 10, 1 + 50 / 100 + 40 / 10, 1 + 20 / 10, a view, a getitem
+    assert model.seconds(graph).tolist() == [5.0, 5.5, 3.0, 0.5, 0.0]
     assert model.op_time_s(graph, devices(1, 1)).tolist() == [
-        [t, t] for t in (4.0, 5.0, 3.0, 0.5, 0.0)
+        [t, t] for t in (5.0, 5.5, 3.0, 0.5, 0.0)
     ]
 
 
@@ -200,8 +200,9 @@ def test_a_written_calibration_is_read_back(tmp_path: Path) -> None:
     [
         ("{", "damaged"),
         ('{"schema": "other"}', "not a fxpart-calibration"),
-        ('{"schema": "fxpart-calibration", "version": 1}', "damaged"),
-        ('{"schema": "fxpart-calibration", "version": 1, "flops_per_s": 3}', "damaged"),
+        ('{"schema": "fxpart-calibration", "version": 2}', "damaged"),
+        ('{"schema": "fxpart-calibration", "version": 2, "flops_per_s": 3}', "damaged"),
+        ('{"schema": "fxpart-calibration", "version": 1}', "older fxpart.*calibrate again"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -1,10 +1,10 @@
 """Operator times as polynomials in the symbols: a piecewise roofline.
 
-An operator takes a fixed time plus the maximum of two polynomials, of its FLOPs and of its bytes.
-On a CPU, results too large for allocator reuse have an additional cost.
+An operator takes a fixed time plus the maximum of two polynomials, of its FLOPs and of its bytes; a
+calibration adds them. On a CPU, results too large for allocator reuse have an additional cost.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,15 @@ from fxpart.errors import SpecError
 
 __all__ = ["OpTimes", "of_one_size", "op_times"]
 
-_PROBE_FLOPS = 2**61
-"""Total FLOPs of the probe graph that measures rates; a graph may have twice as many."""
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OpTimes:
     """The components of the time of each operator on the device where it is placed."""
 
     compute_s: FloatArray
-    """Coefficients of the time of its FLOPs, shape (n, M)."""
+    """Coefficients of the time of its FLOPs, or of all its work, shape (n, M)."""
     move_s: FloatArray
-    """Coefficients of the time of its bytes, shape (n, M)."""
+    """Coefficients of the time of its bytes if that can hide the other, else 0, shape (n, M)."""
     idle_s: FloatArray
     """Fixed time at sizes where it neither computes nor moves anything. Length n."""
     busy_s: FloatArray
@@ -87,25 +84,25 @@ def op_times(
 
     """
     graph, sizes = symbolic.graph, symbolic.coefficients
+    flops, moved = sizes["flops"], sizes["moved_bytes"]
     if isinstance(latency, LatencyModel):
         per_flop, per_byte = _of_model(graph, topology, latency, device_of)
-        idle, busy, fresh = 0.0, latency.op_overhead_s, 0.0
-    elif isinstance(latency, Calibration):
-        per_flop, per_byte = _of_calibration(symbolic, latency)
-        idle, busy, fresh = latency.view_s, latency.overhead_s, latency.fresh_s_per_byte
-    else:
+        nothing, still = np.zeros(graph.n_ops), np.zeros(sizes["value_alloc_bytes"].shape)
+        busy = np.full(graph.n_ops, latency.op_overhead_s)
+        return OpTimes(flops * per_flop[:, None], moved * per_byte[:, None], nothing, busy, still)
+    if not isinstance(latency, Calibration):
         raise of_one_size(latency)
-    takes = np.ones(graph.n_ops)
-    if isinstance(latency, Calibration):
-        takes[is_free(graph)] = 0.0
+    per_flop, per_byte = latency.s_per_unit(graph)
+    takes = np.where(is_free(graph), 0.0, 1.0)
+    work_s = (flops * per_flop[:, None] + moved * per_byte[:, None]) * takes[:, None]
     producer = graph.value_producer
-    counts = np.where(producer >= 0, takes[producer], 0.0) * fresh
+    fresh = np.where(producer >= 0, takes[producer], 0.0) * latency.fresh_s_per_byte
     return OpTimes(
-        sizes["flops"] * (takes * per_flop)[:, None],
-        sizes["moved_bytes"] * (takes * per_byte)[:, None],
-        takes * idle,
-        takes * busy,
-        sizes["value_alloc_bytes"] * counts[:, None],
+        work_s,
+        np.zeros_like(work_s),
+        takes * latency.view_s,
+        takes * latency.overhead_s,
+        sizes["value_alloc_bytes"] * fresh[:, None],
     )
 
 
@@ -121,25 +118,3 @@ def _of_model(
     rate = np.array([rates[key] for key in keys])
     bandwidth = np.array([device.memory_bandwidth_bytes_per_s for device in topology.devices])
     return 1.0 / rate, 1.0 / (bandwidth[device_of] * model.bandwidth_efficiency)
-
-
-def _of_calibration(
-    symbolic: SymbolicGraph, calibration: Calibration
-) -> tuple[FloatArray, FloatArray]:
-    """Return seconds per FLOP and per byte of each operator by a calibration.
-
-    The rate of an operator depends on its class, so the calibration is probed with FLOPs only; the
-    difference between one and two times as many cancels fixed times.
-    """
-    graph = symbolic.graph
-    computes = symbolic.coefficients["flops"].any(axis=1)
-    flops = np.where(computes, _PROBE_FLOPS // graph.n_ops, 0).astype(np.int64)
-    probe = replace(
-        graph,
-        flops=flops,
-        moved_bytes=np.zeros_like(graph.moved_bytes),
-        value_alloc_bytes=np.zeros_like(graph.value_alloc_bytes),
-    )
-    more_s = calibration.seconds(replace(probe, flops=2 * flops)) - calibration.seconds(probe)
-    per_flop = np.divide(more_s, flops, out=np.zeros(graph.n_ops), where=computes)
-    return per_flop, np.full(graph.n_ops, 1.0 / calibration.bytes_per_s)

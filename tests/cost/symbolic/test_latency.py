@@ -21,7 +21,14 @@ from tests.sketch import Sketch, devices
 
 GB = 10**9
 ROOFLINE = LatencyModel(compute_efficiency=0.5, op_overhead_s=3.0)
-CALIBRATION = Calibration(2.0, 0.5, 7.0, {"gemm float32": 3.0, "convolution float32": 5.0}, "d0")
+CALIBRATION = Calibration(
+    2.0,
+    0.5,
+    7.0,
+    {"gemm float32": 3.0, "convolution float32": 5.0},
+    "d0",
+    moves_per_s={"function": 4.0, "reduction": 2.0},
+)
 
 
 def _simulated_s(
@@ -109,7 +116,9 @@ def test_the_formula_equals_the_simulation_at_every_given_size(
     symbolic = random_symbolic(seed, n, ("batch", "seq_len") if both else ("batch",))
     rng = np.random.default_rng(seed)
     # A calibration has a rate for each class, and getitem costs nothing.
-    targets = rng.choice(["aten.linear.default", "aten.conv2d.default", "getitem"], n)
+    targets = rng.choice(
+        ["aten.linear.default", "aten.conv2d.default", "aten.gelu.default", "getitem"], n
+    )
     symbolic = replace(symbolic, graph=replace(symbolic.graph, targets=tuple(targets.tolist())))
     topology = devices(
         *[GB] * count, speeds=rng.uniform(0.5, 4.0, count).tolist(), link=Link(9.0, 0.25)
