@@ -44,6 +44,7 @@ from benchmarks.truth import (
     vtrain_calibrated,
     vtrain_multi,
 )
+from benchmarks.truth.measured import add_data_argument
 from benchmarks.truth.picture import picture
 from benchmarks.truth.planned_run import ALSO
 from benchmarks.truth.row import HEADS, Row, summary
@@ -103,8 +104,6 @@ SETS: tuple[TruthSet, ...] = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     options = _arguments(arguments)
-    # `--data` is the folder itself, or the folder that contains it beside other data.
-    data = options.data / "truth" if (options.data / "truth").is_dir() else options.data
     ALSO[:] = options.override
     lines: list[list[str]] = []
     worst: list[tuple[str, Row]] = []
@@ -114,13 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.set and truth_set.NAME not in options.set:
             continue
         try:
-            rows = list(truth_set.rows(data))
+            rows = list(truth_set.rows(options.data))
         except FileNotFoundError as error:
             print(f"{truth_set.NAME} is skipped: there is no {error.filename}")
             continue
         lines += _lines(truth_set.NAME, rows)
         if fit_note := getattr(truth_set, "fit_note", None):
-            notes.append(f"{truth_set.NAME}: {fit_note(data, rows)}")
+            notes.append(f"{truth_set.NAME}: {fit_note(options.data, rows)}")
         rows_of_set[truth_set.NAME] = rows
         rows.sort(key=lambda row: -abs(row.error))
         worst += [(truth_set.NAME, row) for row in rows[: options.worst]]
@@ -139,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [truth_set.NAME for truth_set in SETS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    add_data_argument(parser)
     parser.add_argument("--set", nargs="+", choices=names, help="only these sets")
     parser.add_argument("--worst", type=int, default=0, help="also print N worst rows of each set")
     parser.add_argument("--markdown", action="store_true", help="print tables in Markdown")

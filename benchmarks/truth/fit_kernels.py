@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.truth.kernel_tables import DEVICES, Curve, Kernels, read_kernels
+from benchmarks.truth.measured import add_data_argument, skipped_without_files
 from benchmarks.truth.nccl_tables import KINDS, LINK_BYTES_PER_S, Messages, read_messages
 from benchmarks.truth.own_kernels import (
     bandwidth_shares,
@@ -314,16 +315,16 @@ def _rates(device: DeviceSpec) -> dict[str, float]:
     }
 
 
+@skipped_without_files("fit_kernels")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit all curves and write them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.fit_kernels")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    add_data_argument(parser)
     parser.add_argument("--output", type=Path, required=True, help="the YAML file to write")
     options = parser.parse_args(arguments)
-    data = options.data / "truth" if (options.data / "truth").is_dir() else options.data
     families: dict[str, _Measured] = {}
     for prefix, device in DEVICES.items():
-        curves = family(data, prefix)
+        curves = family(options.data, prefix)
         families[device.curves] = _Measured(device, LINK_BYTES_PER_S[prefix], curves)
         for place, fitted in curves.items():
             print(f"{device.curves} {place}: {fitted.note}")

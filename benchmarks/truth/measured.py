@@ -1,11 +1,33 @@
-"""Read the figures of `measured.json` and report those left out of a set."""
+"""Find the published files, read the figures of `measured.json` and report those left out."""
 
 import json
+from argparse import ArgumentParser
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_left_out", "published"]
+__all__ = ["add_data_argument", "count_left_out", "published", "skipped_without_files"]
+
+
+def add_data_argument(parser: ArgumentParser) -> None:
+    """Add ``--data FOLDER``, the folder of the published files or one that has it as ``truth``."""
+
+    def folder(given: str) -> Path:
+        inside = Path(given) / "truth"
+        return inside if inside.is_dir() else Path(given)
+
+    parser.add_argument("--data", type=folder, required=True, help="folder of the published files")
+
+
+@contextmanager
+def skipped_without_files(name: str) -> Iterator[None]:
+    """Leave the block with a message at the first missing file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        print(f"{name} is skipped: there is no {error.filename}")
 
 
 def published(data: Path, *sources: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from benchmarks.text_table import table
+from benchmarks.truth.measured import add_data_argument, skipped_without_files
 from benchmarks.truth.row import HEADS, Row, summary
 from fxpart.capture.captured import captured_graph, captured_symbolic
 from fxpart.capture.models.spec import ModelSpec, library_spec
@@ -220,10 +221,11 @@ def _needed(graph: OpGraph, reserve: Reserve) -> Interval:
     return need.needed
 
 
+@skipped_without_files("timm training memory")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the errors of the fitted models and of those held out."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.timm_memory")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    add_data_argument(parser)
     parser.add_argument("--sample", type=int, help="use N random models only")
     parser.add_argument("--seed", type=int, default=_SEED, help="seed of the sample")
     parser.add_argument("--rows", action="store_true", help="also print every row")

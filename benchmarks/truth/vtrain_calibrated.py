@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.text_table import table
 from benchmarks.truth import vtrain
+from benchmarks.truth.measured import add_data_argument, skipped_without_files
 from benchmarks.truth.row import HEADS, Row, summary
 from benchmarks.truth.vtrain import FEW, Plan, plans
 
@@ -143,10 +144,11 @@ def _rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> 
     return float(spearmanr(predicted, measured).statistic)
 
 
+@skipped_without_files("vtrain_calibrated")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the errors without and with the fitted numbers, and the rank correlations."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.vtrain_calibrated")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    add_data_argument(parser)
     parser.add_argument("--workloads", type=int, help="use N random workloads only")
     parser.add_argument("--rows", action="store_true", help="also print every row")
     options = parser.parse_args(arguments)

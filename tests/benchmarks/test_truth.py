@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.truth import __main__ as command
+from benchmarks.truth import fit_kernels, timm_memory, vtrain_calibrated
 from benchmarks.truth.row import Row, summary
 
 
@@ -80,3 +81,22 @@ def test_a_set_without_its_files_is_skipped_with_a_message(
     command.main(["--data", str(tmp_path), "--set", *published])
     printed = capsys.readouterr().out
     assert printed.count("is skipped: there is no") == len(published) == len(command.SETS) - 3
+
+
+@pytest.mark.parametrize("beside_other_data", [False, True])
+def test_commands_of_one_set_say_which_file_is_missing(
+    beside_other_data: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = tmp_path / "truth" if beside_other_data else tmp_path
+    published.mkdir(exist_ok=True)
+    output = tmp_path / "kernels.yaml"
+    timm_memory.main(["--data", str(tmp_path)])
+    vtrain_calibrated.main(["--data", str(tmp_path)])
+    fit_kernels.main(["--data", str(tmp_path), "--output", str(output)])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(str(published))[0] for line in printed] == [
+        "timm training memory is skipped: there is no ",
+        "vtrain_calibrated is skipped: there is no ",
+        "fit_kernels is skipped: there is no ",
+    ]
+    assert not output.exists()
