@@ -1,14 +1,12 @@
 """Iteration times of GPTs trained by Megatron-DeepSpeed on 64 to 512 A100s.
 
-For each model size, `DRAWN` rows are drawn at random. The settings are those of vTrain's
-configurations: machines of eight A100s, 800 Gbit/s of InfiniBand between machines, all blocks
-recomputed (``use_checkpoint``), ``1f1b``. The gradient rings of a machine, one for each tensor
-parallel rank, share its adapters. The time with many layers and stages follows from fewer
-(`step_of_many_layers_s`); the rest is as in `vtrain`: nothing is fitted.
+The settings are those of vTrain's configurations: machines of eight A100s, 800 Gbit/s of InfiniBand
+between machines, an eighth for each device, all blocks recomputed (``use_checkpoint``), ``1f1b``.
+The time with many layers and stages follows from fewer (`step_of_many_layers_s`); the rest is as in
+`vtrain`: nothing is fitted.
 """
 
 import csv
-import random
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -28,35 +26,25 @@ from benchmarks.truth.row import Row
 from benchmarks.truth.vtrain import Plan
 from fxpart.errors import FxpartError
 
-__all__ = ["DRAWN", "NAME", "SOURCE", "rows"]
+__all__ = ["NAME", "SOURCE", "rows"]
 
 NAME = "vtrain_multi"
 SOURCE = "VIA-Research/vTrain data/ground_truth_multi.csv (MIT), Megatron-DeepSpeed on A100s"
 _FILE = "vtrain_multi.csv"
-DRAWN = 1
-"""Rows per model size."""
-_SEED = 0
 _NODE = 8
 _NODE_BYTES_PER_S = 100e9
 """800 Gbit/s of InfiniBand."""
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each drawn plan; print those that cannot be planned.
+    """Yield a row for each plan; print those that cannot be planned.
 
     Raises:
         FileNotFoundError: if `data` lacks the file.
 
     """
-    all_plans = _plans(data)
-    chance = random.Random(_SEED)
-    drawn: list[Plan] = []
-    for layers in sorted({plan.layers for plan in all_plans}):
-        alike = [plan for plan in all_plans if plan.layers == layers]
-        drawn += chance.sample(alike, min(DRAWN, len(alike)))
-    print(f"{NAME}: {len(drawn)} of {len(all_plans)} rows, drawn at random from each model size")
     left_out: Counter[str] = Counter()
-    for plan in drawn:
+    for plan in _plans(data):
         label = f"{plan.devices} devices, {plan.label}"
         try:
             predicted_ms = _step_s(plan) * 1e3
@@ -84,7 +72,7 @@ def _step_s(plan: Plan) -> float:
 
 @cache
 def _planned_step_s(plan: Plan, stages: int, layers_each: int) -> float:
-    cluster = Cluster("a100_80gb", _NODE_BYTES_PER_S / min(_NODE, plan.tensor))
+    cluster = Cluster("a100_80gb", _NODE_BYTES_PER_S / _NODE)
     overrides = (
         *gpt_overrides(plan.hidden, plan.heads, stages * layers_each, plan.sequence),
         f"model.batch_size={plan.micro_batch * plan.data}",

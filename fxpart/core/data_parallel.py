@@ -138,16 +138,35 @@ def _part(topology: Topology, devices: IntArray) -> Topology:
     )
 
 
-def ring_links(topology: Topology, rings: IntArray) -> tuple[Link, ...]:
+def ring_links(topology: Topology, rings: IntArray, *, exchanges: bool = False) -> tuple[Link, ...]:
     """Return the slowest link of each column of `rings`, shape (devices, rings).
 
-    A ring of a single device gets a placeholder link that carries nothing.
+    A ring visits machine by machine. A library makes as many rings of it as a machine's members
+    have adapters, so their rates add up between machines. Adapters are shared with the other
+    devices of the machine. A ring of a single device gets a placeholder link that carries nothing.
+
+    Args:
+        topology: all devices.
+        rings: their indices.
+        exchanges: whether each device sends its own values to all others, as in an all-to-all, and
+            so has its own adapter only.
+
     """
     if len(rings) == 1:
         return tuple(Link(1.0) for _ in range(rings.shape[1]))
-    following = np.roll(rings, -1, axis=0)
-    rates = topology.bytes_per_s[rings, following].min(axis=0)
-    latencies = topology.latency_s[rings, following].max(axis=0)
+    node_of = np.array([device.node for device in topology.devices])
+    adapters_of = np.array([device.adapters for device in topology.devices])
+    by_node = np.argsort(node_of[rings], axis=0, kind="stable")
+    members = np.take_along_axis(rings, by_node, axis=0)
+    following, nodes = np.roll(members, -1, axis=0), node_of[members]
+    adapters = adapters_of[members]
+    if not exchanges:
+        # Those of all members on the same machine, shape (devices, rings).
+        adapters = ((nodes[:, None] == nodes) * adapters).sum(axis=1)
+    crosses = nodes != np.roll(nodes, -1, axis=0)
+    used = np.where(crosses, np.minimum(adapters, np.roll(adapters, -1, axis=0)), 1.0)
+    rates = (topology.bytes_per_s[members, following] * used).min(axis=0)
+    latencies = topology.latency_s[members, following].max(axis=0)
     return tuple(Link(float(r), float(s)) for r, s in zip(rates, latencies, strict=True))
 
 

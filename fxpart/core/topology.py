@@ -38,6 +38,9 @@ class DeviceSpec:
     """Rate at which the device reads and writes its own memory."""
     node: int = 0
     """The machine of the device; links within a node and between nodes may differ."""
+    adapters: float = 1.0
+    """Network adapters of the device, each with the rate of a link between nodes; a share of one if
+    devices of a machine have fewer among them."""
     reserved_bytes: int = 0
     """Bytes in addition to `memory_bytes` that are not available to tensors; see
     `fxpart.core.reserve`."""
@@ -80,6 +83,10 @@ class DeviceSpec:
             raise SpecError(
                 f"device {self.name}: multiprocessors must be from 1 to {_MOST_MULTIPROCESSORS},"
                 f" got {self.multiprocessors}"
+            )
+        if not 0 < self.adapters <= 1:
+            raise SpecError(
+                f"device {self.name}: adapters must be above 0 and at most 1, got {self.adapters}"
             )
         if not _usable(self.memory_bandwidth_bytes_per_s):
             rate = self.memory_bandwidth_bytes_per_s

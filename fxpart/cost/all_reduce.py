@@ -6,7 +6,7 @@ Bandwidth optimal all-reduce algorithms for clusters of workstations. J. Paralle
 reduced while the backward continues (Li et al.: PyTorch distributed: experiences on accelerating
 data parallel training. VLDB 2020, doi:10.14778/3415478.3415530).
 
-Rings are timed without contention, even if they share a link between machines.
+Rings are timed without contention, but for the adapters of a machine (`ring_links`).
 """
 
 from collections.abc import Callable

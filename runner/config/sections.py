@@ -205,7 +205,9 @@ class DevicesConfig:
     nodes: list[int] | None = None
     """The machine of each pool; by default all in one."""
     between_nodes: LinkConfig | None = None
-    """The link between machines; `transfer_rate` by default."""
+    """The link between machines, as one network adapter makes it; `transfer_rate` by default."""
+    adapters_per_node: int | None = None
+    """Network adapters of each machine; one for each device by default."""
     pairs: list[PairConfig] = field(default_factory=list)
     """Links between particular devices, replacing those above."""
     tiers: list[TierConfig] = field(default_factory=list)

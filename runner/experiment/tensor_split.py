@@ -133,9 +133,8 @@ def _exchange_groups(
     tensor, n = groups.size, parallel.rings.shape[1]
     degrees = {"expert": config.expert_parallel // tensor, "context": config.context_parallel}
     for axis, degree in degrees.items():
-        spans = (
-            axis == "expert"
-        )  # rings of whole groups; other axes have a ring per position in a group
+        # All devices of several groups; other axes have a ring per position in a group.
+        spans = axis == "expert"
         if degree * (tensor if spans else 1) <= 1:
             continue
         # Shape (parts, degree, D, N): the devices of the groups at each position of each part.
@@ -144,7 +143,7 @@ def _exchange_groups(
             members = members.swapaxes(2, 3).reshape(-1, degree * tensor, n, 1)
         rings = members.transpose(1, 0, 3, 2)
         size = rings.shape[0]
-        device_links = ring_links(topology, rings.reshape(size, -1))
+        device_links = ring_links(topology, rings.reshape(size, -1), exchanges=spans)
         links = tuple(_slowest(device_links[place::n]) for place in range(n))
         curves = ring_curves(config.latency, topology, rings.reshape(size, -1).T)
         yield axis, CollectiveGroup(size, links, curves)

@@ -1,5 +1,7 @@
 """Devices and links from the configuration."""
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from fxpart.core.device_spec import MAX_DEVICES
@@ -46,8 +48,9 @@ def build_topology(
     if total > MAX_DEVICES:  # memory grows with the pairs of devices
         raise SpecError(f"devices.pools: {total} devices are too many, at most {MAX_DEVICES}")
     reserved = reserve_of(reserve or ReserveConfig())
+    share_of = _adapter_shares(devices, nodes)
     built = tuple(
-        _device(pool, node, reserved)
+        replace(_device(pool, node, reserved), adapters=share_of[node])
         for pool, node in zip(devices.pools, nodes, strict=True)
         for _ in range(pool.count)
     )
@@ -56,6 +59,17 @@ def build_topology(
         built, _link(transfer_rate), _link(node_link) if node_link else None
     )
     return with_pair_links(topology, dict(_pair(pair) for pair in devices.pairs))
+
+
+def _adapter_shares(devices: DevicesConfig, nodes: list[int]) -> dict[int, float]:
+    """Return the share of a network adapter that each device of a machine has, by machine."""
+    sizes = Counter[int]()
+    for pool, node in zip(devices.pools, nodes, strict=True):
+        sizes[node] += pool.count
+    adapters = devices.adapters_per_node
+    if adapters is not None and adapters < 1:
+        raise SpecError(f"devices.adapters_per_node must be at least 1, got {adapters}")
+    return {node: min(1.0, (adapters or size) / size) for node, size in sizes.items()}
 
 
 def cpu_devices(config: Config, topology: Topology) -> list[int]:

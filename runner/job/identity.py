@@ -322,6 +322,7 @@ def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
         "pairs": [{"devices": pair.devices, **_link_numbers(pair)} for pair in devices.pairs],
         "saturate_host": devices.saturate_host,
         **({"tiers": [_numbers(tier) for tier in devices.tiers]} if devices.tiers else {}),
+        **({"adapters_per_node": adapters} if (adapters := devices.adapters_per_node) else {}),
     }
 
 

@@ -1,12 +1,13 @@
 """Division of devices into equal replicas."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fxpart.core.data_parallel import share_of_batch, split_topology
-from fxpart.core.topology import Link
+from fxpart.core.data_parallel import ring_links, share_of_batch, split_topology
+from fxpart.core.topology import Link, Topology
 from fxpart.errors import SpecError
 from tests.sketch import devices
 
@@ -37,6 +38,50 @@ def test_a_ring_runs_at_its_slowest_link() -> None:
     parts = split_topology(devices(*[16] * 4, link=fast, nodes=[0, 0, 1, 1], far=slow), 2)
     assert parts.links == (slow, slow)
     assert parts.replica.bytes_per_s[0, 1] == 100.0
+
+
+def _on_two_machines(*, adapters: float = 1.0) -> Topology:
+    """Return four devices on each of two machines, numbered in turn."""
+    fast, slow = Link(100.0, 0.5), Link(10.0, 2.0)
+    topology = devices(*[16] * 8, link=fast, nodes=[0, 1] * 4, far=slow)
+    specs = tuple(replace(device, adapters=adapters) for device in topology.devices)
+    return replace(topology, devices=specs)
+
+
+@pytest.mark.parametrize(
+    ("members", "adapters", "rate"),
+    [
+        ([0, 1], 1.0, 10.0),  # one device on each machine
+        ([0, 1, 2, 3], 1.0, 20.0),  # two of each, in whatever order they are numbered
+        ([0, 2, 4, 1], 1.0, 10.0),  # the machine with one device limits the other
+        ([0, 1, 2, 3, 4, 5, 6, 7], 1.0, 40.0),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 0.25, 10.0),  # one adapter for the whole machine
+        ([0, 1], 0.25, 2.5),  # beside three other rings over the same adapter
+        ([0, 2, 4, 6], 0.25, 100.0),  # within a machine
+    ],
+)
+def test_rings_between_machines_use_the_adapters_of_their_devices(
+    members: list[int], adapters: float, rate: float
+) -> None:
+    rings = np.array(members)[:, None]
+    (link,) = ring_links(_on_two_machines(adapters=adapters), rings)
+    assert link.bytes_per_s == rate
+    assert link.latency_s == (0.5 if rate == 100.0 else 2.0)
+
+
+def test_devices_that_exchange_values_have_their_own_adapters_only() -> None:
+    everyone = np.arange(8)[:, None]
+    for adapters, rate in ((1.0, 10.0), (0.25, 2.5)):
+        (link,) = ring_links(_on_two_machines(adapters=adapters), everyone, exchanges=True)
+        assert link == Link(rate, 2.0)
+    within = np.array([[0], [2], [4]])
+    assert ring_links(_on_two_machines(), within, exchanges=True) == (Link(100.0, 0.5),)
+
+
+def test_a_ring_is_as_fast_as_the_links_within_its_machines_allow() -> None:
+    topology = devices(*[16] * 8, link=Link(30.0), nodes=[0, 1] * 4, far=Link(10.0))
+    (link,) = ring_links(topology, np.arange(8)[:, None])
+    assert link.bytes_per_s == 30.0
 
 
 def test_replicas_on_one_machine_of_three_have_other_links() -> None:

@@ -5,10 +5,12 @@ from itertools import pairwise
 import pytest
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.data_parallel import split_topology
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError
 from fxpart.placement import make_mode
 from runner.experiment.topology import build_topology
 from tests.runner.composed import read
@@ -103,3 +105,19 @@ def test_the_fixed_cost_of_a_link_between_machines_counts_too(mode: str) -> None
     far = _on_two_machines(graph, "devices.between_nodes.latency_s=0.05", each=1)
     assert _nodes_used(near, make_mode(mode)(near)) == {0, 1}
     assert len(_nodes_used(far, make_mode(mode)(far))) == 1
+
+
+@pytest.mark.parametrize(("adapters", "rate"), [("null", 400e9), ("8", 400e9), ("1", 50e9)])
+def test_replicas_on_two_machines_sum_gradients_over_all_adapters(
+    adapters: str, rate: float
+) -> None:
+    config = read("devices=2x_dgx_h100", f"devices.adapters_per_node={adapters}")
+    topology = build_topology(config.devices, config.transfer_rate)
+    (link,) = split_topology(topology, 16).links
+    assert link.bytes_per_s == pytest.approx(rate)
+
+
+def test_a_machine_without_adapters_is_refused() -> None:
+    config = read("devices=2x_dgx_h100", "devices.adapters_per_node=0")
+    with pytest.raises(SpecError, match="adapters_per_node must be at least 1, got 0"):
+        build_topology(config.devices, config.transfer_rate)
