@@ -38,9 +38,6 @@ class DeviceSpec:
     """Rate at which the device reads and writes its own memory."""
     node: int = 0
     """The machine of the device; links within a node and between nodes may differ."""
-    adapters: float = 1.0
-    """Network adapters of the device, each with the rate of a link between nodes; a share of one if
-    devices of a machine have fewer among them."""
     reserved_bytes: int = 0
     """Bytes in addition to `memory_bytes` that are not available to tensors; see
     `fxpart.core.reserve`."""
@@ -60,6 +57,9 @@ class DeviceSpec:
     """Whether this is the host itself, whose memory has no reserve."""
     is_tier: bool = False
     """Whether it is the processor of a memory tier, which runs only what is moved there."""
+    adapters: float = 1.0
+    """Network adapters of the device, each with the rate of a link between nodes; a share of one if
+    devices of a machine have fewer among them."""
 
     def __post_init__(self) -> None:
         """Check memory, power, multiprocessors and rates."""
