@@ -1,15 +1,18 @@
-"""Cost of one call: floating-point operations, and bytes read from and written to memory."""
+"""Cost of one call: floating-point operations, temporaries, and bytes read and written."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-__all__ = ["FlopCounter", "dense_bytes", "has_flops", "moved_bytes"]
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
+
+__all__ = ["CallCounter", "CallCounts", "dense_bytes", "moved_bytes"]
 
 
 _log = logging.getLogger(__name__)
@@ -83,12 +86,12 @@ _EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
 _SCATTERS = ("index_copy_",)
 
 
-# Floating-point operations.
+# Floating-point operations and temporaries.
 
 
 @cache
-def has_flops(target: Call) -> bool:
-    """Return whether calls of `target` may count FLOPs: a formula, or parts that may have one.
+def has_counts(target: Call) -> bool:
+    """Return whether calls of `target` may count anything: by a formula, or by their parts.
 
     Most operators, such as views, have neither, and need not be run to be counted.
     """
@@ -105,53 +108,93 @@ def has_flops(target: Call) -> bool:
     )
 
 
+# Composite operators that accelerators run as one kernel; in evaluation, that of batch
+# normalization returns no statistics.
+_FUSED = ("batch_norm", "rms_norm", "lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result_bytes: int) -> int:
+    """Return the peak of what fused attention allocates beside its result.
+
+    This is the logarithm of each query's sum, and before that a mask of numbers for a boolean one,
+    which is filled by its negation.
+    """
+    query, mask = args[0], args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    sums = 4 * int(query.shape[:-1].numel())
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        return sums
+    negated, numbers = int(mask.numel()), int(mask.numel()) * int(query.element_size())
+    return max(numbers + sums, negated + numbers - result_bytes)
+
+
 def _signature(arguments: list[Any]) -> Hashable:
     return tuple(
-        (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in arguments
+        (tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else repr(a)
+        for a in arguments
     )
 
 
-class FlopCounter:
-    """Counts a call's FLOPs by running it on meta tensors, once for each distinct signature.
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """What a call computes and allocates."""
+
+    flops: int = 0
+    temporary_bytes: int = 0
+    """Peak of what it allocates and frees again, beside its results."""
+
+
+class CallCounter:
+    """Counts calls by running them on meta tensors, once for each distinct signature.
 
     A composite operator counts as its parts, so attention counts 4 B H Sq Sk D. Elementwise
-    operators count 0, as their time is bound by memory traffic.
+    operators count 0 FLOPs, as their time is bound by memory traffic. What a kernel allocates
+    itself is not counted.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, int] = {}
+        self._seen: dict[Hashable, CallCounts] = {}
 
-    def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the FLOPs of ``target(*args, **kwargs)``; only shapes of tensors are read."""
-        if not has_flops(target):
-            return 0
+    def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallCounts:
+        """Return the counts of ``target(*args, **kwargs)``; only layouts of tensors are read."""
+        if not has_counts(target):
+            return CallCounts()
         name = str(target)
         flat, spec = tree_flatten((args, kwargs))
         key = (name, _signature(flat))
         if key not in self._seen:
             formula = _FORMULAS.get(name)
-            self._seen[key] = formula(flat) if formula else self._run(target, flat, spec)
+            self._seen[key] = CallCounts(formula(flat)) if formula else _run(target, flat, spec)
         return self._seen[key]
 
-    def _run(self, target: Call, flat: list[Any], spec: TreeSpec) -> int:
-        meta = [
-            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
-            if isinstance(a, torch.Tensor)
-            else torch.device("meta")
-            if isinstance(a, torch.device)
-            else a
-            for a in flat
-        ]
-        args, kwargs = tree_unflatten(meta, spec)
-        try:
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                target(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError) as error:
-            # Operators without a meta kernel, or that need values (sort, histc, nonzero), do no
-            # matrix work: their cost is their memory traffic.
-            _log.debug("%s counts 0 FLOPs: %s", target, error)
-            return 0
-        return int(counter.get_total_flops())
+
+def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
+    meta = [
+        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+        if isinstance(a, torch.Tensor)
+        else torch.device("meta")
+        if isinstance(a, torch.device)
+        else a
+        for a in flat
+    ]
+    args, kwargs = tree_unflatten(meta, spec)
+    operands = storage_sizes(a for a in meta if isinstance(a, torch.Tensor))
+    live = LiveBytes([operands])
+    try:
+        with torch.no_grad(), live, FlopCounterMode(display=False) as counter:
+            result = target(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        # Operators without a meta kernel, or that need values (sort, histc, nonzero), do no
+        # matrix work: their cost is their memory traffic.
+        _log.debug("%s is not counted: %s", target, error)
+        return CallCounts()
+    flops = int(counter.get_total_flops())
+    tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    kept = operands | storage_sizes(tensors)
+    bare = str(target).removeprefix("aten.").partition(".")[0]
+    if bare == "scaled_dot_product_attention":
+        result_bytes = sum(kept.values()) - sum(operands.values())
+        return CallCounts(flops, _attention_bytes(args, kwargs, result_bytes))
+    return CallCounts(flops, 0 if bare in _FUSED else live.peak_bytes[0] - sum(kept.values()))
 
 
 # Bytes.

@@ -6,7 +6,10 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 
-__all__ = ["with_temporaries"]
+__all__ = ["TEMPORARY", "with_temporaries"]
+
+TEMPORARY = ".temporary"
+"""End of the names of temporaries, which follows the name of their operator."""
 
 
 def with_temporaries(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[OpGraph, IntArray]:
@@ -23,7 +26,7 @@ def with_temporaries(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple
     number[order] = np.arange(len(order))
     old, none = number[:n], np.full(count, -1)
     base = np.where(graph.value_base >= 0, old[graph.value_base], -1)
-    names = (*graph.value_names, *(f"{graph.names[op]}.temporary" for op in makers.tolist()))
+    names = (*graph.value_names, *(f"{graph.names[op]}{TEMPORARY}" for op in makers.tolist()))
     value_held = graph.value_held
     if len(value_held):
         value_held = np.concatenate([value_held, none])[order]

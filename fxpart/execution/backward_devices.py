@@ -20,8 +20,8 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxpart.capture.live_bytes import LiveBytes
 from fxpart.capture.training.loss import first_real, training_loss
-from fxpart.execution.live_bytes import LiveBytes
 
 __all__ = ["BackwardDevices"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.core.assignment import Assignment
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line, show_unequal_bytes
 from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.device import allocated_peaks, device_name, free_bytes, timed_in_turns
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.outcome import (
     Outcome,
     agreement,

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.training.loss import training_loss
 from fxpart.core.optimizer import IMPLEMENTATIONS
 from fxpart.errors import SpecError, nearest_names
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 
 __all__ = [
     "REAL_OPTIMIZERS",

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
+from fxpart.capture.live_bytes import LiveBytes
 from fxpart.execution.backward_devices import BackwardDevices
-from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.stages.flat_graph import FlatGraph, flatten
 
 __all__ = ["SplitRun", "partition_weights", "physical_devices", "split_run"]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.training.loss import training_loss
 from fxpart.execution import pipeline_job as job_files
 from fxpart.execution.device import device_name
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
 from fxpart.execution.stage_shell import (
     MicrobatchFeed,

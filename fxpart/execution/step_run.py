@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.live_bytes import LiveBytes
 from fxpart.capture.training.joint import JointCapture
 from fxpart.core.assignment import Assignment
 from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
 from fxpart.execution.device import device_name, timed_in_turns
-from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.local import LocalRun, check_memory, resident_storages
 from fxpart.execution.outcome import (
     Outcome,

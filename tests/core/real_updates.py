@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.core.optimizer import Optimizer
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 
 _MADE: dict[str, Any] = {
     "sgd": lambda weights, how: torch.optim.SGD(weights, lr=0.1, **how),

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.live_bytes import LiveBytes
 from fxpart.capture.training.joint import joint_capture
 from fxpart.core.partitions import partition_by_device
 from fxpart.execution.backward_devices import BackwardDevices
-from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.outcome import Outcome, step_outcome, trained_parameters
 from fxpart.execution.split.placement import split_by_assignment
 from fxpart.execution.split_run import split_run

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.live_bytes import LiveBytes
 from fxpart.core.assignment import Assignment
-from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.split.placement import split_by_assignment
 from fxpart.execution.split_run import partition_weights, physical_devices, split_run
 from fxpart.execution.stages.flat_graph import flatten

@@ -30,11 +30,12 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.batch_dim.call import Call, call_of
 from fxpart.capture.batch_dim.extent import extents
-from fxpart.capture.batch_dim.layout import Batch, BatchDimError, Layout
+from fxpart.capture.batch_dim.layout import REPLICATED, Batch, BatchDimError, Layout
 from fxpart.capture.batch_dim.rules import rule_of
 from fxpart.capture.batch_dim.views import VIEWS
 from fxpart.capture.calls import REGIONS, body_of
 from fxpart.core.graph import IntArray
+from fxpart.core.temporaries import TEMPORARY
 from fxpart.errors import nearest_names
 
 __all__ = [
@@ -102,6 +103,8 @@ class BatchDimReport:
 def value_batch_dims(report: BatchDimReport, value_names: Sequence[str]) -> IntArray:
     """Return the answer for each value of an `OpGraph`, int64, of the length of `value_names`.
 
+    Temporaries of operators count as replicated.
+
     Args:
         report: report of the graph from which the values were captured.
         value_names: ``name`` for the result of a node, ``name.i`` for item i of a tuple.
@@ -118,6 +121,8 @@ def value_batch_dims(report: BatchDimReport, value_names: Sequence[str]) -> IntA
 
 
 def _dim(dims: Mapping[str, int], name: str) -> int:
+    if name.endswith(TEMPORARY):
+        return REPLICATED  # no operator reads it
     if name not in dims:
         raise BatchDimError(
             f"the analyzed graph has no value {name}; {nearest_names(name, dims)}; analyze the"

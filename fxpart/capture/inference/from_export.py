@@ -7,16 +7,18 @@ the surrounding one. It becomes one operator, with the total cost of its calls.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.builder import GraphBuilder
-from fxpart.capture.call_costs import FlopCounter, has_flops, moved_bytes
+from fxpart.capture.call_costs import CallCounter, CallCounts, moved_bytes
 from fxpart.capture.calls import REGIONS, body_of, storage_key, written_operands
 from fxpart.capture.inference.eager_lifetimes import values_held
 from fxpart.capture.sizes import Sizes, example_sizes
 from fxpart.core.graph import OpGraph
+from fxpart.core.temporaries import with_temporaries
 from fxpart.errors import CaptureError
 
 __all__ = ["compute_dtype", "op_graph"]
@@ -25,7 +27,7 @@ __all__ = ["compute_dtype", "op_graph"]
 def op_graph(
     program: torch.export.ExportedProgram,
     sizes: Sizes | None = None,
-    counter: FlopCounter | None = None,
+    counter: CallCounter | None = None,
 ) -> OpGraph:
     """Return the `OpGraph` of an exported program, with one operator per call node.
 
@@ -34,14 +36,14 @@ def op_graph(
     Args:
         program: the exported program.
         sizes: numbers for its symbols; by default those of its example inputs.
-        counter: counts FLOPs and caches the counts; by default a new one.
+        counter: counts calls and caches the counts; by default a new one.
 
     Raises:
         CaptureError: if there is control flow, or sizes are data-dependent.
 
     """
     placeholders = program.graph.find_nodes(op="placeholder")
-    reading = _Reading(sizes or example_sizes(placeholders), counter or FlopCounter())
+    reading = _Reading(sizes or example_sizes(placeholders), counter or CallCounter())
     for node in program.graph.nodes:
         if node.op == "placeholder":
             _add_placeholder(reading, program, node)
@@ -59,7 +61,10 @@ def op_graph(
             )
     graph = reading.builder.finish()
     nodes = {node.name: node for node in program.graph.nodes if node.op == "call_function"}
-    return replace(graph, value_held=values_held(graph, nodes))
+    graph = replace(graph, value_held=values_held(graph, nodes))
+    temporary_bytes = np.array(reading.temporary_bytes, dtype=np.int64)
+    makers = np.flatnonzero(temporary_bytes)
+    return with_temporaries(graph, makers, temporary_bytes[makers])[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -67,10 +72,12 @@ class _Reading:
     """The graph of a program while it is being read."""
 
     sizes: Sizes
-    counter: FlopCounter
+    counter: CallCounter
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     weights: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, list[int | None]] = field(default_factory=dict)
+    temporary_bytes: list[int] = field(default_factory=list)
+    """By operator."""
 
     def inputs(self, node: fx.Node) -> list[torch.Tensor]:
         """Return the tensors among the operands of a call."""
@@ -154,10 +161,11 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     produced = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
     results = [out for out, v in produced if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
     _keep_together(builder, op, is_item, bool(mutated or produced))
-    flops, moved = _costs(reading, node, inputs, results, mutated)
-    builder.flops.append(flops)
-    builder.moved.append(moved)
-    if flops and "attention" in builder.targets[op] and inputs:
+    cost = _costs(reading, node, inputs, results, mutated)
+    builder.flops.append(cost.flops)
+    builder.moved.append(cost.moved_bytes)
+    reading.temporary_bytes.append(cost.temporary_bytes)
+    if cost.flops and "attention" in builder.targets[op] and inputs:
         builder.attention.append((op, int(inputs[0].shape[-1]), int(_is_causal(node))))
 
 
@@ -196,47 +204,71 @@ def _mutated(node: fx.Node, sizes: Sizes) -> list[torch.Tensor]:
     return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What a call computes, moves and allocates for itself."""
+
+    flops: int
+    moved_bytes: int
+    temporary_bytes: int
+
+
 def _costs(
     reading: _Reading,
     node: fx.Node,
     inputs: list[torch.Tensor],
     outputs: list[torch.Tensor],
     mutated: list[torch.Tensor],
-) -> tuple[int, int]:
-    """Return the FLOPs of a call, and the bytes it moves."""
-    if node.target not in REGIONS:
-        bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
-        every_expert = reading.sizes.are_symbolic
-        moved = moved_bytes(bare, inputs, outputs, mutated, every_expert=every_expert)
-        return _flops(reading, node), moved
-    flops = moved = 0
-    for call in _region_calls(node):
-        if reading.sizes.is_size(call):
-            continue
-        operands = reading.inputs(call)
-        results = [leaf for leaf in tree_leaves(reading.sizes.of(call)) if torch.is_tensor(leaf)]
-        known = {storage_key(tensor) for tensor in operands}
-        fresh = [result for result in results if storage_key(result) not in known]
-        written = _mutated(call, reading.sizes)
-        more_flops, more_moved = _costs(reading, call, operands, fresh, written)
-        flops, moved = flops + more_flops, moved + more_moved
-    return flops, moved
+) -> _Costs:
+    if node.target in REGIONS:
+        return _region_costs(reading, node)
+    bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
+    every_expert = reading.sizes.are_symbolic
+    moved = moved_bytes(bare, inputs, outputs, mutated, every_expert=every_expert)
+    counts = _counts(reading, node)
+    return _Costs(counts.flops, moved, counts.temporary_bytes)
 
 
-def _region_calls(node: fx.Node) -> list[fx.Node]:
-    """Return the calls inside the region that `node` calls."""
+def _region_costs(reading: _Reading, node: fx.Node) -> _Costs:
+    """Return the total cost of the calls inside the region that `node` calls.
+
+    Its temporaries are the peak of their results, each until its last reader, beside those that
+    the region returns.
+    """
     body = body_of(next(i for i in node.all_input_nodes if i.op == "get_attr"))
-    return [call for call in body.graph.nodes if call.op == "call_function"]
+    calls = [call for call in body.graph.nodes if call.op == "call_function"]
+    calls = [call for call in calls if not reading.sizes.is_size(call)]
+    last_call = {
+        storage_key(tensor): position
+        for position, call in enumerate(calls)
+        for tensor in [*reading.inputs(call), *_tensors(reading.sizes.of(call))]
+    }
+    (end,) = body.graph.find_nodes(op="output")
+    returned = {storage_key(tensor) for tensor in reading.inputs(end)}
+    live: dict[int, int] = {}
+    flops = moved = peak = 0
+    for position, call in enumerate(calls):
+        operands, results = reading.inputs(call), _tensors(reading.sizes.of(call))
+        known = {storage_key(tensor) for tensor in operands}
+        fresh = {storage_key(t): t for t in results if storage_key(t) not in known}
+        cost = _costs(reading, call, operands, list(fresh.values()), _mutated(call, reading.sizes))
+        flops, moved = flops + cost.flops, moved + cost.moved_bytes
+        live |= {key: int(t.untyped_storage().nbytes()) for key, t in fresh.items()}
+        peak = max(peak, sum(live.values()) + cost.temporary_bytes)
+        live = {k: size for k, size in live.items() if k in returned or last_call[k] > position}
+    return _Costs(flops, moved, peak - sum(live.values()))
 
 
-def _flops(reading: _Reading, node: fx.Node) -> int:
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _counts(reading: _Reading, node: fx.Node) -> CallCounts:
     def value(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
         return reading.sizes.of(argument) if isinstance(argument, fx.Node) else argument
 
     if not callable(node.target):
         raise CaptureError(f"call node {node.name} has no function to call: {node.target}")
-    if not has_flops(node.target):
-        return 0
     args = fx.node.map_aggregate(node.args, value)
     kwargs = fx.node.map_aggregate(node.kwargs, value)
     return reading.counter.count(node.target, args, kwargs)

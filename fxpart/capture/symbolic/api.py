@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fxpart.capture.call_costs import FlopCounter
+from fxpart.capture.call_costs import CallCounter
 from fxpart.capture.symbolic.dims import SymbolicDim
 from fxpart.capture.symbolic.polynomials import DEGREE, Point, fitted, grid
 from fxpart.capture.symbolic.program import SymbolicProgram, symbolic_program
@@ -40,7 +40,7 @@ def fitted_graph(program: SymbolicProgram) -> SymbolicGraph:
         _start(*program.ranges[name], example=number) for name, number in _examples(program).items()
     ]
     points = dict.fromkeys([*grid(start), program.captured_at, *_checks(program)])
-    counter = FlopCounter()
+    counter = CallCounter()
     graphs = {point: program.operators(point, counter) for point in points}
     graph = program.whole(graphs[program.captured_at])
     tables, exponents = {}, np.empty((0, 0), dtype=np.int64)

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn, ops
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.call_costs import FlopCounter
+from fxpart.capture.call_costs import CallCounter
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.sizes import Sizes
@@ -131,7 +131,7 @@ class SymbolicProgram:
     exact_from: tuple[int, ...]
     """See `SymbolicGraph`."""
 
-    def operators(self, point: Point, counter: FlopCounter | None = None) -> OpGraph:
+    def operators(self, point: Point, counter: CallCounter | None = None) -> OpGraph:
         """Return the operators and values at `point`, one value per symbol in order.
 
         Raises:

@@ -1,16 +1,15 @@
 """The estimate against a real run: the captured graph is executed and its live storages counted."""
 
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpart.capture.api import capture
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import without_python
@@ -18,26 +17,6 @@ from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
 from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
-
-
-class _LiveStorages(fx.Interpreter):
-    """Runs a graph and records the peak bytes of distinct live storages over all nodes."""
-
-    def __init__(self, module: fx.GraphModule, not_counted: set[int]) -> None:
-        super().__init__(module)
-        self._not_counted = not_counted
-        self.peak = 0
-
-    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
-        result = super().run_node(n)
-        # The interpreter keeps unread values; a program drops them at once.
-        needed = [value for node, value in self.env.items() if node.users]
-        alive = [leaf for leaf in tree_leaves([*needed, result]) if torch.is_tensor(leaf)]
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in alive}
-        self.peak = max(
-            self.peak, sum(size for key, size in storages.items() if key not in self._not_counted)
-        )
-        return result
 
 
 def _on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -63,14 +42,13 @@ def test_the_peak_equals_that_of_a_run_of_the_graph(spec: ModelSpec) -> None:
     graph = without_python(captured.graph)
     everything = np.zeros(graph.n_ops, dtype=np.int64)
     estimated = int(peak_bytes(memory_tables(graph), everything, 1)[0])
-    # Weights, constants and inputs exist before and after: only new tensors count.
-    kept = [*inputs.values(), *_constants(captured.graph_module)]
-    with torch.no_grad():
-        run = _LiveStorages(captured.graph_module, {t.untyped_storage()._cdata for t in kept})
-        run.run(*inputs.values())
+    # Weights, constants and inputs exist before and after.
+    resident = storage_sizes([*inputs.values(), *_constants(captured.graph_module)])
+    with torch.no_grad(), LiveBytes([resident]) as run:
+        captured.graph_module(**inputs)
     resident_bytes = graph.total_weight_bytes + sum(t.nbytes for t in inputs.values())
-    assert run.peak > 0
-    assert estimated - resident_bytes == run.peak
+    assert run.peak_bytes[0] > run.live_bytes[0]
+    assert estimated - resident_bytes == run.peak_bytes[0] - sum(resident.values())
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)

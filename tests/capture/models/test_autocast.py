@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models import autocast as lists
 from fxpart.capture.models.autocast import autocast, regions_of_cuda, with_own_regions
 from fxpart.capture.training.joint import joint_capture
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 
 F = nn.functional
 _INSIDE_OTHERS = re.compile("_?upsample|_thnn_fused|_scaled_dot_product_flash")

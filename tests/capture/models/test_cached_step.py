@@ -12,6 +12,7 @@ from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 from fxpart.capture.api import capture_graph
 from fxpart.capture.captured import captured_graph
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.cached_step import fill_counters, prepare_step
 from fxpart.capture.models.spec import ModelSpec
@@ -20,7 +21,6 @@ from fxpart.cost.collective_times import collective_kinds
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import CaptureError, SpecError
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.local import run_local
 from fxpart.execution.real_model import real_model
 from tests.execution.scene import in_a_row

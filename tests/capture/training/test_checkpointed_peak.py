@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import StepOptions, joint_capture, repeated_blocks
 from fxpart.capture.training.loss import training_loss
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from tests.execution.small_presets import SMALL_PRESETS
 
 BLOCK = StepOptions("block", fused_attention=False, fused_dropout=False)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.cut_step import ForwardBackward, cut_step
 from fxpart.capture.training.joint import JointCapture, joint_capture
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.torch_compat.memory import get_fwd_bwd_interactions, get_peak_memory
 from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
 from tests.capture.training.joint_scene import Mlp, flat_inputs, on_cpu

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import StepOptions, joint_capture
 from fxpart.capture.training.loss import training_loss
@@ -17,7 +18,6 @@ from fxpart.capture.training.step_graph import with_formula_lifetimes
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from tests.execution.small_presets import SMALL_PRESETS
 from tests.sketch import Sketch, random_graph
 

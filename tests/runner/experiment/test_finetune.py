@@ -92,7 +92,7 @@ def test_a_step_of_adapters_holds_what_pefts_own_run_holds() -> None:
     torch = pytest.importorskip("torch")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+    from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 
     sizes = ("model.batch_size=4", "model.seq_len=64", "model.dtype=float32", "optimizer=none")
     (planned,) = _planned("finetune=lora", "finetune.rank=4", *sizes).evaluation.devices

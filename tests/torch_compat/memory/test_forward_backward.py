@@ -12,8 +12,8 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.errors import CaptureError
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.torch_compat.memory import (
     build_memory_profile,
     get_fwd_bwd_interactions,

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.errors import CaptureError
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.torch_compat.memory import build_memory_profile
 from tests.torch_compat.memory.scene import Drawing, always, aten, never, no_primal, random_drawing
 

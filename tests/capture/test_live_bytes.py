@@ -2,7 +2,7 @@
 
 import torch
 
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 
 
 def four() -> torch.Tensor:
