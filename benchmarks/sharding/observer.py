@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 
 __all__ = ["Observer", "local_parts"]
 

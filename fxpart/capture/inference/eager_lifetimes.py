@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._C import _TorchDispatchModeKey
 from torch._ops import _get_dispatch_mode_pre_dispatch
 from torch.autograd.graph import saved_tensors_hooks
@@ -35,21 +35,31 @@ calls made when Python released it; shared by copies of the node."""
 NO_CALL = -1
 TO_THE_END = 2**62
 """In `HELD`: until the end of the forward."""
+FOREVER = TO_THE_END + 1
+"""In `HELD`: beyond the end of the forward, as by an attribute of a module."""
 
 
 @contextmanager
-def watching_python() -> Iterator[None]:
-    """Make exports inside the block set `CALL` and `HELD` on their nodes.
+def watching_python(module: nn.Module) -> Iterator[None]:
+    """Make exports of `module` inside the block set `CALL` and `HELD` on their nodes.
 
     Tensors released by Python must really be freed, so autograd is kept from saving tensors for a
     backward, which an export does not run.
     """
-    with _Watch(), saved_tensors_hooks(weakref.ref, lambda saved: saved()):
-        yield
+    watch = _Watch()
+    # Before the export restores the attributes of the module.
+    hook = module.register_forward_hook(lambda _module, _args, result: watch.end(result))
+    try:
+        with watch, saved_tensors_hooks(weakref.ref, lambda saved: saved()):
+            yield
+    finally:
+        hook.remove()
 
 
 def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
     """Return, for each value of `graph`, the last operator that begins before Python releases it.
+
+    A value that outlives the forward is held to the last operator, such as the last of a backward.
 
     Shape (V,); -1 for a value that Python never receives or keeps, or without observations.
 
@@ -73,6 +83,7 @@ def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
         if releases:
             count = bisect_right(calls, max(releases))
             last = forward[count - 1] if count else -1
+            last = graph.n_ops - 1 if FOREVER in releases else last
             last_held[value] = last if last > graph.value_producer[value] else -1
     return last_held
 
@@ -84,7 +95,7 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._calls = 0
         # A callback only runs while its weak reference is alive.
-        self._seen: list[weakref.ref[Tensor]] = []
+        self._seen: list[tuple[weakref.ref[Tensor], list[int]]] = []
 
     def __torch_function__(
         self,
@@ -102,6 +113,17 @@ class _Watch(TorchFunctionMode):
                     self._see(leaf, mode)
         return result
 
+    def end(self, result: object) -> None:
+        """Record that whatever Python still holds after the forward stays, as an attribute does.
+
+        Its result is the caller's.
+        """
+        returned = {id(leaf) for leaf in tree_leaves(result)}
+        for seen, releases in self._seen:
+            tensor = seen()
+            if tensor is not None and id(tensor) not in returned:
+                releases.append(FOREVER)
+
     def _see(self, tensor: Tensor, mode: ProxyTorchDispatchMode) -> None:
         """Record that Python received a tensor, if it has a node in the graph."""
         slot = get_proxy_slot(tensor, mode.tracer, None)
@@ -110,4 +132,5 @@ class _Watch(TorchFunctionMode):
         meta = slot.proxy.node.meta
         meta.setdefault(CALL, self._calls)
         releases: list[int] = meta.setdefault(HELD, [])
-        self._seen.append(weakref.ref(tensor, lambda _: releases.append(self._calls)))
+        seen = weakref.ref(tensor, lambda _: releases.append(self._calls))
+        self._seen.append((seen, releases))

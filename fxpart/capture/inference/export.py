@@ -283,7 +283,7 @@ def _exported(
         torch.no_grad(),
         device,
         unmasked_attention(module.forward, args, inputs),
-        watching_python(),
+        watching_python(module),
     ):
         return without_transforms(
             torch.export.export(module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False)

@@ -235,7 +235,7 @@ def joint_programs(
                 with (
                     unmasked_attention(module.forward, args, inputs),
                     exported_functions(),
-                    watching_python(),
+                    watching_python(module),
                     checkpointed_calls(),
                 ):
                     program = without_transforms(

@@ -9,6 +9,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.calls import storage_key
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
 from fxpart.capture.training.python_calls import PythonCalls
 
@@ -42,8 +43,9 @@ FORMULA = "fxpart_formula"
 such as sums of gradients between two formulas."""
 KEPT = "fxpart_kept"
 """Key of a node's ``meta``: the `ORDER` of the last node during which something other than a call
-holds its result: a user's Function (`fxpart.capture.training.python_calls`), or the backward of a
-block that is recomputed whole (`fxpart.capture.training.checkpointing.WHOLE`)."""
+holds its result: a user's Function (`fxpart.capture.training.python_calls`), the backward of a
+block that is recomputed whole (`fxpart.capture.training.checkpointing.WHOLE`), or a formula that
+saved it for its size alone."""
 SAVED = "fxpart_saved"
 """Key of a node's ``meta``, only in the forward of a checkpointed block: the number of the run
 through it for which its result is kept, whether or not it is read. See `checkpoint_blocks`."""
@@ -82,6 +84,8 @@ class Labels:
     """Number of autograd formulas begun."""
     tagged: dict[Node, Label] = field(default_factory=dict)
     """Labels of autograd's nodes, those of the calls that created them."""
+    saved: list[tuple[fx.Node, int, fx.Node]] = field(default_factory=list)
+    """Nodes whose results an autograd formula saved, its number, and its last node."""
     python: PythonCalls = field(init=False)
     """Watches the users' Functions; entered by the caller if there are any."""
 
@@ -121,18 +125,49 @@ class Labels:
     def start_backward(self) -> None:
         """Register hooks that report which call's gradient autograd is computing."""
         self.begin(Label({}, self.count - 1))
+        maker_of: dict[int, fx.Node] = {}
+        for maker in self.graph.nodes:
+            for key in _storages(maker):
+                maker_of.setdefault(key, maker)
         for node, label in self.tagged.items():
             is_python = isinstance(node, BackwardCFunction)
+            saved = [maker_of[key] for key in _saved_storages(node) if key in maker_of]
             node.register_prehook(_Begin(self, label, is_python))
-            node.register_hook(_End(self, label, is_python))
+            node.register_hook(_End(self, label, is_python, saved))
 
     def finish(self) -> None:
         """Label the remaining nodes, and drop autograd's graph."""
         self.begin(NOWHERE)
         self.tagged.clear()
         self.python.hold_to_the_end()
+        self._keep_unread()
         for node, last in self.python.last.items():
             node.meta[KEPT] = last.meta[ORDER]
+
+    def _keep_unread(self) -> None:
+        """Set `KEPT` on what formulas saved and do not read, such as the operand of a gather."""
+        read: dict[int, set[int]] = {}
+        for node in self.graph.nodes:
+            number = node.meta.get(FORMULA)
+            if number is not None:
+                operands = read.setdefault(number, set())
+                operands.update(key for i in node.all_input_nodes for key in _storages(i))
+        for node, number, last in self.saved:
+            if node.op == "call_function" and not _storages(node) & read.get(number, set()):
+                node.meta[KEPT] = max(node.meta.get(KEPT, -1), last.meta[ORDER])
+
+
+def _storages(node: fx.Node) -> set[int]:
+    """Return the storages of a node's results."""
+    leaves = tree_leaves(node.meta.get("val"))
+    return {storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def _saved_storages(node: Node) -> set[int]:
+    """Return the storages of the tensors that one of autograd's nodes saved."""
+    names = (name for name in dir(node) if name.startswith("_saved_"))
+    leaves = tree_leaves([getattr(node, name) for name in names])
+    return {storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
 
 @dataclass(eq=False)
@@ -161,9 +196,14 @@ class _End:
     label: Label
     is_python: bool
     """Whether the node is a user's Function."""
+    saved: Sequence[fx.Node]
+    """Nodes whose results it saved."""
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Label the next nodes, sums of the results, with the call but without a formula."""
         if self.is_python:
             self.labels.python.end(results)
-        self.labels.begin(self.label)
+        labels, number = self.labels, self.labels.label.formula
+        labels.begin(self.label)
+        if labels.done is not None and number is not None:
+            labels.saved += [(node, number, labels.done) for node in self.saved]

@@ -229,8 +229,12 @@ def trace_step(
 
 
 def _is_run(node: fx.Node) -> bool:
-    """Return whether Python runs a call even if nothing reads its result."""
-    of_model = TO_THE_END in node.meta.get(HELD, ())
+    """Return whether Python runs a call even if nothing reads its result.
+
+    A model's own calls are all run; items of their results and sizes are no calls.
+    """
+    is_call = node.target is not operator.getitem and not isinstance(node.meta.get("val"), SymInt)
+    of_model = is_call and node.meta.get(EXPORTED) is not None
     return node.is_impure() or KEPT in node.meta or of_model
 
 
