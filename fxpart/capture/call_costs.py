@@ -113,18 +113,16 @@ def has_counts(target: Call) -> bool:
 _FUSED = ("batch_norm", "rms_norm", "lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any], result_bytes: int) -> int:
-    """Return the peak of what fused attention allocates beside its result.
+def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return what fused attention allocates beside its result.
 
-    This is the logarithm of each query's sum, and before that a mask of numbers for a boolean one,
-    which is filled by its negation.
+    This is the logarithm of each query's sum, and a mask of numbers for a boolean one.
     """
     query, mask = args[0], args[3] if len(args) > 3 else kwargs.get("attn_mask")
     sums = 4 * int(query.shape[:-1].numel())
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         return sums
-    negated, numbers = int(mask.numel()), int(mask.numel()) * int(query.element_size())
-    return max(numbers + sums, negated + numbers - result_bytes)
+    return sums + int(mask.numel()) * int(query.element_size())
 
 
 def _signature(arguments: list[Any]) -> Hashable:
@@ -188,12 +186,11 @@ def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
         _log.debug("%s is not counted: %s", target, error)
         return CallCounts()
     flops = int(counter.get_total_flops())
-    tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-    kept = operands | storage_sizes(tensors)
     bare = str(target).removeprefix("aten.").partition(".")[0]
     if bare == "scaled_dot_product_attention":
-        result_bytes = sum(kept.values()) - sum(operands.values())
-        return CallCounts(flops, _attention_bytes(args, kwargs, result_bytes))
+        return CallCounts(flops, _attention_bytes(args, kwargs))
+    tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    kept = operands | storage_sizes(tensors)
     return CallCounts(flops, 0 if bare in _FUSED else live.peak_bytes[0] - sum(kept.values()))
 
 

@@ -8,7 +8,7 @@ references; the nodes of the graph carry the observations, which `values_held` r
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,15 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.core.graph import IntArray, OpGraph
 
-__all__ = ["CALL", "HELD", "NO_CALL", "TO_THE_END", "values_held", "watching_python"]
+__all__ = [
+    "CALL",
+    "HELD",
+    "NO_CALL",
+    "TO_THE_END",
+    "positions_held",
+    "values_held",
+    "watching_python",
+]
 
 CALL = "fxpart_call"
 """Key of a node's ``meta``: the index, in Python's order, of the torch call that returned the
@@ -68,24 +76,33 @@ def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
         nodes: the call nodes of that program by name.
 
     """
-    call_of = [nodes[name].meta.get(CALL) for name in graph.names]
-    forward = [op for op, call in enumerate(call_of) if call != NO_CALL]
-    calls: list[int] = []
-    upcoming = TO_THE_END
-    for op in reversed(forward):
-        # An operator inside a torch function belongs to the next call that returns.
-        upcoming = min(upcoming, call_of[op] or upcoming)
-        calls.append(upcoming)
-    calls.reverse()
+    in_order = [nodes[name] for name in graph.names]
+    forward = [op for op, node in enumerate(in_order) if node.meta.get(CALL) != NO_CALL]
+    held_until = positions_held([in_order[op] for op in forward])
     last_held = np.full(graph.n_values, -1, dtype=np.int64)
     for value, name in enumerate(graph.value_names):
         releases = nodes[name].meta.get(HELD) if name in nodes else None
         if releases:
-            count = bisect_right(calls, max(releases))
-            last = forward[count - 1] if count else -1
+            position = held_until(releases)
+            last = forward[position] if position >= 0 else -1
             last = graph.n_ops - 1 if FOREVER in releases else last
             last_held[value] = last if last > graph.value_producer[value] else -1
     return last_held
+
+
+def positions_held(calls: Sequence[fx.Node]) -> Callable[[Sequence[int]], int]:
+    """Return a function from releases, see `HELD`, to the last of `calls` that begins before them.
+
+    `calls` are in order; the function returns a position, -1 for none.
+    """
+    begun: list[int] = []
+    upcoming = TO_THE_END
+    for node in reversed(calls):
+        # An operator inside a torch function belongs to the next call that returns.
+        upcoming = min(upcoming, node.meta.get(CALL) or upcoming)
+        begun.append(upcoming)
+    begun.reverse()
+    return lambda releases: bisect_right(begun, max(releases)) - 1
 
 
 class _Watch(TorchFunctionMode):

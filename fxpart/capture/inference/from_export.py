@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.call_costs import CallCounter, CallCounts, moved_bytes
 from fxpart.capture.calls import REGIONS, body_of, storage_key, written_operands
-from fxpart.capture.inference.eager_lifetimes import values_held
+from fxpart.capture.inference.eager_lifetimes import HELD, positions_held, values_held
 from fxpart.capture.sizes import Sizes, example_sizes
 from fxpart.core.graph import OpGraph
 from fxpart.core.temporaries import with_temporaries
 from fxpart.errors import CaptureError
 
-__all__ = ["compute_dtype", "op_graph"]
+__all__ = ["compute_dtype", "op_graph", "temporary_bytes"]
 
 
 def op_graph(
@@ -43,7 +43,8 @@ def op_graph(
 
     """
     placeholders = program.graph.find_nodes(op="placeholder")
-    reading = _Reading(sizes or example_sizes(placeholders), counter or CallCounter())
+    example = example_sizes(placeholders)
+    reading = _Reading(sizes or example, example, counter or CallCounter())
     for node in program.graph.nodes:
         if node.op == "placeholder":
             _add_placeholder(reading, program, node)
@@ -62,9 +63,9 @@ def op_graph(
     graph = reading.builder.finish()
     nodes = {node.name: node for node in program.graph.nodes if node.op == "call_function"}
     graph = replace(graph, value_held=values_held(graph, nodes))
-    temporary_bytes = np.array(reading.temporary_bytes, dtype=np.int64)
-    makers = np.flatnonzero(temporary_bytes)
-    return with_temporaries(graph, makers, temporary_bytes[makers])[0]
+    makers = np.array(list(reading.temporary_bytes), dtype=np.int64)
+    sizes_bytes = np.array(list(reading.temporary_bytes.values()), dtype=np.int64)
+    return with_temporaries(graph, makers, sizes_bytes)[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -72,11 +73,13 @@ class _Reading:
     """The graph of a program while it is being read."""
 
     sizes: Sizes
+    example: Sizes
+    """Those of the example inputs, which decide what operators have temporaries at any size."""
     counter: CallCounter
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     weights: dict[fx.Node, int] = field(default_factory=dict)
     values: dict[fx.Node, list[int | None]] = field(default_factory=dict)
-    temporary_bytes: list[int] = field(default_factory=list)
+    temporary_bytes: dict[int, int] = field(default_factory=dict)
     """By operator."""
 
     def inputs(self, node: fx.Node) -> list[torch.Tensor]:
@@ -164,7 +167,8 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     cost = _costs(reading, node, inputs, results, mutated)
     builder.flops.append(cost.flops)
     builder.moved.append(cost.moved_bytes)
-    reading.temporary_bytes.append(cost.temporary_bytes)
+    if temporary_bytes(node, reading.example, reading.counter):
+        reading.temporary_bytes[op] = cost.temporary_bytes
     if cost.flops and "attention" in builder.targets[op] and inputs:
         builder.attention.append((op, int(inputs[0].shape[-1]), int(_is_causal(node))))
 
@@ -229,20 +233,21 @@ def _costs(
     return _Costs(counts.flops, moved, counts.temporary_bytes)
 
 
+def temporary_bytes(node: fx.Node, sizes: Sizes, counter: CallCounter) -> int:
+    """Return the peak of what a call allocates and frees again, at some sizes."""
+    return _costs(_Reading(sizes, sizes, counter), node, [], [], []).temporary_bytes
+
+
 def _region_costs(reading: _Reading, node: fx.Node) -> _Costs:
     """Return the total cost of the calls inside the region that `node` calls.
 
-    Its temporaries are the peak of their results, each until its last reader, beside those that
-    the region returns.
+    Its temporaries are the peak of their results, each until its last reader or until Python
+    releases it, beside those that the region returns.
     """
     body = body_of(next(i for i in node.all_input_nodes if i.op == "get_attr"))
     calls = [call for call in body.graph.nodes if call.op == "call_function"]
     calls = [call for call in calls if not reading.sizes.is_size(call)]
-    last_call = {
-        storage_key(tensor): position
-        for position, call in enumerate(calls)
-        for tensor in [*reading.inputs(call), *_tensors(reading.sizes.of(call))]
-    }
+    last_call = _last_calls(reading, calls)
     (end,) = body.graph.find_nodes(op="output")
     returned = {storage_key(tensor) for tensor in reading.inputs(end)}
     live: dict[int, int] = {}
@@ -257,6 +262,21 @@ def _region_costs(reading: _Reading, node: fx.Node) -> _Costs:
         peak = max(peak, sum(live.values()) + cost.temporary_bytes)
         live = {k: size for k, size in live.items() if k in returned or last_call[k] > position}
     return _Costs(flops, moved, peak - sum(live.values()))
+
+
+def _last_calls(reading: _Reading, calls: list[fx.Node]) -> dict[int, int]:
+    """Return the position of the last of `calls` that reads each storage, or that Python holds."""
+    last: dict[int, int] = {}
+    held_until = positions_held(calls)
+    for position, call in enumerate(calls):
+        results = _tensors(reading.sizes.of(call))
+        releases = call.meta.get(HELD)
+        held = max(position, held_until(releases) if releases else position)
+        for tensor in reading.inputs(call):
+            last[storage_key(tensor)] = max(last.get(storage_key(tensor), 0), position)
+        for tensor in results:
+            last[storage_key(tensor)] = max(last.get(storage_key(tensor), 0), held)
+    return last
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -78,8 +78,12 @@ def _start(low: int, high: int | None, example: int) -> int:
 
 
 def _checks(program: SymbolicProgram) -> list[Point]:
-    """Return points to check polynomials at: all symbols at their minimum, and all far from it."""
-    smallest = tuple(low for low, _ in program.ranges.values())
+    """Return points to check polynomials at: all symbols at their minimum, and all far from it.
+
+    The minimum is one from which the graph is exact.
+    """
+    lows = (low for low, _ in program.ranges.values())
+    smallest = tuple(map(max, lows, program.exact_from))
     largest = tuple(_FAR if top is None else min(top, _FAR) for _, top in program.ranges.values())
     return [smallest, largest]
 

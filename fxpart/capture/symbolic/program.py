@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.call_costs import CallCounter
 from fxpart.capture.inference.export import export_program
-from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.inference.from_export import op_graph, temporary_bytes
 from fxpart.capture.sizes import Sizes
 from fxpart.capture.symbolic.dims import SymbolicDim
 from fxpart.capture.symbolic.polynomials import Point
@@ -43,7 +43,7 @@ _USUAL = StepOptions()
 #
 # A transposed matrix is not contiguous unless one of its dimensions is 1, when `contiguous` copies
 # nothing. A gradient is not summed over a dimension of 1. A symbolic program does both at every
-# size, so it has a few more operators at 1.
+# size, so it has a few more operators at 1. A broadcast product copies its operands but for 1.
 
 
 def exact_from(
@@ -65,12 +65,16 @@ def exact_from(
         if node.op == "call_function" and _may_be_needless(node)
     ]
     usual = Sizes({symbols[name]: number for name, number in example.items()})
+    counter = CallCounter()
+    calls = (node for node in program.graph.nodes if node.op == "call_function")
+    calls = (node for node in calls if not usual.is_size(node))
+    copying = [node for node in calls if temporary_bytes(node, usual, counter)]
     lowest: list[int] = []
     for name in example:
         sizes_at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
         saved = any(
             _is_needed(node, usual) and not _is_needed(node, sizes_at_one) for node in nodes
-        )
+        ) or not all(temporary_bytes(node, sizes_at_one, counter) for node in copying)
         lowest.append(2 if saved else 1)
     return tuple(lowest)
 

@@ -1,5 +1,7 @@
 """Lifetimes of values held by Python: by hand, and as counted in real eager calls."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from fxpart.cost.tables import memory_tables
 from fxpart.errors import CaptureError
 from fxpart.execution.real_step import forward_peak_bytes, step_peak_bytes
 from tests.execution.small_presets import SMALL_PRESETS
+
+F = nn.functional
 
 
 def _peak_bytes(graph: OpGraph) -> int:
@@ -144,3 +148,103 @@ def test_a_training_step_computes_results_that_the_loss_does_not_read() -> None:
     counted = step_peak_bytes(module, (x,))
     assert counted.phase == "forward"
     assert _peak_bytes(graph) == counted.peak_bytes
+
+
+class Logged(nn.Module):
+    """Collects results of a head that nothing else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.head = nn.Linear(4, 2000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        log = []
+        for layer in self.layers:
+            x = layer(x)
+            log.append(self.head(x).softmax(-1))
+        return x
+
+
+class Monitored(nn.Module):
+    """Keeps intermediate results in attributes, one of them in a list, until the next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.last: Tensor | None = None
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.layer(x).repeat(1, 500)
+        self.seen, self.last = [wide * 2], wide + 1
+        result: Tensor = self.layer(wide.reshape(-1, 4)).sum(0)
+        return result
+
+
+class SavedForSizes(nn.Module):
+    """Its gather and its transform save their operands, and read only the sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        few = x.gather(-1, torch.zeros(len(x), 2, dtype=torch.long, device=x.device))
+        result: Tensor = few.exp() * torch.fft.rfft(self.layer(x[:, :4]))[:, :2].real
+        return result
+
+
+@pytest.mark.parametrize("module", [Logged(), Monitored(), SavedForSizes()])
+def test_a_training_step_holds_what_python_and_autograd_hold(module: nn.Module) -> None:
+    x = torch.ones(100, 4)
+    graph = joint_capture(module, (x,), options=StepOptions()).graph
+    # The counter may have the gradient of the loss, one number, beside the peak.
+    assert 0 <= step_peak_bytes(module, (x,)).peak_bytes - _peak_bytes(graph) <= 4
+
+
+class Then(nn.Module):
+    """A product, and a call that torch composes of several."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.layer(x))
+
+
+def _masked_attention(x: Tensor) -> Tensor:
+    mask = torch.ones(32, 32, dtype=torch.bool, device=x.device)
+    heads = x[:, None]
+    return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+
+
+def _in_region(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        mixed = x
+        for _ in range(3):
+            mixed = (mixed @ x.transpose(1, 2)).softmax(-1) @ x
+        return mixed + x
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.cross_entropy(x.flatten(0, 1), x.flatten(0, 1).argmax(-1)),
+        lambda x: x.transpose(1, 2).unsqueeze(1).expand(-1, 4, -1, -1) @ x.unsqueeze(1),
+        lambda x: F.cosine_similarity(x, x.flip(1), dim=-1),
+        lambda x: F.group_norm(x.transpose(1, 2), 4),
+        lambda x: F.kl_div(x.log_softmax(-1), x.softmax(-1), reduction="batchmean"),
+        lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
+        _masked_attention,
+        _in_region,
+    ],
+)
+def test_the_parts_of_a_composite_call_count_while_it_runs(
+    call: Callable[[Tensor], Tensor],
+) -> None:
+    module, x = Then(call), torch.ones(3, 32, 64)
+    assert _peak_bytes(capture_graph(module, (x,))) == forward_peak_bytes(module, (x,))

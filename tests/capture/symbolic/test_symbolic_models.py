@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxpart.capture.api import capture_graph
 from fxpart.capture.symbolic.api import symbolic_graph, symbolic_program
 from fxpart.capture.symbolic.dims import SymbolicDim
 from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.core.temporaries import TEMPORARY
 from fxpart.errors import CaptureError, SpecError
 
 BATCH = (SymbolicDim(0, 0, "batch"),)
@@ -274,3 +276,20 @@ def test_a_range_of_too_few_sizes_is_refused() -> None:
 def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(SpecError, match="phase=trainig does not exist"):
         symbolic_program(_Mlp(), (torch.zeros(5, 4),), dims=BATCH, phase="trainig")
+
+
+class _Broadcast(nn.Module):
+    """A product that copies its first operand for each example, and not for a single one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:1].expand_as(x).transpose(2, 3) @ x
+
+
+def test_temporaries_follow_the_sizes() -> None:
+    symbolic = symbolic_graph(_Broadcast(), (torch.ones(4, 2, 3, 8, device="meta"),), dims=BATCH)
+    assert symbolic.exact_from == (2,)
+    for batch in (2, 7):
+        graph = symbolic.at(batch=batch)
+        fresh = capture_graph(_Broadcast(), (torch.ones(batch, 2, 3, 8, device="meta"),))
+        assert graph.value_alloc_bytes.sum() == fresh.value_alloc_bytes.sum()
+    assert any(name.endswith(TEMPORARY) for name in symbolic.graph.value_names)
