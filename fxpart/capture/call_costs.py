@@ -110,7 +110,7 @@ def has_counts(target: Call) -> bool:
 
 # Composite operators that accelerators run as one kernel; in evaluation, that of batch
 # normalization returns no statistics.
-_FUSED = ("batch_norm", "rms_norm", "lstm", "gru", "rnn_tanh", "rnn_relu")
+_FUSED = ("batch_norm", "rms_norm")
 
 
 def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
