@@ -27,6 +27,7 @@ CONTEXT = "driver context"
 
 PARTS = {
     "tensors": "what the plan holds at its peak, as the allocator rounds it",
+    "unread weights": "that no operator reads, of a model on one device",
     "kept gradients": "of a weight of each shape, that Transformer Engine returns and keeps",
     "kernel workspaces": "of the operator that runs then: cuDNN's convolutions",
     "allocator": "segments that torch's allocator keeps beyond what it hands out",
@@ -108,6 +109,8 @@ def device_memory_of(
 
     """
     needs = []
+    used_devices = np.unique(assignment.device_of)
+    unread_bytes = _unread_bytes(problem.graph) if len(used_devices) == 1 else 0
     needs_workspace = any(r.caching_allocator or r.convolution_workspace for r in reserves)
     convolved = convolution_bytes(problem.graph) if needs_workspace else np.zeros(1, np.int64)
     for device, device_of, storages, op in storages_at_peak(problem, assignment):
@@ -126,12 +129,20 @@ def device_memory_of(
         )
         engine_bytes = (kept_bytes or {}).get(device, 0)
         allocator_parts["kept gradients"] = Interval(engine_bytes, engine_bytes, engine_bytes)
+        allocator_parts["unread weights"] = Interval(unread_bytes, unread_bytes, unread_bytes)
         all_parts = allocator_parts | parts
         parts = {
             part: all_parts[part] for part in PARTS if part in all_parts and all_parts[part].high
         }
         needs.append(DeviceMemory(device, parts, total_bytes))
     return tuple(needs)
+
+
+def _unread_bytes(graph: OpGraph) -> int:
+    """Return the bytes of the weights that no operator reads."""
+    is_read = np.zeros(len(graph.weight_bytes), dtype=np.bool_)
+    is_read[graph.uses] = True
+    return int(graph.weight_bytes[~is_read].sum())
 
 
 @dataclass(frozen=True, eq=False, slots=True)

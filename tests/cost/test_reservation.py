@@ -66,6 +66,18 @@ def test_too_little_memory_does_not_change_what_is_needed() -> None:
     assert reservation(graph, storages, no_workspaces, 0) == whole
 
 
+def test_weights_that_no_operator_reads_are_on_the_only_device() -> None:
+    sketch = Sketch()
+    read, _ = sketch.weight(3 * MIB), sketch.weight(5 * MIB)
+    value = sketch.op([sketch.input(MIB)], MIB, [read])
+    task = problem(sketch.graph(sketch.op([value], MIB)), devices(10**9, 10**9))
+    needs = _needs(task, _whole(task), Reserve())
+    assert needs.parts["unread weights"] == Interval(5 * MIB, 5 * MIB, 5 * MIB)
+    assert needs.needed.expected - needs.parts["tensors"].expected >= 5 * MIB
+    apart = Assignment(np.array([0, 1]), ((0,), (1,)))
+    assert "unread weights" not in _needs(task, apart, Reserve()).parts
+
+
 def test_a_chain_of_large_tensors_needs_two_of_them() -> None:
     # Weights of 10 MiB; each value is freed when the next one is computed.
     task = problem(chain(6, weight=10 * MIB, size=30 * MIB), devices(10**9))
