@@ -24,6 +24,7 @@ from fxpart.capture.models.user_code import user_errors, user_line, where_raised
 from fxpart.errors import CaptureError, one_line
 
 __all__ = [
+    "by_known_values",
     "capture_failure",
     "export_program",
     "only_graphs",
@@ -239,13 +240,32 @@ def export_program(
     """
     inputs = dict(kwargs or {})
     export = partial(_exported, module, args, inputs, dynamic_shapes)
+    return export() if dynamic_shapes is not None else by_known_values(module, inputs, export)
+
+
+def by_known_values(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    export: Callable[[], torch.export.ExportedProgram],
+) -> torch.export.ExportedProgram:
+    """Return the result of `export`, called again with known values if its shapes are unknown.
+
+    Args:
+        module: the module that it exports.
+        inputs: named inputs of the module.
+        export: exports the module at fixed sizes.
+
+    Raises:
+        CaptureError: as `export` does, if known values do not help.
+
+    """
     failed = program = None
     try:
         program = export()
-        if dynamic_shapes is not None or not _has_unknown_sizes(program):
+        if not _has_unknown_sizes(program):
             return program
     except CaptureError as error:
-        if dynamic_shapes is not None or not _by_values(error):
+        if not _by_values(error):
             raise
         failed = error
     try:

@@ -92,7 +92,7 @@ def where_raised(error: BaseException, model: str) -> str:
     while link is not None:
         for note in getattr(link, "__notes__", ()):
             if note.startswith(LOSS_NOTE):
-                return note.removeprefix("raised in ")
+                return str(note).removeprefix("raised in ")
         link = link.__cause__ or link.__context__
     return model
 

@@ -207,16 +207,25 @@ def test_advice_for_speech_models_names_their_random_settings() -> None:
     assert joint_capture(built.module.train(), (), built.kwargs).graph.n_ops
 
 
+_LED = {
+    "d_model": 16,
+    "vocab_size": 50,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_ffn_dim": 16 for part in ("encoder", "decoder")},
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_step_of_a_model_that_branches_on_its_mask_is_captured(training: bool) -> None:
+    built = build_model(_spec("LEDForConditionalGeneration", {**_LED, "attention_window": 4}))
+    graph = joint_capture(built.module.train(training), (), built.kwargs).graph
+    assert len(graph.gradient_values) > 0
+
+
 def test_advice_for_dropped_layers_names_the_parts_that_drop_them() -> None:
-    config = {
-        "d_model": 16,
-        "vocab_size": 50,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_layerdrop": 0.1,
-        **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
-        **{f"{part}_ffn_dim": 16 for part in ("encoder", "decoder")},
-    }
+    config = {**_LED, "encoder_layerdrop": 0.1}
     built = build_model(_spec("BartForConditionalGeneration", config))
     with pytest.raises(CaptureError, match=r"; set model\.config\.encoder_layerdrop=0, or phase"):
         joint_capture(built.module.train(), (), built.kwargs)
