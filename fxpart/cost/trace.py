@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -62,6 +62,11 @@ _FLOATING = {
 }
 _PRODUCTS = {"mm": 0, "bmm": 0, "linear": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
 """Products, and the argument whose last dimension is summed over."""
+_INDEXED = {"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}
+"""Operators with a list of indices, of which a trace has no sizes."""
+_NUMBER_BYTES = 16
+"""Largest number that torch wraps in a tensor of no dimensions: a trace has it as an operand of 8
+or 16 bytes, a graph does not have it."""
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_BYTES = 2**30
@@ -78,7 +83,7 @@ class _Call(NamedTuple):
     """Name without overload, such as ``aten::mm``."""
     dtype: str
     sizes: tuple[int, ...]
-    """Distinct sizes in bytes of the tensors that it reads, ascending."""
+    """Distinct sizes in bytes of the tensors that it reads, ascending; see `_operand_sizes`."""
     depth: int
     """Size of the dimension that a product sums over; otherwise 0."""
 
@@ -173,13 +178,26 @@ class TraceTimes:
         """Return the time of a call (nan if unknown), and whether it is an exact match."""
         stem = call.name.removesuffix("_")
         for name in dict.fromkeys((call.name, stem, f"{stem}_")):
-            traced_s = self.trace.seconds.get(call._replace(name=name))
+            traced_s = self._traced_s(call._replace(name=name))
             if traced_s is not None:
                 return traced_s, True
         for name in dict.fromkeys((call.name, stem, f"{stem}_")):
             if (name, call.dtype) in by_kind:
                 return _interpolated(by_kind[name, call.dtype], call.work), False
         return math.nan, False
+
+    def _traced_s(self, call: _Call) -> float | None:
+        """Return the time of the same call in the trace, or None."""
+        seconds = self.trace.seconds.get(call)
+        if seconds is not None or call.name.partition("::")[2].removesuffix("_") not in _INDEXED:
+            return seconds
+        same_operands = [
+            traced
+            for traced in self.trace.seconds
+            if traced[:2] == call[:2] and traced.sizes and set(traced.sizes) <= set(call.sizes)
+        ]
+        most = max(same_operands, key=lambda traced: len(traced.sizes), default=None)
+        return None if most is None else self.trace.seconds[most]
 
 
 _Kinds = dict[tuple[str, str], tuple[FloatArray, FloatArray]]
@@ -218,8 +236,17 @@ def _call_of(graph: OpGraph, op: int) -> _Call:
         results = int(graph.value_bytes[first_result]) if first_result < graph.n_values else 0
         element = next((_BYTES[t] for t, d in _FLOATING.items() if d == graph.dtypes[op]), 4)
         depth = int(graph.flops[op]) * element // (2 * results) if results else 0
-    distinct_sizes = tuple(sorted({int(size) for size in sizes if size}))
-    return _Call(f"{namespace}::{name}", graph.dtypes[op], distinct_sizes, depth)
+    return _Call(f"{namespace}::{name}", graph.dtypes[op], _operand_sizes(sizes), depth)
+
+
+def _operand_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Return the distinct sizes, ascending, without those of numbers next to larger operands.
+
+    Operands that are all as small as a number count as one.
+    """
+    distinct = {int(size) for size in sizes if size}
+    large = tuple(sorted(size for size in distinct if size > _NUMBER_BYTES))
+    return large or ((_NUMBER_BYTES,) if distinct else ())
 
 
 # Reading.
@@ -278,7 +305,9 @@ def _traced_call(event: Mapping[str, Any]) -> _Call | None:
     dims, types = arguments.get("Input Dims"), arguments.get("Input type")
     if dims is None or types is None:
         return None
-    dtype = next((_FLOATING[name] for name in types if name in _FLOATING), "float32")
+    # A number has no dimensions, and the type of a double or long whatever it is combined with.
+    shaped = [name for name, shape in zip(types, dims, strict=False) if name in _BYTES and shape]
+    dtype = next((_FLOATING[name] for name in shaped or types if name in _FLOATING), "float32")
     list_bytes = next((_BYTES[t] for t, d in _FLOATING.items() if d == dtype), 4)
     sizes: set[int] = set()
     for name, shape in zip(types, dims, strict=False):
@@ -289,7 +318,7 @@ def _traced_call(event: Mapping[str, Any]) -> _Call | None:
     name = str(event["name"])
     operand = _PRODUCTS.get(name.partition("::")[2])
     depth = int(dims[operand][-1]) if operand is not None and dims[operand] else 0
-    return _Call(name, dtype, tuple(sorted(size for size in sizes if size)), depth)
+    return _Call(name, dtype, _operand_sizes(sizes), depth)
 
 
 def _host_s(operators: list[Mapping[str, Any]]) -> list[float]:

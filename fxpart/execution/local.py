@@ -57,7 +57,10 @@ class LocalRun:
     """Loss of a training step; None without training."""
     gradient_difference: float | None
     """Largest difference of a parameter's gradient from that of the module in eager mode, as a
-    share of the gradient's largest element; 0.0 if equal. None without training."""
+    share of the elements around it; 0.0 if equal. None without training."""
+    nan_elements: int
+    """Number of NaN in results, loss and gradients, which are equal to any other NaN in their
+    place."""
     device_name: str
     """Name of the processor or GPU."""
     threads: int
@@ -215,6 +218,7 @@ def _measured(
     restore()
     difference, gradient_difference = agreement(work.outcome(step, keep_results=True), reference)
     loss = None if reference.loss is None else float(reference.loss)
+    n_nan = reference.nan_elements
     del reference
     runs, unsplit_runs = timed_in_turns(
         lambda: work.outcome(step), lambda: work.outcome(unsplit), physical, repeats, restore
@@ -228,6 +232,7 @@ def _measured(
         max_difference=difference,
         loss=loss,
         gradient_difference=gradient_difference,
+        nan_elements=n_nan,
         device_name=device_name(real.device),
         threads=torch.get_num_threads(),
     )

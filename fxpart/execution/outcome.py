@@ -12,9 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxpart.capture.training.loss import training_loss
 from fxpart.execution.difference import (
     gradient_share,
-    largest_magnitude,
+    loss_share,
     max_difference,
+    nan_elements,
     refuse_more,
+    result_share,
     rounding,
 )
 from fxpart.execution.real_model import RealModel
@@ -33,6 +35,11 @@ class Outcome:
     """None without training."""
     gradients: Mapping[str, Tensor] | None
     """By parameter, omitting those the loss does not depend on. None without training."""
+
+    @property
+    def nan_elements(self) -> int:
+        """Number of NaN in the results, the loss and the gradients."""
+        return nan_elements((self.results, self.loss, list((self.gradients or {}).values())))
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -86,12 +93,17 @@ def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None
     computed = (outcome.results, outcome.loss) if with_results else outcome.loss
     expected = (reference.results, reference.loss) if with_results else reference.loss
     difference = max_difference(computed, expected)
-    refuse_more("results", difference, rounding(expected) * largest_magnitude(expected))
+    results = reference.results if with_results else None
+    share = result_share(outcome.results, results) if with_results else 0.0
+    if reference.loss is not None and outcome.loss is not None:
+        of_loss = loss_share(float(outcome.loss), float(reference.loss), tree_leaves(results))
+        share = max(share, of_loss)
+    refuse_more("results", share, rounding(expected))
     if reference.gradients is None:
         return difference, None
     share = gradient_share(outcome.gradients or {}, reference.gradients)
     allowed = rounding(list(reference.gradients.values()))
-    refuse_more("gradients", share, allowed, " of their largest element")
+    refuse_more("gradients", share, allowed)
     return difference, share
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.execution import pipeline_job as job_files
+from fxpart.execution.difference import nan_elements
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
 from fxpart.execution.stages.stage_files import save_stages
 from fxpart.execution.supervise import run_stages
@@ -57,12 +58,14 @@ class PipelineRun:
     max_difference: float
     """Largest difference of any result, or loss, from the unsplit model's; 0.0 if bitwise equal."""
     gradient_difference: float | None
-    """Largest difference of a gradient of a weight in a single stage, as a share of the gradient's
-    largest element; None without training."""
+    """Largest difference of a gradient of a weight in a single stage, as a share of the elements
+    around it; None without training."""
     tied_gradient_difference: float | None
     """The same for weights in several stages. Their gradients are summed over microbatches, then
     over stages, and in the opposite order in the unsplit model, so they may differ by rounding.
     None without training or such weights."""
+    nan_elements: int
+    """Number of NaN in results and gradients, which are equal to any other NaN in their place."""
     backend: str
     """``gloo`` or ``nccl``."""
     threads: int
@@ -218,7 +221,7 @@ def _result(
     untied, tied = gradient_differences(chain, computed, expected) if job.training else (None, None)
     difference = max(output_difference(computed[-1], expected), loss_difference(losses, expected))
     shares = [share for share in (untied, tied) if share is not None]
-    refuse_other_results(difference, max(shares, default=None), expected)
+    refuse_other_results(computed[-1], losses, max(shares, default=None), expected)
     return PipelineRun(
         schedule=job.schedule,
         training=job.training,
@@ -231,6 +234,7 @@ def _result(
         max_difference=difference,
         gradient_difference=untied,
         tied_gradient_difference=tied,
+        nan_elements=nan_elements((expected.outputs, list(expected.gradients.values()))),
         backend=job.backend,
         threads=job.threads,
         device_name=measured[0].device_name,

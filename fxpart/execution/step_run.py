@@ -108,6 +108,7 @@ def _measured(
         outcome = in_order(counter)
     difference, share = agreement(outcome, reference)
     loss = None if outcome.loss is None else float(outcome.loss)
+    n_nan = reference.nan_elements
     del outcome, reference
     runs, unsplit_runs = timed_in_turns(in_order, unsplit, (real.device,), repeats)
     return LocalRun(
@@ -118,6 +119,7 @@ def _measured(
         max_difference=difference,
         loss=loss,
         gradient_difference=share,
+        nan_elements=n_nan,
         device_name=device_name(real.device),
         threads=torch.get_num_threads(),
     )

@@ -13,9 +13,10 @@ from fxpart.capture.training.loss import training_loss
 from fxpart.execution.device import torch_threads
 from fxpart.execution.difference import (
     gradient_share,
-    largest_magnitude,
+    loss_share,
     max_difference,
     refuse_more,
+    result_share,
     rounding,
 )
 from fxpart.execution.outcome import Outcome, agreement, step_outcome, trained_parameters
@@ -167,12 +168,16 @@ def output_difference(computed: Mapping[str, Tensor], expected: Reference) -> fl
         expected: reference for the same microbatches.
 
     """
+    return max_difference(*_outputs(computed, expected))
+
+
+def _outputs(computed: Mapping[str, Tensor], expected: Reference) -> tuple[Any, Any]:
+    """Return the computed and the expected results of each microbatch, on the CPU."""
     outputs = [
         tuple(computed[output_key(m, i)] for i in range(len(results)))
         for m, results in enumerate(expected.outputs)
     ]
-    reference_outputs = [tuple(t.cpu() for t in results) for results in expected.outputs]
-    return max_difference(outputs, reference_outputs)
+    return outputs, [tuple(t.cpu() for t in results) for results in expected.outputs]
 
 
 def loss_difference(losses: Sequence[float], expected: Reference) -> float:
@@ -227,14 +232,17 @@ def gradient_differences(
 
 
 def refuse_other_results(
-    result_difference: float, gradient_difference: float | None, expected: Reference
+    computed: Mapping[str, Tensor],
+    losses: Sequence[float],
+    gradient_difference: float | None,
+    expected: Reference,
 ) -> None:
     """Refuse results that differ from the unsplit model's by more than reordering sums may cause.
 
     Args:
-        result_difference: largest difference of a result, or of the loss of a training step. The
-            loss is a result or the mean of one, and so no larger.
-        gradient_difference: largest difference of a gradient, as a share of its largest element;
+        computed: results of the last stage, on the CPU.
+        losses: loss of each microbatch; empty without training.
+        gradient_difference: largest difference of a gradient, as a share of the elements around it;
             None without training.
         expected: reference for the same microbatches.
 
@@ -242,8 +250,11 @@ def refuse_other_results(
         ExecutionError: if results, loss or gradients differ by more than that.
 
     """
-    reference = expected.outputs
-    refuse_more("results", result_difference, rounding(reference) * largest_magnitude(reference))
+    share = result_share(*_outputs(computed, expected))
+    if losses:
+        triples = zip(losses, expected.losses, expected.outputs, strict=True)
+        share = max(share, *(loss_share(*triple) for triple in triples))
+    refuse_more("results", share, rounding(expected.outputs))
     if gradient_difference is not None:
         allowed = rounding(list(expected.gradients.values()))
-        refuse_more("gradients", gradient_difference, allowed, " of their largest element")
+        refuse_more("gradients", gradient_difference, allowed)

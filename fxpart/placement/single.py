@@ -50,7 +50,7 @@ def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
         raise InfeasibleError(
             f"single: the model needs {show_bytes(needed)} ({needed} bytes), the largest of the"
             f" devices {describe_devices(memory)} has {show_bytes(max(memory))}"
-            f"{describe_reserve(problem.topology.devices)};"
+            f" ({max(memory)} bytes){describe_reserve(problem.topology.devices)};"
             " take a larger device, or mode=size_based or mode=kl_based over several",
             needed_bytes=needed,
             available_bytes=max(memory),

@@ -117,7 +117,6 @@ class PoolConfig:
     price_per_hour: float | None = None
     """Price of one device in USD; None if unknown."""
     source: str = ""
-    """Source of the numbers."""
     sustained_flops_per_s: dict[str, float] = field(default_factory=dict)
     """Rate by dtype that long runs of products sustain, if a power limit lowers the clock."""
 
@@ -171,7 +170,6 @@ class TierConfig:
     memory_bandwidth_bytes_per_s: float | None = None
     """Memory bandwidth of its processor."""
     source: str = ""
-    """Source of the numbers."""
 
 
 @dataclass
@@ -192,7 +190,6 @@ class OffloadConfig:
     activations: str = "auto"
     weights: str = "auto"
     source: str = ""
-    """Source of the numbers."""
 
 
 @dataclass
@@ -205,9 +202,9 @@ class DevicesConfig:
     nodes: list[int] | None = None
     """The machine of each pool; by default all in one."""
     between_nodes: LinkConfig | None = None
-    """The link between machines, as one network adapter makes it; `transfer_rate` by default."""
+    """The link of one network adapter between machines; `transfer_rate` by default."""
     adapters_per_node: int | None = None
-    """Network adapters of each machine; one for each device by default."""
+    """Adapters of each machine; one for each device by default."""
     pairs: list[PairConfig] = field(default_factory=list)
     """Links between particular devices, replacing those above."""
     tiers: list[TierConfig] = field(default_factory=list)
@@ -309,7 +306,6 @@ class ReserveConfig:
     caching_allocator: bool = False
     allocator_error: float = 0.0
     source: str = ""
-    """Source of the numbers."""
 
 
 @dataclass

@@ -185,6 +185,7 @@ def _local(task: _Task) -> Measured:
         max_difference=run.max_difference,
         gradient_difference=run.gradient_difference,
         tied_gradient_difference=None,
+        nan_elements=run.nan_elements,
         device_name=run.device_name,
         threads=run.threads,
     )
@@ -276,6 +277,7 @@ def _pipeline(task: _Task) -> Measured:
         max_difference=run.max_difference,
         gradient_difference=_gradients_apart(run),
         tied_gradient_difference=run.tied_gradient_difference,
+        nan_elements=run.nan_elements,
         device_name=run.device_name,
         threads=run.threads,
     )

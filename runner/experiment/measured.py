@@ -38,6 +38,8 @@ class Measured:
     tied_gradient_difference: float | None
     """The same for weights shared by several stages, whose gradients are summed over the stages;
     None without such weights."""
+    nan_elements: int
+    """Number of NaN in results and gradients: NaN equals NaN, and so proves little."""
     device_name: str
     threads: int
 
@@ -110,6 +112,11 @@ def _agreement(measured: Measured) -> str:
         if difference == 0
         else f"within {difference:.2g} of the unsplit's"
     )
-    if gradients is None:
-        return text
-    return f"{text}, gradients " + ("equal" if gradients == 0 else f"within {gradients:.2g}")
+    if gradients is not None:
+        text += ", gradients " + ("equal" if gradients == 0 else f"within {gradients:.2g}")
+    if measured.nan_elements:
+        text += (
+            f", but {measured.nan_elements} elements are NaN in both: what they should be is not"
+            " compared"
+        )
+    return text

@@ -86,6 +86,29 @@ def test_other_sizes_are_interpolated_and_unknown_operators_use_the_roofline(
     assert (seconds[:4] < 7).all()
 
 
+class _Numbers(nn.Module):
+    """In-place arithmetic with numbers, of floats and of integers, and writes at indices."""
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = x.clone().mul_(2).add_(0.5)
+        h[:, ::2] *= 0.9
+        h[h < 0] = 0.0
+        h[places] = h[places] * 2
+        return h, places * 0.5, h[0, :1] * 3
+
+
+def test_numbers_and_indices_do_not_prevent_an_exact_match(tmp_path: Path) -> None:
+    inputs = (torch.randn(16, 24), torch.arange(5))
+    path = tmp_path / "trace.json"
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as traced:
+        _Numbers()(*inputs)
+    traced.export_chrome_trace(str(path))
+    coverage = TraceTimes(read_trace(path), ROOFLINE).coverage(capture(_Numbers(), inputs).graph)
+    assert coverage.interpolated == {}
+    # Only the captured graph has an operator that makes the number written at a mask.
+    assert set(coverage.missing) <= {"aten.lift_fresh_copy.default", "aten.scalar_tensor.default"}
+
+
 def _event(name: str, cat: str, ts: float, dur: float, **args: object) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "pid": 1, "tid": 1} | {
         "args": args

@@ -1,6 +1,8 @@
 """Results of the stages against the unsplit model: the same rule as for a split model."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,18 +108,24 @@ EXPECTED = Reference(
 )
 
 
+def _with(change: float) -> Mapping[str, Tensor]:
+    """Return the expected results, all elements of the second microbatch's changed."""
+    apart = EXPECTED.outputs[1][0] + change
+    return {output_key(0, 0): EXPECTED.outputs[0][0], output_key(1, 0): apart}
+
+
 @pytest.mark.parametrize("gradients", [None, 0.0, 0.9 * ROUNDING])
 @pytest.mark.parametrize("results", [0.0, 0.9 * ROUNDING * 401])
 def test_rounding_is_accepted(results: float, gradients: float | None) -> None:
-    refuse_other_results(results, gradients, EXPECTED)
+    refuse_other_results(_with(results), (), gradients, EXPECTED)
 
 
 @pytest.mark.parametrize(
     ("results", "gradients", "message"),
     [
-        (1.1 * ROUNDING * 401, None, "results are 0.152 from the unsplit model's, more than the"),
+        (1.1 * ROUNDING * 401, None, "results differ from the unsplit model's by 0.00038 of the"),
         (math.inf, 0.0, "results are not comparable with"),
-        (0.0, 1.1 * ROUNDING, "gradients are 0.00038 of their largest element from the unsplit"),
+        (0.0, 1.1 * ROUNDING, "gradients differ from the unsplit model's by 0.00038 of the"),
         (0.0, math.inf, "gradients are not comparable with"),
     ],
 )
@@ -125,8 +133,15 @@ def test_larger_differences_are_refused(
     results: float, gradients: float | None, message: str
 ) -> None:
     with pytest.raises(ExecutionError) as raised:
-        refuse_other_results(results, gradients, EXPECTED)
+        refuse_other_results(_with(results), (), gradients, EXPECTED)
     line = str(raised.value)
     assert message in line
     assert line.endswith("take these out of the model")
     assert "\n" not in line
+
+
+def test_another_loss_is_refused() -> None:
+    expected = replace(EXPECTED, losses=(5.0, 401.0))
+    refuse_other_results(_with(0.0), (5.0, 401.1), 0.0, expected)
+    with pytest.raises(ExecutionError, match=r"results differ .* by 0\.02 of the"):
+        refuse_other_results(_with(0.0), (5.1, 401.0), 0.0, expected)

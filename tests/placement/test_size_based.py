@@ -140,6 +140,13 @@ def test_single_names_the_device_that_it_would_use() -> None:
     assert caught.value.available_bytes == 22
 
 
+def test_single_gives_needed_and_available_bytes_that_round_to_the_same() -> None:
+    this = problem(chain(1, weight=2_400_692_736), devices(2_400_692_736))
+    with pytest.raises(InfeasibleError, match=r"has 2\.40 GB \(2400692736 bytes\)") as caught:
+        make_mode("single")(this)
+    assert f"needs 2.40 GB ({caught.value.needed_bytes} bytes)" in str(caught.value)
+
+
 def test_each_device_gets_the_longest_run_that_fits() -> None:
     opened_most = 0
     for seed in range(60):

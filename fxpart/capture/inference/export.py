@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.inference.eager_lifetimes import watching_python
 from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
-from fxpart.capture.models.user_code import user_errors, user_line
+from fxpart.capture.models.user_code import user_errors, user_line, where_raised
 from fxpart.errors import CaptureError, one_line
 
 __all__ = [
+    "by_known_values",
     "capture_failure",
     "export_program",
     "only_graphs",
@@ -116,9 +117,15 @@ _HINTS = (
     ("expected scalar type", "the model mixes dtypes; set model.dtype=float32"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
+_EQUAL = "; torch.cov and torch.corrcoef call aten.equal: write them as a product"
 _TRANSFORMS = "torch._functorch.predispatch"
 _CHANCE = "; phase.train_mode=false leaves out random operators"
-_DROPPED = {"layerdrop": "0", "apply_spec_augment": "false"}
+_DROPPED = {
+    "layerdrop": "0",
+    "encoder_layerdrop": "0",
+    "decoder_layerdrop": "0",
+    "apply_spec_augment": "false",
+}
 """Settings of transformers that randomly drop layers, or mask spans, at run time."""
 _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
 
@@ -127,7 +134,7 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     """Return the error stating why `module` cannot be captured and, if known, what helps."""
     message = f"{type(error).__name__} {error}"
     hint = next((text for key, text in _HINTS if key in message), "")
-    hint = hint or change_for(module, error)
+    hint = hint or _dense_gradients(module, message) or change_for(module, error)
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
         config = getattr(module, "config", object)
         # Every configuration names an experts implementation, but only mixtures have a number of
@@ -141,9 +148,20 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
             return _failure(module, error, hint)
     elif hint == _BRANCHES and _has_experts(module):
         hint += _ALL_TOKENS
+    if hint == _BRANCHES and "aten.equal" in message:
+        hint += _EQUAL
     if hint == _BRANCHES and module.training:
         hint += _CHANCE
     return _failure(module, error, hint)
+
+
+def _dense_gradients(module: nn.Module, message: str) -> str:
+    """Return what to change if the error is that a sparse gradient has no storage."""
+    if "SparseTensorImpl" not in message:
+        return ""
+    tables = [path or "it" for path, part in module.named_modules() if getattr(part, "sparse", 0)]
+    whose = f"the sparse gradient of {', '.join(tables[:3])}" if tables else "a sparse gradient"
+    return f"{whose} has no storage whose bytes could be counted; set sparse=False"
 
 
 def _has_experts(module: nn.Module) -> bool:
@@ -152,8 +170,8 @@ def _has_experts(module: nn.Module) -> bool:
 
 def _failure(module: nn.Module, error: BaseException, hint: str) -> CaptureError:
     return CaptureError(
-        f"{type(module).__name__} cannot be captured by torch.export{user_line(error)}:"
-        f" {one_line(error)}" + (f"; {hint}" if hint else "")
+        f"{where_raised(error, type(module).__name__)} cannot be captured by"
+        f" torch.export{user_line(error)}: {one_line(error)}" + (f"; {hint}" if hint else "")
     )
 
 
@@ -222,13 +240,32 @@ def export_program(
     """
     inputs = dict(kwargs or {})
     export = partial(_exported, module, args, inputs, dynamic_shapes)
+    return export() if dynamic_shapes is not None else by_known_values(module, inputs, export)
+
+
+def by_known_values(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    export: Callable[[], torch.export.ExportedProgram],
+) -> torch.export.ExportedProgram:
+    """Return the result of `export`, called again with known values if its shapes are unknown.
+
+    Args:
+        module: the module that it exports.
+        inputs: named inputs of the module.
+        export: exports the module at fixed sizes.
+
+    Raises:
+        CaptureError: as `export` does, if known values do not help.
+
+    """
     failed = program = None
     try:
         program = export()
-        if dynamic_shapes is not None or not _has_unknown_sizes(program):
+        if not _has_unknown_sizes(program):
             return program
     except CaptureError as error:
-        if dynamic_shapes is not None or not _by_values(error):
+        if not _by_values(error):
             raise
         failed = error
     try:

@@ -24,7 +24,7 @@ from fxpart.capture.models.factory_source import (
 )
 from fxpart.capture.models.refuse_model import refuse_inputs, refuse_module
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.capture.models.user_code import user_errors, user_line
+from fxpart.capture.models.user_code import LOSS_NOTE, user_errors, user_line
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 
 __all__ = ["BuiltModel", "architecture_inputs", "build_model", "factory_model"]
@@ -98,7 +98,12 @@ def _compute_loss(module: nn.Module, name: str) -> None:
     @wraps(forward)
     def forward_and_loss(*args: object, **kwargs: object) -> Tensor:
         inputs = signature.bind(*args, **kwargs).arguments
-        loss = function(forward(*args, **kwargs), inputs)
+        result = forward(*args, **kwargs)
+        try:
+            loss = function(result, inputs)
+        except Exception as error:
+            error.add_note(f"{LOSS_NOTE}{name}")
+            raise
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)

@@ -27,7 +27,8 @@ _MODALITIES = {
     "video": ("pixel_values_videos", "pixel_values"),
     "audio": ("input_features", "input_values"),
 }
-# With one of these, images or recordings are cut into pieces whose number depends on values.
+# With one of these, images or recordings are cut into pieces whose number depends on values: for
+# `visual_bbox`, on the boxes of the text beside them.
 _PIECES = (
     "aspect_ratio_ids",
     "cu_seqlens",
@@ -41,6 +42,7 @@ _PIECES = (
     "pixel_attention_mask",
     "pixel_position_ids",
     "spatial_shapes",
+    "visual_bbox",
 )
 # Inputs that models require although they have a default.
 _NEEDED = (
@@ -53,8 +55,8 @@ _NEEDED = (
     "visual_pos",
 )
 _NEEDED_WITH = {
-    "attention_mask": ("encoder_attention_type",),
-    "bbox": ("dim_bbox",),
+    "attention_mask": ("encoder_attention_type", "relative_bias_args"),
+    "bbox": ("dim_bbox", "relative_bias_args"),
     "decoder_input_values": ("max_text_positions",),
     "future_time_features": ("lags_sequence",),
     "future_values": ("lags_sequence",),

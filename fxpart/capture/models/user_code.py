@@ -21,6 +21,7 @@ from fxpart.errors import CaptureError, FxpartError
 from fxpart.support.digest import file_digest, file_stamp, parsed_source, source_digest
 
 __all__ = [
+    "LOSS_NOTE",
     "as_imported",
     "files_at_import",
     "imported_modules",
@@ -29,7 +30,12 @@ __all__ = [
     "source_file_digest",
     "user_errors",
     "user_line",
+    "where_raised",
 ]
+
+LOSS_NOTE = "raised in model.loss="
+"""Start of a note on an error of the user's loss function, which is called by the model's forward.
+A note, since torch must see the error itself."""
 
 _FXPART = Path(__file__).resolve().parents[2]
 _INSTALLED_IN = ("site-packages", "dist-packages")
@@ -78,6 +84,17 @@ def user_line(error: BaseException) -> str:
                 text = f" ({shown}:{line})"
         link = link.__cause__
     return text
+
+
+def where_raised(error: BaseException, model: str) -> str:
+    """Return ``model.loss=NAME`` if the user's loss function raised `error`, else `model`."""
+    link: BaseException | None = error
+    while link is not None:
+        for note in getattr(link, "__notes__", ()):
+            if note.startswith(LOSS_NOTE):
+                return str(note).removeprefix("raised in ")
+        link = link.__cause__ or link.__context__
+    return model
 
 
 @dataclass(frozen=True, slots=True)

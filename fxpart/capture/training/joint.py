@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.inference.eager_lifetimes import watching_python
 from fxpart.capture.inference.export import (
+    by_known_values,
     capture_failure,
     only_graphs,
     quiet,
@@ -228,21 +229,12 @@ def joint_programs(
 ) -> JointProgram:
     """Return the step of `joint_capture` without its arrays."""
     blocks = _checkpointed(module, options)
+    inputs = dict(kwargs or {})
+    export = partial(_exported, module, args, inputs, dynamic_shapes)
+    program = export() if dynamic_shapes is not None else by_known_values(module, inputs, export)
     with user_errors(partial(capture_failure, module)):
         try:
             with quiet(), only_graphs(), torch.enable_grad():
-                inputs = dict(kwargs or {})
-                with (
-                    unmasked_attention(module.forward, args, inputs),
-                    exported_functions(),
-                    watching_python(module),
-                    checkpointed_calls(),
-                ):
-                    program = without_transforms(
-                        torch.export.export(
-                            module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
-                        )
-                    )
                 if dynamic_shapes is not None:
                     drop_whole_slices(program)
                 leaves = tree_leaves((args, inputs))
@@ -258,4 +250,32 @@ def joint_programs(
                 joint = joint_program(program, needs_gradient, options, own or blocks)
             return JointProgram(joint, gradients_of(joint), program)
         except CaptureError as error:
-            raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error
+            raise _untrainable(module, error) from error
+
+
+def _exported(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    inputs: dict[str, Any],
+    dynamic_shapes: Any,  # noqa: ANN401
+) -> ExportedProgram:
+    """Return `module` exported with gradients, its own functions and checkpoints kept."""
+    with user_errors(partial(capture_failure, module)), quiet(), only_graphs(), torch.enable_grad():
+        try:
+            with (
+                unmasked_attention(module.forward, args, inputs),
+                exported_functions(),
+                watching_python(module),
+                checkpointed_calls(),
+            ):
+                return without_transforms(
+                    torch.export.export(
+                        module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
+                    )
+                )
+        except CaptureError as error:
+            raise _untrainable(module, error) from error
+
+
+def _untrainable(module: nn.Module, error: CaptureError) -> CaptureError:
+    return CaptureError(f"{type(module).__name__} cannot be trained: {error}")

@@ -161,6 +161,18 @@ def no_number(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
     return logits
 
 
+def wrong(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
+    """Reads a result that the model does not have."""
+    loss: Tensor = result["no_such_result"].sum()
+    return loss
+
+
+def test_an_error_in_a_user_loss_names_the_loss() -> None:
+    message = rf"^model\.loss={__name__}:wrong cannot be captured .*KeyError: 'no_such_result'"
+    with pytest.raises(CaptureError, match=message):
+        _step(_spec("BertLMHeadModel", _BERT, loss=f"{__name__}:wrong"))
+
+
 def test_a_user_loss_gets_the_result_and_the_inputs() -> None:
     function = f"{__name__}:sum_of_squares"
     spec = _spec("BertLMHeadModel", _BERT, loss=function)
@@ -193,6 +205,30 @@ def test_advice_for_speech_models_names_their_random_settings() -> None:
     off = {**config, "layerdrop": 0, "apply_spec_augment": False}
     built = build_model(_spec("Wav2Vec2ForCTC", off, seq_len=32000))
     assert joint_capture(built.module.train(), (), built.kwargs).graph.n_ops
+
+
+_LED = {
+    "d_model": 16,
+    "vocab_size": 50,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_ffn_dim": 16 for part in ("encoder", "decoder")},
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_step_of_a_model_that_branches_on_its_mask_is_captured(training: bool) -> None:
+    built = build_model(_spec("LEDForConditionalGeneration", {**_LED, "attention_window": 4}))
+    graph = joint_capture(built.module.train(training), (), built.kwargs).graph
+    assert len(graph.gradient_values) > 0
+
+
+def test_advice_for_dropped_layers_names_the_parts_that_drop_them() -> None:
+    config = {**_LED, "encoder_layerdrop": 0.1}
+    built = build_model(_spec("BartForConditionalGeneration", config))
+    with pytest.raises(CaptureError, match=r"; set model\.config\.encoder_layerdrop=0, or phase"):
+        joint_capture(built.module.train(), (), built.kwargs)
 
 
 def test_advice_for_a_model_that_mixes_dtypes_is_another_dtype() -> None:

@@ -31,6 +31,18 @@ def shapes(architecture: str, config: dict[str, Any], seq_len: int | None) -> di
             {"input_ids": (2, 8), "attention_mask": (2, 8), "decoder_input_ids": (2, 8)},
         ),
         ("BrosModel", ONE, 8, {"input_ids": (2, 8), "bbox": (2, 8, 4)}),
+        # Which patches of its image are kept depends on the values of the boxes.
+        (
+            "UdopModel",
+            {"num_layers": 1},
+            8,
+            {
+                "input_ids": (2, 8),
+                "attention_mask": (2, 8),
+                "bbox": (2, 8, 4),
+                "decoder_input_ids": (2, 8),
+            },
+        ),
         # A row, a last dimension, or a text token and a code for each of the code books.
         ("MusicgenModel", ONE, 8, {"input_ids": (2 * 4, 8)}),
         (

@@ -261,9 +261,26 @@ class _Branches(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class _Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.table(x.long())
+        return rows
+
+
+class _Correlation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.corrcoef(x)
+
+
 @pytest.mark.parametrize(
     ("make", "args", "message"),
     [
+        (_Sparse, (torch.zeros(2),), "the sparse gradient of table has no .*; set sparse=False"),
+        (_Correlation, (torch.ones(2, 3),), "torch.corrcoef call aten.equal: write them as a"),
         (_Counts, (torch.zeros(2),), "_Counts cannot be trained: .* no real-valued tensor"),
         (_Nothing, (), "_Nothing cannot be trained: .* neither weights nor inputs"),
         (_Branches, (torch.zeros(2),), "_Branches cannot be captured .* branches on the values"),

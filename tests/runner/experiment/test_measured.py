@@ -19,6 +19,7 @@ PIPELINE = Measured(
     max_difference=0.0,
     gradient_difference=0.0,
     tied_gradient_difference=None,
+    nan_elements=0,
     device_name="a CPU",
     threads=1,
 )
@@ -87,3 +88,11 @@ def test_lines_of_a_local_run_that_is_not_equal() -> None:
     assert on_gpu.endswith("predicted 5.00 KiB (+25.0%), 8.00 KiB by torch's allocator")
     differing = replace(PIPELINE, gradient_difference=2e-7)
     assert "gradients within 2e-07;" in measured_lines(differing)[1]
+
+
+def test_nan_in_the_results_are_counted() -> None:
+    results = measured_lines(replace(PIPELINE, nan_elements=7))[1]
+    assert results == (
+        "results:   equal to the unsplit model's, gradients equal, but 7 elements are NaN in both:"
+        " what they should be is not compared; a CPU"
+    )

@@ -219,7 +219,7 @@ def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
 def test_differing_results_fail_the_run(folder: Path) -> None:
     done = _run_once(folder, "by_chance", "mode.cut_after=[0]", "microbatches=2")
     assert done.code == 2, done.out
-    assert "the split model's results are " in done.error
+    assert "the split model's results differ " in done.error
     assert "leave out random numbers" in done.error
     assert result_of(folder / "outputs" / "by_chance")["status"] == "failed"
 
