@@ -255,7 +255,7 @@ def joint_programs(
                         "it calls torch.utils.checkpoint itself; turn that off in the model, or set"
                         " checkpointing=none backward_order=autograd"
                     )
-                joint = joint_program(program, needs_gradient, options, own or blocks)
+                joint = joint_program(module, program, needs_gradient, options, own or blocks)
             return JointProgram(joint, gradients_of(joint), program)
         except CaptureError as error:
             raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error

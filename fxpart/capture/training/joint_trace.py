@@ -271,10 +271,23 @@ class _Step:
             gradients = torch.autograd.grad(loss, [tensors[i] for i in trained], allow_unused=True)
         labels.finish()
         indexed_gradients = [
-            (i, g) for i, g in zip(trained, gradients, strict=False) if g is not None
+            (i, g)
+            for i, gradient in zip(trained, gradients, strict=False)
+            if (g := self._accumulated(tensors[i], gradient)) is not None
         ]
         self.with_gradient = tuple(i for i, _ in indexed_gradients)
         return [loss, *(gradient for _, gradient in indexed_gradients)]
+
+    def _accumulated(self, tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
+        """Return `gradient`, or what the backward of a user's Function added to ``.grad``."""
+        if tensor.grad is not None and gradient is not None:
+            functions = ", ".join(functions_called(self.program.graph_module))
+            raise CaptureError(
+                f"{functions}, a torch.autograd.Function, adds to the .grad of a weight that is"
+                " also used outside of it, which a captured step cannot do; have its backward"
+                " return that gradient"
+            )
+        return tensor.grad if gradient is None else gradient
 
     def _inputs(self, tensors: Sequence[Tensor]) -> list[Any]:
         nodes = self.program.graph.find_nodes(op="placeholder")
