@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.eager_lifetimes import watching_python
+from fxpart.capture.inference.eager_lifetimes import takes_gradients, watched_export
 from fxpart.capture.inference.export import (
     capture_failure,
     only_graphs,
@@ -232,17 +232,14 @@ def joint_programs(
         try:
             with quiet(), only_graphs(), torch.enable_grad():
                 inputs = dict(kwargs or {})
+                export = partial(torch.export.export, module, args, inputs, strict=False)
                 with (
                     unmasked_attention(module.forward, args, inputs),
                     exported_functions(),
-                    watching_python(),
                     checkpointed_calls(),
                 ):
-                    program = without_transforms(
-                        torch.export.export(
-                            module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
-                        )
-                    )
+                    exported = watched_export(partial(export, dynamic_shapes=dynamic_shapes))
+                    program = without_transforms(exported)
                 if dynamic_shapes is not None:
                     drop_whole_slices(program)
                 leaves = tree_leaves((args, inputs))
@@ -254,6 +251,11 @@ def joint_programs(
                     raise CaptureError(
                         "it calls torch.utils.checkpoint itself; turn that off in the model, or set"
                         " checkpointing=none backward_order=autograd"
+                    )
+                if own and takes_gradients(exported):
+                    raise CaptureError(
+                        "it calls torch.utils.checkpoint and takes gradients (torch.autograd.grad)"
+                        " in one forward; turn checkpointing off in the model"
                     )
                 joint = joint_program(module, program, needs_gradient, options, own or blocks)
             return JointProgram(joint, gradients_of(joint), program)

@@ -22,7 +22,7 @@ from fxpart.errors import CaptureError
 
 __all__ = ["exported_functions", "functions_called", "refuse_other_weights", "traced_weights"]
 
-_FORWARD = "forward"
+_FORWARD, _BACKWARD = "forward", "backward"
 _NAME = "fxpart_user::function"
 torch.library.define(_NAME, "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")
 
@@ -118,6 +118,22 @@ def _replaced(function: type[Function]) -> Callable[..., Any]:
     return forward
 
 
+def _refused(function: type[Function]) -> Callable[..., Any]:
+    """Return the replacement for the backward of `function` during an export."""
+    original = function.backward
+
+    def backward(*args: Any) -> Any:  # noqa: ANN401 - any arguments and results
+        if _applying:
+            return original(*args)
+        raise CaptureError(
+            f"its forward takes a gradient (torch.autograd.grad) through {function.__qualname__}, a"
+            " torch.autograd.Function, which a captured step cannot do; compute with torch's own"
+            " operators there"
+        )
+
+    return backward
+
+
 @contextmanager
 def exported_functions() -> Iterator[None]:
     """Export every call of a user's `Function` in the block as one call; not thread-safe.
@@ -125,18 +141,23 @@ def exported_functions() -> Iterator[None]:
     Functions of torch itself, and calls inside another Function, are not affected.
     """
     functions = [f for f in _subclasses(Function) if not f.__module__.startswith("torch.")]
-    replaced = [(function, _replaced(function)) for function in functions]
-    originals = [(function, vars(function).get(_FORWARD)) for function in functions]
-    for function, forward in replaced:
-        setattr(function, _FORWARD, staticmethod(forward))
+    replaced = [(function, _FORWARD, _replaced(function)) for function in functions]
+    replaced += [
+        (function, _BACKWARD, _refused(function))
+        for function in functions
+        if function.backward is not Function.backward
+    ]
+    originals = [(function, name, vars(function).get(name)) for function, name, _ in replaced]
+    for function, name, method in replaced:
+        setattr(function, name, staticmethod(method))
     try:
         yield
     finally:
-        for function, original in originals:
+        for function, name, original in originals:
             if original is None:
-                delattr(function, _FORWARD)
+                delattr(function, name)
             else:
-                setattr(function, _FORWARD, original)
+                setattr(function, name, original)
 
 
 @contextmanager
