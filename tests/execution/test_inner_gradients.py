@@ -183,6 +183,18 @@ class _Cubed(Function):
         return 3 * x * x * gradient  # type: ignore[no-any-return]
 
 
+class _Descent(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        with torch.enable_grad():
+            probe = x.detach().requires_grad_()
+            return x - torch.autograd.grad(torch.tanh(probe).exp().sum(), probe)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient
+
+
 class Refused(nn.Module):
     """Takes its gradient in a way that no capture traces."""
 
@@ -194,6 +206,8 @@ class Refused(nn.Module):
         if self.way == "torch.func":
             return torch.func.grad(lambda t: self.layer(t).pow(2).sum())(x)  # type: ignore[no-any-return]
         x = x.detach().requires_grad_()
+        if self.way == "in a function":
+            return _Descent.apply(self.layer(x))  # type: ignore[no-any-return,no-untyped-call]
         if self.way == "backward":
             self.layer(x).sum().backward()
             return x
@@ -210,6 +224,10 @@ class Refused(nn.Module):
         ("torch.func", r"\(.*test_inner_gradients.py:\d+\): it calls torch.func.grad.*autograd.gr"),
         ("backward", r"\(.*test_inner_gradients.py:\d+\): .*backward\(\) is.*autograd.grad\("),
         ("checkpoint", "checkpoint and takes gradients"),
+        (
+            "in a function",
+            r"inside that of a torch.autograd.Function; .*in the forward of a module",
+        ),
         ("function", "through _Cubed, a torch.autograd.Function"),
     ],
 )

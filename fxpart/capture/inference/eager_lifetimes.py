@@ -172,7 +172,9 @@ class _Watch(TorchFunctionMode):
                 return call()
         if not self._trains and call.func is torch._C._set_grad_enabled:
             # Without a training step a region with gradients is like its surroundings.
-            mode.tracer.graph.erase_node(next(iter(reversed(mode.tracer.graph.nodes))))
+            last = next(iter(reversed(mode.tracer.graph.nodes)))
+            if last.target is call.func:
+                mode.tracer.graph.erase_node(last)
         result = call()
         if call.func in _REQUIRING:
             tensor = call.args[0]

@@ -119,7 +119,11 @@ _HINTS = (
         "Unexpected key _export_root",
         "if it takes gradients inside its forward, turn torch.utils.checkpoint off in the model",
     ),
-    ("saved tensor unpack_hook", f"it calls backward inside its forward: {_BY_GRAD}"),
+    (
+        "saved tensor unpack_hook",
+        "it calls backward inside its forward, or takes gradients inside that of a"
+        f" torch.autograd.Function; {_BY_GRAD} in the forward of a module",
+    ),
     ("expected scalar type", "the model mixes dtypes; set model.dtype=float32"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
