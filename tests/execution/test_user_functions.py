@@ -134,6 +134,66 @@ class Reversal(Function):
         return -first, None
 
 
+class Reversible(Function):
+    """Keeps its results only, and finds the weights in a module of its context."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, layer: nn.Linear, *weights: Tensor) -> Any:  # noqa: ANN401
+        ctx.layer = layer
+        with torch.no_grad():
+            x = x + torch.tanh(layer(y))
+        ctx.save_for_backward(x, y)
+        return x, y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_x: Tensor, of_y: Tensor) -> Any:  # noqa: ANN401
+        _, y = ctx.saved_tensors
+        weights = tuple(ctx.layer.parameters())
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            again = torch.tanh(ctx.layer(y))
+        inner, *of_weights = torch.autograd.grad(again, (y, *weights), of_x)
+        return of_x, of_y + inner, None, *of_weights
+
+
+class Accumulating(Function):
+    """Adds the gradients of a module's weights to their ``.grad`` itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Linear) -> Tensor:  # noqa: ANN401
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.tanh(layer(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:  # noqa: ANN401
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            again = torch.tanh(ctx.layer(x))
+        torch.autograd.backward(again, gradient)
+        return x.grad, None
+
+
+class Holding(nn.Module):
+    """Functions that are given modules."""
+
+    def __init__(self, function: type[Function], *, again: bool = False) -> None:
+        super().__init__()
+        self.up, self.inner, self.down = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 8)
+        self.function, self.again = function, again
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        if self.function is Reversible:
+            x, y = Reversible.apply(x, x * 2, self.inner, *self.inner.parameters())  # type: ignore[no-untyped-call]
+            x, y = Reversible.apply(y, x, self.inner, *self.inner.parameters())  # type: ignore[no-untyped-call]
+            x = x * y
+        else:
+            x = Accumulating.apply(Accumulating.apply(x, self.inner), self.inner)  # type: ignore[no-untyped-call]
+        return self.down(self.inner(x) if self.again else x)  # type: ignore[no-any-return]
+
+
 class Mixed(nn.Module):
     """All of them between ordinary layers."""
 
@@ -172,6 +232,10 @@ def _bloom() -> tuple[nn.Module, dict[str, Tensor]]:
     return BloomForCausalLM(config), {"input_ids": ids}
 
 
+def _accumulating() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Holding(Accumulating), {"x": torch.randn(64, 16)}
+
+
 def _mixed(*wanted: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
     return lambda: (Mixed(*wanted), {"x": torch.randn(64, 16)})
 
@@ -184,6 +248,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "twice": _mixed("twice"),
     "reversal": _mixed("reversal"),
     "mixed": _mixed("straight", "locals", "own graph", "recomputing", "reversal"),
+    "reversible": lambda: (Holding(Reversible), {"x": torch.randn(64, 16)}),
     "bloom": _bloom,
 }
 
@@ -203,10 +268,10 @@ def test_gradients_of_a_split_step_equal_those_of_the_module(name: str) -> None:
     assert run.gradient_difference == 0.0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "accumulating"])
 def test_the_peak_of_a_step_equals_that_of_the_module(name: str) -> None:
     torch.manual_seed(0)
-    module, inputs = CASES[name]()
+    module, inputs = (CASES | {"accumulating": _accumulating})[name]()
     module.train()
     graph = joint_capture(module, (), inputs, _CPU).graph
     predicted = int(peak_bytes(memory_tables(graph), graph.group * 0, 1)[0])
@@ -248,6 +313,58 @@ def test_a_function_that_writes_to_its_input_is_named() -> None:
 
     with pytest.raises(CaptureError, match=r"InPlace, a torch.autograd.Function, writes"):
         joint_capture(Model(), (torch.randn(2, 4),))
+
+
+@pytest.mark.parametrize("function", [Reversible, Accumulating])
+def test_a_function_that_is_given_a_module_has_the_gradients_of_eager(
+    function: type[Function],
+) -> None:
+    torch.manual_seed(0)
+    module, x = Holding(function), torch.randn(4, 16)
+    before = dict(module.named_parameters())
+    step = joint_capture(module, (x,), options=_CPU)
+    weights = dict(module.named_parameters())
+    assert all(weights[name] is weight for name, weight in before.items())
+    inputs = [weights.get(str(s.target), x) for s in step.program.graph_signature.input_specs]
+    _, *gradients = step.program.graph_module(*(value.detach() for value in inputs))
+    module(x).mean().backward()
+    assert set(step.gradients) == set(weights)
+    for name, gradient in zip(step.gradients, gradients, strict=True):
+        torch.testing.assert_close(gradient, weights[name].grad)
+
+
+def test_a_function_that_adds_to_gradients_of_weights_used_elsewhere_is_named() -> None:
+    with pytest.raises(CaptureError, match=r"Accumulating, a torch.autograd.Function, adds"):
+        joint_capture(Holding(Accumulating, again=True), (torch.randn(4, 16),))
+
+
+class _Listed(nn.Module):
+    """Gives its Function a list that shares a weight with a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.weights = [self.layer.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Scaled.apply(self.layer(x), self)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Scaled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: _Listed) -> Tensor:  # noqa: ANN401
+        ctx.owner = owner
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return gradient @ ctx.owner.weights[0], None
+
+
+def test_a_function_that_reads_a_weight_from_a_list_is_named() -> None:
+    module = _Listed().to("meta")
+    with pytest.raises(CaptureError, match=r"_Scaled, a torch.autograd.Function, reads a tensor"):
+        joint_capture(module, (torch.randn(2, 4, device="meta"),))
 
 
 def test_a_stage_with_a_user_function_cannot_be_saved() -> None:

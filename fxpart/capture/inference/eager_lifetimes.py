@@ -10,27 +10,38 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, fx, nn
 from torch._C import _TorchDispatchModeKey
 from torch._ops import _get_dispatch_mode_pre_dispatch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.inference.inner_gradients import (
+    SavedResults,
+    decomposed_as_by_autograd,
+    set_gradients,
+)
 from fxpart.core.graph import IntArray, OpGraph
 
 __all__ = [
+    "BACKWARD_CALLED",
     "CALL",
     "HELD",
+    "LEAF",
     "NO_CALL",
     "TO_THE_END",
     "positions_held",
+    "takes_gradients",
     "values_held",
-    "watching_python",
+    "watched_export",
 ]
 
 CALL = "fxpart_call"
@@ -40,28 +51,45 @@ which Python does not call, have `NO_CALL`."""
 HELD = "fxpart_held"
 """Key of a node's ``meta``: for each tensor received by Python as the node's result, the number of
 calls made when Python released it; shared by copies of the node."""
+LEAF = "fxpart_leaf"
+"""Key of a node's ``meta``, in models that take gradients inside their forward: the model's code
+makes the node's result require a gradient."""
+BACKWARD_CALLED = "backward() is called inside the forward"
+"""Message of the error raised in a model that adds to the ``.grad`` of tensors in its forward."""
 NO_CALL = -1
 TO_THE_END = 2**62
 """In `HELD`: until the end of the forward."""
 FOREVER = TO_THE_END + 1
 """In `HELD`: beyond the end of the forward, as by an attribute of a module."""
 
+_TAKES_GRADIENTS = "fxpart_takes_gradients"
 
-@contextmanager
-def watching_python(module: nn.Module) -> Iterator[None]:
-    """Make exports of `module` inside the block set `CALL` and `HELD` on their nodes.
+
+def watched_export(module: nn.Module, export: Callable[[], ExportedProgram]) -> ExportedProgram:
+    """Return the program of `export`, of `module`, with `CALL` and `HELD` set on its nodes.
 
     Tensors released by Python must really be freed, so autograd is kept from saving tensors for a
-    backward, which an export does not run.
+    backward, which an export does not run. A model that takes gradients inside its forward does run
+    one: it is exported again, with what autograd saves, which a run holds as well.
     """
-    watch = _Watch()
-    # Before the export restores the attributes of the module.
-    hook = module.register_forward_hook(lambda _module, _args, result: watch.end(result))
+    watch = _Watch(gradients=False)
     try:
-        with watch, saved_tensors_hooks(weakref.ref, lambda saved: saved()):
-            yield
-    finally:
-        hook.remove()
+        with watch.on(module), saved_tensors_hooks(weakref.ref, lambda saved: saved()):
+            program = export()
+    except Exception:
+        if not watch.differentiates:
+            raise
+    if not watch.differentiates:
+        return program
+    with _Watch(gradients=True).on(module), decomposed_as_by_autograd():
+        program = export()
+    program.graph_module.meta[_TAKES_GRADIENTS] = True
+    return program
+
+
+def takes_gradients(program: ExportedProgram) -> bool:
+    """Return whether the model, exported by `watched_export`, takes gradients in its forward."""
+    return _TAKES_GRADIENTS in program.graph_module.meta
 
 
 def values_held(graph: OpGraph, nodes: Mapping[str, fx.Node]) -> IntArray:
@@ -105,11 +133,23 @@ def positions_held(calls: Sequence[fx.Node]) -> Callable[[Sequence[int]], int]:
     return lambda releases: bisect_right(begun, max(releases)) - 1
 
 
+_REQUIRING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+
+class _InnerGradientError(Exception):
+    """The model takes gradients inside its forward."""
+
+
 class _Watch(TorchFunctionMode):
     """Records in the nodes of a graph being traced when Python receives and releases tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gradients: bool) -> None:
         super().__init__()
+        self.differentiates = False
+        """Whether the model was stopped because it takes gradients inside its forward."""
+        self._saved = SavedResults(self._see) if gradients else None
+        """Traces these gradients; None to stop at the first one."""
+        self._trains = torch.is_grad_enabled()
         self._calls = 0
         # A callback only runs while its weak reference is alive.
         self._seen: list[tuple[weakref.ref[Tensor], list[int]]] = []
@@ -121,16 +161,38 @@ class _Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        result = func(*args, **(kwargs or {}))
+        if func is torch.autograd.grad and self._saved is None:
+            self.differentiates = True
+            raise _InnerGradientError
+        if func is Tensor.backward:
+            raise RuntimeError(BACKWARD_CALLED)
+        call = partial(func, *args, **(kwargs or {}))
         mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]
-        if isinstance(mode, ProxyTorchDispatchMode):
-            self._calls += 1
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._see(leaf, mode)
+        if not isinstance(mode, ProxyTorchDispatchMode):
+            return call()
+        if self._saved is not None:
+            with self._saved.tracing(mode):
+                return self._with_gradients(mode, call)
+        result = call()
+        self._calls += 1
+        for leaf in tree_leaves(result):
+            slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, Tensor) else None
+            if slot is not None:
+                self._see(leaf, slot.proxy.node, self._calls)
         return result
 
-    def end(self, result: object) -> None:
+    @contextmanager
+    def on(self, module: nn.Module) -> Iterator[None]:
+        """Watch a call of `module` inside the block."""
+        # The end of its forward, before the export restores its attributes.
+        hook = module.register_forward_hook(lambda _module, _args, result: self._end(result))
+        try:
+            with self:
+                yield
+        finally:
+            hook.remove()
+
+    def _end(self, result: object) -> None:
         """Record that whatever Python still holds after the forward stays, as an attribute does.
 
         Its result is the caller's.
@@ -141,13 +203,31 @@ class _Watch(TorchFunctionMode):
             if tensor is not None and id(tensor) not in returned:
                 releases.append(FOREVER)
 
-    def _see(self, tensor: Tensor, mode: ProxyTorchDispatchMode) -> None:
-        """Record that Python received a tensor, if it has a node in the graph."""
-        slot = get_proxy_slot(tensor, mode.tracer, None)
-        if slot is None:
-            return
-        meta = slot.proxy.node.meta
-        meta.setdefault(CALL, self._calls)
-        releases: list[int] = meta.setdefault(HELD, [])
-        seen = weakref.ref(tensor, lambda _: releases.append(self._calls))
+    def _with_gradients(self, mode: ProxyTorchDispatchMode, call: partial[Any]) -> Any:  # noqa: ANN401
+        """Return the result of a call that a gradient may be taken of, or that takes one."""
+        if self._trains and call.func is torch.autograd.grad:
+            with set_gradients(mode, enabled=call.keywords["create_graph"]):
+                return call()
+        if not self._trains and call.func is torch._C._set_grad_enabled:
+            # Without a training step a region with gradients is like its surroundings.
+            last = next(iter(reversed(mode.tracer.graph.nodes)))
+            if last.target is call.func:
+                mode.tracer.graph.erase_node(last)
+        result = call()
+        if call.func in _REQUIRING:
+            tensor = call.args[0]
+            slot = get_proxy_slot(tensor, mode.tracer, None)
+            if slot is not None and tensor.is_leaf:
+                slot.proxy.node.meta[LEAF] = tensor.requires_grad
+        return result
+
+    def _see(self, tensor: Tensor, node: fx.Node, call: int) -> None:
+        """Record that Python, or autograd, received a tensor from a call."""
+        node.meta.setdefault(CALL, call)
+        releases: list[int] = node.meta.setdefault(HELD, [])
+        seen = weakref.ref(tensor, lambda _: releases.append(self._count()))
         self._seen.append((seen, releases))
+
+    def _count(self) -> int:
+        """Return the number of calls made."""
+        return self._calls if self._saved is None else self._saved.calls

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.eager_lifetimes import watching_python
+from fxpart.capture.inference.eager_lifetimes import BACKWARD_CALLED, watched_export
 from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.user_code import user_errors, user_line, where_raised
@@ -103,6 +103,7 @@ _BRANCHES = (
 )
 _READS = "the model reads tensor values while it runs; take its branches from shapes"
 _UNPACKED = "leave out pack_padded_sequence: sequences of equal length do not need it"
+_BY_GRAD = "take the gradients by torch.autograd.grad(..., create_graph=True)"
 _ALL_TOKENS = (
     "; for a mixture of experts, let each expert compute all tokens, with weights of 0 for those"
     " that chose others, or as many as it has room for"
@@ -114,10 +115,21 @@ _HINTS = (
     ("meta tensor", _READS),
     ("unallocated storage", _READS),
     ("PackedSequence", _UNPACKED),
+    (BACKWARD_CALLED, _BY_GRAD),
+    (
+        "Unexpected key _export_root",
+        "if it takes gradients inside its forward, turn torch.utils.checkpoint off in the model",
+    ),
+    (
+        "saved tensor unpack_hook",
+        "it calls backward inside its forward, or takes gradients inside that of a"
+        f" torch.autograd.Function; {_BY_GRAD} in the forward of a module",
+    ),
     ("expected scalar type", "the model mixes dtypes; set model.dtype=float32"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
 _EQUAL = "; torch.cov and torch.corrcoef call aten.equal: write them as a product"
+_NO_HOOKS = "don't yet support saved tensor hooks"
 _TRANSFORMS = "torch._functorch.predispatch"
 _CHANCE = "; phase.train_mode=false leaves out random operators"
 _DROPPED = {
@@ -133,6 +145,12 @@ _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=
 def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     """Return the error stating why `module` cannot be captured and, if known, what helps."""
     message = f"{type(error).__name__} {error}"
+    if _NO_HOOKS in message:
+        # About the hooks of `watched_export`, which are not the user's; nor does it work without.
+        return CaptureError(
+            f"{type(module).__name__} cannot be captured by torch.export{user_line(error)}: it"
+            f" calls torch.func.grad, vjp, jacrev or hessian, which cannot be traced; {_BY_GRAD}"
+        )
     hint = next((text for key, text in _HINTS if key in message), "")
     hint = hint or _dense_gradients(module, message) or change_for(module, error)
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
@@ -213,7 +231,9 @@ def without_transforms(program: torch.export.ExportedProgram) -> torch.export.Ex
     """
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
     if any(getattr(target, "__module__", "") == _TRANSFORMS for target in targets):
+        meta = program.graph_module.meta
         program = program.run_decompositions({})
+        program.graph_module.meta.update(meta)
     return program
 
 
@@ -320,8 +340,7 @@ def _exported(
         torch.no_grad(),
         device,
         unmasked_attention(module.forward, args, inputs),
-        watching_python(module),
     ):
-        return without_transforms(
-            torch.export.export(module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False)
-        )
+        export = partial(torch.export.export, module, args, inputs, strict=False)
+        export = partial(export, dynamic_shapes=dynamic_shapes)
+        return without_transforms(watched_export(module, export))

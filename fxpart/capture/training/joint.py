@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.eager_lifetimes import watching_python
+from fxpart.capture.inference.eager_lifetimes import takes_gradients, watched_export
 from fxpart.capture.inference.export import (
     by_known_values,
     capture_failure,
@@ -247,7 +247,12 @@ def joint_programs(
                         "it calls torch.utils.checkpoint itself; turn that off in the model, or set"
                         " checkpointing=none backward_order=autograd"
                     )
-                joint = joint_program(program, needs_gradient, options, own or blocks)
+                if own and takes_gradients(program):
+                    raise CaptureError(
+                        "it calls torch.utils.checkpoint and takes gradients (torch.autograd.grad)"
+                        " in one forward; turn checkpointing off in the model"
+                    )
+                joint = joint_program(module, program, needs_gradient, options, own or blocks)
             return JointProgram(joint, gradients_of(joint), program)
         except CaptureError as error:
             raise _untrainable(module, error) from error
@@ -265,14 +270,11 @@ def _exported(
             with (
                 unmasked_attention(module.forward, args, inputs),
                 exported_functions(),
-                watching_python(module),
                 checkpointed_calls(),
             ):
-                return without_transforms(
-                    torch.export.export(
-                        module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
-                    )
-                )
+                export = partial(torch.export.export, module, args, inputs, strict=False)
+                export = partial(export, dynamic_shapes=dynamic_shapes)
+                return without_transforms(watched_export(module, export))
         except CaptureError as error:
             raise _untrainable(module, error) from error
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -22,6 +22,11 @@ from fxpart.capture.training.backward_order import delay_weight_gradients
 from fxpart.capture.training.checkpointing import checkpoint_blocks
 from fxpart.capture.training.gather_again import gather_again
 from fxpart.capture.training.joint_trace import StepTrace, cpu_twin, trace_step
+from fxpart.capture.training.user_functions import (
+    functions_called,
+    refuse_other_weights,
+    traced_weights,
+)
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError
 
@@ -29,6 +34,7 @@ __all__ = ["gradients_of", "joint_program"]
 
 
 def joint_program(
+    module: nn.Module,
     program: ExportedProgram,
     needs_gradient: list[bool],
     options: StepOptions,
@@ -37,6 +43,7 @@ def joint_program(
     """Return the training step of `program`; symbolic sizes stay symbolic.
 
     Args:
+        module: the model; the code of its autograd Functions may read its weights.
         program: the model, exported with gradients.
         needs_gradient: for each flat input, whether its gradient is computed.
         options: options of the training step.
@@ -53,7 +60,10 @@ def joint_program(
         raise CaptureError("it has neither weights nor inputs that are tensors; give it some")
     with mode:
         inputs = _inputs(program, fakes, needs_gradient)
-    step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
+    functions = functions_called(program.graph_module)
+    with traced_weights(module, functions, inputs.weights(program)):
+        step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
+    refuse_other_weights(step.graph_module, functions)
     if blocks:
         checkpoint_blocks(step.graph_module.graph, blocks, how=options.checkpointing)
     gather_again(step.graph_module.graph)
@@ -83,6 +93,15 @@ class _Inputs:
     """Specification of the first placeholder of each tensor."""
     tensor_of: list[int | None]
     """The tensor of each placeholder, by index; None for a constant."""
+
+    def weights(self, program: ExportedProgram) -> dict[str, Tensor]:
+        """Return the tensor of each parameter and buffer of the module, by all its names."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+        return {
+            str(spec.target): self.tensors[index]
+            for spec, index in zip(program.graph_signature.input_specs, self.tensor_of, strict=True)
+            if spec.kind in kinds and index is not None
+        }
 
 
 def _inputs(program: ExportedProgram, fakes: list[Any], needs_gradient: list[bool]) -> _Inputs:

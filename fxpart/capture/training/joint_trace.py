@@ -20,7 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxpart.capture.inference.eager_lifetimes import CALL, HELD, TO_THE_END
+from fxpart.capture.inference.eager_lifetimes import CALL, HELD, LEAF, TO_THE_END
 from fxpart.capture.training.biased_attention import biased_attention
 from fxpart.capture.training.joint_labels import (
     EXPORTED,
@@ -261,7 +261,11 @@ class _Step:
             return self._traced(labels, tensors)
 
     def _traced(self, labels: Labels, tensors: Sequence[Tensor]) -> list[Tensor]:
-        forward = _Forward(self.program.graph_module, labels, self.options)
+        for node, index in zip(self._placeholders(), self.tensor_of, strict=True):
+            if node.meta.get(LEAF) and index is not None:
+                tensors[index].requires_grad_()
+        leaves: list[Tensor] = []
+        forward = _Forward(self.program.graph_module, labels, self.options, leaves)
         results = forward.run(*self._inputs(tensors))
         # As in a function that returns only the loss.
         _hold(results, (TO_THE_END,))
@@ -272,20 +276,37 @@ class _Step:
         gradients: Sequence[Tensor | None] = ()
         if loss.requires_grad and trained:
             labels.start_backward()
-            gradients = torch.autograd.grad(loss, [tensors[i] for i in trained], allow_unused=True)
+            inputs = [*(tensors[i] for i in trained), *leaves]
+            gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         labels.finish()
+        _keep(gradients[len(trained) :])
         indexed_gradients = [
-            (i, g) for i, g in zip(trained, gradients, strict=False) if g is not None
+            (i, g)
+            for i, gradient in zip(trained, gradients, strict=False)
+            if (g := self._accumulated(tensors[i], gradient)) is not None
         ]
         self.with_gradient = tuple(i for i, _ in indexed_gradients)
         return [loss, *(gradient for _, gradient in indexed_gradients)]
 
+    def _accumulated(self, tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
+        """Return `gradient`, or what the backward of a user's Function added to ``.grad``."""
+        if tensor.grad is not None and gradient is not None:
+            functions = ", ".join(functions_called(self.program.graph_module))
+            raise CaptureError(
+                f"{functions}, a torch.autograd.Function, adds to the .grad of a weight that is"
+                " also used outside of it, which a captured step cannot do; have its backward"
+                " return that gradient"
+            )
+        return tensor.grad if gradient is None else gradient
+
     def _inputs(self, tensors: Sequence[Tensor]) -> list[Any]:
-        nodes = self.program.graph.find_nodes(op="placeholder")
         return [
             node.meta.get("val") if index is None else tensors[index]
-            for node, index in zip(nodes, self.tensor_of, strict=True)
+            for node, index in zip(self._placeholders(), self.tensor_of, strict=True)
         ]
+
+    def _placeholders(self) -> list[fx.Node]:
+        return list(self.program.graph.find_nodes(op="placeholder"))
 
     def _loss(self, results: object) -> Tensor:
         result = first_real(tree_leaves(results))
@@ -307,15 +328,36 @@ def _hold(results: object, releases: Sequence[int]) -> None:
             slot.proxy.node.meta.setdefault(HELD, []).extend(releases)
 
 
+def _keep(gradients: Sequence[Tensor | None]) -> None:
+    """Keep `gradients` to the end of the step, though it does not return them.
+
+    A backward accumulates those of tensors that the model itself makes require one.
+    """
+    mode = get_proxy_mode()
+    assert mode is not None, "make_fx runs a step in its own mode"
+    last = next(iter(reversed(mode.tracer.graph.nodes)))
+    for gradient in gradients:
+        if gradient is not None:
+            node = get_proxy_slot(gradient, mode.tracer).proxy.node
+            node.meta[KEPT] = last.meta[ORDER]
+
+
 class _Forward(fx.Interpreter):
     """Runs an exported graph; regions under no_grad or autocast are inlined."""
 
     def __init__(
-        self, module: fx.GraphModule, labels: Labels, options: StepOptions, within: str = ""
+        self,
+        module: fx.GraphModule,
+        labels: Labels,
+        options: StepOptions,
+        leaves: list[Tensor],
+        within: str = "",
     ) -> None:
         super().__init__(module)
         self._labels = labels
         self._options = options
+        self._leaves = leaves
+        """Filled with the tensors that the model makes require a gradient."""
         self._within = within
         """Name of the node that calls the region; empty outside of regions."""
         self._current = within
@@ -335,6 +377,8 @@ class _Forward(fx.Interpreter):
             self._labels.python.end(result)
         else:
             result = super().run_node(n)
+        if n.meta.get(LEAF) and not result.requires_grad:
+            self._leaves.append(result.requires_grad_())
         self._labels.tag(result, stack)
         _hold(result, n.meta.get(HELD, ()))
         return result
@@ -370,4 +414,4 @@ class _Forward(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _inside(self, body: fx.GraphModule) -> "_Forward":
-        return _Forward(body, self._labels, self._options, self._current)
+        return _Forward(body, self._labels, self._options, self._leaves, self._current)

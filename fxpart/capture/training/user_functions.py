@@ -6,22 +6,23 @@ as one call of an operator that applies the Function itself, so that running the
 autograd, whether to trace a training step or with data, runs the user's forward and backward.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor, fx
+from torch import SymInt, Tensor, fx, nn
 from torch.autograd import Function
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fxpart.capture.calls import storage_key
 from fxpart.errors import CaptureError
 
-__all__ = ["exported_functions", "functions_called"]
+__all__ = ["exported_functions", "functions_called", "refuse_other_weights", "traced_weights"]
 
-_FORWARD = "forward"
+_FORWARD, _BACKWARD = "forward", "backward"
 _NAME = "fxpart_user::function"
 torch.library.define(_NAME, "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")
 
@@ -40,6 +41,8 @@ class _Call:
     the Function has been applied."""
 
 
+_TWO_DEVICES = "found at least two devices"
+"""In torch's error for a tensor of the model, on meta, among those of the trace."""
 _TENSOR = object()
 _SIZE = object()
 _calls: list[_Call] = []
@@ -115,6 +118,22 @@ def _replaced(function: type[Function]) -> Callable[..., Any]:
     return forward
 
 
+def _refused(function: type[Function]) -> Callable[..., Any]:
+    """Return the replacement for the backward of `function` during an export."""
+    original = function.backward
+
+    def backward(*args: Any) -> Any:  # noqa: ANN401 - any arguments and results
+        if _applying:
+            return original(*args)
+        raise CaptureError(
+            f"its forward takes a gradient (torch.autograd.grad) through {function.__qualname__}, a"
+            " torch.autograd.Function, which a captured step cannot do; compute with torch's own"
+            " operators there"
+        )
+
+    return backward
+
+
 @contextmanager
 def exported_functions() -> Iterator[None]:
     """Export every call of a user's `Function` in the block as one call; not thread-safe.
@@ -122,18 +141,59 @@ def exported_functions() -> Iterator[None]:
     Functions of torch itself, and calls inside another Function, are not affected.
     """
     functions = [f for f in _subclasses(Function) if not f.__module__.startswith("torch.")]
-    replaced = [(function, _replaced(function)) for function in functions]
-    originals = [(function, vars(function).get(_FORWARD)) for function in functions]
-    for function, forward in replaced:
-        setattr(function, _FORWARD, staticmethod(forward))
+    replaced = [(function, _FORWARD, _replaced(function)) for function in functions]
+    replaced += [
+        (function, _BACKWARD, _refused(function))
+        for function in functions
+        if function.backward is not Function.backward
+    ]
+    originals = [(function, name, vars(function).get(name)) for function, name, _ in replaced]
+    for function, name, method in replaced:
+        setattr(function, name, staticmethod(method))
     try:
         yield
     finally:
-        for function, original in originals:
+        for function, name, original in originals:
             if original is None:
-                delattr(function, _FORWARD)
+                delattr(function, name)
             else:
-                setattr(function, _FORWARD, original)
+                setattr(function, name, original)
+
+
+@contextmanager
+def traced_weights(
+    module: nn.Module, functions: Sequence[str], weights: Mapping[str, Tensor]
+) -> Iterator[None]:
+    """Let `functions` applied in the block find `weights`, by name, in `module` and its parts.
+
+    A Function may keep a module in its context, as reversible networks do, and read its weights in
+    forward and backward. Without Functions, the module is left alone. Not thread-safe.
+    """
+    if not functions:
+        yield
+        return
+    try:
+        with _reparametrize_module(module, dict(weights)):
+            yield
+    except Exception as error:
+        if _TWO_DEVICES not in str(error):
+            raise
+        raise _unknown_weight(functions) from error
+
+
+def refuse_other_weights(traced: fx.GraphModule, functions: Sequence[str]) -> None:
+    """Raise CaptureError if `traced`, a trace under `traced_weights`, holds a weight itself."""
+    holders = (node.target for node in traced.graph.find_nodes(op="get_attr"))
+    if functions and any(isinstance(getattr(traced, str(h)), nn.Parameter) for h in holders):
+        raise _unknown_weight(functions)
+
+
+def _unknown_weight(functions: Sequence[str]) -> CaptureError:
+    return CaptureError(
+        f"{', '.join(functions)}, a torch.autograd.Function, reads a tensor that is neither one of"
+        " its arguments nor a weight or buffer that a module of the model has as an attribute; pass"
+        " it as an argument"
+    )
 
 
 def functions_called(module: fx.GraphModule) -> list[str]:
