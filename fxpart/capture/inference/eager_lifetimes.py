@@ -195,8 +195,11 @@ class _Watch(TorchFunctionMode):
     def _end(self, result: object) -> None:
         """Record that whatever Python still holds after the forward stays, as an attribute does.
 
-        Its result is the caller's.
+        Its result is the caller's. With gradients inside the forward, what the result's graph saved
+        is held as well, and cannot be told apart.
         """
+        if self._saved is not None:
+            return
         returned = {id(leaf) for leaf in tree_leaves(result)}
         for seen, releases in self._seen:
             tensor = seen()
