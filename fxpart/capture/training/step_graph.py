@@ -36,8 +36,9 @@ def with_formula_lifetimes(
     """Return `graph` with the last operator of each formula reading all inputs of the formula.
 
     Autograd computes the gradient of a call by one formula, which may be several operators. Saved
-    tensors and incoming gradients are freed at the end of the formula, not after their last reader;
-    values computed inside the formula are freed after their last reader. No transfer is added:
+    tensors and incoming gradients are freed at the end of the formula, not after their last reader.
+    Values computed inside the formula are freed one operator after their last reader, as operands
+    of an expression in C++ live until the whole expression is computed. No transfer is added:
     operators of one formula must be in one group.
 
     Args:
@@ -47,20 +48,34 @@ def with_formula_lifetimes(
 
     """
     last = {number: op for op, number in enumerate(formula) if number is not None}
+    following = _following(formula)
     rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
-    extra: dict[int, dict[int, None]] = {number: {} for number in last}
+    until: dict[tuple[int, int], int] = {}
+    """The last operator that a formula keeps a value for."""
     producer = graph.value_producer.tolist()
     for op, number in enumerate(formula):
         if number is None:
             continue
         for value in rows[op]:
-            maker = producer[value]
-            if value not in held and (maker < 0 or formula[maker] != number):
-                extra[number][value] = None
-    for number, op in last.items():
-        rows[op] = list(dict.fromkeys([*rows[op], *extra[number]]))
+            if value not in held:
+                is_inside = producer[value] >= 0 and formula[producer[value]] == number
+                until[number, value] = following.get(op, op) if is_inside else last[number]
+    for (_, value), op in until.items():
+        rows[op] = list(dict.fromkeys([*rows[op], value]))
     start, reads = csr(rows)
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
+
+
+def _following(formula: Sequence[int | None]) -> dict[int, int]:
+    """Return the next operator of the same formula for each operator that has one."""
+    following: dict[int, int] = {}
+    previous: dict[int, int] = {}
+    for op, number in enumerate(formula):
+        if number is not None:
+            if number in previous:
+                following[previous[number]] = op
+            previous[number] = op
+    return following
 
 
 def with_block_lifetimes(

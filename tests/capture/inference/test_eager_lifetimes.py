@@ -248,3 +248,21 @@ def test_the_parts_of_a_composite_call_count_while_it_runs(
 ) -> None:
     module, x = Then(call), torch.ones(3, 32, 64)
     assert _peak_bytes(capture_graph(module, (x,))) == forward_peak_bytes(module, (x,))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.pow(2).mean(-1),
+        lambda x: x.logsumexp(-1),
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: F.cosine_similarity(x, x.flip(1), dim=-1),
+        lambda x: F.rms_norm(x, (64,)),
+    ],
+)
+def test_operands_of_a_formula_live_until_its_expression_is_computed(
+    call: Callable[[Tensor], Tensor],
+) -> None:
+    module, x = Then(call), torch.ones(3, 128, 64)
+    predicted = _peak_bytes(joint_capture(module, (x,), options=StepOptions()).graph)
+    assert 0 <= step_peak_bytes(module, (x,)).peak_bytes - predicted <= 4
