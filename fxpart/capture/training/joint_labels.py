@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from fxpart.capture.calls import storage_key
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
@@ -84,6 +85,7 @@ class Labels:
     """Number of autograd formulas begun."""
     tagged: dict[Node, Label] = field(default_factory=dict)
     """Labels of autograd's nodes, those of the calls that created them."""
+    hooks: list[RemovableHandle] = field(default_factory=list)
     saved: list[tuple[fx.Node, int, fx.Node]] = field(default_factory=list)
     """Nodes whose results an autograd formula saved, its number, and its last node."""
     python: PythonCalls = field(init=False)
@@ -130,15 +132,15 @@ class Labels:
             for key in _storages(maker):
                 maker_of.setdefault(key, maker)
         for node, label in self.tagged.items():
-            is_python = isinstance(node, BackwardCFunction)
-            saved = [maker_of[key] for key in _saved_storages(node) if key in maker_of]
-            node.register_prehook(_Begin(self, label, is_python))
-            node.register_hook(_End(self, label, is_python, saved))
+            begin = _Begin(self, node, label, maker_of)
+            self.hooks += [node.register_prehook(begin), node.register_hook(_End(begin))]
 
     def finish(self) -> None:
         """Label the remaining nodes, and drop autograd's graph."""
         self.begin(NOWHERE)
         self.tagged.clear()
+        for hook in self.hooks:  # a hook refers to its node, which refers to the hook
+            hook.remove()
         self.python.hold_to_the_end()
         self._keep_unread()
         for node, last in self.python.last.items():
@@ -175,15 +177,26 @@ class _Begin:
     """Hook that autograd calls right before one of its nodes runs."""
 
     labels: Labels
+    node: Node
     label: Label
-    is_python: bool
-    """Whether the node is a user's Function."""
+    maker_of: dict[int, fx.Node]
+    """The first node of the graph with each storage."""
+    saved: list[fx.Node] = field(default_factory=list)
+    """Nodes whose results autograd's node saved, once it runs."""
+
+    @property
+    def is_python(self) -> bool:
+        """Whether autograd's node is a user's Function."""
+        return isinstance(self.node, BackwardCFunction)
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
         """Label the next nodes as a formula of the call being differentiated."""
         number = self.labels.formulas
         self.labels.formulas += 1
         self.labels.begin(Label(self.label.stack, self.label.forward, formula=number))
+        # Not before: what a node that never runs has saved may have been overwritten.
+        keys = _saved_storages(self.node)
+        self.saved = [self.maker_of[key] for key in keys if key in self.maker_of]
         if self.is_python:
             self.labels.python.begin()
 
@@ -192,18 +205,14 @@ class _Begin:
 class _End:
     """Hook that autograd calls right after one of its nodes has run."""
 
-    labels: Labels
-    label: Label
-    is_python: bool
-    """Whether the node is a user's Function."""
-    saved: Sequence[fx.Node]
-    """Nodes whose results it saved."""
+    begin: _Begin
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Label the next nodes, sums of the results, with the call but without a formula."""
-        if self.is_python:
-            self.labels.python.end(results)
-        labels, number = self.labels, self.labels.label.formula
-        labels.begin(self.label)
+        labels = self.begin.labels
+        if self.begin.is_python:
+            labels.python.end(results)
+        number = labels.label.formula
+        labels.begin(self.begin.label)
         if labels.done is not None and number is not None:
-            labels.saved += [(node, number, labels.done) for node in self.saved]
+            labels.saved += [(node, number, labels.done) for node in self.begin.saved]

@@ -266,3 +266,22 @@ def test_operands_of_a_formula_live_until_its_expression_is_computed(
     module, x = Then(call), torch.ones(3, 128, 64)
     predicted = _peak_bytes(joint_capture(module, (x,), options=StepOptions()).graph)
     assert 0 <= step_peak_bytes(module, (x,)).peak_bytes - predicted <= 4
+
+
+class Overwritten(nn.Module):
+    """Writes to what a head that the loss does not read has saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.beside = nn.Linear(4, 400), nn.Linear(400, 400)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.layer(x)
+        beside = self.beside(hidden)
+        return hidden.add_(1), beside
+
+
+def test_what_a_gradient_that_is_not_computed_has_saved_may_be_overwritten() -> None:
+    module, x = Overwritten(), torch.ones(100, 4)
+    graph = joint_capture(module, (x,), options=StepOptions()).graph
+    assert _peak_bytes(graph) == step_peak_bytes(module, (x,)).peak_bytes
