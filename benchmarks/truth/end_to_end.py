@@ -54,7 +54,7 @@ _WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
 """Rated power in the data sheets of the SXM cards."""
 _LINKS = {"h100": "nvlink4", "h200": "nvlink4", "a100": "nvlink3"}
 _CHECKPOINTING = {"none": "none", "selective": "selective", "full": "block"}
-_RESERVED = ("tensors", "kernel workspaces", "allocator", "library workspaces")
+_RESERVED = ("tensors", "unread weights", "kernel workspaces", "allocator", "library workspaces")
 """Parts of a device's memory that torch's allocator reserves."""
 _LLAMA = {
     "8b": ("model=llama3_1_8b",),

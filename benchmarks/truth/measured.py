@@ -23,7 +23,7 @@ def add_data_argument(parser: ArgumentParser) -> None:
 
 @contextmanager
 def skipped_without_files(name: str) -> Iterator[None]:
-    """Leave the block with a message at the first missing file."""
+    """Leave the block with a message at the first published file that is missing."""
     try:
         yield
     except FileNotFoundError as error:

@@ -27,7 +27,7 @@ _FITTED = ("gpt2 ", "bert_large ")
 _OTHER_ATTENTION = "t5_large "
 """Measured with transformers 5.17, whose bias of T5's attention was not contiguous, so that torch
 computed it in float32 without a fused kernel; 5.23, which is captured here, makes it contiguous."""
-_ALLOCATED = ("tensors", "kernel workspaces", "library workspaces")
+_ALLOCATED = ("tensors", "unread weights", "kernel workspaces", "library workspaces")
 """Parts of a device's memory that torch's allocator gives out."""
 
 

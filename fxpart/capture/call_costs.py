@@ -90,7 +90,7 @@ _SCATTERS = ("index_copy_",)
 
 
 @cache
-def has_counts(target: Call) -> bool:
+def _has_counts(target: Call) -> bool:
     """Return whether calls of `target` may count anything: by a formula, or by their parts.
 
     Most operators, such as views, have neither, and need not be run to be counted.
@@ -154,7 +154,7 @@ class CallCounter:
 
     def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallCounts:
         """Return the counts of ``target(*args, **kwargs)``; only layouts of tensors are read."""
-        if not has_counts(target):
+        if not _has_counts(target):
             return CallCounts()
         name = str(target)
         flat, spec = tree_flatten((args, kwargs))

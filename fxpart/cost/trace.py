@@ -62,8 +62,9 @@ _FLOATING = {
 }
 _PRODUCTS = {"mm": 0, "bmm": 0, "linear": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
 """Products, and the argument whose last dimension is summed over."""
-_INDEXED = {"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}
-"""Operators with a list of indices, of which a trace has no sizes."""
+_WRITES = {"index_put", "_index_put_impl", "_unsafe_index_put"}
+"""Operators with a list of indices, of which a trace has no sizes. What they write says how much
+they do; what `index` reads does not."""
 _NUMBER_BYTES = 16
 """Largest number that torch wraps in a tensor of no dimensions: a trace has it as an operand of 8
 or 16 bytes, a graph does not have it."""
@@ -189,7 +190,7 @@ class TraceTimes:
     def _traced_s(self, call: _Call) -> float | None:
         """Return the time of the same call in the trace, or None."""
         seconds = self.trace.seconds.get(call)
-        if seconds is not None or call.name.partition("::")[2].removesuffix("_") not in _INDEXED:
+        if seconds is not None or call.name.partition("::")[2].removesuffix("_") not in _WRITES:
             return seconds
         same_operands = [
             traced

@@ -170,6 +170,11 @@ def _same_module(name: str, gradients: Mapping[str, Tensor]) -> list[Tensor]:
             return [gradient.to_dense() for gradient in inside]
 
 
+_SHORT = (torch.bfloat16, torch.float16)
+"""An exponential of such numbers, as in a softmax, may differ by a good part of itself for one
+rounding: their differences are shares of the largest element of the row."""
+
+
 def _leaf_share(result: Tensor, reference: Tensor, floor: float = 0.0) -> float:
     """Return the largest finite difference, as a share of the elements around it, at least `floor`.
 
@@ -192,7 +197,12 @@ def _leaf_share(result: Tensor, reference: Tensor, floor: float = 0.0) -> float:
         differs = _differs(on_device, b)
         if bool(differs.any()):
             apart = (on_device.to(wide) - b.to(wide)).abs()[differs]
-            scales = _scales(b.to(wide).abs(), everywhere, most).clamp(min=floor)[differs]
+            sizes = b.to(wide).abs()
+            scales = _scales(sizes, everywhere, most).clamp(min=floor)
+            if reference.dtype in _SHORT:
+                row_largest = sizes.masked_fill(~sizes.isfinite(), 0.0).amax(-1, keepdim=True)
+                scales = torch.maximum(scales, row_largest)
+            scales = scales[differs]
             shares = torch.where(scales > 0, apart / scales, 1.0)
             largest = max(largest, float(shares.max()))
     return largest

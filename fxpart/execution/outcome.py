@@ -1,5 +1,6 @@
 """Outcomes of runs (results, loss and gradients), and the agreement of two of them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None
     if reference.loss is not None and outcome.loss is not None:
         of_loss = loss_share(float(outcome.loss), float(reference.loss), tree_leaves(results))
         share = max(share, of_loss)
+    elif math.isinf(difference):
+        share = difference  # one of the two has a loss
     refuse_more("results", share, rounding(expected))
     if reference.gradients is None:
         return difference, None

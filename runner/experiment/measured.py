@@ -39,7 +39,7 @@ class Measured:
     """The same for weights shared by several stages, whose gradients are summed over the stages;
     None without such weights."""
     nan_elements: int
-    """Number of NaN in results and gradients: NaN equals NaN, and so proves little."""
+    """Number of NaN in results and gradients: NaN equals NaN, so equality says little there."""
     device_name: str
     threads: int
 

@@ -67,8 +67,11 @@ def _adapter_shares(devices: DevicesConfig, nodes: list[int]) -> dict[int, float
     for pool, node in zip(devices.pools, nodes, strict=True):
         sizes[node] += pool.count
     adapters = devices.adapters_per_node
-    if adapters is not None and adapters < 1:
-        raise SpecError(f"devices.adapters_per_node must be at least 1, got {adapters}")
+    if adapters is not None and not 1 <= adapters <= min(sizes.values(), default=1):
+        raise SpecError(
+            f"devices.adapters_per_node must be from 1 to the devices of a machine"
+            f" ({min(sizes.values(), default=1)}), got {adapters}; leave it out for one each"
+        )
     return {node: min(1.0, (adapters or size) / size) for node, size in sizes.items()}
 
 

@@ -110,6 +110,9 @@ def test_reordered_sums_are_within_rounding(
     # With rectified zeros, in one order only, and one example much larger than the others.
     bigger = torch.cat([one, one[:1] * 2**14]), torch.cat([other, other[:1] * 2**14])
     assert result_share(bigger[1].relu(), bigger[0].relu()) < rounding(one)
+    # Probabilities, of which most are small.
+    spread = 10 / float(one.float().std())
+    assert result_share((other * spread).softmax(-1), (one * spread).softmax(-1)) < rounding(one)
     assert gradient_share({"w": other}, {"w": one}) < rounding(one)
 
 

@@ -164,7 +164,7 @@ class _Watch(TorchFunctionMode):
         if func is torch.autograd.grad and self._saved is None:
             self.differentiates = True
             raise _InnerGradientError
-        if func is Tensor.backward:
+        if func in (Tensor.backward, torch.autograd.backward):
             raise RuntimeError(BACKWARD_CALLED)
         call = partial(func, *args, **(kwargs or {}))
         mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]

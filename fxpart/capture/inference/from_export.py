@@ -167,8 +167,11 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     cost = _costs(reading, node, inputs, results, mutated)
     builder.flops.append(cost.flops)
     builder.moved.append(cost.moved_bytes)
-    if temporary_bytes(node, reading.example, reading.counter):
-        reading.temporary_bytes[op] = cost.temporary_bytes
+    usual = cost.temporary_bytes
+    if reading.sizes is not reading.example:
+        usual = temporary_bytes(node, reading.example, reading.counter)
+    if usual > 0:
+        reading.temporary_bytes[op] = max(0, cost.temporary_bytes)
     if cost.flops and "attention" in builder.targets[op] and inputs:
         builder.attention.append((op, int(inputs[0].shape[-1]), int(_is_causal(node))))
 
@@ -241,8 +244,23 @@ def temporary_bytes(node: fx.Node, sizes: Sizes, counter: CallCounter) -> int:
 def _region_costs(reading: _Reading, node: fx.Node) -> _Costs:
     """Return the total cost of the calls inside the region that `node` calls.
 
-    Its temporaries are the peak of their results, each until its last reader or until Python
-    releases it, beside those that the region returns.
+    Its temporaries are those at the call where they peak in the example: as a maximum over calls
+    they would be no polynomial in the sizes.
+    """
+    flops, moved, temporary = _region_totals(reading, node)
+    usual = temporary
+    if reading.sizes is not reading.example:
+        at_example = _Reading(reading.example, reading.example, reading.counter)
+        _, _, usual = _region_totals(at_example, node)
+    peak = max(range(len(usual)), key=usual.__getitem__, default=-1)
+    return _Costs(flops, moved, temporary[peak] if usual else 0)
+
+
+def _region_totals(reading: _Reading, node: fx.Node) -> tuple[int, int, list[int]]:
+    """Return the FLOPs and moved bytes of a region, and what is live at each of its calls.
+
+    These are the results of its calls, each until its last reader or until Python releases it,
+    beside those that the region returns.
     """
     body = body_of(next(i for i in node.all_input_nodes if i.op == "get_attr"))
     calls = [call for call in body.graph.nodes if call.op == "call_function"]
@@ -251,7 +269,8 @@ def _region_costs(reading: _Reading, node: fx.Node) -> _Costs:
     (end,) = body.graph.find_nodes(op="output")
     returned = {storage_key(tensor) for tensor in reading.inputs(end)}
     live: dict[int, int] = {}
-    flops = moved = peak = 0
+    flops = moved = 0
+    totals: list[int] = []
     for position, call in enumerate(calls):
         operands, results = reading.inputs(call), _tensors(reading.sizes.of(call))
         known = {storage_key(tensor) for tensor in operands}
@@ -259,9 +278,10 @@ def _region_costs(reading: _Reading, node: fx.Node) -> _Costs:
         cost = _costs(reading, call, operands, list(fresh.values()), _mutated(call, reading.sizes))
         flops, moved = flops + cost.flops, moved + cost.moved_bytes
         live |= {key: int(t.untyped_storage().nbytes()) for key, t in fresh.items()}
-        peak = max(peak, sum(live.values()) + cost.temporary_bytes)
+        totals.append(sum(live.values()) + cost.temporary_bytes)
         live = {k: size for k, size in live.items() if k in returned or last_call[k] > position}
-    return _Costs(flops, moved, peak - sum(live.values()))
+    kept = sum(live.values())
+    return flops, moved, [total - kept for total in totals]
 
 
 def _last_calls(reading: _Reading, calls: list[fx.Node]) -> dict[int, int]:

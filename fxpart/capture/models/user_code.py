@@ -35,7 +35,7 @@ __all__ = [
 
 LOSS_NOTE = "raised in model.loss="
 """Start of a note on an error of the user's loss function, which is called by the model's forward.
-A note, since torch must see the error itself."""
+A note rather than a new exception, because torch inspects the original."""
 
 _FXPART = Path(__file__).resolve().parents[2]
 _INSTALLED_IN = ("site-packages", "dist-packages")

@@ -293,3 +293,29 @@ def test_temporaries_follow_the_sizes() -> None:
         fresh = capture_graph(_Broadcast(), (torch.ones(batch, 2, 3, 8, device="meta"),))
         assert graph.value_alloc_bytes.sum() == fresh.value_alloc_bytes.sum()
     assert any(name.endswith(TEMPORARY) for name in symbolic.graph.value_names)
+
+
+class _Region(nn.Module):
+    """A region whose peak is in its product of positions, or in its wide layer for few of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            mixed = (x @ x.transpose(1, 2)).softmax(-1) @ x
+            result: Tensor = self.down(self.up(mixed).relu())
+        return result
+
+
+def test_a_region_has_temporaries_at_any_size() -> None:
+    symbolic = _captured(_Region(), torch.ones(3, 5, 8), dims=BOTH)
+    for batch, seq_len in ((3, 5), (2, 90)):
+        graph = symbolic.at(batch=batch, seq_len=seq_len)
+        inputs = (torch.ones(batch, seq_len, 8, device="meta"),)
+        fresh = capture_graph(_Region().to("meta"), inputs)
+        temporary = [v for v, name in enumerate(graph.value_names) if name.endswith(TEMPORARY)]
+        assert graph.value_alloc_bytes[temporary].max() > 0
+        if seq_len == 5:
+            assert graph.value_alloc_bytes.sum() == fresh.value_alloc_bytes.sum()

@@ -117,7 +117,8 @@ def test_replicas_on_two_machines_sum_gradients_over_all_adapters(
     assert link.bytes_per_s == pytest.approx(rate)
 
 
-def test_a_machine_without_adapters_is_refused() -> None:
-    config = read("devices=2x_dgx_h100", "devices.adapters_per_node=0")
-    with pytest.raises(SpecError, match="adapters_per_node must be at least 1, got 0"):
+@pytest.mark.parametrize("adapters", [0, 9])
+def test_a_machine_without_adapters_or_with_more_than_devices_is_refused(adapters: int) -> None:
+    config = read("devices=2x_dgx_h100", f"devices.adapters_per_node={adapters}")
+    with pytest.raises(SpecError, match=rf"from 1 to .* \(8\), got {adapters}"):
         build_topology(config.devices, config.transfer_rate)
