@@ -79,7 +79,8 @@ def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
     """Return the values that replicas must all-reduce, in order.
 
     These are the partial sums that are gradients or other results of the graph, or are read by an
-    operator without partial results, which needs the full sum.
+    operator without partial results, which needs the full sum. Operators whose results nothing
+    needs, such as a metric that is not returned, may have those of their replica.
 
     Args:
         graph: the captured model.
@@ -93,9 +94,23 @@ def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
     makers = graph.value_producer
     has_partial_result = np.zeros(graph.n_ops, dtype=np.bool_)
     has_partial_result[makers[partial & (makers >= 0)]] = True
-    needs_sum = ~has_partial_result[graph.readers] & ~graph.is_check[graph.readers]
+    needs_sum = ~has_partial_result & ~graph.is_check & _contributes(graph)
+    needs_sum = needs_sum[graph.readers]
     is_needed[graph.reads[needs_sum]] = True
     return np.flatnonzero(partial & is_needed)
+
+
+def _contributes(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Return which operators the outputs, gradients or updates of `graph` depend on. Length n."""
+    is_needed = graph.value_is_output.copy()
+    is_needed[graph.gradient_values] = True
+    contributes = graph.is_update.copy()
+    contributes[graph.value_producer[is_needed & (graph.value_producer >= 0)]] = True
+    for op in range(graph.n_ops - 1, -1, -1):
+        if contributes[op]:
+            makers = graph.value_producer[graph.reads_of(op)]
+            contributes[makers[makers >= 0]] = True
+    return contributes
 
 
 def with_buckets(graph: OpGraph, partial: IntArray) -> OpGraph:

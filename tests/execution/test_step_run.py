@@ -71,7 +71,7 @@ def test_presets_equal_eager_bit_for_bit_and_are_as_predicted(name: str) -> None
     assert run.max_difference == run.gradient_difference == 0.0
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
         # Values that autograd would keep to the end of a formula are freed at their last reader.
-        assert 0.9 * expected <= measured <= expected
+        assert 0.85 * expected <= measured <= expected
 
 
 def test_unsupported_steps_are_refused() -> None:

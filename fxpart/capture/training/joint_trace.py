@@ -231,9 +231,10 @@ def trace_step(
 def _is_run(node: fx.Node) -> bool:
     """Return whether Python runs a call even if nothing reads its result.
 
-    A model's own calls are all run; items of their results and sizes are no calls.
+    A model's own calls are all run; items of their results, and numbers, are no calls.
     """
-    is_call = node.target is not operator.getitem and not isinstance(node.meta.get("val"), SymInt)
+    leaves = tree_leaves(node.meta.get("val"))
+    is_call = node.target is not operator.getitem and any(isinstance(v, Tensor) for v in leaves)
     of_model = is_call and node.meta.get(EXPORTED) is not None
     return node.is_impure() or KEPT in node.meta or of_model
 

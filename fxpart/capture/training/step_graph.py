@@ -36,9 +36,8 @@ def with_formula_lifetimes(
     """Return `graph` with the last operator of each formula reading all inputs of the formula.
 
     Autograd computes the gradient of a call by one formula, which may be several operators. Saved
-    tensors and incoming gradients are freed at the end of the formula, not after their last reader.
-    Values computed inside the formula are freed one operator after their last reader, as operands
-    of an expression in C++ live until the whole expression is computed. No transfer is added:
+    tensors and incoming gradients are freed at the end of the formula, not after their last reader;
+    values computed inside the formula are freed after their last reader. No transfer is added:
     operators of one formula must be in one group.
 
     Args:
@@ -48,34 +47,20 @@ def with_formula_lifetimes(
 
     """
     last = {number: op for op, number in enumerate(formula) if number is not None}
-    following = _following(formula)
     rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
-    until: dict[tuple[int, int], int] = {}
-    """The last operator that a formula keeps a value for."""
+    extra: dict[int, dict[int, None]] = {number: {} for number in last}
     producer = graph.value_producer.tolist()
     for op, number in enumerate(formula):
         if number is None:
             continue
         for value in rows[op]:
-            if value not in held:
-                is_inside = producer[value] >= 0 and formula[producer[value]] == number
-                until[number, value] = following.get(op, op) if is_inside else last[number]
-    for (_, value), op in until.items():
-        rows[op] = list(dict.fromkeys([*rows[op], value]))
+            maker = producer[value]
+            if value not in held and (maker < 0 or formula[maker] != number):
+                extra[number][value] = None
+    for number, op in last.items():
+        rows[op] = list(dict.fromkeys([*rows[op], *extra[number]]))
     start, reads = csr(rows)
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
-
-
-def _following(formula: Sequence[int | None]) -> dict[int, int]:
-    """Return the next operator of the same formula for each operator that has one."""
-    following: dict[int, int] = {}
-    previous: dict[int, int] = {}
-    for op, number in enumerate(formula):
-        if number is not None:
-            if number in previous:
-                following[previous[number]] = op
-            previous[number] = op
-    return following
 
 
 def with_block_lifetimes(
@@ -118,6 +103,27 @@ def with_block_lifetimes(
         rows[op] = list(dict.fromkeys([*rows[op], *values]))
     start, reads = csr(rows)
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
+
+
+def _expression_ends(graph: OpGraph, formula: Sequence[int | None]) -> dict[int, int]:
+    """Return the operator of its formula that follows the last reader of each value made there.
+
+    Operands of an expression in C++ live until the whole expression is computed.
+    """
+    following: dict[int, int] = {}
+    previous: dict[int, int] = {}
+    for op, number in enumerate(formula):
+        if number is not None:
+            if number in previous:
+                following[previous[number]] = op
+            previous[number] = op
+    makers = graph.value_producer.tolist()
+    ends: dict[int, int] = {}
+    for op, number in enumerate(formula):
+        for value in graph.reads_of(op).tolist() if op in following else ():
+            if makers[value] >= 0 and formula[makers[value]] == number:
+                ends[value] = following[op]
+    return ends
 
 
 def _last_held(graph: OpGraph, calls: Sequence[fx.Node]) -> dict[int, int]:
@@ -168,12 +174,11 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     ]
     saved = [node.meta.get(SAVED) for node in calls]
     extended = with_block_lifetimes(extended, again, saving, saved)
-    if last_held:
-        held = np.full(graph.n_values, -1, dtype=np.int64)
-        held[: len(graph.value_held)] = graph.value_held
-        held[list(last_held)] = list(last_held.values())
-        extended = replace(extended, value_held=held)
-    return _with_gradients(extended, gradients)
+    held = np.full(graph.n_values, -1, dtype=np.int64)
+    held[: len(graph.value_held)] = graph.value_held
+    for value, op in (_expression_ends(graph, formula) | last_held).items():
+        held[value] = max(held[value], op) if value not in last_held else op
+    return _with_gradients(replace(extended, value_held=held), gradients)
 
 
 def exported_names_of(graph: OpGraph, program: ExportedProgram) -> tuple[str, ...]:
