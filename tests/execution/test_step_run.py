@@ -9,7 +9,7 @@ from torch import nn
 
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.training.joint import JointCapture, joint_capture
-from fxpart.core.graph import IntArray
+from fxpart.core.graph import IntArray, without_python
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.phases import StepOptions
 from fxpart.errors import ExecutionError, SpecError
@@ -31,10 +31,13 @@ def _late(real: RealModel) -> tuple[RealModel, JointCapture]:
 def _run(
     real: RealModel, step: JointCapture, device_of: IntArray, devices: int
 ) -> tuple[LocalRun, tuple[int, ...]]:
-    """Return the outcome of a step with that placement, by its forward; and the prediction."""
+    """Return the outcome of a step with that placement, by its forward; and the prediction.
+
+    The run is one of the graph, in which neither Python nor autograd holds any value.
+    """
     placed = device_of[step.graph.forward_of][step.graph.group]
     run = run_step(real, step, partition_by_device(step.graph, placed), devices, repeats=1)
-    return run, predicted_peaks(step.graph, placed, devices)
+    return run, predicted_peaks(without_python(step.graph), placed, devices)
 
 
 def _layers() -> RealModel:
@@ -71,7 +74,7 @@ def test_presets_equal_eager_bit_for_bit_and_are_as_predicted(name: str) -> None
     assert run.max_difference == run.gradient_difference == 0.0
     for measured, expected in zip(run.peak_bytes, predicted, strict=True):
         # Values that autograd would keep to the end of a formula are freed at their last reader.
-        assert 0.85 * expected <= measured <= expected
+        assert 0.9 * expected <= measured <= expected
 
 
 def test_unsupported_steps_are_refused() -> None:
