@@ -6,6 +6,7 @@ difference is taken as a share of the elements around it, see `_scales`.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -147,6 +148,7 @@ def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
     if computed.keys() != wanted.keys():
         return math.inf
     noise = min(1.0, _NOISE * rounding(list(wanted.values())))
+    largest_of = _largest_by_module(wanted)
     largest = 0.0
     for name, gradient in wanted.items():
         dense, expected = computed[name].to_dense(), gradient.detach().to_dense()
@@ -154,20 +156,26 @@ def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
         if math.isinf(difference):
             return math.inf
         if difference:
-            floor = noise * largest_magnitude(_same_module(name, wanted))
+            around = next(module for module in _modules_around(name) if module in largest_of)
+            floor = noise * largest_of[around]
             largest = max(largest, _leaf_share(dense, expected, floor))
     return largest
 
 
-def _same_module(name: str, gradients: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the gradients of the innermost module around `name` that has others too."""
-    module = name
-    while True:
-        module = module.rpartition(".")[0]
-        prefix = f"{module}." if module else ""
-        inside = [gradients[other] for other in gradients if other.startswith(prefix)]
-        if len(inside) > 1 or not module:
-            return [gradient.to_dense() for gradient in inside]
+def _modules_around(name: str) -> list[str]:
+    """Return the paths of the modules around a parameter, the innermost first, ``""`` last."""
+    parts = name.split(".")
+    return [".".join(parts[:depth]) for depth in range(len(parts) - 1, -1, -1)]
+
+
+def _largest_by_module(gradients: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the largest magnitude in each module of several gradients, and in the model."""
+    inside: defaultdict[str, list[float]] = defaultdict(list)
+    for name, gradient in gradients.items():
+        magnitude = largest_magnitude(gradient.to_dense())
+        for module in _modules_around(name):
+            inside[module].append(magnitude)
+    return {m: max(sizes) for m, sizes in inside.items() if len(sizes) > 1 or not m}
 
 
 _SHORT = (torch.bfloat16, torch.float16)

@@ -97,6 +97,17 @@ def test_a_partial_value_inside_the_model_stalls_the_step() -> None:
     assert partial_values(graph, _dims(graph, 1, 2, 3, 4)).tolist() == [2, 3, 4]
 
 
+def test_a_metric_that_nothing_needs_has_the_sum_of_its_replica() -> None:
+    sketch = Sketch()
+    total = sketch.op([sketch.input(8)], 4)
+    metric, result = sketch.op([total], 4), sketch.op([total], 8)
+    graph = sketch.graph(result)
+    assert partial_values(graph, _dims(graph, total, result)).tolist() == [result]
+    # Once its own reader is needed, so is the whole sum.
+    returned = sketch.graph(result, metric)
+    assert partial_values(returned, _dims(returned, total, result)).tolist() == [total, result]
+
+
 def test_values_that_are_not_partial_are_not_reduced() -> None:
     graph = _step()
     parts = split_topology(devices(1000, 1000), 2)

@@ -65,13 +65,20 @@ FOREVER = TO_THE_END + 1
 _TAKES_GRADIENTS = "fxpart_takes_gradients"
 
 
-def watched_export(module: nn.Module, export: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """Return the program of `export`, of `module`, with `CALL` and `HELD` set on its nodes.
+def watched_export(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,  # noqa: ANN401 - as torch.export takes it
+) -> ExportedProgram:
+    """Return `module` exported, with `CALL` and `HELD` set on the nodes of its program.
 
     Tensors released by Python must really be freed, so autograd is kept from saving tensors for a
     backward, which an export does not run. A model that takes gradients inside its forward does run
     one: it is exported again, with what autograd saves, which a run holds as well.
     """
+    export = partial(torch.export.export, module, args, kwargs, strict=False)
+    export = partial(export, dynamic_shapes=dynamic_shapes)
     watch = _Watch(gradients=False)
     try:
         with watch.on(module), saved_tensors_hooks(weakref.ref, lambda saved: saved()):

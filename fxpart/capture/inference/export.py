@@ -341,6 +341,4 @@ def _exported(
         device,
         unmasked_attention(module.forward, args, inputs),
     ):
-        export = partial(torch.export.export, module, args, inputs, strict=False)
-        export = partial(export, dynamic_shapes=dynamic_shapes)
-        return without_transforms(watched_export(module, export))
+        return without_transforms(watched_export(module, args, inputs, dynamic_shapes))

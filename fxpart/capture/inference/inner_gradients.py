@@ -65,10 +65,12 @@ class SavedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def tracing(self, mode: ProxyTorchDispatchMode) -> Iterator[None]:
         """Trace a call made by Python in the block, in the graph of `mode`."""
         self._tracer = mode.tracer
-        with self:
-            yield
-        self._assign_nodes()
-        self._pending.clear()
+        try:
+            with self:
+                yield
+            self._assign_nodes()
+        finally:
+            self._pending.clear()
 
     def __torch_dispatch__(
         self,

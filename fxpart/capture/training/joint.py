@@ -272,9 +272,7 @@ def _exported(
                 exported_functions(),
                 checkpointed_calls(),
             ):
-                export = partial(torch.export.export, module, args, inputs, strict=False)
-                export = partial(export, dynamic_shapes=dynamic_shapes)
-                return without_transforms(watched_export(module, export))
+                return without_transforms(watched_export(module, args, inputs, dynamic_shapes))
         except CaptureError as error:
             raise _untrainable(module, error) from error
 
