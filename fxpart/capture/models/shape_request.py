@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.models.auto import modeling_auto
-
 from fxpart.errors import SpecError
 
 __all__ = [
@@ -93,6 +91,9 @@ def part_setting(config: Any, names: Sequence[str], parts: Sequence[str]) -> Any
 
 def listed(task: str) -> set[str]:
     """Return the names of the classes that transformers lists for `task` among its Auto classes."""
+    # Imported here since every capture imports this module, and transformers takes a second.
+    from transformers.models.auto import modeling_auto
+
     names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
     entries = ([entry] if isinstance(entry, str) else entry for entry in names.values())
     return {name for entry in entries for name in entry}

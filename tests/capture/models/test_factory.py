@@ -189,9 +189,11 @@ def test_the_reason_of_a_failed_import_is_reported(module: str, source: str, mes
 def test_a_factory_does_not_import_transformers() -> None:
     """Importing it takes seconds."""
     program = (
-        "import sys; from fxpart.capture.models.build import build_model\n"
+        "import sys; from fxpart.capture.api import capture\n"
+        "from fxpart.capture.models.build import build_model\n"
         "from fxpart.capture.models.spec import ModelSpec\n"
-        "build_model(ModelSpec('m', factory='user_models:plain'))\n"
+        "built = build_model(ModelSpec('m', factory='user_models:answers'))\n"
+        "capture(built.module, built.args, built.kwargs)\n"
         "print('transformers' in sys.modules)"
     )
     command = [sys.executable, "-c", program]

@@ -222,15 +222,14 @@ def test_a_job_of_a_killed_worker_is_run_by_another_despite_an_earlier_result(
     assert run(folder, *swept).code == 0
     (folder / "struck").unlink()
     # No earlier result replaces a lost one that is to be new.
-    two_workers = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    done = run(folder, *swept, *two_workers, "resume=false")
+    in_a_worker = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    done = run(folder, *swept, *in_a_worker, "resume=false")
     assert done.code == 0, done.err
     assert "of the jobs were lost: " in done.err
     assert "3 runs" in done.out
     kinds = Counter(logged.data.tags["kind"] for logged in tracked_runs(folder))
     assert (kinds["sweep"], kinds["run"]) == (2, 6)
-    # A pool may also lose the job of its other worker.
-    assert kinds["cut_off"] in (1, 2)
+    assert kinds["cut_off"] == 1
     # As a cluster does that starts a job once more.
     (job, *_) = sorted(folder.rglob("job.json"))
     assert run_job_file(job, TrackingConfig()) == "finished"

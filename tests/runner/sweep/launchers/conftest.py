@@ -27,9 +27,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         pytest.skip(f"no Slurm: {error}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """The address of a Ray cluster started by another process, which must outlive the sweep."""
+    """The address of a Ray cluster started by another process, which must outlive each sweep."""
     ray = Path(sys.executable).with_name("ray")
     if not ray.exists():
         pytest.skip("no ray installed")

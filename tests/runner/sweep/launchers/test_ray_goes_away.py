@@ -46,7 +46,8 @@ def test_every_job_is_done_once_although_ray_ended(folder: Path, whom: str) -> N
     (folder / "strikes.py").write_text(STRIKES)
     factories = f"model.factory=tiny:build,strikes:{whom},tiny:nested"
     # So that the model is built here, although another test may have built it.
-    settings = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=2"]
+    # A job at a time: each worker imports everything.
+    settings = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=1"]
     done = run(folder, *SWEPT, *settings, factories)
     assert done.code == 0, done.err
     assert (folder / "struck").exists()
