@@ -1,6 +1,7 @@
 """`CurveFamily`: the curves of a family of devices, and their parsing from settings."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -174,12 +175,12 @@ def _curve(path: str, settings: object, make: Callable[..., _Curve]) -> _Curve:
 
 def _number(path: str, number: object, *, may_be_0: bool = False) -> float:
     plain = isinstance(number, int | float) and not isinstance(number, bool)
-    value = float(number) if plain else -1.0  # type: ignore[arg-type]
-    if not 0 <= value < float("inf"):
+    # Compared before it is converted: an integer may be too large for a float.
+    if not plain or not 0 <= number <= sys.float_info.max:  # type: ignore[operator]
         raise SpecError(f"{path} must be a number, 0 or more, got {number}")
-    if value == 0 and not may_be_0:
+    if number == 0 and not may_be_0:
         raise SpecError(f"{path} must be more than 0")
-    return value
+    return float(number)  # type: ignore[arg-type]
 
 
 def _refuse_others(path: str, settings: Mapping[str, Any], known: Any) -> None:  # noqa: ANN401
