@@ -252,7 +252,9 @@ source: kernels
 compute_efficiency: 0.7  # share of peak FLOP/s, for operators without a curve
 bandwidth_efficiency: 0.8  # share of peak memory bandwidth, without bandwidth_shares
 op_overhead_s: 2.0e-6  # device time of an almost empty kernel; views cost nothing
-tables: null  # folder of measured tables to interpolate, such as h100_sxm_gemm.parquet
+# tables: measured kernels to interpolate, a folder of files such as h100_sxm_gemm.parquet, or the
+# installed package aiconfigurator.
+tables: null
 curves:
 """
 

@@ -6,6 +6,7 @@ ms. The logarithm of measured over predicted time is interpolated between the ne
 sizes; it decays to 0, and so to the curve, far from every row.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from errno import ENOENT
 from functools import cached_property, lru_cache
@@ -24,7 +25,15 @@ from fxpart.errors import SpecError, one_line
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
-__all__ = ["KINDS", "MeasuredCalls", "Residuals", "measured_calls", "read_columns", "read_tables"]
+__all__ = [
+    "KINDS",
+    "MeasuredCalls",
+    "Residuals",
+    "measured_calls",
+    "read_columns",
+    "read_tables",
+    "residuals_of_files",
+]
 
 KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "decode"}
 """Curve of each kind of table."""
@@ -131,8 +140,6 @@ def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
 def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Residuals"]:
     """Return the residuals of a family's 16-bit kernels in a folder, by curve.
 
-    Files are cached until they change.
-
     Args:
         folder: folder of the parquet files; those of the family begin with its name.
         family: name of the family, such as ``h100``.
@@ -148,18 +155,40 @@ def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Re
             f"latency.tables={folder} needs the rates of the device of {family} that was measured:"
             f" state latency.curves.{family}.measured_on"
         )
-    residuals: dict[str, Residuals] = {}
-    for kind, name in KINDS.items():
-        for path in sorted(folder.glob(f"{family}_*{kind}.parquet"))[:1]:
-            version = path.stat().st_mtime_ns, path.stat().st_size
-            residuals[name] = _residuals(
-                path, version, kind, getattr(curves, name), curves.measured_on
-            )
-    if not residuals:
+    found = {kind: sorted(folder.glob(f"{family}_*{kind}.parquet")) for kind in KINDS}
+    paths = {kind: of_kind[0] for kind, of_kind in found.items() if of_kind}
+    if not paths:
         raise SpecError(
             f"latency.tables={folder} has no table of {family}; name a folder with files such as"
             f" {family}_sxm_gemm.parquet"
         )
+    return residuals_of_files(paths, curves, curves.measured_on)
+
+
+def residuals_of_files(
+    paths: Mapping[str, Path], curves: CurveFamily, rates: Rates
+) -> dict[str, "Residuals"]:
+    """Return the residuals of the 16-bit kernels in files, by curve.
+
+    Files are cached until they change.
+
+    Args:
+        paths: the file of each kind of table.
+        curves: the curves that the residuals correct.
+        rates: the rates in bfloat16 of the device that was measured.
+
+    Raises:
+        SpecError: if a table is missing or damaged.
+
+    """
+    residuals: dict[str, Residuals] = {}
+    for kind, path in paths.items():
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read ({one_line(error)})") from error
+        version, name = (status.st_mtime_ns, status.st_size), KINDS[kind]
+        residuals[name] = _residuals(path, version, kind, getattr(curves, name), rates)
     return residuals
 
 

@@ -69,8 +69,8 @@ def test_only_16_bit_products_use_the_tables_of_the_family(tmp_path: Path) -> No
     assert measured[1].tolist() == plain[1].tolist()
     single = tables.op_time_s(in_32_bits, topology)
     assert single.tolist() == curves.op_time_s(in_32_bits, topology).tolist()
-    assert tables.table_coverage(in_16_bits, "f") == (1, 1)
-    assert tables.table_coverage(in_32_bits, "f") == (0, 1)
+    assert tables.table_coverage(in_16_bits, devices[0]) == (1, 1)
+    assert tables.table_coverage(in_32_bits, devices[0]) == (0, 1)
 
 
 def test_a_table_is_read_again_only_if_it_changed(
