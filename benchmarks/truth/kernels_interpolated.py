@@ -22,7 +22,7 @@ def rows(data: Path) -> Iterator[Row]:
             kernels = read_kernels(data, prefix, kind, "bfloat16")
             predicted = curve.seconds(kernels.calls, kernels.rates)
             is_known = ~kernels.held_out
-            known = type(kernels.calls)(*(column[is_known] for column in kernels.calls))
+            known = kernels.calls.only(is_known)
             residuals = Residuals.of(known, kernels.seconds[is_known], predicted[is_known])
             yield from _held_out(kernels, predicted * residuals.factor(kernels.calls))
 
