@@ -2,9 +2,10 @@
 
     python -m benchmarks.truth.carried_curves [--markdown]
 
-also prints them by device and kind, beside the curves of families that are fitted to those tables.
-The tables are those of the package aiconfigurator-core; nothing in a carried curve is fitted to
-them.
+also prints them by device and kind, beside the curves of families that are fitted to those tables,
+and the curves of the device's file with tables (`latency.tables=aiconfigurator`), both for the rows
+held out of fit and interpolation. The tables are those of the package aiconfigurator-core; nothing
+in a carried curve is fitted to them.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from benchmarks.truth.kernel_tables import (
     kernel_rows,
     read_installed,
 )
+from benchmarks.truth.kernels_interpolated import interpolated_rows
 from benchmarks.truth.measured import skipped_without_files
 from benchmarks.truth.row import HEADS, Row, summary
 from fxpart.cost.curves.tables import KINDS
@@ -59,11 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = []
     for accelerator, carried in _CARRIED.items():
         own = INSTALLED_DEVICES[accelerator].curves
-        for family in dict.fromkeys((carried, own)):
-            for kind in KINDS:
-                part = list(_rows(accelerator, kind, family))
-                how = "carried" if family == carried else "fitted, held out"
-                lines.append([accelerator, kind, f"{family}, {how}", *summary(part)])
+        for kind, curve in KINDS.items():
+            kernels = read_installed(accelerator, kind)
+            with_tables = interpolated_rows(kernels, getattr(FAMILIES[own], curve))
+            parts = {f"{carried}, carried": _rows(accelerator, kind, carried)}
+            if own != carried:
+                parts[f"{own}, fitted"] = _rows(accelerator, kind, own)
+            parts[f"{own}, with tables"] = with_tables
+            lines += [[accelerator, kind, how, *summary(list(p))] for how, p in parts.items()]
     show = markdown if options.markdown else table
     print(show(["device", "kernels", "curves", *HEADS], lines))
 
