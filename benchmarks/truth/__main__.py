@@ -15,6 +15,7 @@ from typing import Protocol
 
 from benchmarks.text_table import markdown, table
 from benchmarks.truth import (
+    carried_curves,
     collectives,
     collectives_ring,
     end_to_end,
@@ -74,6 +75,7 @@ SETS: tuple[TruthSet, ...] = (
     kernel_attention,
     kernel_decode,
     kernels_interpolated,
+    carried_curves,
     collectives,
     collectives_ring,
     timm_memory,

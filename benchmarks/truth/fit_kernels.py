@@ -3,19 +3,28 @@
     python -m benchmarks.truth.fit_kernels --data FOLDER --output conf/latency/kernels.yaml
 
 Half of the rows are held out; the error printed beside each curve is theirs. The same tables give
-the same curves. Families in the file that have no measurements are left unchanged.
+the same curves. Families in the file that have no measurements are left unchanged, among them those
+of `INSTALLED_FAMILIES` where the package aiconfigurator-core is not installed.
 """
 
 import argparse
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.truth.kernel_tables import DEVICES, Curve, Kernels, read_kernels
+from benchmarks.truth.kernel_tables import (
+    DEVICES,
+    INSTALLED_DEVICES,
+    Curve,
+    Kernels,
+    read_installed,
+    read_kernels,
+)
 from benchmarks.truth.measured import add_data_argument, skipped_without_files
 from benchmarks.truth.nccl_tables import KINDS, LINK_BYTES_PER_S, Messages, read_messages
 from benchmarks.truth.own_kernels import (
@@ -32,7 +41,7 @@ from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
 from fxpart.cost.curves.convolution import ConvolutionCurve
 from fxpart.cost.curves.gemm import GemmCurve
 
-__all__ = ["GEMM", "Fitted", "family", "fit_kernels", "main"]
+__all__ = ["GEMM", "INSTALLED_FAMILIES", "Fitted", "family", "fit_kernels", "main"]
 
 _Any = TypeVar("_Any")
 _Curve = TypeVar("_Curve", bound=Curve)
@@ -92,8 +101,13 @@ _COLLECTIVE = {
 }
 _OWN = "h100_sxm"
 """The device whose kernels fxpart measured itself."""
-_PACKS = {"a100_sxm": 0.0, "h100_sxm": 1.0}
-"""FlashAttention 3 packs heads that share keys, FlashAttention 2 only those of single queries."""
+_PACKS = {"a100_sxm": (0.0, 0.0), "h100_sxm": (1.0, 1.0), "b200": (0.0, 1.0), "l40s": (0.0, 0.0)}
+"""`packs_groups` of prompts and of single tokens. FlashAttention 3 packs heads that share keys,
+FlashAttention 2, which an L40S runs too, only those of single queries. Of TensorRT-LLM's kernels on
+a B200 these are nearer to the tables: held out, 7.9 % in the median for 9.6, and 6.3 for 6.4."""
+INSTALLED_FAMILIES: dict[str, float | None] = {"b200": 900e9, "l40s": None}
+"""Accelerators whose own family is fitted to the installed package's tables, and the one-way rate
+of their links: NVLink 5 of a B200."""
 
 
 class Fitted(NamedTuple, Generic[_Any]):
@@ -107,7 +121,7 @@ class _Measured(NamedTuple):
     """The curves of a family, and the device that was measured."""
 
     device: DeviceSpec
-    link_bytes_per_s: float
+    link_bytes_per_s: float | None
     curves: dict[str, Fitted[Any]]
 
 
@@ -164,8 +178,7 @@ def fit_kernels(
         return kind(**numbers, **fixed)
 
     def predict(curve: _Curve, rows: npt.NDArray[np.intp]) -> FloatArray:
-        calls = type(kernels.calls)(*(column[rows] for column in kernels.calls))
-        seconds: FloatArray = curve.seconds(calls, kernels.rates)
+        seconds: FloatArray = curve.seconds(kernels.calls.only(rows), kernels.rates)
         return seconds
 
     return _fit(spans, make, predict, kernels.seconds, kernels.held_out)
@@ -187,20 +200,49 @@ def _fit_messages(messages: Messages) -> Fitted[CollectiveCurve]:
 
 def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
     """Return the curves of one device by their keys in the file."""
-    gemm = fit_kernels(GEMM, GemmCurve, read_kernels(data, prefix, "gemm", "bfloat16"))
-    fixed = {"cache_launch_s": gemm.curve.launch_s, "packs_groups": _PACKS[prefix]}
-    prompts = read_kernels(data, prefix, "context_attention", "bfloat16")
-    tokens = read_kernels(data, prefix, "generation_attention", "bfloat16")
-    curves: dict[str, Fitted[Any]] = {
-        "gemm": gemm,
-        "attention": fit_kernels(_ATTENTION, AttentionCurve, prompts, **fixed),
-        "decode": fit_kernels(_DECODE, DecodeCurve, tokens, **fixed),
-    }
+    curves = _kernel_curves(lambda kind: read_kernels(data, prefix, kind, "bfloat16"), prefix)
     if prefix == _OWN:
         curves |= _own_curves()
     for kind in KINDS.values():
         curves[f"collectives.{kind}"] = _fit_messages(read_messages(data, prefix, kind))
     return curves
+
+
+def _kernel_curves(read: Callable[[str], Kernels], device: str) -> dict[str, Fitted[Any]]:
+    """Return the curves of the kernels of each kind; `device` is a key of `_PACKS`."""
+    gemm = fit_kernels(GEMM, GemmCurve, read("gemm"))
+    (packs_prompts, packs_tokens), launch_s = _PACKS[device], gemm.curve.launch_s
+    prompts, tokens = read("context_attention"), read("generation_attention")
+    return {
+        "gemm": gemm,
+        "attention": fit_kernels(
+            _ATTENTION,
+            AttentionCurve,
+            prompts,
+            cache_launch_s=launch_s,
+            packs_groups=packs_prompts,
+        ),
+        "decode": fit_kernels(
+            _DECODE, DecodeCurve, tokens, cache_launch_s=launch_s, packs_groups=packs_tokens
+        ),
+    }
+
+
+def _installed_families(h100: Mapping[str, Fitted[Any]]) -> dict[str, _Measured]:
+    """Return the families of the installed package's tables, with the collectives of `h100`."""
+    collectives = {
+        place: fitted._replace(note="the H100's, with the same share of a faster link")
+        for place, fitted in h100.items()
+        if place.startswith("collectives.")
+    }
+    families = {}
+    for accelerator, link_bytes_per_s in INSTALLED_FAMILIES.items():
+        curves = _kernel_curves(partial(read_installed, accelerator), accelerator)
+        device = INSTALLED_DEVICES[accelerator]
+        if link_bytes_per_s:
+            curves |= collectives
+        families[accelerator] = _Measured(device, link_bytes_per_s, curves)
+    return families
 
 
 def _own_curves() -> dict[str, Fitted[Any]]:
@@ -231,11 +273,14 @@ _HEAD = """\
 # Operators and devices without a curve use the roofline's coefficients below.
 # Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which leaves
 # families without measurements unchanged. Curves of collectives hold on links of link_bytes_per_s.
-# Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, bfloat16.
+# Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), bfloat16: A100 and H100 SXM, and
+# B200 and L40S from the package aiconfigurator-core 0.12.0 (vLLM 0.24.0). An L40S was measured with
+# operands in its cache: only rows that hardly depend on it count (fxpart/cost/curves/tables.py).
 # sustained_share: kernels were measured one by one, at clocks that the power limit does not allow
 # in a long run of 16-bit products. A100: loops reach 271.2 TFLOP/s (stas00/ml-engineering, MAMF
 # table, CC BY-SA), the curve 284.6. H100: 687 after seconds at 700 W, the curve 821
-# (benchmarks/gpu/h100.json, "sustained").
+# (benchmarks/gpu/h100.json, "sustained"). B200: fitted to six of Megatron-LM's 24 training steps in
+# benchmarks/truth/megatron_b200_time.py. L40S: not measured.
 # float32_share: share of the 16-bit attention curve's rate for float32; products of float32 have
 # their own curve, gemm_float32. H100: 51.7 of 56.3 TFLOP/s.
 # gemm_float32, convolution, bandwidth_shares (of operators that only move data, in 32 and 16 bits):
@@ -252,12 +297,15 @@ source: kernels
 compute_efficiency: 0.7  # share of peak FLOP/s, for operators without a curve
 bandwidth_efficiency: 0.8  # share of peak memory bandwidth, without bandwidth_shares
 op_overhead_s: 2.0e-6  # device time of an almost empty kernel; views cost nothing
-tables: null  # folder of measured tables to interpolate, such as h100_sxm_gemm.parquet
+# tables: measured kernels to interpolate, a folder of files such as h100_sxm_gemm.parquet, or the
+# installed package aiconfigurator.
+tables: null
 curves:
 """
 
 
 _NOT_FITTED = {
+    "b200": ("    sustained_share: 0.63  # of 1710 TFLOP/s",),
     "a100": ("    sustained_share: 0.953  # 271.2 of 284.6 TFLOP/s",),
     "h100": (
         "    sustained_share: 0.837  # 687 of 821 TFLOP/s",
@@ -275,7 +323,8 @@ def _yaml(families: Mapping[str, _Measured]) -> str:
         lines.append(f"  {name}:")
         rates = ", ".join(f"{kind}: {rate:.4g}" for kind, rate in _rates(family.device).items())
         lines.append(f"    measured_on: {{{rates}}}")
-        lines.append(f"    link_bytes_per_s: {family.link_bytes_per_s:.4g}")
+        if family.link_bytes_per_s:
+            lines.append(f"    link_bytes_per_s: {family.link_bytes_per_s:.4g}")
         lines += _NOT_FITTED.get(name, ())
         if name == DEVICES[_OWN].curves:
             lines.append("    bandwidth_shares:")
@@ -326,8 +375,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for prefix, device in DEVICES.items():
         curves = family(options.data, prefix)
         families[device.curves] = _Measured(device, LINK_BYTES_PER_S[prefix], curves)
-        for place, fitted in curves.items():
-            print(f"{device.curves} {place}: {fitted.note}")
+    with skipped_without_files(", ".join(INSTALLED_FAMILIES)):
+        families |= _installed_families(families[DEVICES[_OWN].curves].curves)
+    for name, measured in families.items():
+        for place, fitted in measured.curves.items():
+            print(f"{name} {place}: {fitted.note}")
     before = options.output.read_text() if options.output.exists() else ""
     options.output.write_text(_yaml(families) + _other_families(before, families))
 

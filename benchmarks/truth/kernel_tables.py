@@ -1,11 +1,14 @@
 """Tables of measured kernels in aiconfigurator's format: a parquet file per device and kind.
 
-`read_kernels` reads a table into the arguments of the curves in `fxpart.cost.curves`. A hash of a
-row's label decides whether it is held out of every fit: about half of the rows are, and the choice
-does not depend on the other rows of the table.
+`read_kernels` and, for the tables of the installed package, `read_installed` read a table into the
+arguments of the curves in `fxpart.cost.curves`. A hash of a row's label decides whether it is held
+out of every fit: about half of the rows are, and the choice does not depend on the other rows of
+the table.
 """
 
 from collections.abc import Iterator
+from errno import ENOENT
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
@@ -19,18 +22,22 @@ from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import Rates
-from fxpart.cost.curves.tables import measured_calls
+from fxpart.cost.curves.installed_tables import InstalledTables
+from fxpart.cost.curves.tables import measured_calls, rows_from_memory
 from runner.config.paths import conf_dir
 from runner.config.specs import accelerator_files, read_accelerator
+from runner.experiment.measured_tables import installed_tables
 
 __all__ = [
     "DEVICES",
     "FAMILIES",
+    "INSTALLED_DEVICES",
     "Curve",
     "Kernels",
     "is_held_out",
     "kernel_label",
     "kernel_rows",
+    "read_installed",
     "read_kernels",
 ]
 
@@ -52,6 +59,8 @@ def _device(accelerator: str) -> DeviceSpec:
 
 DEVICES = {prefix: _device(accelerator) for prefix, accelerator in _ACCELERATOR_OF.items()}
 """The measured device, by the prefix of its files' names."""
+INSTALLED_DEVICES = {name: _device(name) for name in ("h200", "b200", "l40s")}
+"""Other accelerators of which the package aiconfigurator-core has tables."""
 
 
 FAMILIES = {
@@ -111,14 +120,51 @@ def read_kernels(data: Path, prefix: str, kind: str, dtype: str) -> Kernels:
         FileNotFoundError: if there is no such table.
 
     """
-    device = DEVICES[prefix]
-    measured = measured_calls(data / "kernels" / f"{prefix}_{kind}.parquet", kind, dtype)
+    path = data / "kernels" / f"{prefix}_{kind}.parquet"
+    return _kernels(path, DEVICES[prefix], (prefix, kind, dtype))
+
+
+def read_installed(accelerator: str, kind: str) -> Kernels:
+    """Return the rows in 16 bits of the package's table of a device that were read from memory.
+
+    Args:
+        accelerator: key of `INSTALLED_DEVICES`.
+        kind: ``gemm``, ``context_attention`` or ``generation_attention``.
+
+    Raises:
+        FileNotFoundError: if the package is not installed.
+
+    """
+    tables = _installed()
+    system, path = tables.devices[accelerator].system, tables.files(accelerator)[kind].path
+    kernels = _kernels(path, INSTALLED_DEVICES[accelerator], (system, kind, "bfloat16"))
+    rows = rows_from_memory(kernels.calls, kernels.seconds, kernels.rates.bytes_per_s)
+    return Kernels(
+        kernels.calls.only(rows),
+        kernels.rates,
+        kernels.seconds[rows],
+        [kernels.labels[row] for row in rows.tolist()],
+        kernels.held_out[rows],
+    )
+
+
+def _installed() -> InstalledTables:
+    if find_spec("aiconfigurator_core") is None:
+        package = "aiconfigurator-core (pip install 'fxpart[aiconfigurator]')"
+        raise FileNotFoundError(ENOENT, "not installed", package)
+    return installed_tables()
+
+
+def _kernels(path: Path, device: DeviceSpec, key: tuple[str, str, str]) -> Kernels:
+    """Return the rows of a table; `key` is what was measured, the kind of table, and the dtype."""
+    _, kind, dtype = key
+    measured = measured_calls(path, kind, dtype)
     # Low-bit keys and values are multiplied in 16 bits.
     runs_in = _RUNS_IN.get(dtype, dtype) if kind == "gemm" else "bfloat16"
     rates = Rates(
         device.rate_for(runs_in), device.memory_bandwidth_bytes_per_s, device.multiprocessors
     )
     rows = zip(*measured.sizes.values(), strict=True)
-    labels = [kernel_label(prefix, kind, dtype, *map(int, row)) for row in rows]
+    labels = [kernel_label(*key, *map(int, row)) for row in rows]
     held_out = np.array([is_held_out(label) for label in labels], dtype=np.bool_)
     return Kernels(measured.calls, rates, measured.seconds, labels, held_out)

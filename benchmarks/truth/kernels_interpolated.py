@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.truth.kernel_tables import DEVICES, FAMILIES, Kernels, read_kernels
+import numpy as np
+
+from benchmarks.truth.kernel_tables import DEVICES, FAMILIES, Curve, Kernels, read_kernels
 from benchmarks.truth.row import Row
-from fxpart.core.graph import FloatArray
 from fxpart.cost.curves.tables import KINDS, Residuals
 
-__all__ = ["NAME", "SOURCE", "rows"]
+__all__ = ["NAME", "SOURCE", "interpolated_rows", "rows"]
 
 NAME = "kernels, by latency.tables"
 SOURCE = "ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, 16 bits"
@@ -18,16 +19,16 @@ def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each held-out kernel."""
     for prefix, device in DEVICES.items():
         for kind, name in KINDS.items():
-            curve = getattr(FAMILIES[device.curves], name)
             kernels = read_kernels(data, prefix, kind, "bfloat16")
-            predicted = curve.seconds(kernels.calls, kernels.rates)
-            is_known = ~kernels.held_out
-            known = type(kernels.calls)(*(column[is_known] for column in kernels.calls))
-            residuals = Residuals.of(known, kernels.seconds[is_known], predicted[is_known])
-            yield from _held_out(kernels, predicted * residuals.factor(kernels.calls))
+            yield from interpolated_rows(kernels, getattr(FAMILIES[device.curves], name))
 
 
-def _held_out(kernels: Kernels, predicted: FloatArray) -> Iterator[Row]:
+def interpolated_rows(kernels: Kernels, curve: Curve) -> Iterator[Row]:
+    """Yield a row for each held-out kernel: `curve`, corrected by those that are not held out."""
+    predicted = curve.seconds(kernels.calls, kernels.rates)
+    known = np.flatnonzero(~kernels.held_out)
+    residuals = Residuals.of(kernels.calls.only(known), kernels.seconds[known], predicted[known])
+    predicted = predicted * residuals.factor(kernels.calls)
     columns = (kernels.labels, predicted, kernels.seconds, kernels.held_out)
     for label, guess, seconds, held_out in zip(*columns, strict=True):
         if held_out:

@@ -1,8 +1,8 @@
 """Times of Megatron-LM's training steps on eight B200s, compared with the plans of `megatron_b200`.
 
-One number is fitted, to half of the combinations of model and degrees: products and attention take
-1.785 times as long as at an H100's share of the peak, the median over the rows not held out. The
-curves of ``b200`` in ``conf/latency/kernels.yaml`` include it.
+One number is fitted, to half of the combinations of model and degrees: products and attention reach
+0.63 of the rate of kernels measured one by one, the median over the rows not held out. It is the
+`sustained_share` of ``b200`` in ``conf/latency/kernels.yaml``.
 """
 
 from collections.abc import Iterator, Sequence

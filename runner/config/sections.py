@@ -230,7 +230,8 @@ class LatencyConfig:
     """For ``kernels``: whether devices without their own curves use another family's; otherwise
     they use the roofline."""
     tables: str | None = None
-    """For ``kernels``: a folder of measured tables, which are interpolated."""
+    """For ``kernels``: measured tables, which are interpolated: a folder, or ``aiconfigurator`` for
+    the installed package."""
     file: str | None = None
     """For ``calibrated``: the calibration; None fits this model's own measurements. For ``trace``:
     the output of ``torch.profiler``."""

@@ -12,6 +12,7 @@ from fxpart.core.topology import Topology
 from fxpart.cost.calibration import read_calibration
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.installed_tables import InstalledTables
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
@@ -20,7 +21,9 @@ from fxpart.cost.trace import TraceTimes, read_trace
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.auto_latency import roofline_reason
 from runner.config.sections import Config, LatencyConfig
+from runner.experiment.measured_tables import check_tables, tables_of
 from runner.experiment.subject import Subject, symbols_of
+from runner.experiment.topology import build_topology
 from runner.experiment.training import is_megatron, is_training, step_options
 from runner.output.terminal import counted, progress
 
@@ -66,6 +69,7 @@ def check_latency(config: Config) -> None:
     _roofline(latency)
     if latency.source == "kernels":
         _kernel_model(latency)
+        check_tables(config)
     if latency.source == "trace":
         _trace_times(latency)
     if latency.source in ("kernels", "trace") and config.capture.symbolic != "none":
@@ -185,11 +189,7 @@ def ring_curves(
 
 def _kernel_model(latency: LatencyConfig) -> KernelModel:
     families = {str(name): family_from(name, curves) for name, curves in latency.curves.items()}
-    tables = Path(latency.tables) if latency.tables else None
-    if tables and not tables.is_dir():
-        raise SpecError(
-            f"latency.tables={tables} is not a folder; name a folder of measured tables"
-        )
+    tables = tables_of(latency)
     return KernelModel(families, _roofline(latency), tables, carries=latency.carries_curves)
 
 
@@ -280,13 +280,7 @@ def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
     """Return what tables cover, which devices use curves, and what lacks both."""
     notes = []
     if times.tables:
-        pools = [p for p in config.devices.pools if p.curves and (times.carries or p.own_curves)]
-        for family in dict.fromkeys(pool.curves for pool in pools):
-            covered, total = times.table_coverage(graph, family)
-            notes.append(
-                f"of {times.tables} ({family}) for {covered} of {total} products and attention"
-                " calls, of curves for the others"
-            )
+        notes += _table_notes(config, times, times.tables, graph)
     if not times.carries:
         pools = config.devices.pools
         has_own = {pool.name: bool(pool.curves and pool.own_curves) for pool in pools}
@@ -303,6 +297,27 @@ def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
     if config.execute.name != "none":
         notes.append(f"{'' if notes else 'of curves, '}{_NOT_HERE}")
     return ", ".join(notes)
+
+
+def _table_notes(
+    config: Config, times: KernelModel, tables: Path | InstalledTables, graph: OpGraph
+) -> list[str]:
+    """Return what tables cover, for each family in a folder and each device of the package."""
+    devices = build_topology(config.devices, config.transfer_rate).devices
+    with_curves = [device for device in devices if times.has_curves(device)]
+    of_families = isinstance(tables, Path)
+    notes = []
+    for device in {d.curves if of_families else d.name: d for d in with_curves}.values():
+        label = device.curves if isinstance(tables, Path) else tables.label(device.name)
+        if not label:
+            notes.append(f"of curves of {device.name}, of which {tables} has no tables")
+            continue
+        covered, total = times.table_coverage(graph, device)
+        notes.append(
+            f"of {tables} ({label}) for {covered} of {total} products and attention calls, of"
+            " curves for the others"
+        )
+    return notes
 
 
 _NOT_HERE = (

@@ -31,6 +31,7 @@ from runner.config.sections import (
     ModeConfig,
     TrackingConfig,
 )
+from runner.experiment.measured_tables import table_paths
 from runner.experiment.mesh import replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
@@ -230,7 +231,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "level": config.capture.level,
         "devices": _device_numbers(config.devices),
         "transfer_rate": _link_numbers(config.transfer_rate),
-        "latency": _latency_numbers(config.latency),
+        "latency": _latency_numbers(config),
         "granularity": config.granularity,
         "objective": config.objective,
         "phase": config.phase.name,
@@ -342,18 +343,18 @@ def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
     return {"name": mode.name, "options": options}
 
 
-def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
+def _latency_numbers(config: Config) -> dict[str, object]:
     """Return the settings behind operator times, with digests of their files, without names."""
+    latency = config.latency
     numbers = latency_settings(latency)
     if latency.file:
         # An unreadable file is reported later, with a message of its own.
         with suppress(OSError):
             numbers["file"] = sha256(read_regular(Path(latency.file))).hexdigest()
     if latency.source == "kernels" and latency.tables:
-        with suppress(OSError):
-            paths = sorted(Path(latency.tables).glob("*.parquet"))
+        with suppress(OSError, SpecError):
             numbers["tables"] = [
-                (path.name, sha256(read_regular(path)).hexdigest()) for path in paths
+                (name, sha256(read_regular(path)).hexdigest()) for name, path in table_paths(config)
             ]
     return {"source": latency.source, **numbers}
 

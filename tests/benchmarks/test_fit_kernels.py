@@ -53,6 +53,7 @@ def test_a_planted_curve_is_recovered(
 
     monkeypatch.setattr(fit_kernels, "family", family)
     monkeypatch.setattr(fit_kernels, "DEVICES", {"h100_sxm": DEVICES["h100_sxm"]})
+    monkeypatch.setattr(fit_kernels, "INSTALLED_FAMILIES", {})
     output = tmp_path / "kernels.yaml"
     before = (conf_dir() / "latency" / "kernels.yaml").read_text()
     output.write_text(before)
@@ -61,9 +62,9 @@ def test_a_planted_curve_is_recovered(
     written = OmegaConf.load(output)
     assert written.source == "kernels"
     # Families without measurements are kept, with their comments.
-    by_hand = before[before.index("  # By hand") :]
-    assert output.read_text().endswith(by_hand)
-    assert output.read_text().count("link_bytes_per_s: ") == len(written.curves)
+    others = before[before.index("  b200:\n") :]
+    assert output.read_text().endswith(others)
+    assert output.read_text().count("measured_on: ") == len(written.curves)
     assert written.curves.a100 == OmegaConf.create(before).curves.a100
     read = family_from("h100", written.curves.h100)
     kernels = read_kernels(tmp_path, "h100_sxm", "gemm", "bfloat16")
@@ -71,6 +72,27 @@ def test_a_planted_curve_is_recovered(
     assert np.median(np.abs(error)) < 0.03
     assert read.collectives["all_reduce"] == CollectiveCurve(1, 2, 3, 0.5)
     assert replace(read, gemm=shipped.gemm, collectives={}) == replace(shipped, collectives={})
+
+
+def test_families_of_the_package_take_the_collectives_of_the_h100_if_they_have_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def curves(read: object, device: str) -> dict[str, fit_kernels.Fitted[Any]]:
+        return {"gemm": fit_kernels.Fitted(FAMILIES[device].gemm, f"fitted to {device}")}
+
+    monkeypatch.setattr(fit_kernels, "_kernel_curves", curves)
+    ring = fit_kernels.Fitted(CollectiveCurve(1, 2, 3, 0.5), "fitted")
+    own = fit_kernels.Fitted(FAMILIES["h100"].gemm, "fitted")
+    families = fit_kernels._installed_families({"gemm": own, "collectives.all_reduce": ring})
+    b200, l40s = families["b200"], families["l40s"]
+    assert b200.curves["gemm"].note == "fitted to b200"
+    assert b200.curves["collectives.all_reduce"].curve == ring.curve
+    assert "the H100's" in b200.curves["collectives.all_reduce"].note
+    assert list(l40s.curves) == ["gemm"]
+    written = OmegaConf.create(fit_kernels._yaml(families)).curves
+    assert written.b200.link_bytes_per_s == 900e9
+    assert written.b200.sustained_share == 0.63
+    assert "link_bytes_per_s" not in written.l40s
 
 
 def test_half_of_the_rows_are_held_out_independently_of_the_others(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fxpart.core.graph import FloatArray
+from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.curves.gemm import Rates, smooth_maximum
 
 __all__ = ["ROWS_OF_BLOCK", "AttentionCurve", "Attentions", "DecodeCurve"]
@@ -41,6 +42,10 @@ class Attentions(NamedTuple):
     """Bytes per element of queries and results."""
     cache_bytes: FloatArray
     """Bytes per element of the cache to which keys and values are also written; 0 for none."""
+
+    def only(self, which: npt.NDArray[np.bool_] | IntArray) -> "Attentions":
+        """Return those calls alone."""
+        return Attentions(*(column[which] for column in self))
 
 
 @dataclass(frozen=True, slots=True)

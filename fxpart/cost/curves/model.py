@@ -14,6 +14,7 @@ from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.bandwidth import BandwidthShares, bandwidth_shares
 from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import Products, Rates
+from fxpart.cost.curves.installed_tables import InstalledTables
 from fxpart.cost.curves.shapes import Shapes, shapes_of
 from fxpart.cost.curves.tables import Residuals, read_tables
 from fxpart.cost.roofline import LatencyModel, rate_names
@@ -38,9 +39,9 @@ class KernelModel:
 
     families: Mapping[str, CurveFamily]
     roofline: LatencyModel
-    tables: Path | None = None
-    """A folder of measured 16-bit kernels (`fxpart.cost.curves.tables`), whose interpolated
-    residuals correct the curves of their family."""
+    tables: Path | InstalledTables | None = None
+    """Measured 16-bit kernels, whose interpolated residuals correct the curves: a folder with those
+    of families (`fxpart.cost.curves.tables`), or the installed package's, of particular devices."""
     layout: str = ""
     """Layout of quantized weights, whose products use the roofline since no kernels are
     measured."""
@@ -71,6 +72,7 @@ class KernelModel:
                 continue
             kind: tuple[object, ...] = (
                 device.curves,
+                device.name if isinstance(self.tables, InstalledTables) else "",
                 device.multiprocessors,
                 device.memory_bandwidth_bytes_per_s,
                 tuple(sorted(device.flops_per_s.items())),
@@ -100,7 +102,7 @@ class KernelModel:
     def _on_device(self, device: DeviceSpec) -> "_OnDevice":
         """Return the curves and corrections of the kernels that run on a device."""
         family, compute_share = self._family(device.curves, device.name), 1.0
-        residuals = self._residuals(device.curves, family)
+        residuals = self._residuals(device, family)
         if self.runs_torch and family.torch_attention:
             attention_family, compute_share = family.torch_attention
             attention = self._family(attention_family, device.name).attention
@@ -109,21 +111,26 @@ class KernelModel:
             family = replace(family, unaligned_shares=None)
         return _OnDevice(device, family, residuals, compute_share)
 
-    def _residuals(self, name: str, family: CurveFamily) -> Mapping[str, Residuals]:
-        """Return the corrections by `tables` of the kernels that run on devices of a family."""
-        residuals = read_tables(self.tables, name, family) if self.tables else {}
+    def _residuals(self, device: DeviceSpec, family: CurveFamily) -> Mapping[str, Residuals]:
+        """Return the corrections by `tables` of the kernels that run on a device of a family."""
+        if self.tables is None:
+            return {}
+        if isinstance(self.tables, InstalledTables):
+            residuals = self.tables.read(device.name, family)
+        else:
+            residuals = read_tables(self.tables, device.curves, family)
         if self.runs_torch and family.torch_attention:
             residuals.pop("attention", None)
         return residuals
 
-    def table_coverage(self, graph: OpGraph, name: str) -> tuple[int, int]:
+    def table_coverage(self, graph: OpGraph, device: DeviceSpec) -> tuple[int, int]:
         """Return how many products and attention calls `tables` cover, and how many there are.
 
         Others, far from every measured size or not of 16 bits, take the time of the curve.
 
         Args:
             graph: the graph to run.
-            name: a family with curves.
+            device: a device with curves.
 
         Raises:
             SpecError: as `op_time_s`.
@@ -137,7 +144,8 @@ class KernelModel:
             "attention": (attentions, attentions.element_bytes, ~is_token),
             "decode": (attentions, attentions.element_bytes, is_token),
         }
-        residuals, covered, total = self._residuals(name, self._family(name, name)), 0, 0
+        residuals = self._residuals(device, self._family(device.curves, device.name))
+        covered, total = 0, 0
         for kind, (of_kind, element_bytes, rows) in calls.items():
             total += int(rows.sum())
             if kind in residuals:

@@ -3,9 +3,11 @@
 Files are named ``<device>_<kind>.parquet``, such as ``h100_sxm_gemm.parquet``, in the format of
 ai-dynamo/aiconfigurator: kinds `gemm`, `context_attention` and `generation_attention`, latencies in
 ms. The logarithm of measured over predicted time is interpolated between the nearest rows in log
-sizes; it decays to 0, and so to the curve, far from every row.
+sizes; it decays to 0, and so to the curve, far from every row. Rows measured with operands in the
+device's cache, where a run does not find them, are left out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from errno import ENOENT
 from functools import cached_property, lru_cache
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.core.graph import FloatArray
+from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
 from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
@@ -24,7 +26,16 @@ from fxpart.errors import SpecError, one_line
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
-__all__ = ["KINDS", "MeasuredCalls", "Residuals", "measured_calls", "read_columns", "read_tables"]
+__all__ = [
+    "KINDS",
+    "MeasuredCalls",
+    "Residuals",
+    "measured_calls",
+    "read_columns",
+    "read_tables",
+    "residuals_of_files",
+    "rows_from_memory",
+]
 
 KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "decode"}
 """Curve of each kind of table."""
@@ -45,6 +56,13 @@ _NEIGHBOURS = 8
 _FAR = 2.0
 """Distance in octaves at which a row has the same weight as the prior of no correction."""
 _NEAR = 1e-6
+_WARM_TABLE = 0.01
+"""Least share of rows faster than memory in a table measured with a warm cache: 8 and 14 % for
+decode and products in aiconfigurator's tables of an L40S, below 0.2 % in those of other devices."""
+_MOST_CACHE_BYTES = 128e6
+"""More than the last-level cache of any device (B200: 126 MB)."""
+_READING = 0.25
+"""Largest share of the time for reading from memory in a row that hardly depends on the cache."""
 _Calls = TypeVar("_Calls", Products, Attentions)
 
 
@@ -131,8 +149,6 @@ def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
 def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Residuals"]:
     """Return the residuals of a family's 16-bit kernels in a folder, by curve.
 
-    Files are cached until they change.
-
     Args:
         folder: folder of the parquet files; those of the family begin with its name.
         family: name of the family, such as ``h100``.
@@ -148,18 +164,40 @@ def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Re
             f"latency.tables={folder} needs the rates of the device of {family} that was measured:"
             f" state latency.curves.{family}.measured_on"
         )
-    residuals: dict[str, Residuals] = {}
-    for kind, name in KINDS.items():
-        for path in sorted(folder.glob(f"{family}_*{kind}.parquet"))[:1]:
-            version = path.stat().st_mtime_ns, path.stat().st_size
-            residuals[name] = _residuals(
-                path, version, kind, getattr(curves, name), curves.measured_on
-            )
-    if not residuals:
+    found = {kind: sorted(folder.glob(f"{family}_*{kind}.parquet")) for kind in KINDS}
+    paths = {kind: of_kind[0] for kind, of_kind in found.items() if of_kind}
+    if not paths:
         raise SpecError(
             f"latency.tables={folder} has no table of {family}; name a folder with files such as"
             f" {family}_sxm_gemm.parquet"
         )
+    return residuals_of_files(paths, curves, curves.measured_on)
+
+
+def residuals_of_files(
+    paths: Mapping[str, Path], curves: CurveFamily, rates: Rates
+) -> dict[str, "Residuals"]:
+    """Return the residuals of the 16-bit kernels in files, by curve.
+
+    Files are cached until they change.
+
+    Args:
+        paths: the file of each kind of table.
+        curves: the curves that the residuals correct.
+        rates: the rates in bfloat16 of the device that was measured.
+
+    Raises:
+        SpecError: if a table is missing or damaged.
+
+    """
+    residuals: dict[str, Residuals] = {}
+    for kind, path in paths.items():
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read ({one_line(error)})") from error
+        version, name = (status.st_mtime_ns, status.st_size), KINDS[kind]
+        residuals[name] = _residuals(path, version, kind, getattr(curves, name), rates)
     return residuals
 
 
@@ -172,8 +210,37 @@ def _residuals(
     rates: Rates,
 ) -> "Residuals":
     measured = measured_calls(path, kind, "bfloat16")
-    predicted = curve.seconds(measured.calls, rates)
-    return Residuals.of(measured.calls, measured.seconds, predicted)
+    rows = rows_from_memory(measured.calls, measured.seconds, rates.bytes_per_s)
+    calls, seconds = measured.calls.only(rows), measured.seconds[rows]
+    return Residuals.of(calls, seconds, curve.seconds(calls, rates))
+
+
+def rows_from_memory(
+    calls: Products | Attentions, seconds: FloatArray, bytes_per_s: float
+) -> IntArray:
+    """Return the rows of a table whose operands were read from memory, as in a run.
+
+    A row that is faster than memory was repeated with its operands in the last-level cache. If
+    `_WARM_TABLE` of the rows are, the others were measured in the same way: then only those count
+    that no cache holds, or that take much longer than reading.
+    """
+    moved_bytes, memory_bytes = _moved_bytes(calls), seconds * bytes_per_s
+    is_slower = moved_bytes <= memory_bytes
+    if len(seconds) and np.mean(~is_slower) > _WARM_TABLE:
+        is_slower &= (moved_bytes >= _MOST_CACHE_BYTES) | (moved_bytes <= _READING * memory_bytes)
+    return np.flatnonzero(is_slower)
+
+
+def _moved_bytes(calls: Products | Attentions) -> FloatArray:
+    """Return the bytes of operands and results of each call."""
+    if isinstance(calls, Products):
+        operands = (calls.m + calls.n) * calls.k * calls.operand_bytes
+        return calls.batch * (operands + calls.m * calls.n * calls.result_bytes)
+    reach = np.where(calls.window > 0, calls.window + calls.queries - 1, calls.keys)
+    kept_bytes = np.where(calls.cache_bytes > 0, calls.cache_bytes, calls.element_bytes)
+    cache = 2 * calls.key_heads * np.minimum(reach, calls.keys) * kept_bytes
+    passed = 2 * calls.heads * calls.queries * calls.element_bytes
+    return calls.batch * calls.head_size * (cache + passed)
 
 
 # No slots, because of the cached property.

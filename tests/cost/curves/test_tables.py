@@ -9,10 +9,11 @@ import pyarrow.parquet
 import pytest
 
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.family import CurveFamily, family_from
 from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.model import KernelModel
-from fxpart.cost.curves.tables import Residuals, measured_calls, read_tables
+from fxpart.cost.curves.tables import Residuals, measured_calls, read_tables, rows_from_memory
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError
 from tests.cost.curves.test_curves import GEMM, graph_of_a_product, settings
@@ -69,8 +70,8 @@ def test_only_16_bit_products_use_the_tables_of_the_family(tmp_path: Path) -> No
     assert measured[1].tolist() == plain[1].tolist()
     single = tables.op_time_s(in_32_bits, topology)
     assert single.tolist() == curves.op_time_s(in_32_bits, topology).tolist()
-    assert tables.table_coverage(in_16_bits, "f") == (1, 1)
-    assert tables.table_coverage(in_32_bits, "f") == (0, 1)
+    assert tables.table_coverage(in_16_bits, devices[0]) == (1, 1)
+    assert tables.table_coverage(in_32_bits, devices[0]) == (0, 1)
 
 
 def test_a_table_is_read_again_only_if_it_changed(
@@ -100,6 +101,29 @@ def test_tables_of_unknown_devices_are_refused(tmp_path: Path) -> None:
         read_tables(tmp_path, "f", family_from("f", settings()))
     with pytest.raises(SpecError, match=r"f\.measured_on\.bytes_per_s must be more than 0"):
         _family(measured_on={"flops_per_s": 1, "bytes_per_s": 0, "multiprocessors": 1})
+
+
+def test_rows_measured_in_a_cache_are_left_out() -> None:
+    # Two bytes for each of 2^20 + 2 x 2^10 elements, read in 1 s: 2,101,248 bytes/s.
+    row = (1024.0, 1024.0, 1.0)
+    calls = _products(*[row] * 200)
+    seconds = np.ones(200)
+    assert len(rows_from_memory(calls, seconds, 2_101_248)) == 200
+    # One of 200 is an accident.
+    seconds[7] = 0.5
+    slower = [place for place in range(200) if place != 7]
+    assert rows_from_memory(calls, seconds, 2_101_248).tolist() == slower
+    # With 3 of 200, all were in a cache: a row counts if it takes four times as long as reading.
+    seconds[[8, 9]] = 0.5
+    seconds[10] = 4
+    assert rows_from_memory(calls, seconds, 2_101_248).tolist() == [10]
+    # No cache holds 2 x 64e6 bytes of keys and values.
+    one = np.ones(2)
+    sizes = np.array([32e6, 31e6])
+    tokens = Attentions(one, one, sizes, one, one, one, 0 * one, one, 2 * one, 2 * one)
+    warm = Attentions(*(np.concatenate([column, column[:1]]) for column in tokens))
+    rows = rows_from_memory(warm, np.array([1.0, 1.0, 0.5]), 4 * 32e6 + 4)
+    assert rows.tolist() == [0]
 
 
 def test_rows_of_another_dtype_are_skipped(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_an_accelerator_has_curves_of_its_own_or_the_roofline(accelerator: str) 
     latency = read(f"devices=1x{accelerator}").latency
     assert latency.name == "auto"
     measured = {"a100_40gb": "a100", "a100_80gb": "a100", "h100": "h100", "h200": "h100"}
-    family = {**measured, "b200": "b200"}.get(accelerator, "")
+    family = {**measured, "b200": "b200", "l40s": "l40s"}.get(accelerator, "")
     assert latency.source == ("kernels" if family else "roofline")
     # No other curves, which would be in the key of the job.
     assert set(latency.curves) == {family} - {""}

@@ -1,0 +1,149 @@
+"""Tables of measured kernels in the package aiconfigurator-core, where it is installed.
+
+Only its data are read; the package itself is not imported. A table is the file
+``systems/data/<system>/<group>/<backend>/<version>/<kind>_perf.parquet``, with the columns that
+`fxpart.cost.curves.tables` reads from a folder of tables.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.version import InvalidVersion, Version
+
+from fxpart.cost.curves.family import CurveFamily
+from fxpart.cost.curves.gemm import Rates
+from fxpart.cost.curves.tables import KINDS, Residuals, residuals_of_files
+from fxpart.errors import SpecError
+
+__all__ = ["INSTALLED", "InstalledTables", "MeasuredDevice", "TableFile", "installed_folder"]
+
+INSTALLED = "aiconfigurator"
+"""The value of ``latency.tables`` that means the installed package."""
+_PACKAGE, _DISTRIBUTION = "aiconfigurator_core", "aiconfigurator-core"
+_GROUP = {
+    "gemm": "gemm",
+    "context_attention": "attention",
+    "generation_attention": "attention",
+}
+_BACKENDS = ("vllm", "sglang", "trtllm")
+"""In order of preference. vLLM's products in 16 bits are those of `torch.nn.functional.linear` and
+its attention is FlashAttention, as in PyTorch; the shipped curves are fitted to its tables."""
+
+
+class MeasuredDevice(NamedTuple):
+    """The device on which the tables of a system were measured."""
+
+    system: str
+    """Name of its folder in the package, such as ``h200_sxm``."""
+    rates: Rates
+    """Its rates in bfloat16."""
+
+
+class TableFile(NamedTuple):
+    """A table of the package."""
+
+    path: Path
+    backend: str
+    """The library whose kernels were measured, and its version, such as ``vllm 0.24.0``."""
+
+
+def installed_folder() -> Path:
+    """Return the folder of the installed package's tables, with a folder for each system.
+
+    Raises:
+        SpecError: if the package is not installed, or has no tables.
+
+    """
+    # Finding a top-level package does not import it.
+    spec = find_spec(_PACKAGE)
+    if spec is None:
+        raise SpecError(
+            f"latency.tables={INSTALLED} needs {_DISTRIBUTION}; pip install 'fxpart[{INSTALLED}]'"
+        )
+    folders = [Path(place, "systems", "data") for place in spec.submodule_search_locations or ()]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise SpecError(
+        f"latency.tables={INSTALLED}: the installed {_DISTRIBUTION} has no folder systems/data"
+        f" (read: {', '.join(map(str, folders)) or spec.origin}); pip install"
+        f" 'fxpart[{INSTALLED}]'"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledTables:
+    """The tables of the package, and the devices that they were measured on."""
+
+    folder: Path
+    devices: Mapping[str, MeasuredDevice]
+    """By `DeviceSpec.name`."""
+
+    def __str__(self) -> str:
+        """Return the name that selects the package."""
+        return INSTALLED
+
+    def files(self, device: str) -> dict[str, TableFile]:
+        """Return the tables of a device by kind; empty if none was measured on it.
+
+        For each kind that is the newest version of the first backend in the order of preference
+        that has a table.
+
+        Raises:
+            SpecError: if the package has no table of the device's system.
+
+        """
+        if device not in self.devices:
+            return {}
+        system = self.devices[device].system
+        tables = {kind: table for kind in KINDS if (table := _newest(self.folder / system, kind))}
+        if not tables:
+            raise SpecError(
+                f"latency.tables={INSTALLED} has no table of {system} ({device}) in {self.folder};"
+                f" pip install 'fxpart[{INSTALLED}]'"
+            )
+        return tables
+
+    def read(self, device: str, curves: CurveFamily) -> dict[str, Residuals]:
+        """Return the residuals of a device's 16-bit kernels by curve; empty if it has no tables.
+
+        Args:
+            device: name of the device.
+            curves: the curves that it uses.
+
+        Raises:
+            SpecError: if a table is missing or damaged.
+
+        """
+        paths = {kind: table.path for kind, table in self.files(device).items()}
+        return residuals_of_files(paths, curves, self.devices[device].rates) if paths else {}
+
+    def label(self, device: str) -> str:
+        """Return the system and the backends of a device's tables: ``h200_sxm, vllm 0.24.0``.
+
+        It is empty if the device has no tables.
+        """
+        if device not in self.devices:
+            return ""
+        backends = dict.fromkeys(table.backend for table in self.files(device).values())
+        return ", ".join([self.devices[device].system, *backends])
+
+
+def _newest(system: Path, kind: str) -> TableFile | None:
+    for backend in _BACKENDS:
+        paths = (system / _GROUP[kind] / backend).glob(f"*/{kind}_perf.parquet")
+        versions = {path: version for path in paths if (version := _version(path.parent.name))}
+        if versions:
+            newest = max(versions, key=lambda path: (versions[path], path.parent.name))
+            return TableFile(newest, f"{backend} {newest.parent.name}")
+    return None
+
+
+def _version(name: str) -> Version | None:
+    try:
+        return Version(name)
+    except InvalidVersion:
+        return None
