@@ -223,6 +223,10 @@ _MEANINGS = (
         r"(?:Ambiguous value for argument|Sweep parameters) '([^']*)'",
         "{0} has several values; add -m for a sweep over them",
     ),
+    (
+        r"int too large to convert to float",
+        "an integer has more than the 308 digits of the largest number; write a smaller one",
+    ),
     (r"maximum recursion depth", "a defaults list leads back to itself; leave that entry out"),
     (r"Invalid loaded object type", "a file has a single value; write `key: value` lines"),
     (

@@ -139,6 +139,7 @@ def test_only_a_whole_number_is_written_out_in_digits() -> None:
         ("~model", "~model: a run needs one; choose another, model=..."),
         ("model=[gpt2]", "model=[gpt2]: choose one, not a list; write model=gpt2"),
         ("model=null", "model=null names nothing; give a name, which --help lists"),
+        (f"latency.op_overhead_s=1{'0' * 400}", "an integer has more than the 308 digits of the"),
         ("mode@x=single", "Could not override 'mode@x'; Did you mean to override mode?"),
         ("devices=${no}", "Error resolving interpolation '${no}', possible interpolation keys: "),
         ("mode=single,kl_based", "mode=single,kl_based has several values; add -m for a sweep"),
