@@ -26,7 +26,7 @@ from fxpart.cost.curves.installed_tables import InstalledTables
 from fxpart.cost.curves.tables import measured_calls, rows_from_memory
 from runner.config.paths import conf_dir
 from runner.config.specs import accelerator_files, read_accelerator
-from runner.experiment.measured_tables import installed_tables
+from runner.experiment.measured_tables import package_tables
 
 __all__ = [
     "DEVICES",
@@ -152,7 +152,7 @@ def _installed() -> InstalledTables:
     if find_spec("aiconfigurator_core") is None:
         package = "aiconfigurator-core (pip install 'fxpart[aiconfigurator]')"
         raise FileNotFoundError(ENOENT, "not installed", package)
-    return installed_tables()
+    return package_tables()
 
 
 def _kernels(path: Path, device: DeviceSpec, key: tuple[str, str, str]) -> Kernels:

@@ -224,8 +224,8 @@ _MEANINGS = (
         "{0} has several values; add -m for a sweep over them",
     ),
     (
-        r"int too large to convert to float",
-        "an integer has more than the 308 digits of the largest number; write a smaller one",
+        r"int too large to convert to float|Exceeds the limit \(\d+ digits\) for integer",
+        "an integer is larger than 1.8e308, the largest number; write a smaller one",
     ),
     (r"maximum recursion depth", "a defaults list leads back to itself; leave that entry out"),
     (r"Invalid loaded object type", "a file has a single value; write `key: value` lines"),

@@ -1,6 +1,7 @@
 """The tables of measured kernels that ``latency.tables`` names: a folder, or the package's."""
 
 from pathlib import Path
+from typing import Any
 
 from fxpart.cost.curves.gemm import Rates
 from fxpart.cost.curves.installed_tables import (
@@ -9,14 +10,15 @@ from fxpart.cost.curves.installed_tables import (
     MeasuredDevice,
     installed_folder,
 )
+from fxpart.cost.curves.tables import FolderTables
 from fxpart.errors import SpecError
 from runner.config.sections import Config, LatencyConfig
 from runner.config.specs import accelerator_files, read_accelerator
 
-__all__ = ["check_tables", "installed_tables", "table_paths", "tables_of"]
+__all__ = ["check_tables", "package_tables", "table_paths", "tables_of"]
 
 
-def tables_of(latency: LatencyConfig) -> Path | InstalledTables | None:
+def tables_of(latency: LatencyConfig) -> FolderTables | InstalledTables | None:
     """Return the folder or the package that ``latency.tables`` names; None without any.
 
     Raises:
@@ -26,17 +28,17 @@ def tables_of(latency: LatencyConfig) -> Path | InstalledTables | None:
     if not latency.tables:
         return None
     if latency.tables == INSTALLED:
-        return installed_tables()
+        return package_tables()
     folder = Path(latency.tables)
     if not folder.is_dir():
         raise SpecError(
             f"latency.tables={folder} is not a folder; name a folder of measured tables, or"
             f" {INSTALLED} for the installed package"
         )
-    return folder
+    return FolderTables(folder)
 
 
-def installed_tables() -> InstalledTables:
+def package_tables() -> InstalledTables:
     """Return the package's tables, with the accelerators whose files name one of its systems.
 
     Raises:
@@ -47,25 +49,34 @@ def installed_tables() -> InstalledTables:
     entries = {name: read_accelerator(path) for name, path in files.items()}
     devices = {}
     for name, entry in entries.items():
-        # The peaks of the file, not those of a run's devices, which may differ from what was
-        # measured.
-        measured_name = str(entry.get("measured_as") or name)
-        if measured_name not in entries:
-            raise SpecError(
-                f"accelerator file {files[name]}: measured_as={measured_name} is no accelerator"
-            )
-        measured = entries[measured_name]
+        measured = entry
+        if borrowed := entry.get("measured_as"):
+            measured = entries.get(str(borrowed), {})
+            if "measured_system" not in measured:
+                raise SpecError(
+                    f"accelerator file {files[name]}: measured_as={borrowed} is no accelerator"
+                    " with a measured_system"
+                )
         if system := measured.get("measured_system"):
-            rates = measured["flops_per_s"]
-            devices[name] = MeasuredDevice(
-                str(system),
-                Rates(
-                    rates.get("bfloat16") or rates["float32"],
-                    measured["memory_bandwidth_bytes_per_s"],
-                    measured.get("multiprocessors") or 100,
-                ),
-            )
+            devices[name] = MeasuredDevice(str(system), _rates(files[name], measured))
     return InstalledTables(installed_folder(), devices)
+
+
+def _rates(path: Path, entry: dict[str, Any]) -> Rates:
+    """Return the peaks in an accelerator file: a run's devices may differ from what was measured.
+
+    Raises:
+        SpecError: if it states none in 16 bits.
+
+    """
+    rates = entry["flops_per_s"]
+    if "bfloat16" not in rates or "multiprocessors" not in entry:
+        raise SpecError(
+            f"accelerator file {path}: measured_system needs flops_per_s.bfloat16 and"
+            " multiprocessors"
+        )
+    bytes_per_s = entry["memory_bandwidth_bytes_per_s"]
+    return Rates(rates["bfloat16"], bytes_per_s, entry["multiprocessors"])
 
 
 def check_tables(config: Config) -> None:
@@ -73,9 +84,14 @@ def check_tables(config: Config) -> None:
     tables = tables_of(config.latency)
     if not isinstance(tables, InstalledTables):
         return
-    names = list(dict.fromkeys(pool.name for pool in config.devices.pools))
-    found = [tables.files(name) for name in names]
-    if not any(found):
+    pools = [pool for pool in config.devices.pools if tables.files(pool.name)]
+    if without_curves := [pool.name for pool in pools if not pool.curves]:
+        raise SpecError(
+            f"latency.tables={INSTALLED} corrects curves, and {', '.join(without_curves)} has none;"
+            " state curves in the accelerator file, or leave the tables out"
+        )
+    if not pools:
+        names = dict.fromkeys(pool.name for pool in config.devices.pools)
         raise SpecError(
             f"latency.tables={INSTALLED} has no tables of {', '.join(names)}, only of"
             f" {', '.join(tables.devices)}; leave it out, or state measured_system in the"
@@ -84,7 +100,10 @@ def check_tables(config: Config) -> None:
 
 
 def table_paths(config: Config) -> list[tuple[str, Path]]:
-    """Return the files that times depend on, each with a name that does not depend on its folder.
+    """Return the files that times depend on, and for each what else decides how it is used.
+
+    These texts do not depend on the folder. For the package they name the pool and the rates at
+    which its tables were measured, since neither is among the numbers of a device.
 
     Raises:
         SpecError: as `check_tables`.
@@ -93,8 +112,11 @@ def table_paths(config: Config) -> list[tuple[str, Path]]:
     tables = tables_of(config.latency)
     if tables is None:
         return []
-    if isinstance(tables, Path):
-        return [(path.name, path) for path in sorted(tables.glob("*.parquet"))]
-    names = dict.fromkeys(pool.name for pool in config.devices.pools)
-    paths = [table.path for name in names for table in tables.files(name).values()]
-    return [(path.relative_to(tables.folder).as_posix(), path) for path in paths]
+    if isinstance(tables, FolderTables):
+        return [(path.name, path) for path in sorted(tables.folder.glob("*.parquet"))]
+    paths = []
+    for number, pool in enumerate(config.devices.pools):
+        for table in tables.files(pool.name).values():
+            name = table.path.relative_to(tables.folder).as_posix()
+            paths.append((f"pool {number}, {tables.device(pool.name)}: {name}", table.path))
+    return paths

@@ -12,8 +12,8 @@ from fxpart.core.topology import Topology
 from fxpart.cost.calibration import read_calibration
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import family_from
-from fxpart.cost.curves.installed_tables import InstalledTables
 from fxpart.cost.curves.model import KernelModel
+from fxpart.cost.curves.tables import MeasuredTables
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.tables import LatencySource
@@ -23,7 +23,6 @@ from runner.config.auto_latency import roofline_reason
 from runner.config.sections import Config, LatencyConfig
 from runner.experiment.measured_tables import check_tables, tables_of
 from runner.experiment.subject import Subject, symbols_of
-from runner.experiment.topology import build_topology
 from runner.experiment.training import is_megatron, is_training, step_options
 from runner.output.terminal import counted, progress
 
@@ -300,24 +299,23 @@ def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
 
 
 def _table_notes(
-    config: Config, times: KernelModel, tables: Path | InstalledTables, graph: OpGraph
+    config: Config, times: KernelModel, tables: MeasuredTables, graph: OpGraph
 ) -> list[str]:
-    """Return what tables cover, for each family in a folder and each device of the package."""
-    devices = build_topology(config.devices, config.transfer_rate).devices
-    with_curves = [device for device in devices if times.has_curves(device)]
-    of_families = isinstance(tables, Path)
-    notes = []
-    for device in {d.curves if of_families else d.name: d for d in with_curves}.values():
-        label = device.curves if isinstance(tables, Path) else tables.label(device.name)
-        if not label:
-            notes.append(f"of curves of {device.name}, of which {tables} has no tables")
+    """Return what tables cover, once for each that devices take."""
+    notes = {}
+    for pool in config.devices.pools:
+        if not pool.curves or not (times.carries or pool.own_curves):
             continue
-        covered, total = times.table_coverage(graph, device)
-        notes.append(
-            f"of {tables} ({label}) for {covered} of {total} products and attention calls, of"
-            " curves for the others"
-        )
-    return notes
+        label = tables.label(pool.name, pool.curves)
+        if not label:
+            notes[pool.name] = f"of curves of {pool.name}, of which {tables} has no tables"
+        elif label not in notes:
+            covered, total = times.table_coverage(graph, pool.name, pool.curves)
+            notes[label] = (
+                f"of {tables} ({label}) for {covered} of {total} products and attention calls, of"
+                " curves for the others"
+            )
+    return list(notes.values())
 
 
 _NOT_HERE = (

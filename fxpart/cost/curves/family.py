@@ -177,7 +177,7 @@ def _number(path: str, number: object, *, may_be_0: bool = False) -> float:
     plain = isinstance(number, int | float) and not isinstance(number, bool)
     # Compared before it is converted: an integer may be too large for a float.
     if not plain or not 0 <= number <= sys.float_info.max:  # type: ignore[operator]
-        raise SpecError(f"{path} must be a number, 0 or more, got {number}")
+        raise SpecError(f"{path} must be a number from 0 to 1.8e308, got {number!r:.40}")
     if number == 0 and not may_be_0:
         raise SpecError(f"{path} must be more than 0")
     return float(number)  # type: ignore[arg-type]

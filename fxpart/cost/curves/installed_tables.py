@@ -29,8 +29,8 @@ _GROUP = {
     "generation_attention": "attention",
 }
 _BACKENDS = ("vllm", "sglang", "trtllm")
-"""In order of preference. vLLM's products in 16 bits are those of `torch.nn.functional.linear` and
-its attention is FlashAttention, as in PyTorch; the shipped curves are fitted to its tables."""
+"""In order of preference. vLLM's products in 16 bits are those of `torch.nn.functional.linear`. The
+shipped curves are fitted to its tables."""
 
 
 class MeasuredDevice(NamedTuple):
@@ -61,7 +61,8 @@ def installed_folder() -> Path:
     spec = find_spec(_PACKAGE)
     if spec is None:
         raise SpecError(
-            f"latency.tables={INSTALLED} needs {_DISTRIBUTION}; pip install 'fxpart[{INSTALLED}]'"
+            f"latency.tables={INSTALLED} needs {_DISTRIBUTION}; pip install 'fxpart[{INSTALLED}]',"
+            f" or write ./{INSTALLED} for a folder of that name"
         )
     folders = [Path(place, "systems", "data") for place in spec.submodule_search_locations or ()]
     for folder in folders:
@@ -80,14 +81,18 @@ class InstalledTables:
 
     folder: Path
     devices: Mapping[str, MeasuredDevice]
-    """By `DeviceSpec.name`."""
+    """By the name of an accelerator, in lower case."""
 
     def __str__(self) -> str:
         """Return the name that selects the package."""
         return INSTALLED
 
-    def files(self, device: str) -> dict[str, TableFile]:
-        """Return the tables of a device by kind; empty if none was measured on it.
+    def device(self, accelerator: str) -> MeasuredDevice | None:
+        """Return the device whose tables an accelerator takes; None if it has none."""
+        return self.devices.get(accelerator.lower())
+
+    def files(self, accelerator: str) -> dict[str, TableFile]:
+        """Return the tables of an accelerator by kind; empty if none was measured on it.
 
         For each kind that is the newest version of the first backend in the order of preference
         that has a table.
@@ -96,40 +101,43 @@ class InstalledTables:
             SpecError: if the package has no table of the device's system.
 
         """
-        if device not in self.devices:
+        if (measured := self.device(accelerator)) is None:
             return {}
-        system = self.devices[device].system
+        system = measured.system
         tables = {kind: table for kind in KINDS if (table := _newest(self.folder / system, kind))}
         if not tables:
             raise SpecError(
-                f"latency.tables={INSTALLED} has no table of {system} ({device}) in {self.folder};"
-                f" pip install 'fxpart[{INSTALLED}]'"
+                f"latency.tables={INSTALLED} has no table of {system} ({accelerator}) in"
+                f" {self.folder}; pip install 'fxpart[{INSTALLED}]'"
             )
         return tables
 
-    def read(self, device: str, curves: CurveFamily) -> dict[str, Residuals]:
-        """Return the residuals of a device's 16-bit kernels by curve; empty if it has no tables.
-
-        Args:
-            device: name of the device.
-            curves: the curves that it uses.
+    def read(
+        self,
+        accelerator: str,
+        family: str,  # noqa: ARG002 - tables are of particular devices
+        curves: CurveFamily,
+    ) -> dict[str, Residuals]:
+        """Return the residuals of an accelerator's kernels by curve; empty if it has no tables.
 
         Raises:
             SpecError: if a table is missing or damaged.
 
         """
-        paths = {kind: table.path for kind, table in self.files(device).items()}
-        return residuals_of_files(paths, curves, self.devices[device].rates) if paths else {}
+        if (measured := self.device(accelerator)) is None:
+            return {}
+        paths = {kind: table.path for kind, table in self.files(accelerator).items()}
+        return residuals_of_files(paths, curves, measured.rates)
 
-    def label(self, device: str) -> str:
-        """Return the system and the backends of a device's tables: ``h200_sxm, vllm 0.24.0``.
+    def label(self, accelerator: str, family: str) -> str:  # noqa: ARG002 - of particular devices
+        """Return the system and the backends of its tables: ``h200_sxm, vllm 0.24.0``.
 
-        It is empty if the device has no tables.
+        It is empty if the accelerator has no tables.
         """
-        if device not in self.devices:
+        if (measured := self.device(accelerator)) is None:
             return ""
-        backends = dict.fromkeys(table.backend for table in self.files(device).values())
-        return ", ".join([self.devices[device].system, *backends])
+        backends = dict.fromkeys(table.backend for table in self.files(accelerator).values())
+        return ", ".join([measured.system, *backends])
 
 
 def _newest(system: Path, kind: str) -> TableFile | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +13,8 @@ from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.bandwidth import BandwidthShares, bandwidth_shares
 from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import Products, Rates
-from fxpart.cost.curves.installed_tables import InstalledTables
 from fxpart.cost.curves.shapes import Shapes, shapes_of
-from fxpart.cost.curves.tables import Residuals, read_tables
+from fxpart.cost.curves.tables import MeasuredTables, Residuals
 from fxpart.cost.roofline import LatencyModel, rate_names
 from fxpart.errors import SpecError, nearest_names
 
@@ -39,9 +37,8 @@ class KernelModel:
 
     families: Mapping[str, CurveFamily]
     roofline: LatencyModel
-    tables: Path | InstalledTables | None = None
-    """Measured 16-bit kernels, whose interpolated residuals correct the curves: a folder with those
-    of families (`fxpart.cost.curves.tables`), or the installed package's, of particular devices."""
+    tables: MeasuredTables | None = None
+    """Measured 16-bit kernels, whose interpolated residuals correct the curves."""
     layout: str = ""
     """Layout of quantized weights, whose products use the roofline since no kernels are
     measured."""
@@ -72,7 +69,7 @@ class KernelModel:
                 continue
             kind: tuple[object, ...] = (
                 device.curves,
-                device.name if isinstance(self.tables, InstalledTables) else "",
+                device.name if self.tables else "",
                 device.multiprocessors,
                 device.memory_bandwidth_bytes_per_s,
                 tuple(sorted(device.flops_per_s.items())),
@@ -102,7 +99,7 @@ class KernelModel:
     def _on_device(self, device: DeviceSpec) -> "_OnDevice":
         """Return the curves and corrections of the kernels that run on a device."""
         family, compute_share = self._family(device.curves, device.name), 1.0
-        residuals = self._residuals(device, family)
+        residuals = self._residuals(device.name, device.curves, family)
         if self.runs_torch and family.torch_attention:
             attention_family, compute_share = family.torch_attention
             attention = self._family(attention_family, device.name).attention
@@ -111,26 +108,26 @@ class KernelModel:
             family = replace(family, unaligned_shares=None)
         return _OnDevice(device, family, residuals, compute_share)
 
-    def _residuals(self, device: DeviceSpec, family: CurveFamily) -> Mapping[str, Residuals]:
+    def _residuals(
+        self, accelerator: str, name: str, family: CurveFamily
+    ) -> Mapping[str, Residuals]:
         """Return the corrections by `tables` of the kernels that run on a device of a family."""
         if self.tables is None:
             return {}
-        if isinstance(self.tables, InstalledTables):
-            residuals = self.tables.read(device.name, family)
-        else:
-            residuals = read_tables(self.tables, device.curves, family)
+        residuals = self.tables.read(accelerator, name, family)
         if self.runs_torch and family.torch_attention:
             residuals.pop("attention", None)
         return residuals
 
-    def table_coverage(self, graph: OpGraph, device: DeviceSpec) -> tuple[int, int]:
+    def table_coverage(self, graph: OpGraph, accelerator: str, name: str) -> tuple[int, int]:
         """Return how many products and attention calls `tables` cover, and how many there are.
 
         Others, far from every measured size or not of 16 bits, take the time of the curve.
 
         Args:
             graph: the graph to run.
-            device: a device with curves.
+            accelerator: the device that runs it.
+            name: the family whose curves it uses.
 
         Raises:
             SpecError: as `op_time_s`.
@@ -144,7 +141,7 @@ class KernelModel:
             "attention": (attentions, attentions.element_bytes, ~is_token),
             "decode": (attentions, attentions.element_bytes, is_token),
         }
-        residuals = self._residuals(device, self._family(device.curves, device.name))
+        residuals = self._residuals(accelerator, name, self._family(name, accelerator))
         covered, total = 0, 0
         for kind, (of_kind, element_bytes, rows) in calls.items():
             total += int(rows.sum())

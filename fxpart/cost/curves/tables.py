@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from errno import ENOENT
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "FolderTables",
     "MeasuredCalls",
+    "MeasuredTables",
     "Residuals",
     "measured_calls",
     "read_columns",
-    "read_tables",
     "residuals_of_files",
     "rows_from_memory",
 ]
@@ -56,13 +57,18 @@ _NEIGHBOURS = 8
 _FAR = 2.0
 """Distance in octaves at which a row has the same weight as the prior of no correction."""
 _NEAR = 1e-6
-_WARM_TABLE = 0.01
-"""Least share of rows faster than memory in a table measured with a warm cache: 8 and 14 % for
-decode and products in aiconfigurator's tables of an L40S, below 0.2 % in those of other devices."""
+_WARM_SHARE, _WARM_ROWS = 0.01, 10
+"""Least share and number of rows faster than memory in a table measured with a warm cache. In
+aiconfigurator's tables of an L40S the shares are 1.5, 8 and 14 % for prompts, tokens and products;
+in those of other devices they are below 0.2 %."""
 _MOST_CACHE_BYTES = 128e6
 """More than the last-level cache of any device (B200: 126 MB)."""
 _READING = 0.25
 """Largest share of the time for reading from memory in a row that hardly depends on the cache."""
+_FALLBACK = 5.0
+"""Least ratio of measured to predicted time in a row of a fallback kernel, which is no measure of
+its neighbours: attention with heads of 512, say, took 70 times as long as its curve on an H200."""
+_MAY_BE_0 = ("window_size", "step")
 _Calls = TypeVar("_Calls", Products, Attentions)
 
 
@@ -119,6 +125,10 @@ def measured_calls(path: Path, kind: str, dtype: str) -> MeasuredCalls[Any]:
         raise SpecError(f"{path}: a size or latency is not a number ({one_line(error)})") from error
     if not (np.isfinite(seconds) & (seconds > 0)).all():
         raise SpecError(f"{path}: a latency is not a positive number of ms")
+    for name, column in sizes.items():
+        least = 0 if name in _MAY_BE_0 else 1
+        if not (np.isfinite(column) & (column >= least)).all():
+            raise SpecError(f"{path}: {name} is not a number from {least} in every row")
     calls = _products(sizes, dtype) if kind == "gemm" else _attentions(sizes, dtype)
     return MeasuredCalls(calls, seconds, {name: size.tolist() for name, size in sizes.items()})
 
@@ -146,32 +156,66 @@ def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
     )
 
 
-def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Residuals"]:
-    """Return the residuals of a family's 16-bit kernels in a folder, by curve.
+class MeasuredTables(Protocol):
+    """Measured 16-bit kernels, for families of devices or for particular accelerators."""
 
-    Args:
-        folder: folder of the parquet files; those of the family begin with its name.
-        family: name of the family, such as ``h100``.
-        curves: the curves of the family.
+    def read(self, accelerator: str, family: str, curves: CurveFamily) -> dict[str, "Residuals"]:
+        """Return the residuals of an accelerator's kernels by curve; empty if it has no tables.
 
-    Raises:
-        SpecError: if the folder has no table of the family, a table is damaged, or the family lacks
-            `measured_on`.
+        Args:
+            accelerator: name of the device, such as ``h100``.
+            family: name of the family whose curves it uses.
+            curves: these curves.
 
-    """
-    if curves.measured_on is None:
-        raise SpecError(
-            f"latency.tables={folder} needs the rates of the device of {family} that was measured:"
-            f" state latency.curves.{family}.measured_on"
-        )
-    found = {kind: sorted(folder.glob(f"{family}_*{kind}.parquet")) for kind in KINDS}
-    paths = {kind: of_kind[0] for kind, of_kind in found.items() if of_kind}
-    if not paths:
-        raise SpecError(
-            f"latency.tables={folder} has no table of {family}; name a folder with files such as"
-            f" {family}_sxm_gemm.parquet"
-        )
-    return residuals_of_files(paths, curves, curves.measured_on)
+        Raises:
+            SpecError: if a table is missing or damaged.
+
+        """
+
+    def label(self, accelerator: str, family: str) -> str:
+        """Return which tables an accelerator takes; empty if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTables:
+    """The tables of a folder, whose file names begin with those of families."""
+
+    folder: Path
+
+    def __str__(self) -> str:
+        """Return the path of the folder."""
+        return str(self.folder)
+
+    def read(
+        self,
+        accelerator: str,  # noqa: ARG002 - tables are of families
+        family: str,
+        curves: CurveFamily,
+    ) -> dict[str, "Residuals"]:
+        """Return the residuals of a family's kernels by curve.
+
+        Raises:
+            SpecError: if the folder has no table of the family, a table is damaged, or
+                `curves.measured_on` is missing.
+
+        """
+        if curves.measured_on is None:
+            raise SpecError(
+                f"latency.tables={self} needs the rates of the device of {family} that was"
+                f" measured: state latency.curves.{family}.measured_on"
+            )
+        found = {kind: sorted(self.folder.glob(f"{family}_*{kind}.parquet")) for kind in KINDS}
+        paths = {kind: of_kind[0] for kind, of_kind in found.items() if of_kind}
+        if not paths:
+            raise SpecError(
+                f"latency.tables={self} has no table of {family}; name a folder with files such as"
+                f" {family}_sxm_gemm.parquet"
+            )
+        return residuals_of_files(paths, curves, curves.measured_on)
+
+    def label(self, accelerator: str, family: str) -> str:  # noqa: ARG002 - tables are of families
+        """Return the name of the family."""
+        return family
 
 
 def residuals_of_files(
@@ -212,7 +256,9 @@ def _residuals(
     measured = measured_calls(path, kind, "bfloat16")
     rows = rows_from_memory(measured.calls, measured.seconds, rates.bytes_per_s)
     calls, seconds = measured.calls.only(rows), measured.seconds[rows]
-    return Residuals.of(calls, seconds, curve.seconds(calls, rates))
+    predicted = curve.seconds(calls, rates)
+    usual = np.flatnonzero(seconds < _FALLBACK * predicted)
+    return Residuals.of(calls.only(usual), seconds[usual], predicted[usual])
 
 
 def rows_from_memory(
@@ -221,18 +267,19 @@ def rows_from_memory(
     """Return the rows of a table whose operands were read from memory, as in a run.
 
     A row that is faster than memory was repeated with its operands in the last-level cache. If
-    `_WARM_TABLE` of the rows are, the others were measured in the same way: then only those count
-    that no cache holds, or that take much longer than reading.
+    more than `_WARM_SHARE` of the rows are, and `_WARM_ROWS`, the others were measured in the same
+    way: then only those count that no cache holds, or that take much longer than reading.
     """
     moved_bytes, memory_bytes = _moved_bytes(calls), seconds * bytes_per_s
-    is_slower = moved_bytes <= memory_bytes
-    if len(seconds) and np.mean(~is_slower) > _WARM_TABLE:
-        is_slower &= (moved_bytes >= _MOST_CACHE_BYTES) | (moved_bytes <= _READING * memory_bytes)
-    return np.flatnonzero(is_slower)
+    is_faster = moved_bytes > memory_bytes
+    counts = ~is_faster
+    if is_faster.sum() > max(_WARM_ROWS - 1, _WARM_SHARE * len(seconds)):
+        counts &= (moved_bytes >= _MOST_CACHE_BYTES) | (moved_bytes <= _READING * memory_bytes)
+    return np.flatnonzero(counts)
 
 
 def _moved_bytes(calls: Products | Attentions) -> FloatArray:
-    """Return the bytes of operands and results of each call."""
+    """Return the bytes of operands and results of each call, without what prompts add to a cache."""
     if isinstance(calls, Products):
         operands = (calls.m + calls.n) * calls.k * calls.operand_bytes
         return calls.batch * (operands + calls.m * calls.n * calls.result_bytes)

@@ -60,22 +60,22 @@ def test_a_device_takes_its_own_table_at_the_peaks_that_were_measured(tmp_path: 
     assert measured[0, 1] == plain[0, 1] < 3
     assert plain[0, 2] > 5 * plain[0, 0]
     assert measured[0, 2] / plain[0, 2] == pytest.approx(5.0 / plain[0, 0], rel=1e-3)
-    assert tables.table_coverage(graph, CARD) == (1, 1)
-    assert tables.table_coverage(graph, topology.devices[1]) == (0, 1)
+    assert tables.table_coverage(graph, "CARD", "f") == (1, 1)
+    assert tables.table_coverage(graph, "other", "f") == (0, 1)
 
 
 def test_the_preferred_backend_and_its_newest_version_are_taken(tmp_path: Path) -> None:
     tables = _tables(tmp_path)
     _write_gemm(tmp_path, "card_sxm", "trtllm", "9.0.0")
-    assert tables.label("card") == "card_sxm, trtllm 9.0.0"
+    assert tables.label("card", "f") == "card_sxm, trtllm 9.0.0"
     # A final version is newer than its candidates, and 0.10 than 0.9.
     for version in ("0.9.0", "0.10.0rc2", "0.10.0", "latest"):
         _write_gemm(tmp_path, "card_sxm", "vllm", version)
-    assert tables.label("card") == "card_sxm, vllm 0.10.0"
+    assert tables.label("card", "f") == "card_sxm, vllm 0.10.0"
     path = tables.files("card")["gemm"].path
     assert path.relative_to(tmp_path).as_posix() == "card_sxm/gemm/vllm/0.10.0/gemm_perf.parquet"
     assert tables.files("other") == {}
-    assert tables.label("other") == ""
+    assert tables.label("other", "f") == ""
     assert str(tables) == "aiconfigurator"
 
 
@@ -87,7 +87,7 @@ def test_the_package_is_found_but_not_imported(
         installed_folder()
     assert str(refused.value) == (
         "latency.tables=aiconfigurator needs aiconfigurator-core;"
-        " pip install 'fxpart[aiconfigurator]'"
+        " pip install 'fxpart[aiconfigurator]', or write ./aiconfigurator for a folder of that name"
     )
     package = tmp_path / "aiconfigurator_core"
     package.mkdir()
@@ -104,10 +104,10 @@ def test_missing_and_damaged_tables_are_refused_in_one_line(tmp_path: Path) -> N
         tables.files("card")
     path = _write_gemm(tmp_path, "card_sxm", "vllm", "1.0", latency=["fast"])
     with pytest.raises(SpecError, match=r"gemm_perf\.parquet: a size or latency is not a number"):
-        tables.read("card", CURVES)
+        tables.read("card", "f", CURVES)
     path.write_text("m,n,k")
     with pytest.raises(SpecError, match=r"gemm_perf\.parquet is not a parquet table"):
-        tables.read("card", CURVES)
+        tables.read("card", "f", CURVES)
 
 
 @needs_package
