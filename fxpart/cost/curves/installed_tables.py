@@ -115,7 +115,7 @@ class InstalledTables:
     def read(
         self,
         accelerator: str,
-        family: str,  # noqa: ARG002 - tables are of particular devices
+        family: str,
         curves: CurveFamily,
     ) -> dict[str, Residuals]:
         """Return the residuals of an accelerator's kernels by curve; empty if it has no tables.
@@ -129,7 +129,7 @@ class InstalledTables:
         paths = {kind: table.path for kind, table in self.files(accelerator).items()}
         return residuals_of_files(paths, curves, measured.rates)
 
-    def label(self, accelerator: str, family: str) -> str:  # noqa: ARG002 - of particular devices
+    def label(self, accelerator: str, family: str) -> str:
         """Return the system and the backends of its tables: ``h200_sxm, vllm 0.24.0``.
 
         It is empty if the accelerator has no tables.

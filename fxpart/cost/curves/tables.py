@@ -188,7 +188,7 @@ class FolderTables:
 
     def read(
         self,
-        accelerator: str,  # noqa: ARG002 - tables are of families
+        accelerator: str,
         family: str,
         curves: CurveFamily,
     ) -> dict[str, "Residuals"]:
@@ -213,7 +213,7 @@ class FolderTables:
             )
         return residuals_of_files(paths, curves, curves.measured_on)
 
-    def label(self, accelerator: str, family: str) -> str:  # noqa: ARG002 - tables are of families
+    def label(self, accelerator: str, family: str) -> str:
         """Return the name of the family."""
         return family
 
@@ -279,7 +279,7 @@ def rows_from_memory(
 
 
 def _moved_bytes(calls: Products | Attentions) -> FloatArray:
-    """Return the bytes of operands and results of each call, without what prompts add to a cache."""
+    """Return the bytes of operands and results, without what prompts add to a cache."""
     if isinstance(calls, Products):
         operands = (calls.m + calls.n) * calls.k * calls.operand_bytes
         return calls.batch * (operands + calls.m * calls.n * calls.result_bytes)

@@ -146,13 +146,14 @@ def test_windows_and_prompts_limit_what_is_read() -> None:
 def test_rows_of_fallback_kernels_are_left_out(tmp_path: Path) -> None:
     family = _family()
     assert family.measured_on is not None
-    sizes = {"m": [16, 16], "n": [4, 8], "k": [8, 8]}
-    calls = Products(*(np.array(c, dtype=float) for c in ([1, 1], *sizes.values(), [2, 2], [2, 2])))
+    calls = _products((16, 4, 8), (16, 8, 8))
     usual, slow = family.gemm.seconds(calls, family.measured_on) * [4.0, 6.0]
     _table(
         tmp_path / "f_gemm.parquet",
-        gemm_dtype=["bfloat16"] * 2,
-        **sizes,
+        gemm_dtype=["bfloat16", "bfloat16"],
+        m=[16, 16],
+        n=[4, 8],
+        k=[8, 8],
         latency=[usual * 1e3, slow * 1e3],
     )
     residuals = FolderTables(tmp_path).read("card", "f", family)["gemm"]
