@@ -37,6 +37,7 @@ __all__ = [
     "is_held_out",
     "kernel_label",
     "kernel_rows",
+    "package_tables",
     "read_installed",
     "read_kernels",
 ]
@@ -135,7 +136,7 @@ def read_installed(accelerator: str, kind: str) -> Kernels:
         FileNotFoundError: if the package is not installed.
 
     """
-    tables = _installed()
+    tables = package_tables()
     system, path = tables.devices[accelerator].system, tables.files(accelerator)[kind].path
     kernels = _kernels(path, INSTALLED_DEVICES[accelerator], (system, kind, "bfloat16"))
     rows = rows_from_memory(kernels.calls, kernels.seconds, kernels.rates.bytes_per_s)
@@ -148,7 +149,13 @@ def read_installed(accelerator: str, kind: str) -> Kernels:
     )
 
 
-def _installed() -> InstalledTables:
+def package_tables() -> InstalledTables:
+    """Return the tables of the package.
+
+    Raises:
+        FileNotFoundError: if it is not installed.
+
+    """
     if find_spec("aiconfigurator_core") is None:
         package = "aiconfigurator-core (pip install 'fxpart[aiconfigurator]')"
         raise FileNotFoundError(ENOENT, "not installed", package)
