@@ -43,8 +43,8 @@ class KernelModel:
     """Measured 16-bit kernels, whose interpolated residuals correct the curves: a folder with those
     of families (`fxpart.cost.curves.tables`), or the installed package's, of particular devices."""
     layout: str = ""
-    """Layout of quantized weights, whose products use the roofline since no kernels are
-    measured."""
+    """Layout of quantized weights, whose products use the roofline since no curve describes their
+    kernels."""
     runs_torch: bool = False
     """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
     fastest measured kernel."""
