@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.truth.kernel_tables import DEVICES, FAMILIES
-from benchmarks.truth.nccl_tables import KINDS, read_messages
+from benchmarks.truth.nccl_tables import KINDS, Messages, read_messages
 from benchmarks.truth.row import Row
 from fxpart.core.topology import Link
 from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 
-__all__ = ["NAME", "SOURCE", "messages", "rows"]
+__all__ = ["NAME", "SOURCE", "message_rows", "messages", "rows"]
 
 NAME = "collectives in one machine"
 SOURCE = "ai-dynamo/aiconfigurator, systems data (Apache-2.0), NCCL, 2 to 8 GPUs on NVLink"
@@ -38,15 +38,21 @@ def messages(
 
     """
     for kind in KINDS.values():
-        measured = read_messages(data, prefix, kind)
-        link = Link(measured.bytes_per_s, latency_s)
-        for size, ranks, seconds, label, held_out in zip(
-            measured.size.tolist(),
-            measured.ranks.tolist(),
-            measured.seconds.tolist(),
-            measured.labels,
-            measured.held_out.tolist(),
-            strict=True,
-        ):
-            predicted = collective_time_s(kind, size, int(ranks), link, curves)
-            yield Row(label, 1e6 * predicted, 1e6 * seconds, "us", held_out)
+        yield from message_rows(kind, read_messages(data, prefix, kind), curves, latency_s)
+
+
+def message_rows(
+    kind: str, measured: Messages, curves: CollectiveCurves | None, latency_s: float = 0.0
+) -> Iterator[Row]:
+    """Yield a row for each measured message; other arguments as those of `messages`."""
+    link = Link(measured.bytes_per_s, latency_s)
+    for size, ranks, seconds, label, held_out in zip(
+        measured.size.tolist(),
+        measured.ranks.tolist(),
+        measured.seconds.tolist(),
+        measured.labels,
+        measured.held_out.tolist(),
+        strict=True,
+    ):
+        predicted = collective_time_s(kind, size, int(ranks), link, curves)
+        yield Row(label, 1e6 * predicted, 1e6 * seconds, "us", held_out)

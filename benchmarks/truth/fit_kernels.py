@@ -26,7 +26,14 @@ from benchmarks.truth.kernel_tables import (
     read_kernels,
 )
 from benchmarks.truth.measured import add_data_argument, skipped_without_files
-from benchmarks.truth.nccl_tables import KINDS, LINK_BYTES_PER_S, Messages, read_messages
+from benchmarks.truth.nccl_tables import (
+    INSTALLED_LINK_BYTES_PER_S,
+    KINDS,
+    LINK_BYTES_PER_S,
+    Messages,
+    read_installed_messages,
+    read_messages,
+)
 from benchmarks.truth.own_kernels import (
     bandwidth_shares,
     convolutions,
@@ -105,9 +112,11 @@ _PACKS = {"a100_sxm": (0.0, 0.0), "h100_sxm": (1.0, 1.0), "b200": (0.0, 1.0), "l
 """`packs_groups` of prompts and of single tokens. FlashAttention 3 packs heads that share keys,
 FlashAttention 2, which an L40S runs too, only those of single queries. Of TensorRT-LLM's kernels on
 a B200 these are nearer to the tables: held out, 7.9 % in the median for 9.6, and 6.3 for 6.4."""
-INSTALLED_FAMILIES: dict[str, float | None] = {"b200": 900e9, "l40s": None}
-"""Accelerators whose own family is fitted to the installed package's tables, and the one-way rate
-of their links: NVLink 5 of a B200."""
+INSTALLED_FAMILIES = {"b200": True, "l40s": False}
+"""Accelerators whose own family is fitted to the installed package's tables, and whether their
+collectives are. Those of L40S are not: without NVLink the rate of a rank falls from 20 GB/s among
+two to 5 among four and 1.3 to 2 among eight, which no curve of one link describes (held out: over
+20 % in the median, p90 230 to 320 %)."""
 
 
 class Fitted(NamedTuple, Generic[_Any]):
@@ -203,9 +212,11 @@ def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
     curves = _kernel_curves(lambda kind: read_kernels(data, prefix, kind, "bfloat16"), prefix)
     if prefix == _OWN:
         curves |= _own_curves()
-    for kind in KINDS.values():
-        curves[f"collectives.{kind}"] = _fit_messages(read_messages(data, prefix, kind))
-    return curves
+    return curves | _collective_curves(lambda kind: read_messages(data, prefix, kind))
+
+
+def _collective_curves(read: Callable[[str], Messages]) -> dict[str, Fitted[Any]]:
+    return {f"collectives.{kind}": _fit_messages(read(kind)) for kind in KINDS.values()}
 
 
 def _kernel_curves(read: Callable[[str], Kernels], device: str) -> dict[str, Fitted[Any]]:
@@ -228,19 +239,16 @@ def _kernel_curves(read: Callable[[str], Kernels], device: str) -> dict[str, Fit
     }
 
 
-def _installed_families(h100: Mapping[str, Fitted[Any]]) -> dict[str, _Measured]:
-    """Return the families of the installed package's tables, with the collectives of `h100`."""
-    collectives = {
-        place: fitted._replace(note="the H100's, with the same share of a faster link")
-        for place, fitted in h100.items()
-        if place.startswith("collectives.")
-    }
+def _installed_families() -> dict[str, _Measured]:
+    """Return the families of the installed package's tables."""
     families = {}
-    for accelerator, link_bytes_per_s in INSTALLED_FAMILIES.items():
+    for accelerator, has_collectives in INSTALLED_FAMILIES.items():
+        link_bytes_per_s = None
         curves = _kernel_curves(partial(read_installed, accelerator), accelerator)
+        if has_collectives:
+            curves |= _collective_curves(partial(read_installed_messages, accelerator))
+            link_bytes_per_s = INSTALLED_LINK_BYTES_PER_S[accelerator]
         device = INSTALLED_DEVICES[accelerator]
-        if link_bytes_per_s:
-            curves |= collectives
         families[accelerator] = _Measured(device, link_bytes_per_s, curves)
     return families
 
@@ -274,8 +282,9 @@ _HEAD = """\
 # Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which leaves
 # families without measurements unchanged. Curves of collectives hold on links of link_bytes_per_s.
 # Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), bfloat16: A100 and H100 SXM, and
-# B200 and L40S from the package aiconfigurator-core 0.12.0 (vLLM 0.24.0). An L40S was measured with
-# operands in its cache: only rows that hardly depend on it count (fxpart/cost/curves/tables.py).
+# B200 and L40S from the package aiconfigurator-core 0.12.0 (vLLM 0.24.0; collectives of B200: NCCL
+# 2.29.2). An L40S was measured with operands in its cache: only rows that hardly depend on it count
+# (fxpart/cost/curves/tables.py).
 # sustained_share: kernels were measured one by one, at clocks that the power limit does not allow
 # in a long run of 16-bit products. A100: loops reach 271.2 TFLOP/s (stas00/ml-engineering, MAMF
 # table, CC BY-SA), the curve 284.6. H100: 687 after seconds at 700 W, the curve 821
@@ -376,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         curves = family(options.data, prefix)
         families[device.curves] = _Measured(device, LINK_BYTES_PER_S[prefix], curves)
     with skipped_without_files(", ".join(INSTALLED_FAMILIES)):
-        families |= _installed_families(families[DEVICES[_OWN].curves].curves)
+        families |= _installed_families()
     for name, measured in families.items():
         for place, fitted in measured.curves.items():
             print(f"{name} {place}: {fitted.note}")

@@ -8,7 +8,6 @@ the table.
 
 from collections.abc import Iterator
 from errno import ENOENT
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
@@ -22,8 +21,9 @@ from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import Rates
-from fxpart.cost.curves.installed_tables import InstalledTables
+from fxpart.cost.curves.installed_tables import INSTALLED, InstalledTables, installed_folder
 from fxpart.cost.curves.tables import measured_calls, rows_from_memory
+from fxpart.errors import SpecError
 from runner.config.paths import conf_dir
 from runner.config.specs import accelerator_files, read_accelerator
 from runner.experiment.measured_tables import package_tables
@@ -39,6 +39,7 @@ __all__ = [
     "kernel_rows",
     "read_installed",
     "read_kernels",
+    "tables_if_installed",
 ]
 
 _ACCELERATOR_OF = {"a100_sxm": "a100_80gb", "h100_sxm": "h100"}
@@ -135,7 +136,7 @@ def read_installed(accelerator: str, kind: str) -> Kernels:
         FileNotFoundError: if the package is not installed.
 
     """
-    tables = _installed()
+    tables = tables_if_installed()
     system, path = tables.devices[accelerator].system, tables.files(accelerator)[kind].path
     kernels = _kernels(path, INSTALLED_DEVICES[accelerator], (system, kind, "bfloat16"))
     rows = rows_from_memory(kernels.calls, kernels.seconds, kernels.rates.bytes_per_s)
@@ -148,10 +149,18 @@ def read_installed(accelerator: str, kind: str) -> Kernels:
     )
 
 
-def _installed() -> InstalledTables:
-    if find_spec("aiconfigurator_core") is None:
-        package = "aiconfigurator-core (pip install 'fxpart[aiconfigurator]')"
-        raise FileNotFoundError(ENOENT, "not installed", package)
+def tables_if_installed() -> InstalledTables:
+    """Return the tables of the package.
+
+    Raises:
+        FileNotFoundError: if it is not installed.
+
+    """
+    try:
+        installed_folder()
+    except SpecError as error:
+        package = f"aiconfigurator-core (pip install 'fxpart[{INSTALLED}]')"
+        raise FileNotFoundError(ENOENT, str(error), package) from error
     return package_tables()
 
 

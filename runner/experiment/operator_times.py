@@ -291,7 +291,7 @@ def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
     if times.layout:
         notes.append(
             f"{'' if notes else 'of curves, but '}a roofline for products of weights in "
-            f"{times.layout}, for which no kernels were measured"
+            f"{times.layout}, which no curve describes"
         )
     if config.execute.name != "none":
         notes.append(f"{'' if notes else 'of curves, '}{_NOT_HERE}")

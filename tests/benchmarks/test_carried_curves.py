@@ -10,6 +10,10 @@ import pytest
 
 from benchmarks.truth import carried_curves
 from benchmarks.truth.kernel_tables import FAMILIES, INSTALLED_DEVICES, read_installed
+from benchmarks.truth.nccl_tables import INSTALLED_LINK_BYTES_PER_S
+from benchmarks.truth.nccl_tables import KINDS as COLLECTIVES
+from fxpart.core.topology import Link
+from fxpart.cost.collectives import collective_time_s
 from fxpart.cost.curves.tables import KINDS
 
 _SIZES = {
@@ -38,6 +42,26 @@ def _plant(folder: Path, system: str, accelerator: str, error: float) -> None:
         place = table.column_names.index("latency")
         planted = table.set_column(place, "latency", pa.array(seconds * 1e3))
         pyarrow.parquet.write_table(planted, path)
+    _plant_collectives(folder / system / "comm" / "nccl" / "2.0", accelerator, error)
+
+
+def _plant_collectives(folder: Path, accelerator: str, error: float) -> None:
+    """Write collectives for which the carried curves, or a ring, are too slow by that share."""
+    folder.mkdir(parents=True)
+    link = Link(INSTALLED_LINK_BYTES_PER_S[accelerator], carried_curves._PCIE_LATENCY_S)
+    curves = FAMILIES["h100"].collectives if accelerator != "l40s" else None
+    rows = [
+        (name, dtype, ranks, elements, collective_time_s(kind, size, ranks, link, curves))
+        for name, kind in COLLECTIVES.items()
+        for dtype, element_bytes in (("half", 2), ("int8", 1))
+        for ranks in (2, 8)
+        for elements in 2 ** np.arange(8, 16)
+        for size in (float(elements * element_bytes),)
+    ]
+    names = ("op_name", "nccl_dtype", "num_gpus", "message_size")
+    columns = dict(zip((*names, "latency"), zip(*rows, strict=True), strict=True))
+    columns["latency"] = tuple(1e3 * seconds / (1 + error) for seconds in columns["latency"])
+    pyarrow.parquet.write_table(pa.table(columns), folder / "nccl_perf.parquet")
 
 
 def test_errors_of_carried_curves_are_by_device_and_kind(
@@ -60,14 +84,22 @@ def test_errors_of_carried_curves_are_by_device_and_kind(
     carried_curves.main([])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     medians = [line[5] for line in lines if line[0] == "b200" and line[3] == "carried"]
-    assert medians == ["20.0"] * 3
+    assert medians == ["20.0"] * (3 + 4)
     # The planted errors are those of the H100's curves at every size, so tables correct them.
     corrected = [line for line in lines if line[0] == "h200" and line[3] == "with"]
     assert [line[1] for line in corrected] == list(KINDS)
     assert all(float(line[6]) < 2 for line in corrected)
     held_out = [int(line[4]) for line in lines if "fitted" in line]
-    assert len(held_out) == 6
-    assert all(10 < count < 50 for count in held_out)
+    assert len(held_out) == 6 + 4
+    assert all(8 < count < 50 for count in held_out)
+    of_kind = [line for line in lines if line[1] == "all_reduce"]
+    assert [" ".join(line[:4]).rstrip(" 0123456789") for line in of_kind] == [
+        "h200 all_reduce h100, carried",
+        "b200 all_reduce h100, carried",
+        "b200 all_reduce b200, fitted",
+        "l40s all_reduce rings",
+    ]
+    assert [line[-5] for line in of_kind if "fitted" not in line] == ["10.0", "20.0", "30.0"]
 
 
 def test_every_device_has_an_accelerator_file_that_names_its_system() -> None:

@@ -1,6 +1,6 @@
 """Curves fitted to planted tables recover them, and are written in the runner's format."""
 
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from benchmarks.truth import fit_kernels
 from benchmarks.truth.kernel_tables import DEVICES, FAMILIES, Kernels, is_held_out, read_kernels
-from fxpart.cost.collectives import CollectiveCurve
+from benchmarks.truth.nccl_tables import Messages
+from fxpart.cost.collectives import COLLECTIVES, CollectiveCurve, wire_bytes
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import Rates
 from runner.config.paths import conf_dir
@@ -74,20 +75,32 @@ def test_a_planted_curve_is_recovered(
     assert replace(read, gemm=shipped.gemm, collectives={}) == replace(shipped, collectives={})
 
 
-def test_families_of_the_package_take_the_collectives_of_the_h100_if_they_have_links(
+def test_families_of_the_package_take_its_collectives_if_a_curve_describes_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def curves(read: object, device: str) -> dict[str, fit_kernels.Fitted[Any]]:
         return {"gemm": fit_kernels.Fitted(FAMILIES[device].gemm, f"fitted to {device}")}
 
+    planted = CollectiveCurve(7e-6, 2e-6, 1e-5, 0.7)
+
+    def messages(accelerator: str, kind: str) -> Messages:
+        assert accelerator == "b200"
+        size, ranks = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(9, 30), [2, 4, 8]))
+        wire = np.array([wire_bytes(kind, *m) for m in zip(size, ranks, strict=True)])
+        seconds = planted.seconds(wire, ranks, 900e9)
+        labels = [f"{kind} {row}" for row in range(len(size))]
+        held_out = np.array([is_held_out(label) for label in labels])
+        return Messages(wire, size, ranks, 900e9, seconds, labels, held_out)
+
     monkeypatch.setattr(fit_kernels, "_kernel_curves", curves)
-    ring = fit_kernels.Fitted(CollectiveCurve(1, 2, 3, 0.5), "fitted")
-    own = fit_kernels.Fitted(FAMILIES["h100"].gemm, "fitted")
-    families = fit_kernels._installed_families({"gemm": own, "collectives.all_reduce": ring})
+    monkeypatch.setattr(fit_kernels, "read_installed_messages", messages)
+    families = fit_kernels._installed_families()
     b200, l40s = families["b200"], families["l40s"]
     assert b200.curves["gemm"].note == "fitted to b200"
-    assert b200.curves["collectives.all_reduce"].curve == ring.curve
-    assert "the H100's" in b200.curves["collectives.all_reduce"].note
+    for kind in COLLECTIVES:
+        fitted = b200.curves[f"collectives.{kind}"]
+        assert astuple(fitted.curve) == pytest.approx(astuple(planted), rel=0.02)
+        assert "rows held out: median 0.0 %" in fitted.note
     assert list(l40s.curves) == ["gemm"]
     written = OmegaConf.create(fit_kernels._yaml(families)).curves
     assert written.b200.link_bytes_per_s == 900e9

@@ -129,6 +129,22 @@ class InstalledTables:
         paths = {kind: table.path for kind, table in self.files(accelerator).items()}
         return residuals_of_files(paths, curves, measured.rates)
 
+    def collectives(self, accelerator: str) -> TableFile:
+        """Return the newest table of NCCL's collectives between devices of one kind.
+
+        Raises:
+            SpecError: if the package has none.
+
+        """
+        measured = self.device(accelerator)
+        system = measured.system if measured else accelerator
+        table = _newest_of(self.folder / system / "comm" / "nccl", "nccl")
+        if table is None:
+            raise SpecError(
+                f"{_DISTRIBUTION} has no table of NCCL on {system} ({accelerator}) in {self.folder}"
+            )
+        return table
+
     def label(self, accelerator: str, family: str) -> str:
         """Return the system and the backends of its tables: ``h200_sxm, vllm 0.24.0``.
 
@@ -141,13 +157,18 @@ class InstalledTables:
 
 
 def _newest(system: Path, kind: str) -> TableFile | None:
-    for backend in _BACKENDS:
-        paths = (system / _GROUP[kind] / backend).glob(f"*/{kind}_perf.parquet")
-        versions = {path: version for path in paths if (version := _version(path.parent.name))}
-        if versions:
-            newest = max(versions, key=lambda path: (versions[path], path.parent.name))
-            return TableFile(newest, f"{backend} {newest.parent.name}")
-    return None
+    tables = (_newest_of(system / _GROUP[kind] / backend, kind) for backend in _BACKENDS)
+    return next((table for table in tables if table), None)
+
+
+def _newest_of(backend: Path, kind: str) -> TableFile | None:
+    """Return the table of the newest version in the folder of a backend."""
+    paths = backend.glob(f"*/{kind}_perf.parquet")
+    versions = {path: version for path in paths if (version := _version(path.parent.name))}
+    if not versions:
+        return None
+    newest = max(versions, key=lambda path: (versions[path], path.parent.name))
+    return TableFile(newest, f"{backend.name} {newest.parent.name}")
 
 
 def _version(name: str) -> Version | None:

@@ -40,8 +40,8 @@ class KernelModel:
     tables: MeasuredTables | None = None
     """Measured 16-bit kernels, whose interpolated residuals correct the curves."""
     layout: str = ""
-    """Layout of quantized weights, whose products use the roofline since no kernels are
-    measured."""
+    """Layout of quantized weights, whose products use the roofline since no curve describes their
+    kernels."""
     runs_torch: bool = False
     """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
     fastest measured kernel."""

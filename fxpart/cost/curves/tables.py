@@ -65,7 +65,7 @@ _MOST_CACHE_BYTES = 128e6
 """More than the last-level cache of any device (B200: 126 MB)."""
 _READING = 0.25
 """Largest share of the time for reading from memory in a row that hardly depends on the cache."""
-_FALLBACK = 5.0
+_FALLBACK = 10.0
 """Least ratio of measured to predicted time in a row of a fallback kernel, which is no measure of
 its neighbours: attention with heads of 512, say, took 70 times as long as its curve on an H200."""
 _MAY_BE_0 = ("window_size", "step")
@@ -256,9 +256,7 @@ def _residuals(
     measured = measured_calls(path, kind, "bfloat16")
     rows = rows_from_memory(measured.calls, measured.seconds, rates.bytes_per_s)
     calls, seconds = measured.calls.only(rows), measured.seconds[rows]
-    predicted = curve.seconds(calls, rates)
-    usual = np.flatnonzero(seconds < _FALLBACK * predicted)
-    return Residuals.of(calls.only(usual), seconds[usual], predicted[usual])
+    return Residuals.of(calls, seconds, curve.seconds(calls, rates))
 
 
 def rows_from_memory(
@@ -304,8 +302,9 @@ class Residuals:
     def of(
         cls, calls: Products | Attentions, seconds: FloatArray, predicted: FloatArray
     ) -> "Residuals":
-        """Return the residuals of the measured `seconds` of `calls`."""
-        return cls(_places(calls), np.log(seconds / predicted))
+        """Return the residuals of the measured `seconds` of `calls`, but for fallback kernels."""
+        usual = np.flatnonzero(seconds < _FALLBACK * predicted)
+        return cls(_places(calls.only(usual)), np.log(seconds[usual] / predicted[usual]))
 
     @cached_property
     def _tree(self) -> "cKDTree":

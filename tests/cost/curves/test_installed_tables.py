@@ -79,6 +79,17 @@ def test_the_preferred_backend_and_its_newest_version_are_taken(tmp_path: Path) 
     assert str(tables) == "aiconfigurator"
 
 
+def test_the_newest_table_of_collectives_is_taken(tmp_path: Path) -> None:
+    tables = _tables(tmp_path)
+    with pytest.raises(SpecError, match=r"has no table of NCCL on card_sxm \(card\)"):
+        tables.collectives("card")
+    for version in ("2.9.1", "2.27.3"):
+        path = tmp_path / "card_sxm" / "comm" / "nccl" / version / "nccl_perf.parquet"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert tables.collectives("card") == (path, "nccl 2.27.3")
+
+
 def test_the_package_is_found_but_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,8 +237,8 @@ def test_runs_without_curves_take_the_roofline_by_default(override: str) -> None
         (["devices=1xh100", "latency=kernels"], ""),
         (
             ["devices=1xh100", "weights=int8", "phase=decode"],
-            "of curves of h100, a roofline for products of weights in int8, for which no kernels "
-            "were measured",
+            "of curves of h100, a roofline for products of weights in int8, which no curve "
+            "describes",
         ),
     ],
 )
