@@ -93,7 +93,8 @@ def measured_lines(measured: Measured) -> tuple[str, str]:
         f" ({counted(len(measured.runs_s), 'run')}, {times.show(low_s)} to {times.show(high_s)}),"
         f" predicted {times.show(measured.predicted_s)} ({measured.time_error_pct:+.1f}%);"
         f" peak {format_size(max(measured.peak_bytes))}, predicted"
-        f" {format_size(max(measured.predicted_peak_bytes))} ({measured.peak_error_pct:+.1f}%)"
+        f" {format_size(max(measured.predicted_peak_bytes))} for the graph"
+        f" ({measured.peak_error_pct:+.1f}%)"
         f"{_allocated(measured)}"
     )
     return timed, f"results:   {_agreement(measured)}; {measured.device_name}"

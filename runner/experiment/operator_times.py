@@ -287,7 +287,10 @@ def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:
             ", ".join(name for name, owns in has_own.items() if owns is is_own)
             for is_own in (True, False)
         )
-        notes.append(f"of curves of {with_curves}" + f", a roofline of {without}" * bool(without))
+        if not times.tables:
+            notes.append(f"of curves of {with_curves}")
+        if without:
+            notes.append(f"a roofline of {without}")
     if times.layout:
         notes.append(
             f"{'' if notes else 'of curves, but '}a roofline for products of weights in "
@@ -311,9 +314,10 @@ def _table_notes(
             notes[pool.name] = f"of curves of {pool.name}, of which {tables} has no tables"
         elif label not in notes:
             covered, total = times.table_coverage(graph, pool.name, pool.curves)
+            limit = "" if covered else " (which must be of 16 bits)"
             notes[label] = (
-                f"of {tables} ({label}) for {covered} of {total} products and attention calls, of"
-                " curves for the others"
+                f"of {tables} ({label}) for {covered} of {total} products and attention calls"
+                f"{limit}, of curves for the others"
             )
     return list(notes.values())
 

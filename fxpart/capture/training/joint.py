@@ -57,8 +57,8 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
 
     A block is a member of a list (`ModuleList`, `Sequential`) with another member of the same
     class. It has submodules or a class that is not torch's, so a single layer such as a Linear does
-    not count. Of nested blocks, the outermost count. A member that only wraps a list of such
-    blocks, like a stage of a ResNet, is replaced by them.
+    not count, and it can be called, unlike a `ModuleDict`. Of nested blocks, the outermost count. A
+    member that only wraps a list of such blocks, like a stage of a ResNet, is replaced by them.
 
     Raises:
         SpecError: if there are none.
@@ -80,7 +80,8 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
     if not blocks:
         raise SpecError(
             f"checkpointing found no repeated blocks in {type(module).__name__}: no"
-            " ModuleList or Sequential of it has two members of one class; set checkpointing=none"
+            " ModuleList or Sequential of it has two members of one class that can be called;"
+            " set checkpointing=none"
         )
     order = {name: position for position, (name, _) in enumerate(module.named_modules())}
     return tuple(sorted((path for path in blocks if path in order), key=order.__getitem__))
@@ -110,7 +111,9 @@ def _repeated(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _is_block(part: nn.Module) -> bool:
-    """Return whether `part` is more than a single layer of torch."""
+    """Return whether `part` can be called and is more than a single layer of torch."""
+    if isinstance(part, nn.ModuleList | nn.ModuleDict):
+        return False
     return next(part.children(), None) is not None or not type(part).__module__.startswith("torch.")
 
 

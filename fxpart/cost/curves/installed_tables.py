@@ -108,7 +108,8 @@ class InstalledTables:
         if not tables:
             raise SpecError(
                 f"latency.tables={INSTALLED} has no table of {system} ({accelerator}) in"
-                f" {self.folder}; pip install 'fxpart[{INSTALLED}]'"
+                f" {self.folder}; correct measured_system in the accelerator file, or"
+                f" pip install -U 'fxpart[{INSTALLED}]'"
             )
         return tables
 

@@ -112,11 +112,11 @@ def measured_calls(path: Path, kind: str, dtype: str) -> MeasuredCalls[Any]:
 
     """
     columns = read_columns(path)
-    columns.setdefault("window_size", np.zeros(len(next(iter(columns.values()), []))))
     of_dtype = _DTYPE.get(kind, "kv_cache_dtype")
-    missing = [name for name in (of_dtype, *_SIZES[kind], "latency") if name not in columns]
-    if missing:
+    needed = {of_dtype, *_SIZES[kind], "latency"} - {"window_size"}
+    if missing := sorted(needed - columns.keys()):
         raise SpecError(f"{path} has no column {', '.join(missing)}; it has {', '.join(columns)}")
+    columns.setdefault("window_size", np.zeros(len(columns[of_dtype])))
     chosen = columns[of_dtype] == dtype
     try:
         sizes = {name: columns[name][chosen].astype(np.float64) for name in _SIZES[kind]}
@@ -236,12 +236,13 @@ def residuals_of_files(
     """
     residuals: dict[str, Residuals] = {}
     for kind, path in paths.items():
+        name = KINDS[kind]
         try:
             status = path.stat()
+            version = status.st_mtime_ns, status.st_size
+            residuals[name] = _residuals(path, version, kind, getattr(curves, name), rates)
         except OSError as error:
             raise SpecError(f"{path} cannot be read ({one_line(error)})") from error
-        version, name = (status.st_mtime_ns, status.st_size), KINDS[kind]
-        residuals[name] = _residuals(path, version, kind, getattr(curves, name), rates)
     return residuals
 
 

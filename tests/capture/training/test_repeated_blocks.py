@@ -28,6 +28,9 @@ class _Own(nn.Module):
     """A layer without submodules, of a class of the model's own."""
 
 
+_OF_LISTS = ("0.0", "0.1", "1.0", "1.1")
+
+
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
@@ -41,6 +44,8 @@ class _Own(nn.Module):
             nn.ModuleList([_Stage(_Block()), _Stage(_Block(), _Block())]),
             ("0.layers.0", "1.layers.0", "1.layers.1"),
         ),
+        # Lists of blocks cannot be called, so the blocks in them count.
+        (nn.ModuleList([nn.ModuleList([_Block(), _Block()]) for _ in range(2)]), _OF_LISTS),
         # Two lists, one of them deep in a module that is no list.
         (
             nn.ModuleDict({"a": _Stage(_Block(), _Block()), "b": nn.Sequential(_Own(), _Own())}),
@@ -75,8 +80,9 @@ def test_blocks_of_published_models(name: str, expected: list[str]) -> None:
         nn.Linear(2, 2),
         nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()),
         nn.Sequential(_Block(), _Other()),
+        nn.ModuleList([nn.ModuleDict({"a": _Block(), "b": _Other()}) for _ in range(2)]),
     ],
-    ids=["one", "layers of torch", "unlike"],
+    ids=["one", "layers of torch", "unlike", "not called"],
 )
 def test_a_model_without_blocks_is_refused(module: nn.Module) -> None:
     with pytest.raises(SpecError, match=r"no repeated blocks in \w+: .*; set checkpointing=none"):

@@ -212,6 +212,10 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     family = _family()
     with pytest.raises(SpecError, match=r"has no table of f; .* such as f_sxm_gemm\.parquet"):
         FolderTables(tmp_path).read("card", "f", family)
+    (tmp_path / "f_gemm.parquet").mkdir()
+    with pytest.raises(SpecError, match=r"f_gemm\.parquet cannot be read \(.*there is no table"):
+        FolderTables(tmp_path).read("card", "f", family)
+    (tmp_path / "f_gemm.parquet").rmdir()
     (tmp_path / "f_gemm.parquet").write_text("m,n,k")
     with pytest.raises(SpecError, match="is not a parquet table"):
         FolderTables(tmp_path).read("card", "f", family)
