@@ -43,7 +43,9 @@ def feature_shape(name: str, request: Request) -> Shape:
     first = next((m for m in request.model.modules() if isinstance(m, nn.Conv1d)), None)
     reader = next((m for m in request.model.modules() if isinstance(m, _READERS)), None)
     if isinstance(reader, nn.Linear) and reader.in_features % bins == 0:
-        bins = reader.in_features  # Granite Speech reads several frames at once
+        joined = part_setting(config, ("subsampling_factor",), (*AUDIO, "encoder"))
+        if reader.in_features != bins * (joined or 0):  # else the model joins frames itself
+            bins = reader.in_features  # Granite Speech reads several frames at once
     elif first is not None and first.in_channels == bins:
         # Whisper's layout, whose convolutions halve the frames.
         half = part_setting(config, ("max_source_positions",), (*AUDIO, "encoder"))

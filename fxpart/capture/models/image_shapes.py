@@ -19,7 +19,7 @@ from fxpart.capture.models.shape_request import (
     unknown,
 )
 
-__all__ = ["high_res_shape", "pixel_shape", "pixels"]
+__all__ = ["flattened_shape", "high_res_shape", "pixel_shape", "pixels"]
 
 _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_FRAMES = 16
@@ -136,3 +136,13 @@ def high_res_shape(name: str, request: Request) -> Shape:
     if type(size) is not int:
         raise unknown(name, request)
     return Shape((request.batch_size, channels, size, size))
+
+
+def flattened_shape(name: str, request: Request) -> Shape:
+    """Return the shape of Pix2Struct's patches, each of them after its row and its column."""
+    config = request.model.config
+    patches = part_setting(config, ("seq_len",), IMAGE)
+    values = part_setting(config, ("patch_embed_hidden_size",), IMAGE)
+    if type(patches) is not int or type(values) is not int:
+        raise unknown(name, request)
+    return Shape((request.batch_size, patches, 2 + values))

@@ -18,7 +18,7 @@ from fxpart.capture.models.audio_shapes import (
     feature_shape,
 )
 from fxpart.capture.models.image_grids import has_grid, patch_sizes
-from fxpart.capture.models.image_shapes import high_res_shape, pixel_shape, pixels
+from fxpart.capture.models.image_shapes import flattened_shape, high_res_shape, pixel_shape, pixels
 from fxpart.capture.models.shape_request import (
     AUDIO,
     IMAGE,
@@ -159,6 +159,7 @@ _RULES = {
     ANY_DATA: _any_shape,
     "bbox": _box_shape,
     "inputs_embeds": _embedded_shape,
+    "flattened_patches": flattened_shape,
     "high_res_pixel_values": high_res_shape,
     "pixel_values": pixel_shape,
     "pixel_values_videos": pixel_shape,

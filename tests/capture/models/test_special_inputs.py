@@ -148,6 +148,8 @@ def test_sequences(
             {**ONE, **STAGES},
             {"input_ids": (2, 512), "pixel_values": (2, 48, 3, 448, 448)},
         ),
+        # A row, a column, and 16 x 16 pixels of 3 colours.
+        ("Pix2StructVisionModel", {**ONE, "seq_len": 64}, {"flattened_patches": (2, 64, 770)}),
         # GroundingDINO's logits have a place for each of 256 tokens of text.
         (
             "GroundingDinoModel",
@@ -163,6 +165,8 @@ def test_images(architecture: str, config: dict[str, Any], expected: dict[str, A
 @pytest.mark.parametrize(
     ("architecture", "config", "expected"),
     [
+        # Eight frames of 128 bins, which the model joins itself.
+        ("Nemotron3DiarizationAudioModel", ONE, {"input_features": (2, 1024, 128)}),
         # Four frames of 80 bins at once.
         ("GraniteSpeech5Encoder", ONE, {"input_features": (2, 1024, 4 * 80)}),
         (

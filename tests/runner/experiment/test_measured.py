@@ -85,7 +85,9 @@ def test_lines_of_a_local_run_that_is_not_equal() -> None:
     )
     assert results == "results:   within 1.2e-06 of the unsplit's; a CPU"
     on_gpu = measured_lines(replace(PIPELINE, allocator_peak_bytes=(8192, 1024)))[0]
-    assert on_gpu.endswith("predicted 5.00 KiB for the graph (+25.0%), 8.00 KiB by torch's allocator")
+    assert on_gpu.endswith(
+        "predicted 5.00 KiB for the graph (+25.0%), 8.00 KiB by torch's allocator"
+    )
     differing = replace(PIPELINE, gradient_difference=2e-7)
     assert "gradients within 2e-07;" in measured_lines(differing)[1]
 
