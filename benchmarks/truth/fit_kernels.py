@@ -110,13 +110,12 @@ _OWN = "h100_sxm"
 """The device whose kernels fxpart measured itself."""
 _PACKS = {"a100_sxm": (0.0, 0.0), "h100_sxm": (1.0, 1.0), "b200": (0.0, 1.0), "l40s": (0.0, 0.0)}
 """`packs_groups` of prompts and of single tokens. FlashAttention 3 packs heads that share keys,
-FlashAttention 2, which an L40S runs too, only those of single queries. Of TensorRT-LLM's kernels on
-a B200 these are nearer to the tables: held out, 7.9 % in the median for 9.6, and 6.3 for 6.4."""
+FlashAttention 2, which an L40S runs too, only those of single queries. For TensorRT-LLM's kernels
+on a B200 these choices were nearer to its tables."""
 INSTALLED_FAMILIES = {"b200": True, "l40s": False}
 """Accelerators whose own family is fitted to the installed package's tables, and whether their
-collectives are. Those of L40S are not: without NVLink the rate of a rank falls from 20 GB/s among
-two to 5 among four and 1.3 to 2 among eight, which no curve of one link describes (held out: over
-20 % in the median, p90 230 to 320 %)."""
+collectives are. Those of L40S are not: without NVLink the rate of a rank falls with their number,
+which no curve of one link describes."""
 
 
 class Fitted(NamedTuple, Generic[_Any]):

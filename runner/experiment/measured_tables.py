@@ -1,5 +1,6 @@
 """The tables of measured kernels that ``latency.tables`` names: a folder, or the package's."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from fxpart.cost.curves.installed_tables import (
     MeasuredDevice,
     installed_folder,
 )
-from fxpart.cost.curves.tables import FolderTables
+from fxpart.cost.curves.tables import FolderTables, MeasuredTables
 from fxpart.errors import SpecError
-from runner.config.sections import Config, LatencyConfig
+from runner.config.sections import Config, LatencyConfig, PoolConfig
 from runner.config.specs import accelerator_files, read_accelerator
 
 __all__ = ["check_tables", "package_tables", "table_paths", "tables_of"]
@@ -79,19 +80,18 @@ def _rates(path: Path, entry: dict[str, Any]) -> Rates:
     return Rates(rates["bfloat16"], bytes_per_s, entry["multiprocessors"])
 
 
-def check_tables(config: Config) -> None:
-    """Raise `SpecError` if tables are missing, or the package has none for any device."""
-    tables = tables_of(config.latency)
+def check_tables(tables: MeasuredTables | None, all_pools: Sequence[PoolConfig]) -> None:
+    """Raise `SpecError` if the package has no tables of any device, or of one without curves."""
     if not isinstance(tables, InstalledTables):
         return
-    pools = [pool for pool in config.devices.pools if tables.files(pool.name)]
+    pools = [pool for pool in all_pools if tables.files(pool.name)]
     if without_curves := [pool.name for pool in pools if not pool.curves]:
         raise SpecError(
             f"latency.tables={INSTALLED} corrects curves, and {', '.join(without_curves)} has none;"
             " state curves in the accelerator file, or leave the tables out"
         )
     if not pools:
-        names = dict.fromkeys(pool.name for pool in config.devices.pools)
+        names = dict.fromkeys(pool.name for pool in all_pools)
         raise SpecError(
             f"latency.tables={INSTALLED} has no tables of {', '.join(names)}, only of"
             f" {', '.join(tables.devices)}; leave it out, or state measured_system in the"
@@ -106,7 +106,7 @@ def table_paths(config: Config) -> list[tuple[str, Path]]:
     which its tables were measured, since neither is among the numbers of a device.
 
     Raises:
-        SpecError: as `check_tables`.
+        SpecError: as `tables_of`, or if the package lacks the tables of a device.
 
     """
     tables = tables_of(config.latency)

@@ -67,8 +67,7 @@ def check_latency(config: Config) -> None:
             )
     _roofline(latency)
     if latency.source == "kernels":
-        _kernel_model(latency)
-        check_tables(config)
+        check_tables(_kernel_model(latency).tables, config.devices.pools)
     if latency.source == "trace":
         _trace_times(latency)
     if latency.source in ("kernels", "trace") and config.capture.symbolic != "none":

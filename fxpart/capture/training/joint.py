@@ -57,7 +57,7 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
 
     A block is a member of a list (`ModuleList`, `Sequential`) with another member of the same
     class. It has submodules or a class that is not torch's, so a single layer such as a Linear does
-    not count, and it can be called, unlike a `ModuleDict`. Of nested blocks, the outermost count. A
+    not count, and a ``forward``, unlike a `ModuleDict`. Of nested blocks, the outermost count. A
     member that only wraps a list of such blocks, like a stage of a ResNet, is replaced by them.
 
     Raises:
@@ -112,7 +112,7 @@ def _repeated(module: nn.Module) -> dict[str, nn.Module]:
 
 def _is_block(part: nn.Module) -> bool:
     """Return whether `part` can be called and is more than a single layer of torch."""
-    if isinstance(part, nn.ModuleList | nn.ModuleDict):
+    if type(part).forward is nn.Module.forward:  # of a container, such as a ModuleDict
         return False
     return next(part.children(), None) is not None or not type(part).__module__.startswith("torch.")
 

@@ -137,8 +137,7 @@ class InstalledTables:
             SpecError: if the package has none.
 
         """
-        measured = self.device(accelerator)
-        system = measured.system if measured else accelerator
+        system = self.devices[accelerator].system
         table = _newest_of(self.folder / system / "comm" / "nccl", "nccl")
         if table is None:
             raise SpecError(

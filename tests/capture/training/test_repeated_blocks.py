@@ -1,7 +1,7 @@
 """The repeated blocks of a model."""
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import repeated_blocks
@@ -23,9 +23,24 @@ class _Stage(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(*blocks)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
 
 class _Own(nn.Module):
     """A layer without submodules, of a class of the model's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class _Dense(nn.ModuleDict):
+    """A container that can be called, like a block of torchvision's DenseNet."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.values():
+            x = layer(x)
+        return x
 
 
 _OF_LISTS = ("0.0", "0.1", "1.0", "1.1")
@@ -46,6 +61,7 @@ _OF_LISTS = ("0.0", "0.1", "1.0", "1.1")
         ),
         # Lists of blocks cannot be called, so the blocks in them count.
         (nn.ModuleList([nn.ModuleList([_Block(), _Block()]) for _ in range(2)]), _OF_LISTS),
+        (nn.Sequential(*(_Dense({"a": _Block(), "b": _Block()}) for _ in range(2))), "01"),
         # Two lists, one of them deep in a module that is no list.
         (
             nn.ModuleDict({"a": _Stage(_Block(), _Block()), "b": nn.Sequential(_Own(), _Own())}),
