@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpart.capture.inference.eager_lifetimes import CALL, HELD, LEAF, TO_THE_END
 from fxpart.capture.training.biased_attention import biased_attention
+from fxpart.capture.training.interpolation import resized
 from fxpart.capture.training.joint_labels import (
     EXPORTED,
     FORMULA,
@@ -407,6 +408,7 @@ class _Forward(fx.Interpreter):
             # Histograms on the CPU do not take integers, those on other devices do.
             counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return counted.to(args[0].dtype)
+        target, args = resized(target, args) or (target, args)
         if target is torch.ops.aten.pad.default:
             # The kernel in C++ takes sizes as numbers, which would fix symbolic ones; the one in
             # Python does not.

@@ -2,15 +2,20 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.models.symbolic_inputs import symbolic_inputs
 from fxpart.capture.symbolic.api import symbolic_graph
+from fxpart.capture.symbolic.dims import SymbolicDim
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
@@ -72,6 +77,40 @@ def test_a_training_step_equals_a_fresh_capture(name: str, batch: int) -> None:
     _assert_equal(ours, fresh)
     assert _partners(ours) == _partners(fresh)
     assert len(ours.gradient_values) == len(fresh.gradient_values) > 0
+
+
+_INTERPOLATIONS = [
+    ("nearest", 2, {}),
+    ("nearest-exact", 3, {}),
+    ("linear", 1, {"align_corners": True}),
+    ("bilinear", 2, {}),
+    ("bilinear", 2, {"antialias": True}),
+    ("bicubic", 2, {}),
+    ("trilinear", 3, {}),
+]
+
+
+@pytest.mark.parametrize(("mode", "dims", "options"), _INTERPOLATIONS)
+@pytest.mark.parametrize("size", [{"scale_factor": 2.5}, {"size": 7}])
+def test_interpolation_does_not_fix_the_batch(
+    mode: str, dims: int, options: dict[str, bool], size: dict[str, Any]
+) -> None:
+    convolution = [nn.Conv1d, nn.Conv2d, nn.Conv3d][dims - 1]
+    resize = _Resize(mode=mode, **size, **options)
+    module = nn.Sequential(convolution(3, 4, 1), resize, convolution(4, 2, 1))
+    batch_4, batch_6 = (torch.randn(batch, 3, *[5] * dims) for batch in (4, 6))
+    batch = SymbolicDim(0, 0, "batch")
+    symbolic = symbolic_graph(module, (batch_4,), dims=[batch], phase="training")
+    _assert_equal(symbolic.at(batch=6), joint_graph(module, (batch_6,)))
+
+
+class _Resize(nn.Module):
+    def __init__(self, **how: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        self._how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.interpolate(x, **self._how)
 
 
 def _partners(graph: OpGraph) -> list[tuple[str, str]]:
