@@ -15,7 +15,16 @@ from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.errors import SpecError
 
-__all__ = ["BANDWIDTH_SHARE", "COMPUTE_SHARE", "LatencyModel", "Rates", "op_time_s", "rate_names"]
+__all__ = [
+    "BANDWIDTH_SHARE",
+    "CAUSAL_WORK",
+    "COMPUTE_SHARE",
+    "LatencyModel",
+    "Rates",
+    "Work",
+    "op_time_s",
+    "rate_names",
+]
 
 COMPUTE_SHARE, BANDWIDTH_SHARE = 0.7, 0.8
 """Shares of the peaks on devices that state none of their own, typical of large products."""
@@ -24,7 +33,7 @@ _CONVOLUTION = re.compile(
     r"|^Conv(Transpose)?[123]d$"
 )
 """Targets of convolutions: operators, and classes of modules."""
-_CAUSAL_WORK = 0.5
+CAUSAL_WORK = 0.5
 """Share of the counted FLOPs of attention that its kernels compute under a causal mask."""
 _MOST_OVERHEAD_S = 3600.0
 
@@ -75,7 +84,7 @@ class LatencyModel:
             if share is None:
                 share = COMPUTE_SHARE
             elif work.is_causal:
-                counted = _CAUSAL_WORK
+                counted = CAUSAL_WORK
         return device.reached_rate_for(work.rate_name, share) / counted
 
     def bytes_per_s(self, device: DeviceSpec) -> float:
