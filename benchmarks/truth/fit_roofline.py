@@ -40,7 +40,17 @@ from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.gemm import Products
 from fxpart.cost.roofline import BANDWIDTH_SHARE, CAUSAL_WORK, COMPUTE_SHARE
 
-__all__ = ["Measured", "Shares", "fitted_share", "main", "measured_kernels", "share_of_least_error"]
+__all__ = [
+    "Measured",
+    "Sample",
+    "Shares",
+    "fitted_share",
+    "lines_of",
+    "long_sample",
+    "main",
+    "measured_kernels",
+    "share_of_least_error",
+]
 
 _OVERHEAD_S = 5e-6
 """As in ``conf/latency/roofline.yaml``."""
@@ -98,7 +108,7 @@ class Shares(NamedTuple):
         return errors
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
     """Long kernels that compute, or that move bytes."""
 
     shares: FloatArray
@@ -106,16 +116,16 @@ class _Sample(NamedTuple):
     weights: FloatArray
 
 
-def _sample(measured: Measured, *, computes: bool) -> _Sample:
+def long_sample(measured: Measured, *, computes: bool) -> Sample:
     """Return the long kernels bound by computing, or else by memory, that are not held out."""
     computing_s, moving_s = measured.ideal_s
     ideal_s = np.maximum(computing_s, moving_s)
     chosen = ~measured.held_out & measured.is_long & ((computing_s >= moving_s) == computes)
     seconds = measured.seconds[chosen]
-    return _Sample(ideal_s[chosen] / (seconds - _OVERHEAD_S), np.sqrt(seconds))
+    return Sample(ideal_s[chosen] / (seconds - _OVERHEAD_S), np.sqrt(seconds))
 
 
-def fitted_share(samples: Sequence[_Sample]) -> tuple[float, int]:
+def fitted_share(samples: Sequence[Sample]) -> tuple[float, int]:
     """Return the weighted median of the shares, where each sample counts the same, and the rows."""
     shares = np.concatenate([sample.shares for sample in samples])
     weights = np.concatenate([sample.weights / sample.weights.sum() for sample in samples])
@@ -214,10 +224,10 @@ _HEADS = (
 )
 
 
-def _lines(of_device: Sequence[Measured]) -> Iterator[list[str]]:
+def lines_of(of_device: Sequence[Measured]) -> Iterator[list[str]]:
     """Yield a line for each kind of one device."""
     reading = [m for m in of_device if m.dtype == _BF16 and m.kind in ("gemm", "memory")]
-    memory, n_memory = fitted_share([_sample(measured, computes=False) for measured in reading])
+    memory, n_memory = fitted_share([long_sample(measured, computes=False) for measured in reading])
     for measured in of_device:
         if measured.kind == "memory":
             yield _line(measured, memory, n_memory, 1.0, Shares(COMPUTE_SHARE, memory))
@@ -225,7 +235,7 @@ def _lines(of_device: Sequence[Measured]) -> Iterator[list[str]]:
             compute, n_rows = (
                 share_of_least_error(measured, memory)
                 if measured.kind == _CONVOLUTION
-                else fitted_share([_sample(measured, computes=True)])
+                else fitted_share([long_sample(measured, computes=True)])
             )
             shares = Shares(compute, memory)
             yield _line(measured, compute, n_rows, measured.sustained, shares)
@@ -256,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_data_argument(parser)
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     options = parser.parse_args(arguments)
-    lines = [line for device in measured_kernels(options.data) for line in _lines(device)]
+    lines = [line for device in measured_kernels(options.data) for line in lines_of(device)]
     print((markdown if options.markdown else table)(_HEADS, lines))
 
 
