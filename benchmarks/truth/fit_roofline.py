@@ -2,17 +2,20 @@
 
     python -m benchmarks.truth.fit_roofline --data FOLDER [--markdown]
 
-prints the shares by device, kind of operator and dtype. Long kernels decide a share: those whose
-ideal time, at the peak that bounds them, is at least `_LONG` times the overhead of an operator. The
-share is the median of ideal over measured time without that overhead, weighted by the square root
-of the measured time, as in `fxpart.cost.fit`. Kernels were measured one by one: what products and
-attention in 16 bits reach is then multiplied by the part of it that long runs sustain under the
-power limit (`sustained_share` in conf/latency/kernels.yaml). Few convolutions are long: theirs is
-the share of least error of the whole roofline on all of them, with the same weights.
+prints the shares by device, kind of operator, and dtype or memory bandwidth. Long kernels decide a
+share: those whose ideal time, at the peak that bounds them, is at least `_LONG` times the overhead
+of an operator. The share is the median of ideal over measured time without that overhead, weighted
+by the square root of the measured time, as in `fxpart.cost.fit`. Kernels were measured one by one:
+what products and attention in 16 bits reach is then multiplied by the part of it that long runs
+sustain under the power limit (`sustained_share` in conf/latency/kernels.yaml). Few convolutions are
+long: theirs is the share of least error of the whole roofline on all of them, with the same
+weights. Operators without FLOPs: the share at which those of GPT-2's training step together take
+the time that they take at the shares of their kinds (`bandwidth_shares` in the same file).
 
 Half of the rows are held out. Errors are those of the whole roofline on them, before that
-multiplication; *flat* is 0.7 of FLOP/s, of all scores of attention whatever its mask, and 0.8 of
-memory bandwidth. Devices whose tables are not installed are left out.
+multiplication, for the rows bound by what the share is of; *flat* is 0.7 of FLOP/s, of all scores
+of attention whatever its mask, and 0.8 of memory bandwidth. Devices whose tables are not installed
+are left out.
 """
 
 import argparse
@@ -34,19 +37,20 @@ from benchmarks.truth.kernel_tables import (
 )
 from benchmarks.truth.measured import add_data_argument, skipped_without_files
 from benchmarks.truth.own_kernels import convolutions, float32_products
+from benchmarks.truth.planned_run import planned_run
+from fxpart.core.efficiency import MEMORY, OTHER
 from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.curves.attention import Attentions
+from fxpart.cost.curves.bandwidth import bandwidth_shares
 from fxpart.cost.curves.gemm import Products
 from fxpart.cost.roofline import BANDWIDTH_SHARE, CAUSAL_WORK, COMPUTE_SHARE
 
 __all__ = [
     "Measured",
-    "Sample",
     "Shares",
     "fitted_share",
     "lines_of",
-    "long_sample",
     "main",
     "measured_kernels",
     "share_of_least_error",
@@ -58,6 +62,7 @@ _LONG = 20
 _OWN = "h100_sxm"
 """The device whose convolutions and float32 products fxpart measured."""
 _BF16, _CONVOLUTION = "bfloat16", "convolution"
+_STEP = ("model=gpt2", "phase=training", "model.batch_size=8", "devices=1xh100", "mode=single")
 
 
 class Measured(NamedTuple):
@@ -65,8 +70,10 @@ class Measured(NamedTuple):
 
     device: DeviceSpec
     kind: str
-    """One of `fxpart.core.efficiency.COMPUTING`, or ``memory`` for single tokens."""
+    """A field of `fxpart.core.efficiency.Efficiency`."""
     dtype: str
+    fits: tuple[bool, ...]
+    """The shares to fit: True for that of FLOP/s, False for that of memory bandwidth."""
     flops: FloatArray
     """As a graph counts them: all scores of attention, whatever its mask."""
     computed: FloatArray
@@ -81,6 +88,12 @@ class Measured(NamedTuple):
         computed = self.flops * self.computed
         bandwidth = self.device.memory_bandwidth_bytes_per_s
         return computed / self.device.rate_for(self.dtype), self.moved_bytes / bandwidth
+
+    @property
+    def computes(self) -> npt.NDArray[np.bool_]:
+        """Which kernels are bound by computing, and not by memory."""
+        computing_s, moving_s = self.ideal_s
+        return computing_s >= moving_s
 
     @property
     def is_long(self) -> npt.NDArray[np.bool_]:
@@ -108,29 +121,16 @@ class Shares(NamedTuple):
         return errors
 
 
-class Sample(NamedTuple):
-    """Long kernels that compute, or that move bytes."""
+def fitted_share(measured: Measured, *, computes: bool) -> tuple[float, int]:
+    """Return the share that long kernels bound by computing, or else by memory, reach.
 
-    shares: FloatArray
-    """Ideal over measured time."""
-    weights: FloatArray
-
-
-def long_sample(measured: Measured, *, computes: bool) -> Sample:
-    """Return the long kernels bound by computing, or else by memory, that are not held out."""
-    computing_s, moving_s = measured.ideal_s
-    ideal_s = np.maximum(computing_s, moving_s)
-    chosen = ~measured.held_out & measured.is_long & ((computing_s >= moving_s) == computes)
+    The second number is that of the kernels, without those held out.
+    """
+    chosen = ~measured.held_out & measured.is_long & (measured.computes == computes)
     seconds = measured.seconds[chosen]
-    return Sample(ideal_s[chosen] / (seconds - _OVERHEAD_S), np.sqrt(seconds))
-
-
-def fitted_share(samples: Sequence[Sample]) -> tuple[float, int]:
-    """Return the weighted median of the shares, where each sample counts the same, and the rows."""
-    shares = np.concatenate([sample.shares for sample in samples])
-    weights = np.concatenate([sample.weights / sample.weights.sum() for sample in samples])
+    shares = np.maximum(*measured.ideal_s)[chosen] / (seconds - _OVERHEAD_S)
     order = np.argsort(shares, kind="stable")
-    total = np.cumsum(weights[order])
+    total = np.cumsum(np.sqrt(seconds)[order])
     middle = int(np.searchsorted(total, total[-1] / 2))
     return float(shares[order][middle]), len(shares)
 
@@ -162,30 +162,31 @@ def measured_kernels(data: Path) -> Iterator[list[Measured]]:
     """
     for prefix, device in DEVICES.items():
         of_device = [
-            _from_table(device, kind, read_kernels(data, prefix, table_kind, _BF16))
-            for table_kind, kind in _TABLES.items()
+            _from_table(device, kind, read_kernels(data, prefix, kind, _BF16)) for kind in _TABLES
         ]
         yield [*of_device, *(_own(device) if prefix == _OWN else [])]
     with skipped_without_files(", ".join(INSTALLED_DEVICES)):
         for name, device in INSTALLED_DEVICES.items():
-            yield [
-                _from_table(device, kind, read_installed(name, table_kind))
-                for table_kind, kind in _TABLES.items()
-            ]
+            yield [_from_table(device, kind, read_installed(name, kind)) for kind in _TABLES]
 
 
-_TABLES = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "memory"}
+_TABLES = {
+    "gemm": ("gemm", (True, False)),
+    "context_attention": ("attention", (True,)),
+    "generation_attention": ("attention", (False,)),
+}
+"""The kind of operator in a table, and the shares that are fitted to it."""
 
 
-def _from_table(device: DeviceSpec, kind: str, kernels: Kernels) -> Measured:
-    calls = kernels.calls
+def _from_table(device: DeviceSpec, table_kind: str, kernels: Kernels) -> Measured:
+    (kind, fits), calls = _TABLES[table_kind], kernels.calls
     if isinstance(calls, Products):
         counted, rows = _of_products(calls), np.ones(len(kernels.seconds), dtype=np.bool_)
     else:
         # A graph does not say that attention has a window.
         counted, rows = _of_attentions(calls), calls.window == 0
     columns = (*counted, kernels.seconds, kernels.held_out)
-    return Measured(device, kind, _BF16, *(column[rows] for column in columns))
+    return Measured(device, kind, _BF16, fits, *(column[rows] for column in columns))
 
 
 def _of_products(calls: Products) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -208,55 +209,77 @@ def _own(device: DeviceSpec) -> Iterator[Measured]:
     """Yield the products in float32 and the convolutions that fxpart measured."""
     products, convolved = float32_products(), convolutions()
     counted = _of_products(products.products)
-    yield Measured(device, "gemm", "float32", *counted, products.seconds, products.held_out)
+    yield Measured(
+        device, "gemm", "float32", (True,), *counted, products.seconds, products.held_out
+    )
     calls = convolved.calls
     columns = (*_of_products(calls.products), convolved.seconds, convolved.held_out)
     for dtype, element_bytes in (("tfloat32", 4), (_BF16, 2)):
         # A picture's three channels do not keep tensor cores busy, whatever the size.
         rows = (calls.products.operand_bytes == element_bytes) & ~calls.reads_input
-        yield Measured(device, _CONVOLUTION, dtype, *(column[rows] for column in columns))
+        yield Measured(device, _CONVOLUTION, dtype, (True,), *(column[rows] for column in columns))
 
 
 _HEADS = (
-    *("device", "kind", "dtype", "rows", "share", "sustained", "stated"),
+    *("device", "kind", "of", "rows", "share", "sustained", "stated"),
     *("long, held out", "median %", "flat: median %"),
     *("all held out", "median %", "flat: median %"),
 )
 
 
 def lines_of(of_device: Sequence[Measured]) -> Iterator[list[str]]:
-    """Yield a line for each kind of one device."""
-    reading = [m for m in of_device if m.dtype == _BF16 and m.kind in ("gemm", "memory")]
-    memory, n_memory = fitted_share([long_sample(measured, computes=False) for measured in reading])
+    """Yield a line for each share of one device."""
+    memory = {
+        measured.kind: fitted_share(measured, computes=False)
+        for measured in of_device
+        if False in measured.fits
+    }
     for measured in of_device:
-        if measured.kind == "memory":
-            yield _line(measured, memory, n_memory, 1.0, Shares(COMPUTE_SHARE, memory))
-        else:
-            compute, n_rows = (
-                share_of_least_error(measured, memory)
-                if measured.kind == _CONVOLUTION
-                else fitted_share([long_sample(measured, computes=True)])
-            )
-            shares = Shares(compute, memory)
-            yield _line(measured, compute, n_rows, measured.sustained, shares)
+        of_memory, n_memory = memory.get(measured.kind, (BANDWIDTH_SHARE, 0))
+        compute, n_rows = COMPUTE_SHARE, 0
+        if measured.kind == _CONVOLUTION:
+            compute, n_rows = share_of_least_error(measured, of_memory)
+        elif True in measured.fits:
+            compute, n_rows = fitted_share(measured, computes=True)
+        shares = Shares(compute, of_memory)
+        for computes in measured.fits:
+            yield [
+                *(measured.device.name, measured.kind, measured.dtype if computes else MEMORY),
+                f"{n_rows if computes else n_memory:,}",
+                *_stated(*((compute, measured.sustained) if computes else (of_memory, 1.0))),
+                *_errors(measured, shares, computes=computes),
+            ]
 
 
-def _line(
-    measured: Measured, share: float, n_rows: int, sustained: float, shares: Shares
-) -> list[str]:
-    name = "-" if measured.kind == "memory" else measured.dtype
+def _stated(share: float, sustained: float) -> tuple[str, ...]:
+    return f"{share:.3f}", f"{sustained:.3f}", f"{share * sustained:.2f}"
+
+
+def _errors(measured: Measured, shares: Shares, *, computes: bool) -> Iterator[str]:
+    """Yield the held-out rows with their median error, by `shares` and flat: long ones, and all."""
     flat = Shares(COMPUTE_SHARE * measured.computed, BANDWIDTH_SHARE)
     errors = [np.abs(of.errors(measured)) for of in (shares, flat)]
-    held_out = measured.held_out
-    return [
-        *(measured.device.name, measured.kind, name, f"{n_rows:,}"),
-        *(f"{share:.3f}", f"{sustained:.3f}", f"{share * sustained:.2f}"),
-        *(
-            cell
-            for rows in (held_out & measured.is_long, held_out)
-            for cell in (f"{rows.sum():,}", *(f"{100 * np.median(e[rows]):.1f}" for e in errors))
-        ),
-    ]
+    held_out = measured.held_out & (measured.computes == computes)
+    if measured.kind == _CONVOLUTION:
+        held_out = measured.held_out  # it is fitted to all
+    for rows in (held_out & measured.is_long, held_out):
+        yield f"{rows.sum():,}"
+        yield from (
+            f"{100 * np.median(error[rows]):.1f}" if rows.any() else "-" for error in errors
+        )
+
+
+def _line_of_others() -> list[str]:
+    """Return the line of operators without FLOPs on the device that fxpart measured."""
+    device, shares = DEVICES[_OWN], FAMILIES[DEVICES[_OWN].curves].bandwidth_shares
+    assert shares is not None
+    graph = planned_run(_STEP).problem.graph
+    reached = bandwidth_shares(graph, shares, device.multiprocessors, fused=False)
+    moves = (graph.flops == 0) & (graph.moved_bytes > 0)
+    moved_bytes = graph.moved_bytes[moves]
+    share = float(moved_bytes.sum() / (moved_bytes / reached[moves]).sum())
+    line = [device.name, OTHER, MEMORY, f"{moves.sum():,}", *_stated(share, 1.0)]
+    return [*line, *["-"] * (len(_HEADS) - len(line))]
 
 
 @skipped_without_files("fit_roofline")
@@ -267,6 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     options = parser.parse_args(arguments)
     lines = [line for device in measured_kernels(options.data) for line in lines_of(device)]
+    lines.append(_line_of_others())
     print((markdown if options.markdown else table)(_HEADS, lines))
 
 

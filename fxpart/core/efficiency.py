@@ -1,16 +1,17 @@
 """`Efficiency`: the shares of a device's peaks that long-running operators reach, by kind."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["COMPUTING", "LEAST_SHARE", "MEMORY", "Efficiency", "efficiency_from"]
+__all__ = ["LEAST_SHARE", "MEMORY", "OTHER", "Efficiency", "efficiency_from"]
 
-COMPUTING = ("gemm", "attention", "convolution")
-"""Kinds of operators with FLOPs: matrix products, fused attention, and convolutions."""
 MEMORY = "memory"
+"""The rate whose share is that of memory bandwidth; other names are dtypes."""
+OTHER = "other"
+"""The kind of operators without FLOPs."""
 LEAST_SHARE = 1e-6
 """Smallest share of a peak, so that times stay finite."""
 
@@ -19,8 +20,9 @@ LEAST_SHARE = 1e-6
 class Efficiency:
     """Shares of a device's peaks that long-running operators reach, each in (0, 1].
 
-    Shares of FLOP/s are by name of the rate in `DeviceSpec.flops_per_s`. What is not stated is
-    unknown, and left to the roofline (`fxpart.cost.roofline.LatencyModel`).
+    They are by kind of operator, and by the name of the rate: a dtype of `DeviceSpec.flops_per_s`,
+    or ``memory``. What is not stated is unknown, and left to the roofline
+    (`fxpart.cost.roofline.LatencyModel`).
     """
 
     gemm: Mapping[str, float] = field(default_factory=dict)
@@ -28,43 +30,43 @@ class Efficiency:
     attention: Mapping[str, float] = field(default_factory=dict)
     """Of fused attention, which computes half of the scores under a causal mask."""
     convolution: Mapping[str, float] = field(default_factory=dict)
-    memory: float | None = None
-    """Share of memory bandwidth, of all operators."""
+    other: Mapping[str, float] = field(default_factory=dict)
+    """Of all others, which only move data: a share of ``memory`` alone."""
 
     def __post_init__(self) -> None:
-        """Check that shares are in (0, 1]."""
-        for name, share in self._shares().items():
-            is_number = isinstance(share, int | float) and not isinstance(share, bool)
-            if not (is_number and LEAST_SHARE <= share <= 1):
-                raise SpecError(
-                    f"efficiency.{name} must be a share of the peak, a number in"
-                    f" ({LEAST_SHARE:.0e}, 1], got {share!r}"
-                )
+        """Check the names of rates, and that shares are in (0, 1]."""
+        for kind in _KINDS:
+            for rate, share in getattr(self, kind).items():
+                if kind == OTHER and rate != MEMORY:
+                    raise SpecError(
+                        f"efficiency.{OTHER} is of operators without FLOPs, which have a share of"
+                        f" {MEMORY} alone, got {rate}"
+                    )
+                is_number = isinstance(share, int | float) and not isinstance(share, bool)
+                if not (is_number and LEAST_SHARE <= share <= 1):
+                    raise SpecError(
+                        f"efficiency.{kind}.{rate} must be a share of the peak, a number in"
+                        f" ({LEAST_SHARE:.0e}, 1], got {share!r}"
+                    )
 
-    def _shares(self) -> dict[str, float]:
-        """Return all stated shares by name, such as ``gemm.bfloat16``."""
-        shares = {
-            f"{kind}.{dtype}": share
-            for kind in COMPUTING
-            for dtype, share in getattr(self, kind).items()
-        }
-        return shares if self.memory is None else {**shares, MEMORY: self.memory}
+
+_KINDS = tuple(kind.name for kind in fields(Efficiency))
 
 
 def efficiency_from(stated: Mapping[str, Any]) -> Efficiency:
-    """Return the shares of a mapping such as ``{gemm: {bfloat16: 0.7}, memory: 0.8}``.
+    """Return the shares of a mapping such as ``{gemm: {bfloat16: 0.7, memory: 0.8}}``.
 
     Raises:
         SpecError: if a kind does not exist, or a share is not in (0, 1].
 
     """
     for kind, shares in stated.items():
-        if kind not in (*COMPUTING, MEMORY):
-            kinds = nearest_names(str(kind), (*COMPUTING, MEMORY))
-            raise SpecError(f"efficiency.{kind} does not exist; {kinds}")
-        if kind != MEMORY and not (isinstance(shares, Mapping) and shares):
+        if kind not in _KINDS:
+            names = nearest_names(str(kind), _KINDS)
+            raise SpecError(f"efficiency.{kind} does not exist; {names}")
+        if not (isinstance(shares, Mapping) and shares):
             raise SpecError(
-                f"efficiency.{kind} must have a share for each dtype, such as bfloat16: 0.7, got"
-                f" {shares!r}"
+                f"efficiency.{kind} must have a share for each dtype, or for {MEMORY}, such as"
+                f" {{bfloat16: 0.7}}, got {shares!r}"
             )
     return Efficiency(**{str(kind): shares for kind, shares in stated.items()})

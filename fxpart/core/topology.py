@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.device_spec import MAX_MEMORY_BYTES
-from fxpart.core.efficiency import Efficiency
+from fxpart.core.efficiency import MEMORY, Efficiency
 from fxpart.errors import SpecError, nearest_names, show_bytes
 
 __all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "with_pair_links"]
@@ -133,10 +133,10 @@ class DeviceSpec:
     def stated_share(self, kind: str, dtype: str) -> float | None:
         """Return the share of `rate_for` that operators of a kind reach; None if not stated.
 
-        `kind` is one of `fxpart.core.efficiency.COMPUTING`.
+        `kind` is a field of `Efficiency`, and `dtype` may be ``memory`` for memory bandwidth.
         """
         shares: Mapping[str, float] = getattr(self.efficiency, kind)
-        return shares.get(self._rate_name(dtype))
+        return shares.get(MEMORY if dtype == MEMORY else self._rate_name(dtype))
 
     def _rate_name(self, dtype: str) -> str:
         """Return the dtype at whose rate `dtype` runs."""

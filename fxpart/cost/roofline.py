@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.efficiency import LEAST_SHARE
+from fxpart.core.efficiency import LEAST_SHARE, MEMORY, OTHER
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.errors import SpecError
@@ -46,8 +46,8 @@ class LatencyModel:
     """Share of peak FLOP/s that operators of every kind reach, in (0, 1]. None: the share that a
     device states for the kind and dtype (`DeviceSpec.efficiency`), or else `COMPUTE_SHARE`."""
     bandwidth_efficiency: float | None = 1.0
-    """Share of peak memory bandwidth that operators reach, in (0, 1]. None: the share that a device
-    states, or else `BANDWIDTH_SHARE`."""
+    """Share of peak memory bandwidth that operators of every kind reach, in (0, 1]. None: the share
+    that a device states for the kind, or else `BANDWIDTH_SHARE`."""
     op_overhead_s: float = 0.0
     """Fixed cost of each operator that computes or moves anything."""
 
@@ -87,11 +87,11 @@ class LatencyModel:
                 counted = CAUSAL_WORK
         return device.reached_rate_for(work.rate_name, share) / counted
 
-    def bytes_per_s(self, device: DeviceSpec) -> float:
-        """Return the memory bandwidth that operators reach."""
+    def bytes_per_s(self, device: DeviceSpec, work: "Work") -> float:
+        """Return the memory bandwidth that operators of a class reach."""
         share = self.bandwidth_efficiency
         if share is None:
-            stated = device.efficiency.memory
+            stated = device.stated_share(work.kind, MEMORY)
             share = BANDWIDTH_SHARE if stated is None else stated
         return device.memory_bandwidth_bytes_per_s * share
 
@@ -100,7 +100,7 @@ class Work(NamedTuple):
     """A class of operators that reach the same share of a device's peak."""
 
     kind: str
-    """One of `fxpart.core.efficiency.COMPUTING`; also of operators without FLOPs."""
+    """A field of `fxpart.core.efficiency.Efficiency`."""
     rate_name: str
     """See `rate_names`."""
     is_causal: bool
@@ -117,10 +117,11 @@ class Rates:
         self._model, self._classes = model, list(classes)
         self._class_of = np.array([classes[work] for work in works], dtype=np.int64)
 
-    def on(self, device: DeviceSpec) -> tuple[FloatArray, float]:
-        """Return the FLOP/s of each operator, shape (n,), and the bytes/s of all of them."""
-        of_class = np.array([self._model.flops_per_s(device, work) for work in self._classes])
-        return of_class[self._class_of], self._model.bytes_per_s(device)
+    def on(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray]:
+        """Return the FLOP/s and the bytes/s of each operator, each of shape (n,)."""
+        flops_per_s = np.array([self._model.flops_per_s(device, work) for work in self._classes])
+        bytes_per_s = np.array([self._model.bytes_per_s(device, work) for work in self._classes])
+        return flops_per_s[self._class_of], bytes_per_s[self._class_of]
 
 
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
@@ -152,12 +153,14 @@ def rate_names(graph: OpGraph) -> list[str]:
 
 def _works(graph: OpGraph) -> list[Work]:
     """Return the class of each operator. Length n."""
+    # Kinds of those with FLOPs.
     kinds = {target: _kind(target) for target in dict.fromkeys(graph.targets)}
     causal = {op for op, _, is_causal in graph.attention.tolist() if is_causal}
     works = []
-    for op, (dtype, target) in enumerate(zip(graph.dtypes, graph.targets, strict=True)):
-        kind = kinds[target]
-        in_tf32 = dtype == "float32" and kind == "convolution"
+    columns = zip(graph.dtypes, graph.targets, graph.flops.tolist(), strict=True)
+    for op, (dtype, target, flops) in enumerate(columns):
+        in_tf32 = dtype == "float32" and kinds[target] == "convolution"
+        kind = kinds[target] if flops else OTHER
         works.append(Work(kind, "tfloat32" if in_tf32 else dtype, op in causal))
     return works
 

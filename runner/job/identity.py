@@ -337,11 +337,14 @@ def _shares_used(latency: LatencyConfig, pool: PoolConfig) -> dict[str, object]:
     settings = latency_settings(latency)
     if latency.source == "kernels" and pool.curves and (pool.own_curves or latency.carries_curves):
         return {}
-    setting_of = {MEMORY: "bandwidth_efficiency"}
     return {
-        kind: shares
+        kind: {
+            rate: share
+            for rate, share in shares.items()
+            if settings.get(f"{'bandwidth' if rate == MEMORY else 'compute'}_efficiency", 1) is None
+        }
         for kind, shares in pool.efficiency.items()
-        if settings.get(setting_of.get(kind, "compute_efficiency"), 1.0) is None
+        if isinstance(shares, Mapping)  # others are refused later
     }
 
 

@@ -87,7 +87,7 @@ def _of_operators(
     graph, spec = result.problem.graph, result.problem.topology.devices[device]
     flops_per_s, bytes_per_s = Rates(graph, roofline_on(config.latency, spec)).on(spec)
     compute_s = graph.flops[ops] / flops_per_s[ops]
-    memory_s = graph.moved_bytes[ops] / bytes_per_s
+    memory_s = graph.moved_bytes[ops] / bytes_per_s[ops]
     exchanged = np.isin(ops, list(collective_kinds(graph)))
     computes = ~exchanged & (compute_s >= memory_s)
     return {

@@ -5,11 +5,9 @@ import pytest
 
 from benchmarks.truth.fit_roofline import (
     Measured,
-    Sample,
     Shares,
     fitted_share,
     lines_of,
-    long_sample,
     share_of_least_error,
 )
 from benchmarks.truth.kernel_tables import DEVICES, FAMILIES
@@ -25,7 +23,8 @@ def _planted(kind: str, compute: float, memory: float, **changed: FloatArray) ->
     flops, moved_bytes = 10 ** draw.uniform(9, 13, 400), 10 ** draw.uniform(5, 9.5, 400)
     held_out, computed = draw.random(400) < 0.5, changed.pop("computed", np.ones(400))
     measured = Measured(
-        _DEVICE, kind, "bfloat16", flops, computed, moved_bytes, np.ones(400), held_out
+        *(_DEVICE, kind, "bfloat16", (True, False)),
+        *(flops, computed, moved_bytes, np.ones(400), held_out),
     )
     computing_s, moving_s = measured.ideal_s
     seconds = _OVERHEAD_S + np.maximum(computing_s / compute, moving_s / memory)
@@ -36,7 +35,7 @@ def _planted(kind: str, compute: float, memory: float, **changed: FloatArray) ->
 def test_long_kernels_decide_the_planted_shares() -> None:
     measured = _planted("gemm", 0.6, 0.6)
     for computes in (True, False):
-        share, n_rows = fitted_share([long_sample(measured, computes=computes)])
+        share, n_rows = fitted_share(measured, computes=computes)
         assert share == pytest.approx(0.6)
         assert 20 < n_rows < 200
     errors = Shares(0.6, 0.6).errors(measured)
@@ -46,36 +45,44 @@ def test_long_kernels_decide_the_planted_shares() -> None:
 
 def test_masked_scores_are_not_computed() -> None:
     measured = _planted("attention", 0.6, 0.6, computed=np.full(400, 0.5))
-    share, _ = fitted_share([long_sample(measured, computes=True)])
+    share, _ = fitted_share(measured, computes=True)
     assert share == pytest.approx(0.6)
     every = measured._replace(computed=np.ones(400))
-    assert fitted_share([long_sample(every, computes=True)])[0] > 1  # as if all were
+    assert fitted_share(every, computes=True)[0] > 1  # as if all were
 
 
-def test_the_share_is_the_median_weighted_by_sample_and_time() -> None:
-    first = Sample(np.array([0.5, 0.6, 0.7]), np.array([1.0, 1.0, 8.0]))
-    assert fitted_share([first]) == (0.7, 3)
-    # Every sample counts the same, however many rows it has.
-    second = Sample(np.array([0.4] * 20), np.ones(20))
-    assert fitted_share([first, second, second]) == (0.4, 43)
+def test_the_share_is_the_median_weighted_by_time() -> None:
+    # Three long products that reach 0.2, 0.4 and 0.5 of the peak, the last held out.
+    peak, shares = _DEVICE.rate_for("bfloat16"), np.array([0.2, 0.4, 0.5])
+    seconds = np.array([1.0, 9.0, 100.0]) + _OVERHEAD_S
+    held_out = np.array([False, False, True])
+    flops = shares * peak * (seconds - _OVERHEAD_S)
+    few = (flops, np.ones(3), np.ones(3), seconds, held_out)
+    measured = Measured(_DEVICE, "gemm", "bfloat16", (True,), *few)
+    assert fitted_share(measured, computes=True) == (pytest.approx(0.4), 2)
 
 
 def test_the_share_of_least_error_is_the_planted_one() -> None:
     measured = _planted("convolution", 0.4, 0.8)
-    only_long = Measured(*measured[:3], *(column[measured.is_long] for column in measured[3:]))
+    only_long = Measured(*measured[:4], *(column[measured.is_long] for column in measured[4:]))
     share, n_rows = share_of_least_error(only_long, 0.8)
     assert share == pytest.approx(0.4)
     assert n_rows == (~only_long.held_out).sum()
 
 
 def test_a_line_states_what_long_runs_sustain() -> None:
-    kinds = ("gemm", "attention", "memory")
-    product, attention, tokens = lines_of([_planted(kind, 0.6, 0.6) for kind in kinds])
+    tokens = _planted("attention", 0.7, 0.5)._replace(fits=(False,))
+    prompts = _planted("attention", 0.6, 0.5)._replace(fits=(True,))
+    lines = list(lines_of([_planted("gemm", 0.6, 0.6), prompts, tokens]))
     sustained = FAMILIES["a100"].sustained_share
-    assert product[:3] == ["a100_80gb", "gemm", "bfloat16"]
-    assert product[4:7] == ["0.600", f"{sustained:.3f}", f"{0.6 * sustained:.2f}"]
-    assert attention[4] == "0.600"
-    assert tokens[1:3] == ["memory", "-"]
-    assert tokens[4:7] == ["0.600", "1.000", "0.60"]
-    assert product[8] == "0.0"  # held-out long rows, which are planted
-    assert float(product[9]) > 5.0  # with 0.7 of the FLOP/s and 0.8 of the bandwidth
+    assert [line[:3] for line in lines] == [
+        ["a100_80gb", "gemm", "bfloat16"],
+        ["a100_80gb", "gemm", "memory"],
+        ["a100_80gb", "attention", "bfloat16"],
+        ["a100_80gb", "attention", "memory"],
+    ]
+    assert lines[0][4:7] == ["0.600", f"{sustained:.3f}", f"{0.6 * sustained:.2f}"]
+    assert [line[4] for line in lines] == ["0.600", "0.600", "0.600", "0.500"]
+    assert lines[3][5:7] == ["1.000", "0.50"]
+    assert [line[8] for line in lines[:2]] == ["0.0", "0.0"]  # of held-out long rows
+    assert all(float(line[9]) > 5.0 for line in lines[:2])  # 0.7 of FLOP/s, 0.8 of bandwidth

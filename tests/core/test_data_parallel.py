@@ -36,7 +36,7 @@ def test_device_kinds_are_divided_evenly_over_replicas() -> None:
 
 def test_devices_that_state_other_shares_are_another_kind() -> None:
     topology = devices(16, 16, 16, 16)
-    stated = replace(topology.devices[0], efficiency=Efficiency(memory=0.5))
+    stated = replace(topology.devices[0], efficiency=Efficiency(other={"memory": 0.5}))
     mixed = (stated, stated, *topology.devices[2:])
     parts = split_topology(replace(topology, devices=mixed), 2)
     assert parts.rings.tolist() == [[0, 2], [1, 3]]

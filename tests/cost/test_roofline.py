@@ -1,6 +1,6 @@
 """The roofline: known answers by hand, for shares by device, kind of operator and dtype."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.truth.kernel_tables import FAMILIES
-from fxpart.core.efficiency import COMPUTING, Efficiency
+from fxpart.core.efficiency import Efficiency
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
 from fxpart.cost.curves.model import KernelModel
@@ -27,10 +27,10 @@ STATED = replace(
     PLAIN,
     name="stated",
     efficiency=Efficiency(
-        gemm={"bfloat16": 0.5, "float32": 0.9},
+        gemm={"bfloat16": 0.5, "float32": 0.9, "memory": 0.25},
         attention={"bfloat16": 0.2},
         convolution={"tfloat32": 0.25},
-        memory=0.5,
+        other={"memory": 0.5},
     ),
 )
 _OPS = (
@@ -43,6 +43,8 @@ _OPS = (
     ("aten.linear.default", "float16", 1000, 0),  # at the rate of float32
     ("aten.add.Tensor", "bfloat16", 0, 40),
     ("aten.view.default", "bfloat16", 0, 0),
+    ("aten.mm.default", "bfloat16", 1, 40),
+    ("aten.scaled_dot_product_attention.default", "bfloat16", 1, 40),
 )
 _CAUSAL = 2
 
@@ -78,6 +80,8 @@ def test_shares_are_those_of_the_device_kind_and_dtype() -> None:
         1000 / (10 * 0.9),
         40 / (8 * 0.5),
         0,
+        40 / (8 * 0.25),
+        40 / (8 * 0.8),  # not stated for attention
     ]
     assert times.tolist() == pytest.approx(expected)
 
@@ -110,14 +114,14 @@ def test_a_power_limit_holds_beside_a_stated_share() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    kind=st.sampled_from([*COMPUTING, "memory"]),
+    kind=st.sampled_from([field.name for field in fields(Efficiency)]),
     share=st.floats(1e-6, 1.0),
     less=st.floats(0.01, 1.0),
 )
 def test_a_larger_share_is_never_slower(kind: str, share: float, less: float) -> None:
     def times(of_peak: float) -> list[float]:
-        shares = dict.fromkeys(("float32", "tfloat32", "bfloat16"), of_peak)
-        stated = Efficiency(**{kind: of_peak if kind == "memory" else shares})
+        rates = ("memory",) if kind == "other" else ("float32", "tfloat32", "bfloat16", "memory")
+        stated = Efficiency(**{kind: dict.fromkeys(rates, of_peak)})
         device = replace(PLAIN, efficiency=stated)
         return OWN.op_time_s(_graph(), _topology(device))[:, 0].tolist()
 

@@ -116,5 +116,5 @@ def _of_model(
         flops_per_s, bytes_per_s = rates.on(topology.devices[device])
         placed = device_of == device
         per_flop[placed] = 1.0 / flops_per_s[placed]
-        per_byte[placed] = 1.0 / bytes_per_s
+        per_byte[placed] = 1.0 / bytes_per_s[placed]
     return per_flop, per_byte

@@ -25,7 +25,10 @@ _ATTENTION = "aten.scaled_dot_product_attention.default"
 ROOFLINE = LatencyModel(compute_efficiency=0.5, op_overhead_s=3.0)
 OF_DEVICES = LatencyModel(compute_efficiency=None, bandwidth_efficiency=None)
 EFFICIENCY = Efficiency(
-    gemm={"float32": 0.3}, attention={"float32": 0.6}, convolution={"float32": 0.2}, memory=0.9
+    gemm={"float32": 0.3, "memory": 0.7},
+    attention={"float32": 0.6},
+    convolution={"float32": 0.2},
+    other={"memory": 0.9},
 )
 CALIBRATION = Calibration(
     2.0,

@@ -108,7 +108,7 @@ def test_settings_of_times_and_runs_count_only_where_they_matter(
 
 def test_shares_of_the_peaks_count_only_where_times_use_them() -> None:
     shares = "++devices.pools.0.efficiency={gemm: {float32: 0.5}}"
-    memory = "++devices.pools.0.efficiency={memory: 0.5}"
+    memory = "++devices.pools.0.efficiency={other: {memory: 0.5}}"
     of_all = ("latency=roofline", "latency.compute_efficiency=0.6")
     for settings, changed, counts in (
         (("latency=roofline",), shares, True),
