@@ -82,6 +82,16 @@ class Measured(NamedTuple):
     seconds: FloatArray
     held_out: npt.NDArray[np.bool_]
 
+    def only(self, rows: npt.NDArray[np.bool_]) -> "Measured":
+        """Return those rows alone."""
+        return self._replace(
+            flops=self.flops[rows],
+            computed=self.computed[rows],
+            moved_bytes=self.moved_bytes[rows],
+            seconds=self.seconds[rows],
+            held_out=self.held_out[rows],
+        )
+
     @property
     def ideal_s(self) -> tuple[FloatArray, FloatArray]:
         """The times at peak FLOP/s and at peak memory bandwidth."""
@@ -180,13 +190,12 @@ _TABLES = {
 
 def _from_table(device: DeviceSpec, table_kind: str, kernels: Kernels) -> Measured:
     (kind, fits), calls = _TABLES[table_kind], kernels.calls
+    measured = (kernels.seconds, kernels.held_out)
     if isinstance(calls, Products):
-        counted, rows = _of_products(calls), np.ones(len(kernels.seconds), dtype=np.bool_)
-    else:
-        # A graph does not say that attention has a window.
-        counted, rows = _of_attentions(calls), calls.window == 0
-    columns = (*counted, kernels.seconds, kernels.held_out)
-    return Measured(device, kind, _BF16, fits, *(column[rows] for column in columns))
+        return Measured(device, kind, _BF16, fits, *_of_products(calls), *measured)
+    # A graph does not say that attention has a window.
+    every = Measured(device, kind, _BF16, fits, *_of_attentions(calls), *measured)
+    return every.only(calls.window == 0)
 
 
 def _of_products(calls: Products) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -213,11 +222,12 @@ def _own(device: DeviceSpec) -> Iterator[Measured]:
         device, "gemm", "float32", (True,), *counted, products.seconds, products.held_out
     )
     calls = convolved.calls
-    columns = (*_of_products(calls.products), convolved.seconds, convolved.held_out)
     for dtype, element_bytes in (("tfloat32", 4), (_BF16, 2)):
+        counted = _of_products(calls.products)
+        measured = (convolved.seconds, convolved.held_out)
         # A picture's three channels do not keep tensor cores busy, whatever the size.
         rows = (calls.products.operand_bytes == element_bytes) & ~calls.reads_input
-        yield Measured(device, _CONVOLUTION, dtype, (True,), *(column[rows] for column in columns))
+        yield Measured(device, _CONVOLUTION, dtype, (True,), *counted, *measured).only(rows)
 
 
 _HEADS = (

@@ -19,7 +19,10 @@ def test_shares_are_read_by_kind_and_dtype() -> None:
         ({1: 0.5}, "efficiency.1 does not exist"),
         ({"gemm": 0.5}, "efficiency.gemm must have a share for each dtype, or for memory"),
         ({"gemm": {}}, "efficiency.gemm must have a share for each dtype, or for memory"),
-        ({"attention": None}, "efficiency.attention must have a share for each dtype, or for memory"),
+        (
+            {"attention": None},
+            "efficiency.attention must have a share for each dtype, or for memory",
+        ),
         ({"gemm": {"float32": 1.5}}, "efficiency.gemm.float32 must be a share of the peak"),
         ({"convolution": {"float32": 0}}, "in (1e-06, 1], got 0"),
         ({"gemm": {"float32": "fast"}}, "in (1e-06, 1], got 'fast'"),

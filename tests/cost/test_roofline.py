@@ -123,7 +123,7 @@ def test_a_larger_share_is_never_slower(kind: str, share: float, less: float) ->
         rates = ("memory",) if kind == "other" else ("float32", "tfloat32", "bfloat16", "memory")
         stated = Efficiency(**{kind: dict.fromkeys(rates, of_peak)})
         device = replace(PLAIN, efficiency=stated)
-        return OWN.op_time_s(_graph(), _topology(device))[:, 0].tolist()
+        return list(OWN.op_time_s(_graph(), _topology(device))[:, 0])
 
     slower = max(1e-6, share * less)
     assert all(fast <= slow for fast, slow in zip(times(share), times(slower), strict=True))
