@@ -20,7 +20,7 @@ __all__ = [
     "CAUSAL_WORK",
     "COMPUTE_SHARE",
     "LatencyModel",
-    "Rates",
+    "OperatorRates",
     "Work",
     "op_time_s",
     "rate_names",
@@ -107,7 +107,7 @@ class Work(NamedTuple):
     """Whether it is attention with a causal mask."""
 
 
-class Rates:
+class OperatorRates:
     """The rates of the operators of a graph on any device, by a roofline."""
 
     def __init__(self, graph: OpGraph, model: LatencyModel) -> None:
@@ -131,7 +131,7 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
     limited to what the device sustains. An operator that neither computes nor moves anything (a
     view) takes no time.
     """
-    rates = Rates(graph, model)
+    rates = OperatorRates(graph, model)
     works = (graph.flops > 0) | (graph.moved_bytes > 0)
     times = np.zeros((graph.n_ops, topology.n_devices))
     for column, device in enumerate(topology.devices):

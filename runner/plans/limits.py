@@ -6,7 +6,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.collective_times import collective_kinds
-from fxpart.cost.roofline import Rates
+from fxpart.cost.roofline import OperatorRates
 from runner.config.sections import Config
 from runner.experiment.operator_times import roofline_on
 from runner.experiment.result import Result
@@ -85,7 +85,7 @@ def _of_operators(
 ) -> dict[str, float]:
     """Return the `seconds` of `ops`, all on `device`, by the resource that bounds them."""
     graph, spec = result.problem.graph, result.problem.topology.devices[device]
-    flops_per_s, bytes_per_s = Rates(graph, roofline_on(config.latency, spec)).on(spec)
+    flops_per_s, bytes_per_s = OperatorRates(graph, roofline_on(config.latency, spec)).on(spec)
     compute_s = graph.flops[ops] / flops_per_s[ops]
     memory_s = graph.moved_bytes[ops] / bytes_per_s[ops]
     exchanged = np.isin(ops, list(collective_kinds(graph)))

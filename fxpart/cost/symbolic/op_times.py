@@ -13,7 +13,7 @@ from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.calibration import FRESH_BYTES, Calibration, is_free, is_view
-from fxpart.cost.roofline import LatencyModel, Rates
+from fxpart.cost.roofline import LatencyModel, OperatorRates
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import SpecError
 
@@ -110,7 +110,7 @@ def _of_model(
     graph: OpGraph, topology: Topology, model: LatencyModel, device_of: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return seconds per FLOP and per byte of each operator by a roofline."""
-    rates = Rates(graph, model)
+    rates = OperatorRates(graph, model)
     per_flop, per_byte = np.empty(graph.n_ops), np.empty(graph.n_ops)
     for device in np.unique(device_of).tolist():
         flops_per_s, bytes_per_s = rates.on(topology.devices[device])
