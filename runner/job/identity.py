@@ -338,13 +338,11 @@ def _shares_used(latency: LatencyConfig, pool: PoolConfig) -> dict[str, object]:
     if latency.source == "kernels" and pool.curves and (pool.own_curves or latency.carries_curves):
         return {}
     return {
-        kind: {
-            rate: share
-            for rate, share in shares.items()
-            if settings.get(f"{'bandwidth' if rate == MEMORY else 'compute'}_efficiency", 1) is None
-        }
+        f"{kind}.{rate}": share
         for kind, shares in pool.efficiency.items()
         if isinstance(shares, Mapping)  # others are refused later
+        for rate, share in shares.items()
+        if settings.get(f"{'bandwidth' if rate == MEMORY else 'compute'}_efficiency", 1) is None
     }
 
 
