@@ -67,7 +67,9 @@ class _Model:
 
 
 def _model(name: str) -> _Model:
-    config = composed(f"model={name}")
+    # The same shares of the peaks on all topologies, whatever their devices state.
+    flat = ("latency.compute_efficiency=0.7", "latency.bandwidth_efficiency=0.8")
+    config = composed(f"model={name}", *flat)
     spec = model_spec(config)
     problem, times, _ = problem_of(config, shared_subject(config, spec), spec)
     peers = {

@@ -46,7 +46,9 @@ def _run(folder: Path, model: str, mode: str) -> tuple[dict[str, Any], int]:
             f"model={model}",
             f"mode={mode}",
             f"devices={DEVICES[model]}",
-            "latency=roofline",  # also for devices with curves: the same latency model for all rows
+            # Also for devices with curves and shares: the same latency model for all rows.
+            *("latency=roofline", "latency.compute_efficiency=0.7"),
+            "latency.bandwidth_efficiency=0.8",
             "tracking=none",
             f"capture.cache_dir={folder / 'cache'}",
             f"hydra.run.dir={out}",

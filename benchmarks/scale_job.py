@@ -76,7 +76,7 @@ def _machine(devices: str) -> tuple[Topology, LatencyModel]:
         compute_efficiency=chosen.latency.compute_efficiency,
         bandwidth_efficiency=chosen.latency.bandwidth_efficiency,
         op_overhead_s=chosen.latency.op_overhead_s,
-    )
+    ).of_any_device()
     return build_topology(chosen.devices, chosen.transfer_rate), latency
 
 

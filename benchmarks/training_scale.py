@@ -14,7 +14,8 @@ from benchmarks.process import run_python
 TARGET_S, TARGET_GB = 300.0, 4.0
 _STEP = (
     *("model=llama3_70b", "phase=training", "devices=16x80gb"),
-    *("latency=roofline", "tracking=none"),
+    *("latency=roofline", "latency.compute_efficiency=0.7", "latency.bandwidth_efficiency=0.8"),
+    "tracking=none",
 )
 MODES = ("size_based", "pipeline", "kl_based")
 

@@ -7,6 +7,7 @@ from fxpart.capture.training.cut_step import cut_step as cut_step
 from fxpart.core.assignment import Assignment as Assignment
 from fxpart.core.data_parallel import DataParallel as DataParallel
 from fxpart.core.data_parallel import split_topology as split_topology
+from fxpart.core.efficiency import Efficiency as Efficiency
 from fxpart.core.graph import OpGraph as OpGraph
 from fxpart.core.graph import without_python as without_python
 from fxpart.core.optimizer import Optimizer as Optimizer

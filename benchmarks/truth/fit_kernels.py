@@ -302,8 +302,10 @@ _HEAD = """\
 # arXiv:2402.13499).
 name: kernels
 source: kernels
-compute_efficiency: 0.7  # share of peak FLOP/s, for operators without a curve
-bandwidth_efficiency: 0.8  # share of peak memory bandwidth, without bandwidth_shares
+# Shares of the peaks, without a curve and without bandwidth_shares. null: 0.7 and 0.8 on devices
+# with curves, and on others what their files state (roofline.yaml).
+compute_efficiency: null
+bandwidth_efficiency: null
 op_overhead_s: 2.0e-6  # device time of an almost empty kernel; views cost nothing
 # tables: measured kernels to interpolate, a folder of files such as h100_sxm_gemm.parquet, or the
 # installed package aiconfigurator.

@@ -92,7 +92,8 @@ def _kind(device: DeviceSpec) -> tuple[object, ...]:
     """Return the memory and rates of a device, which its name and node do not affect."""
     rates = tuple(sorted(device.flops_per_s.items()))
     sustained = tuple(sorted(device.sustained_flops_per_s.items()))
-    return device.memory_bytes, device.memory_bandwidth_bytes_per_s, rates, sustained
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    return device.memory_bytes, bandwidth, rates, sustained, device.efficiency
 
 
 def _kind_counts(topology: Topology) -> list[int]:

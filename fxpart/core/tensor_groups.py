@@ -75,6 +75,7 @@ def _refuse_unlike(topology: Topology, group: list[int]) -> None:
             device.memory_bytes == first.memory_bytes
             and dict(device.flops_per_s) == dict(first.flops_per_s)
             and dict(device.sustained_flops_per_s) == dict(first.sustained_flops_per_s)
+            and device.efficiency == first.efficiency
             and device.memory_bandwidth_bytes_per_s == first.memory_bandwidth_bytes_per_s
             and device.power_w == first.power_w
         )

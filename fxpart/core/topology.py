@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.device_spec import MAX_MEMORY_BYTES
+from fxpart.core.efficiency import MEMORY, Efficiency
 from fxpart.errors import SpecError, nearest_names, show_bytes
 
 __all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "with_pair_links"]
@@ -53,6 +54,8 @@ class DeviceSpec:
     """Rated power of the board in W; 0 if unknown."""
     sustained_flops_per_s: Mapping[str, float] = field(default_factory=dict)
     """Rate by dtype name sustained by long runs of large products under a power limit."""
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    """Shares of the peaks that operators reach; see `fxpart.cost.roofline`."""
     on_host: bool = False
     """Whether this is the host itself, whose memory has no reserve."""
     is_tier: bool = False
@@ -123,10 +126,21 @@ class DeviceSpec:
 
         Kernels reach `kernel_share` of the returned rate.
         """
-        as_float32 = dtype not in self.flops_per_s
-        sustained = self.sustained_flops_per_s.get("float32" if as_float32 else dtype)
+        sustained = self.sustained_flops_per_s.get(self._rate_name(dtype))
         rate = self.rate_for(dtype) * share
         return rate if sustained is None else min(rate, sustained / kernel_share)
+
+    def stated_share(self, kind: str, dtype: str) -> float | None:
+        """Return the share of `rate_for` that operators of a kind reach; None if not stated.
+
+        `kind` is a field of `Efficiency`, and `dtype` may be ``memory`` for memory bandwidth.
+        """
+        shares: Mapping[str, float] = getattr(self.efficiency, kind)
+        return shares.get(MEMORY if dtype == MEMORY else self._rate_name(dtype))
+
+    def _rate_name(self, dtype: str) -> str:
+        """Return the dtype at whose rate `dtype` runs."""
+        return dtype if dtype in self.flops_per_s else "float32"
 
 
 @dataclass(frozen=True, slots=True)

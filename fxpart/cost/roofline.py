@@ -5,33 +5,49 @@ architectures. CACM 52(4), 2009, doi:10.1145/1498765.1498785.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from fxpart.core.efficiency import LEAST_SHARE, MEMORY, OTHER
 from fxpart.core.graph import FloatArray, OpGraph
-from fxpart.core.topology import Topology
+from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.errors import SpecError
 
-__all__ = ["LatencyModel", "op_time_s", "rate_names"]
+__all__ = [
+    "BANDWIDTH_SHARE",
+    "CAUSAL_WORK",
+    "COMPUTE_SHARE",
+    "LatencyModel",
+    "OperatorRates",
+    "Work",
+    "op_time_s",
+    "rate_names",
+]
 
-
+COMPUTE_SHARE, BANDWIDTH_SHARE = 0.7, 0.8
+"""Shares of the peaks on devices that state none of their own, typical of large products."""
 _CONVOLUTION = re.compile(
     r"(^|\.)_?(cudnn_)?(convolution(_backward)?|conv(_transpose)?[123]d)(\.|$)"
     r"|^Conv(Transpose)?[123]d$"
 )
 """Targets of convolutions: operators, and classes of modules."""
-_LEAST_SHARE, _MOST_OVERHEAD_S = 1e-6, 3600.0
+CAUSAL_WORK = 0.5
+"""Share of the counted FLOPs of attention that its kernels compute under a causal mask."""
+_MOST_OVERHEAD_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
     """Coefficients of the roofline: the share of a device's peaks that operators reach."""
 
-    compute_efficiency: float = 1.0
-    """Share of peak FLOP/s that matrix products reach, in (0, 1]."""
-    bandwidth_efficiency: float = 1.0
-    """Share of peak memory bandwidth that operators reach, in (0, 1]."""
+    compute_efficiency: float | None = 1.0
+    """Share of peak FLOP/s that operators of every kind reach, in (0, 1]. None: the share that a
+    device states for the kind and dtype (`DeviceSpec.efficiency`), or else `COMPUTE_SHARE`."""
+    bandwidth_efficiency: float | None = 1.0
+    """Share of peak memory bandwidth that operators of every kind reach, in (0, 1]. None: the share
+    that a device states for the kind, or else `BANDWIDTH_SHARE`."""
     op_overhead_s: float = 0.0
     """Fixed cost of each operator that computes or moves anything."""
 
@@ -39,8 +55,8 @@ class LatencyModel:
         """Check that shares are in (0, 1] and the overhead is in range."""
         for name in ("compute_efficiency", "bandwidth_efficiency"):
             share = getattr(self, name)
-            if not _LEAST_SHARE <= share <= 1:
-                raise SpecError(f"latency.{name} must be in ({_LEAST_SHARE:.0e}, 1], got {share}")
+            if share is not None and not LEAST_SHARE <= share <= 1:
+                raise SpecError(f"latency.{name} must be in ({LEAST_SHARE:.0e}, 1], got {share}")
         if not 0 <= self.op_overhead_s <= _MOST_OVERHEAD_S:
             raise SpecError(
                 f"latency.op_overhead_s must be between 0 and {_MOST_OVERHEAD_S:.0f} s,"
@@ -51,24 +67,76 @@ class LatencyModel:
         """Return the time of each operator on each device in seconds, shape (n, D)."""
         return op_time_s(graph, topology, self)
 
+    def of_any_device(self) -> "LatencyModel":
+        """Return the model with the same shares on all devices, whatever they state."""
+        compute, bandwidth = self.compute_efficiency, self.bandwidth_efficiency
+        return replace(
+            self,
+            compute_efficiency=COMPUTE_SHARE if compute is None else compute,
+            bandwidth_efficiency=BANDWIDTH_SHARE if bandwidth is None else bandwidth,
+        )
+
+    def flops_per_s(self, device: DeviceSpec, work: "Work") -> float:
+        """Return the FLOP/s that operators of a class reach, relative to their counted FLOPs."""
+        share, counted = self.compute_efficiency, 1.0
+        if share is None:
+            share = device.stated_share(work.kind, work.rate_name)
+            if share is None:
+                share = COMPUTE_SHARE
+            elif work.is_causal:
+                counted = CAUSAL_WORK
+        return device.reached_rate_for(work.rate_name, share) / counted
+
+    def bytes_per_s(self, device: DeviceSpec, work: "Work") -> float:
+        """Return the memory bandwidth that operators of a class reach."""
+        share = self.bandwidth_efficiency
+        if share is None:
+            stated = device.stated_share(work.kind, MEMORY)
+            share = BANDWIDTH_SHARE if stated is None else stated
+        return device.memory_bandwidth_bytes_per_s * share
+
+
+class Work(NamedTuple):
+    """A class of operators that reach the same share of a device's peak."""
+
+    kind: str
+    """A field of `fxpart.core.efficiency.Efficiency`."""
+    rate_name: str
+    """See `rate_names`."""
+    is_causal: bool
+    """Whether it is attention with a causal mask."""
+
+
+class OperatorRates:
+    """The rates of the operators of a graph on any device, by a roofline."""
+
+    def __init__(self, graph: OpGraph, model: LatencyModel) -> None:
+        """Classify the operators of `graph`."""
+        works = _works(graph)
+        classes = {work: index for index, work in enumerate(dict.fromkeys(works))}
+        self._model, self._classes = model, list(classes)
+        self._class_of = np.array([classes[work] for work in works], dtype=np.int64)
+
+    def on(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray]:
+        """Return the FLOP/s and the bytes/s of each operator, each of shape (n,)."""
+        flops_per_s = np.array([self._model.flops_per_s(device, work) for work in self._classes])
+        bytes_per_s = np.array([self._model.bytes_per_s(device, work) for work in self._classes])
+        return flops_per_s[self._class_of], bytes_per_s[self._class_of]
+
 
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
     """Return the time of each operator on each device in seconds, shape (n, D).
 
-    It is ``overhead + max(flops / rate of its dtype, bytes / bandwidth)``, with the rate limited to
-    what the device sustains. An operator that neither computes nor moves anything (a view) takes no
-    time.
+    It is ``overhead + max(flops / rate, bytes / bandwidth)``, with the rate of its kind and dtype,
+    limited to what the device sustains. An operator that neither computes nor moves anything (a
+    view) takes no time.
     """
-    names = rate_names(graph)
-    dtypes = sorted(set(names))
-    which = np.array([dtypes.index(name) for name in names])
+    rates = OperatorRates(graph, model)
     works = (graph.flops > 0) | (graph.moved_bytes > 0)
     times = np.zeros((graph.n_ops, topology.n_devices))
     for column, device in enumerate(topology.devices):
-        share = model.compute_efficiency
-        rates = np.array([device.reached_rate_for(dtype, share) for dtype in dtypes])
-        bandwidth = device.memory_bandwidth_bytes_per_s * model.bandwidth_efficiency
-        roofline_s = np.maximum(graph.flops / rates[which], graph.moved_bytes / bandwidth)
+        flops_per_s, bytes_per_s = rates.on(device)
+        roofline_s = np.maximum(graph.flops / flops_per_s, graph.moved_bytes / bytes_per_s)
         times[:, column] = np.where(works, roofline_s + model.op_overhead_s, 0.0)
     return times
 
@@ -80,7 +148,24 @@ def rate_names(graph: OpGraph) -> list[str]:
     ``torch.backends.cudnn.allow_tf32`` is turned off (PyTorch, "CUDA semantics"). A device that
     states no rate of ``tfloat32`` computes them in float32.
     """
-    return [
-        "tfloat32" if dtype == "float32" and _CONVOLUTION.search(target) else dtype
-        for dtype, target in zip(graph.dtypes, graph.targets, strict=True)
-    ]
+    return [work.rate_name for work in _works(graph)]
+
+
+def _works(graph: OpGraph) -> list[Work]:
+    """Return the class of each operator. Length n."""
+    # Kinds of those with FLOPs.
+    kinds = {target: _kind(target) for target in dict.fromkeys(graph.targets)}
+    causal = {op for op, _, is_causal in graph.attention.tolist() if is_causal}
+    works = []
+    columns = zip(graph.dtypes, graph.targets, graph.flops.tolist(), strict=True)
+    for op, (dtype, target, flops) in enumerate(columns):
+        in_tf32 = dtype == "float32" and kinds[target] == "convolution"
+        kind = kinds[target] if flops else OTHER
+        works.append(Work(kind, "tfloat32" if in_tf32 else dtype, op in causal))
+    return works
+
+
+def _kind(target: str) -> str:
+    if _CONVOLUTION.search(target):
+        return "convolution"
+    return "attention" if "attention" in target else "gemm"

@@ -119,14 +119,11 @@ class PoolConfig:
     source: str = ""
     sustained_flops_per_s: dict[str, float] = field(default_factory=dict)
     """Rate by dtype that long runs of products sustain, if a power limit lowers the clock."""
+    efficiency: dict[str, Any] = field(default_factory=dict)
+    """Shares of the peaks that operators reach: `fxpart.core.efficiency.efficiency_from`."""
 
     def __post_init__(self) -> None:
-        """Check the types of booleans.
-
-        Raises:
-            SpecError: if one is neither true nor false.
-
-        """
+        """Check that booleans are true or false."""
         for switch in ("on_host", "own_curves"):
             if not isinstance(value := getattr(self, switch), bool):
                 raise SpecError(
@@ -221,8 +218,9 @@ class LatencyConfig:
     source: str = "roofline"
     """``roofline`` with the coefficients below, ``kernels``, ``profiled``, ``calibrated`` or
     ``trace``; ``auto`` becomes ``kernels`` or ``roofline`` when the configuration is read."""
-    compute_efficiency: float = 1.0
-    bandwidth_efficiency: float = 1.0
+    compute_efficiency: float | None = 1.0
+    """Share of all devices' peaks; None for those of `PoolConfig.efficiency`, likewise below."""
+    bandwidth_efficiency: float | None = 1.0
     op_overhead_s: float = 0.0
     curves: dict[str, Any] = field(default_factory=dict)
     """For ``kernels``: coefficients by device family."""

@@ -6,6 +6,7 @@ A size stands for an accelerator in the table ``conf/accelerator``, which has a 
 import math
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
+from fxpart.core.efficiency import efficiency_from
 from fxpart.errors import SpecError, show_bytes
 from fxpart.support.host import available_cores, host_memory_bytes
 from fxpart.support.regular_file import regular_status
@@ -87,6 +89,7 @@ def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
         raise SpecError(f"accelerator file {path}: {error}") from error
     entry = {str(key): value for key, value in values.items() if key != "memory"}
     _check_numbers(path, entry)
+    _check_efficiency(path, entry.get("efficiency", {}))
     return {**entry, "memory_bytes": memory_bytes}
 
 
@@ -119,6 +122,18 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
             raise SpecError(
                 f"accelerator file {path}: {key} must be a positive number, is {number!r}"
             )
+
+
+def _check_efficiency(path: Path, shares: object) -> None:
+    if not isinstance(shares, Mapping):
+        raise SpecError(
+            f"accelerator file {path}: efficiency is {shares!r}; give shares of the peaks by kind"
+            " of operator, such as gemm: {bfloat16: 0.7}"
+        )
+    try:
+        efficiency_from(shares)
+    except SpecError as error:
+        raise SpecError(f"accelerator file {path}: {error}") from error
 
 
 def device_pools(spec: str, asked: str = "") -> list[dict[str, Any]]:
@@ -182,6 +197,7 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "own_curves": entry.get("own_curves", False),
         "host_launch_s": entry.get("host_launch_s", 0.0),
         "power_w": float(entry.get("power_w") or 0.0),
+        "efficiency": deepcopy(entry.get("efficiency", {})),
         "price_per_hour": entry.get("price_per_hour"),
         "source": f"{entry['source']}{note}",
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from fxpart.capture.captured import step_key
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.core.topology import Topology
+from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.calibration import read_calibration
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import family_from
@@ -32,6 +32,7 @@ __all__ = [
     "is_measured",
     "operator_times",
     "ring_curves",
+    "roofline_on",
     "source_note",
 ]
 
@@ -189,6 +190,13 @@ def _kernel_model(latency: LatencyConfig) -> KernelModel:
     families = {str(name): family_from(name, curves) for name, curves in latency.curves.items()}
     tables = tables_of(latency)
     return KernelModel(families, _roofline(latency), tables, carries=latency.carries_curves)
+
+
+def roofline_on(latency: LatencyConfig, device: DeviceSpec) -> LatencyModel:
+    """Return the roofline of a device, or that of its operators without a curve."""
+    if latency.source == "kernels":
+        return _kernel_model(latency).roofline_on(device)
+    return _roofline(latency)
 
 
 def _roofline(latency: LatencyConfig) -> LatencyModel:

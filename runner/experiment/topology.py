@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fxpart.core.device_spec import MAX_DEVICES
+from fxpart.core.efficiency import Efficiency, efficiency_from
 from fxpart.core.reserve import Reserve, with_reserve
 from fxpart.core.topology import (
     DeviceSpec,
@@ -107,6 +108,7 @@ def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
         memory_bytes=pool.memory_bytes,
         flops_per_s=dict(pool.flops_per_s),
         sustained_flops_per_s=dict(pool.sustained_flops_per_s),
+        efficiency=_efficiency(pool),
         memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
         node=node,
         multiprocessors=pool.multiprocessors,
@@ -116,6 +118,13 @@ def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
         on_host=pool.on_host,
     )
     return whole if pool.on_host else with_reserve(whole, reserve)
+
+
+def _efficiency(pool: PoolConfig) -> Efficiency:
+    try:
+        return efficiency_from(pool.efficiency)
+    except SpecError as error:
+        raise SpecError(f"devices.pools: {pool.name}: {error}") from error
 
 
 def _count(pool: PoolConfig) -> int:

@@ -6,8 +6,9 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.collective_times import collective_kinds
-from fxpart.cost.roofline import rate_names
+from fxpart.cost.roofline import OperatorRates
 from runner.config.sections import Config
+from runner.experiment.operator_times import roofline_on
 from runner.experiment.result import Result
 
 __all__ = ["limit_of", "time_shares"]
@@ -84,11 +85,9 @@ def _of_operators(
 ) -> dict[str, float]:
     """Return the `seconds` of `ops`, all on `device`, by the resource that bounds them."""
     graph, spec = result.problem.graph, result.problem.topology.devices[device]
-    names = rate_names(graph)
-    rates = np.array([spec.rate_for(names[op]) for op in ops.tolist()])
-    compute_s = graph.flops[ops] / (rates * config.latency.compute_efficiency)
-    bandwidth = spec.memory_bandwidth_bytes_per_s * config.latency.bandwidth_efficiency
-    memory_s = graph.moved_bytes[ops] / bandwidth
+    flops_per_s, bytes_per_s = OperatorRates(graph, roofline_on(config.latency, spec)).on(spec)
+    compute_s = graph.flops[ops] / flops_per_s[ops]
+    memory_s = graph.moved_bytes[ops] / bytes_per_s[ops]
     exchanged = np.isin(ops, list(collective_kinds(graph)))
     computes = ~exchanged & (compute_s >= memory_s)
     return {

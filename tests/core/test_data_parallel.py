@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fxpart.core.data_parallel import ring_links, share_of_batch, split_topology
+from fxpart.core.efficiency import Efficiency
 from fxpart.core.topology import Link, Topology
 from fxpart.errors import SpecError
 from tests.sketch import devices
@@ -31,6 +32,14 @@ def test_device_kinds_are_divided_evenly_over_replicas() -> None:
     parts = split_topology(devices(80, 80, 16, 16, 16, 16), 2)
     assert parts.rings.tolist() == [[0, 2, 3], [1, 4, 5]]
     assert [device.memory_bytes for device in parts.replica.devices] == [80, 16, 16]
+
+
+def test_devices_that_state_other_shares_are_another_kind() -> None:
+    topology = devices(16, 16, 16, 16)
+    stated = replace(topology.devices[0], efficiency=Efficiency(other={"memory": 0.5}))
+    mixed = (stated, stated, *topology.devices[2:])
+    parts = split_topology(replace(topology, devices=mixed), 2)
+    assert parts.rings.tolist() == [[0, 2], [1, 3]]
 
 
 def test_a_ring_runs_at_its_slowest_link() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from fxpart.core.efficiency import Efficiency
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Link
 from fxpart.errors import NotApplicableError, SpecError
@@ -47,6 +48,9 @@ def test_a_group_of_unequal_devices_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="devices 0 to 1 are d0 and d1"):
         tensor_groups(devices(16, 24), 2)
     alike = devices(16, 16)
+    stated = replace(alike.devices[0], efficiency=Efficiency(other={"memory": 0.5}))
+    with pytest.raises(NotApplicableError, match="use equal devices"):
+        tensor_groups(replace(alike, devices=(stated, alike.devices[1])), 2)
     weak, strong = (replace(alike.devices[0], power_w=power_w) for power_w in (300.0, 700.0))
     with pytest.raises(NotApplicableError, match="use equal devices"):
         tensor_groups(replace(alike, devices=(weak, strong)), 2)

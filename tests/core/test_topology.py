@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fxpart.core.efficiency import Efficiency
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology, with_pair_links
 from fxpart.errors import SpecError
 
@@ -36,6 +37,16 @@ def test_a_power_limit_reduces_only_the_reached_rate() -> None:
     assert limited.reached_rate_for("float16", 1.0) == 5.0  # like float32, which is not limited
     with pytest.raises(SpecError, match=r"sustained_flops_per_s\.bfloat16 must be"):
         replace(device(), sustained_flops_per_s={"bfloat16": 0.0})
+
+
+def test_a_share_is_stated_for_the_rate_at_which_a_dtype_runs() -> None:
+    stated = replace(
+        device(), efficiency=Efficiency(gemm={"float32": 0.9}, attention={"memory": 0.8})
+    )
+    shares = [stated.stated_share("gemm", dtype) for dtype in ("float32", "float16", "bfloat16")]
+    assert shares == [0.9, 0.9, None]
+    assert stated.stated_share("attention", "float32") is None
+    assert stated.stated_share("attention", "memory") == 0.8
 
 
 def test_an_unlisted_dtype_without_a_float32_rate_is_refused() -> None:

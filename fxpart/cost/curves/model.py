@@ -29,7 +29,7 @@ the peak where the forward reaches 73 % (Dao: FlashAttention-2, 2023, arXiv:2307
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """Curves by family of devices, and a roofline for everything else.
+    """Curves by family of devices, and a roofline for everything else (`roofline_on`).
 
     Pointwise operators, reductions and copies use the roofline on every device, with the family's
     fixed time per kernel and its shares of memory bandwidth if it has any.
@@ -82,10 +82,11 @@ class KernelModel:
                 shapes = shapes_of(graph, self.layout)
                 if self.is_compiled:
                     shapes = shapes.channels_last()
-            on_device, roofline = self._on_device(device), self.roofline
+            on_device, roofline = self._on_device(device), self.roofline_on(device)
             family = on_device.family
             if family.op_overhead_s is not None:
                 roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
+            if roofline != self.roofline:
                 times[:, column] = roofline.op_time_s(graph, topology)[:, column]
             if family.bandwidth_shares:
                 overhead_s = roofline.op_overhead_s
@@ -165,6 +166,14 @@ class KernelModel:
         moving_s = graph.moved_bytes / (device.memory_bandwidth_bytes_per_s * of_bandwidth)
         is_moving = (graph.flops == 0) & (graph.moved_bytes > 0)
         times[is_moving] = moving_s[is_moving] + overhead_s
+
+    def roofline_on(self, device: DeviceSpec) -> LatencyModel:
+        """Return the roofline of operators without a curve on a device.
+
+        Beside curves it does not use the shares that a device states, which average over the
+        operators that have curves.
+        """
+        return self.roofline.of_any_device() if self.has_curves(device) else self.roofline
 
     def has_curves(self, device: DeviceSpec) -> bool:
         """Return whether a device uses curves rather than the roofline alone."""

@@ -13,7 +13,7 @@ from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.calibration import FRESH_BYTES, Calibration, is_free, is_view
-from fxpart.cost.roofline import LatencyModel, rate_names
+from fxpart.cost.roofline import LatencyModel, OperatorRates
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import SpecError
 
@@ -110,11 +110,11 @@ def _of_model(
     graph: OpGraph, topology: Topology, model: LatencyModel, device_of: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return seconds per FLOP and per byte of each operator by a roofline."""
-    keys = list(zip(device_of.tolist(), rate_names(graph), strict=True))
-    rates = {
-        (device, name): topology.devices[device].reached_rate_for(name, model.compute_efficiency)
-        for device, name in dict.fromkeys(keys)
-    }
-    rate = np.array([rates[key] for key in keys])
-    bandwidth = np.array([device.memory_bandwidth_bytes_per_s for device in topology.devices])
-    return 1.0 / rate, 1.0 / (bandwidth[device_of] * model.bandwidth_efficiency)
+    rates = OperatorRates(graph, model)
+    per_flop, per_byte = np.empty(graph.n_ops), np.empty(graph.n_ops)
+    for device in np.unique(device_of).tolist():
+        flops_per_s, bytes_per_s = rates.on(topology.devices[device])
+        placed = device_of == device
+        per_flop[placed] = 1.0 / flops_per_s[placed]
+        per_byte[placed] = 1.0 / bytes_per_s[placed]
+    return per_flop, per_byte

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.efficiency import Efficiency
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.core.topology import Link, Topology
 from fxpart.cost.calibration import Calibration
@@ -20,7 +21,15 @@ from tests.cost.symbolic.drawn import random_assignment, random_symbolic, with_s
 from tests.sketch import Sketch, devices
 
 GB = 10**9
+_ATTENTION = "aten.scaled_dot_product_attention.default"
 ROOFLINE = LatencyModel(compute_efficiency=0.5, op_overhead_s=3.0)
+OF_DEVICES = LatencyModel(compute_efficiency=None, bandwidth_efficiency=None)
+EFFICIENCY = Efficiency(
+    gemm={"float32": 0.3, "memory": 0.7},
+    attention={"float32": 0.6},
+    convolution={"float32": 0.2},
+    other={"memory": 0.9},
+)
 CALIBRATION = Calibration(
     2.0,
     0.5,
@@ -102,7 +111,7 @@ def test_a_calibration_by_hand() -> None:
     assert latency.formula.text() == "5 + 4*batch"
 
 
-@pytest.mark.parametrize("latency", [LatencyModel(), ROOFLINE, CALIBRATION])
+@pytest.mark.parametrize("latency", [LatencyModel(), ROOFLINE, OF_DEVICES, CALIBRATION])
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -117,12 +126,21 @@ def test_the_formula_equals_the_simulation_at_every_given_size(
     rng = np.random.default_rng(seed)
     # A calibration has a rate for each class, and getitem costs nothing.
     targets = rng.choice(
-        ["aten.linear.default", "aten.conv2d.default", "aten.gelu.default", "getitem"], n
+        ["aten.linear.default", "aten.conv2d.default", "aten.gelu.default", "getitem", _ATTENTION],
+        n,
     )
-    symbolic = replace(symbolic, graph=replace(symbolic.graph, targets=tuple(targets.tolist())))
+    calls = [[op, 64, op % 2] for op in np.flatnonzero(targets == _ATTENTION)]
+    graph = replace(
+        symbolic.graph,
+        targets=tuple(targets.tolist()),
+        attention=np.array(calls, dtype=np.int64).reshape(-1, 3),
+    )
+    symbolic = replace(symbolic, graph=graph)
     topology = devices(
         *[GB] * count, speeds=rng.uniform(0.5, 4.0, count).tolist(), link=Link(9.0, 0.25)
     )
+    stated = replace(topology.devices[0], efficiency=EFFICIENCY)
+    topology = replace(topology, devices=(stated, *topology.devices[1:]))
     assignment = Assignment(
         np.arange(n), tuple((int(device),) for device in rng.integers(0, count, n))
     )

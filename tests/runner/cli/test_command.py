@@ -104,6 +104,10 @@ def test_help_is_printed_by_hydra(folder: Path) -> None:
         ),
         (["model=transformers"], "neither an architecture nor a factory"),
         (["latency.compute_efficiency=2"], "must be in (1e-06, 1], got 2.0"),
+        (
+            ["++devices.pools.0.efficiency={gem: {float32: 1}}"],
+            "devices.pools: rtx_a4000: efficiency.gem does not exist; nearest: gemm",
+        ),
         (["devices=4x16gb,8x16gb"], "add -m for a sweep"),
         (["latency.op_overhead_s=nan"], "latency.op_overhead_s must be between"),
         (["accelerator=h100"], "write devices=1xh100"),

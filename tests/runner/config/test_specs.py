@@ -147,6 +147,12 @@ def test_a_users_accelerator_can_define_a_class(user_table: Path) -> None:
             GIVEN + "sustained_flops_per_s: {float16: -1}\n",
             "sustained_flops_per_s.float16 must be a positive number, is -1",
         ),
+        (GIVEN + "efficiency: 0.7\n", "efficiency is 0.7; give shares of the peaks by kind"),
+        (GIVEN + "efficiency: {mm: {float32: 1}}\n", "efficiency.mm does not exist"),
+        (
+            GIVEN + "efficiency: {gemm: {float32: 70}}\n",
+            "efficiency.gemm.float32 must be a share of the peak, a number in (1e-06, 1], got 70",
+        ),
         (GIVEN.replace("7.0e9", "-1"), "memory_bandwidth_bytes_per_s must be a positive number"),
         (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is 'six'"),
     ],

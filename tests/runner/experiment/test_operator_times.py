@@ -82,7 +82,7 @@ def test_the_roofline_takes_the_coefficients(program: ExportedProgram) -> None:
     config = read("latency.compute_efficiency=0.5", "latency.op_overhead_s=1e-6")
     check_latency(config)
     assert operator_times(config, subject(program, known=True), MODEL) == LatencyModel(
-        compute_efficiency=0.5, bandwidth_efficiency=0.8, op_overhead_s=1e-6
+        compute_efficiency=0.5, bandwidth_efficiency=None, op_overhead_s=1e-6
     )
 
 

@@ -79,7 +79,7 @@ def test_products_of_few_bits_take_the_roofline_with_a_note() -> None:
     latency = config.latency
     roofline = LatencyModel(
         latency.compute_efficiency, latency.bandwidth_efficiency, latency.op_overhead_s
-    )
+    ).of_any_device()
     plain = roofline.op_time_s(problem.graph, problem.topology)[:, 0]
     times = problem.costs.op_time_s[:, 0]
     assert is_few.sum() == 4

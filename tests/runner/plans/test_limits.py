@@ -31,6 +31,13 @@ def test_slow_links_limit_split_plans() -> None:
     ] == pytest.approx(0.0, abs=0.01)
 
 
+def test_what_limits_depends_on_the_shares_of_the_device() -> None:
+    plain = ("mode=single", "devices=1x16gb", "runtime.host_launch_s=0", "latency=roofline")
+    stated = "++devices.pools.0.efficiency={gemm: {bfloat16: 1e-4, float16: 1e-4}}"
+    assert _shares(*plain, stated)["compute"] > 0.5 > _shares(*plain)["compute"]
+    assert _shares(*plain, stated, "latency.compute_efficiency=0.7") == _shares(*plain)
+
+
 def test_updates_count_once_per_step() -> None:
     slow = ("latency.compute_efficiency=1e-3", "mode=single", "devices=1x16gb")
     step = (*slow, "phase=training", "runtime.host_launch_s=0")
