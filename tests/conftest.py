@@ -5,6 +5,7 @@ import os
 import random
 from contextlib import ExitStack
 from importlib.metadata import version
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -35,6 +36,15 @@ def _seeds() -> None:
     """Start every test with the same random seeds."""
     random.seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(scope="module")
+def new_forkserver() -> None:
+    """Have multiprocessing start a new server, which imports what these processes need.
+
+    That of an earlier module has imported something else, and each process would do the rest.
+    """
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:

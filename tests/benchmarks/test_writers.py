@@ -4,7 +4,10 @@ import pytest
 
 from benchmarks.writers import log_at_once, wrong_values
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.usefixtures("new_forkserver"),
+]
 
 
 def test_no_value_of_concurrent_writers_is_lost(

@@ -32,6 +32,8 @@ from fxpart.sharding.local_module import shard_module
 from tests.sharding.test_experts import MIXTRAL
 from tests.sharding.test_local_module import llama
 
+pytestmark = pytest.mark.usefixtures("new_forkserver")
+
 CPU = torch.device("cpu")
 LONGER = replace(llama(1), seq_len=16)
 

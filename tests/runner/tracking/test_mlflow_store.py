@@ -133,10 +133,11 @@ def _use_with_others(root: Path, barrier: Barrier) -> None:
         open_tracker(TrackingConfig(experiment=name), root)
 
 
+@pytest.mark.usefixtures("new_forkserver")
 def test_six_processes_create_and_use_one_store_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["mlflow.store.tracking.sqlalchemy_store", "runner.tracking.mlflow_opening"]
+        ["mlflow.store.tracking.sqlalchemy_store", "alembic.command", __name__]
     )
     barrier = context.Barrier(6)
     processes = [

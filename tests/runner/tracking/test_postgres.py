@@ -20,7 +20,10 @@ from tests.runner.postgres import postgres_server
 
 __all__ = ["postgres_server"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.usefixtures("new_forkserver"),
+]
 
 
 def _log_one(uri: str, root: Path, number: int, barrier: Barrier) -> None:
