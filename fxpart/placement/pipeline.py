@@ -151,7 +151,7 @@ def _cut(problem: Problem, options: PipelineOptions) -> Assignment:
         stages = _by_name(problem, line, options)
         _refuse_overfull(problem, line, stages, options)
         return _assignment(problem, line, stages)
-    levels = [] if options.boundary_gain is None else cuts_by_depth(problem.graph, line)
+    levels = [] if options.boundary_gain is None else cuts_by_depth(problem.graph, line.stretches)
     rows = [line.merged(cuts) for cuts in levels]
     if options.interleave > 1:
         return _interleaved(problem, line, rows, options)
@@ -421,8 +421,9 @@ def _by_shares(
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         stages = whole.with_memory([int(sizes[home] * share) for home in homes]).least_load()
-        if stages is not None:
-            yield _cuts(stages)
+        if stages is None:  # less memory allows none either
+            return
+        yield _cuts(stages)
 
 
 def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:
