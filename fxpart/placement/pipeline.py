@@ -46,7 +46,8 @@ from fxpart.placement.stages.shift_cuts import CutShifter
 from fxpart.placement.stages.step_plan import StepMemory, StepPlan
 from fxpart.placement.stages.stretch_bytes import Flight
 from fxpart.schedule.from_assignment import stage_costs
-from fxpart.schedule.simulate import least_step_s, simulate_schedule
+from fxpart.schedule.least_step import least_step_s
+from fxpart.schedule.simulate import simulate_schedule
 
 __all__ = ["PipelineOptions", "pipeline"]
 
