@@ -97,12 +97,17 @@ def _gradient_bytes(graph: OpGraph) -> int:
     return int(np.minimum(viewed_bytes, graph.value_alloc_bytes)[np.unique(owners)].sum())
 
 
-def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
-    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input."""
+def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool, sharp: bool = True) -> float:
+    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input.
+
+    Without `sharp` it takes little time.
+    """
     if plan.schedule == "none":
         if streams:
             return bounds.load_s
-        return bounds.repeated_s if plan.zero else bounds.latency_s
+        if plan.zero:
+            return bounds.repeated_s
+        return bounds.latency_s if sharp else bounds.load_s
     busy_s = plan.microbatches * bounds.repeated_s
     if plan.interleave > 1:
         share = least_interleaved_share(plan.groups, plan.interleave, plan.microbatches)
