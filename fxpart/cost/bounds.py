@@ -1,6 +1,7 @@
 """Lower bounds of latency and load, and the critical path of a placement."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -229,11 +230,12 @@ def formula_bounds(problem: Problem) -> Bounds:
     return Bounds(latency_s, load_s, _FORMULAS)
 
 
+@lru_cache(maxsize=8)
 def best_bounds(problem: Problem) -> Bounds:
     """Return the best known bounds; for small graphs, the optimum or close to it.
 
     Those are searched for, which takes up to 0.3 s of CPU. Published problems have `formula_bounds`
-    only.
+    only. Several plans of one problem have the same bounds.
     """
     latency_s, load_s, name = formula_bounds(problem)
     if problem.workload is not None:

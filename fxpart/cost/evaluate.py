@@ -22,7 +22,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import SpecError
 
-__all__ = ["evaluate", "peak_bytes"]
+__all__ = ["evaluate", "evaluate_unbounded", "peak_bytes", "with_bounds"]
 
 
 def peak_bytes(memory: MemoryTables, device_of: IntArray, devices: int) -> IntArray:
@@ -52,6 +52,24 @@ def evaluate(problem: Problem, assignment: Assignment, *, search_bounds: bool = 
         InfeasibleError: if a published problem's own rules forbid it.
 
     """
+    evaluation = evaluate_unbounded(problem, assignment)
+    return with_bounds(evaluation, problem, search_bounds=search_bounds)
+
+
+def with_bounds(
+    evaluation: Evaluation, problem: Problem, *, search_bounds: bool = True
+) -> Evaluation:
+    """Return an `evaluate_unbounded` with the lower bounds of its `problem`, as of `evaluate`."""
+    bounds = best_bounds(problem) if search_bounds else formula_bounds(problem)
+    return replace(
+        evaluation,
+        load_bound_s=bounds.load_s if evaluation.rounds == 1 else load_bound_s(problem),
+        lower_bound_s=bounds.latency_s if problem.workload is None else evaluation.lower_bound_s,
+    )
+
+
+def evaluate_unbounded(problem: Problem, assignment: Assignment) -> Evaluation:
+    """Return `evaluate` with lower bounds of 0 s, which take longer than all the rest."""
     _check(problem, assignment)
     costs, devices = problem.costs, problem.topology.n_devices
     log, device_of = schedule_log(costs), assignment.device_of
@@ -59,13 +77,12 @@ def evaluate(problem: Problem, assignment: Assignment, *, search_bounds: bool = 
     transfers = _transfers(log, count)
     load = _load(costs, assignment, transfers, device_of)
     device_holding = holding(problem.memory, assignment, devices)
-    bounds = best_bounds(problem) if search_bounds else formula_bounds(problem)
     evaluation = Evaluation(
         latency_s=float(latency),
         throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),
         critical_path_s=float(critical_path_s(costs, device_of)),
-        load_bound_s=bounds.load_s if assignment.rounds == 1 else load_bound_s(problem),
-        lower_bound_s=bounds.latency_s,
+        load_bound_s=0.0,
+        lower_bound_s=0.0,
         transfer_bytes=load.sent_bytes,
         partitions=assignment.n_partitions,
         rounds=assignment.rounds,
@@ -86,7 +103,7 @@ def evaluate(problem: Problem, assignment: Assignment, *, search_bounds: bool = 
 
 
 def _as_published(problem: Problem, assignment: Assignment, simulated: Evaluation) -> Evaluation:
-    """Return the evaluation with the costs of a published problem's own cost model.
+    """Return the evaluation with the costs of a published problem's own model, bound included.
 
     If an accelerator may hold any number of pieces, its partitions are the pieces.
     """

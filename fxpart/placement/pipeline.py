@@ -46,7 +46,8 @@ from fxpart.placement.stages.shift_cuts import CutShifter
 from fxpart.placement.stages.step_plan import StepMemory, StepPlan
 from fxpart.placement.stages.stretch_bytes import Flight
 from fxpart.schedule.from_assignment import stage_costs
-from fxpart.schedule.simulate import least_step_s, simulate_schedule
+from fxpart.schedule.least_step import least_step_s
+from fxpart.schedule.simulate import simulate_schedule
 
 __all__ = ["PipelineOptions", "pipeline"]
 
@@ -151,7 +152,7 @@ def _cut(problem: Problem, options: PipelineOptions) -> Assignment:
         stages = _by_name(problem, line, options)
         _refuse_overfull(problem, line, stages, options)
         return _assignment(problem, line, stages)
-    levels = [] if options.boundary_gain is None else cuts_by_depth(problem.graph, line)
+    levels = [] if options.boundary_gain is None else cuts_by_depth(problem.graph, line.stretches)
     rows = [line.merged(cuts) for cuts in levels]
     if options.interleave > 1:
         return _interleaved(problem, line, rows, options)
@@ -421,8 +422,9 @@ def _by_shares(
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         stages = whole.with_memory([int(sizes[home] * share) for home in homes]).least_load()
-        if stages is not None:
-            yield _cuts(stages)
+        if stages is None:  # less memory allows none either
+            return
+        yield _cuts(stages)
 
 
 def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:

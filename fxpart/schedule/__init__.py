@@ -4,6 +4,7 @@ from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.engine_memory import engine_peak_bytes
 from fxpart.schedule.engine_stages import EngineStage, engine_stages
 from fxpart.schedule.from_assignment import stage_costs
+from fxpart.schedule.least_step import least_interleaved_share, least_step_s
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
 from fxpart.schedule.result import (
     ReplicaSum,
@@ -13,7 +14,7 @@ from fxpart.schedule.result import (
     StageUpdate,
 )
 from fxpart.schedule.shared_cores import step_on_cores
-from fxpart.schedule.simulate import least_step_s, simulate_schedule
+from fxpart.schedule.simulate import simulate_schedule
 
 __all__ = [
     "SCHEDULES",
@@ -29,6 +30,7 @@ __all__ = [
     "StageUpdate",
     "engine_peak_bytes",
     "engine_stages",
+    "least_interleaved_share",
     "least_step_s",
     "ordered_actions",
     "simulate_schedule",

@@ -28,22 +28,9 @@ from fxpart.schedule.stage_shards import Gathered, gathered_after, stage_needs
 __all__ = [
     "Progress",
     "device_rows",
-    "least_step_s",
     "refuse_stuck",
     "simulate_schedule",
 ]
-
-
-def least_step_s(work_s: float, stages: int, microbatches: int) -> float:
-    """Return a lower bound of a step with at most `stages` stages, one per device.
-
-    Let p stages take w[1], ..., w[p] per microbatch, forward and backward. Stage s waits for the
-    earlier ones at both ends of a step of m microbatches, so the step takes at least ``w[1] + ... +
-    w[s-1] + m w[s]`` for each s. With w[1] + ... + w[p] = W, the `work_s`, this is at least ``W /
-    (1 - (1 - 1/m) ** p)`` for any cuts.
-    """
-    return work_s / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
-
 
 # Progress of a simulated step: pending dependencies of actions, and when links become free.
 

@@ -4,11 +4,14 @@
 `config` asks for them.
 """
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
 from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
@@ -17,7 +20,7 @@ from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
-from runner.config.sections import Config
+from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
@@ -31,7 +34,7 @@ from runner.experiment.replicas import Replicas
 from runner.experiment.result import Result
 from runner.experiment.runtime import as_kernels
 from runner.experiment.serving_table import check_table, serving_table
-from runner.experiment.subject import Subject, graph_to_place, shared_subject
+from runner.experiment.subject import MOST_KEPT, Subject, graph_to_place, shared_subject
 from runner.experiment.subject_line import subject_line
 from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
 from runner.experiment.topology import rounding_bytes
@@ -83,7 +86,36 @@ def _fitted(config: Config) -> ScheduleResult | None:
 def problem_of(
     config: Config, subject: Subject, spec: ModelSpec
 ) -> tuple[Problem, LatencySource, Dealt]:
-    """Return the placement problem, its source of operator times, and the groups of devices."""
+    """Return the placement problem, its source of operator times, and the groups of devices.
+
+    Plans of one graph that differ only in mode, schedule and microbatches share them.
+    """
+    latency, graph = config.latency, subject.captured.graph
+    shared = replace(config, mode=ModeConfig("", {}), schedule=ScheduleConfig(), microbatches=1)
+    for known in tuple(_known_problems):
+        if known.graph is graph and known.config == shared:
+            return known.made
+    made = _problem_of(config, subject, spec)
+    # Other sources of times read files, which may change.
+    if latency.source in ("roofline", "kernels") and not latency.tables and not subject.workload:
+        _known_problems.append(_KnownProblem(graph, shared, made))
+    return made
+
+
+class _KnownProblem(NamedTuple):
+    """A `problem_of`, with what determines it."""
+
+    graph: OpGraph
+    config: Config
+    made: tuple[Problem, LatencySource, Dealt]
+
+
+_known_problems = deque[_KnownProblem](maxlen=MOST_KEPT)
+
+
+def _problem_of(
+    config: Config, subject: Subject, spec: ModelSpec
+) -> tuple[Problem, LatencySource, Dealt]:
     dealt = dealt_out(config)
     parallel = dealt.parallel
     graph = as_kernels(config, graph_to_place(config, subject), parallel.replica.n_devices)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fxpart.core.assignment import Assignment
 from fxpart.cost.all_reduce import AllReduce
 from fxpart.cost.device_memory import DeviceMemory
-from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluate import evaluate_unbounded, with_bounds
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.prefetch import ShardedStep
 from fxpart.cost.problem import Problem
@@ -85,7 +85,7 @@ def fitting_plan(
     place: Place,
     times: LatencySource,
 ) -> CostedPlan:
-    """Return a plan that fits with the memory needed besides tensors.
+    """Return a plan that fits with the memory needed besides tensors, and its lower bounds.
 
     Modes know the fixed reserve of each device, but the memory of the allocator and of kernels
     depends on the plan. If that does not fit, the mode runs again with that much less memory, and
@@ -95,6 +95,29 @@ def fitting_plan(
         InfeasibleError: if no plan is found that fits.
 
     """
+    fitting = _fitting(config, subject, problem, dealt, place=place, times=times)
+    # Bounds take long, and most plans of a recommendation do not fit.
+    return fitting if fitting.placement.offloaded else _with_bounds(fitting)
+
+
+def _with_bounds(plan: CostedPlan) -> CostedPlan:
+    evaluation = with_bounds(plan.evaluation, plan.problem)
+    if plan.problem.workload is not None:
+        curve = plan.placement.curve
+        evaluation = with_proven_bound(evaluation, plan.problem.objective, curve)
+    return replace(plan, evaluation=evaluation)
+
+
+def _fitting(
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    dealt: Dealt,
+    *,
+    place: Place,
+    times: LatencySource,
+) -> CostedPlan:
+    """Return `fitting_plan` without the bounds of plans on devices only."""
     attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
     first = candidate = attempt(problem)
     if first.fits:
@@ -187,10 +210,10 @@ def _costed(
     """Return the cost of a placement; `whole` is the problem before anything moved to tiers."""
     assignment, replicas = placement.assignment, None
     evaluation = (
-        placement.offloaded.evaluation if placement.offloaded else evaluate(problem, assignment)
+        placement.offloaded.evaluation
+        if placement.offloaded
+        else evaluate_unbounded(problem, assignment)
     )
-    if problem.workload is not None:
-        evaluation = with_proven_bound(evaluation, problem.objective, placement.curve)
     if subject.partial is not None:
         evaluation, replicas = with_sums(
             config,

@@ -10,7 +10,7 @@ from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.infeasible import describe_devices, whole_model_bytes
-from fxpart.schedule import least_step_s
+from fxpart.schedule import least_interleaved_share, least_step_s
 from runner.config.sections import Config
 from runner.experiment.experiment import problem_of
 from runner.experiment.mesh import GATHERING, weight_replicas
@@ -97,15 +97,21 @@ def _gradient_bytes(graph: OpGraph) -> int:
     return int(np.minimum(viewed_bytes, graph.value_alloc_bytes)[np.unique(owners)].sum())
 
 
-def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
-    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input."""
+def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool, sharp: bool = True) -> float:
+    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input.
+
+    Without `sharp` it takes little time.
+    """
     if plan.schedule == "none":
         if streams:
             return bounds.load_s
-        return bounds.repeated_s if plan.zero else bounds.latency_s
+        if plan.zero:
+            return bounds.repeated_s
+        return bounds.latency_s if sharp else bounds.load_s
     busy_s = plan.microbatches * bounds.repeated_s
-    if plan.interleave > 1:  # the first stage on each device may be short
-        return max(busy_s, bounds.alone_s)
+    if plan.interleave > 1:
+        share = least_interleaved_share(plan.groups, plan.interleave, plan.microbatches)
+        return max(busy_s, bounds.alone_s * share)
     return max(busy_s, least_step_s(bounds.alone_s, plan.groups, plan.microbatches))
 
 

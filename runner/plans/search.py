@@ -1,14 +1,15 @@
 """Search a space of plans: cost those with the best bounds, until no other plan can be better.
 
 The model is first captured once for each way to share its layers and each microbatch size. The
-bounds of these captures (`runner.plans.bounds`) order the space. Only plans that may be among the
-best are captured with their recomputation, for sharper bounds, and only those that still may be are
-placed and simulated.
+bounds of these captures (`runner.plans.bounds`) order the space. The plan that comes first is
+captured with its recomputation, for a sharper bound, and waits for its new turn; only plans that
+may still be among the best by then are placed and simulated.
 """
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
@@ -60,14 +61,22 @@ def evaluated(
     )
     search = _Search(request, refusals, prunes=prunes)
     applicable = search.applicable(candidates)
-    ordered = (
-        search.ordered(applicable) if prunes else [(-float("inf"), plan) for plan in applicable]
+    bounded = (
+        search.bounded(applicable) if prunes else [(-float("inf"), plan) for plan in applicable]
     )
-    countdown = Countdown("plans", len(ordered), shown=not quiet())
+    # The number keeps plans of equal bounds in order.
+    queue = [(bound, number, plan, not prunes) for number, (bound, plan) in enumerate(bounded)]
+    heapify(queue)
+    countdown = Countdown("plans", len(queue), shown=not quiet())
     countdown.start()
     try:
-        for bound, candidate in ordered:
-            took_time = search.add(candidate, bound, countdown)
+        while queue:
+            bound, number, candidate, is_sharp = heappop(queue)
+            sharp = bound if is_sharp else search.sharper(candidate, bound, countdown)
+            if sharp is not None and queue and sharp > queue[0][0]:
+                heappush(queue, (sharp, number, candidate, True))
+                continue
+            took_time = sharp is None or search.add(candidate, sharp, countdown)
             countdown.add(search.tally, took_time=took_time)
     finally:
         countdown.stop()
@@ -103,8 +112,8 @@ class _Search:
                 self._refusals.add(candidate.plan, error)
         return compatible
 
-    def ordered(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """Return the candidates that may fit, each with its bound, in ascending order of bounds."""
+    def bounded(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
+        """Return the candidates that may fit, each with its bound that takes least time."""
         fitting: list[tuple[float, Candidate]] = []
         graphs: dict[str, list[Candidate]] = {}
         for candidate in candidates:
@@ -125,7 +134,7 @@ class _Search:
                 continue
             self._captured = True
             fitting += self._that_may_fit(group, bare, subject)
-        return sorted(fitting, key=lambda item: item[0])
+        return fitting
 
     def _that_may_fit(
         self, group: Sequence[Candidate], bare: Config, subject: Subject
@@ -137,10 +146,29 @@ class _Search:
             except InfeasibleError as error:
                 self._unfit.append((candidate, error))
                 continue
-            yield self._least(candidate, bounds), candidate
+            yield self._least(candidate, bounds, sharp=False), candidate
+
+    def sharper(
+        self, candidate: Candidate, lower_bound: float, countdown: Countdown
+    ) -> float | None:
+        """Return a bound at least as sharp as `lower_bound`, or None if the plan is ruled out.
+
+        Raises:
+            FxpartError: if the plan fails for other reasons than not fitting.
+
+        """
+        if self._is_beaten(lower_bound):
+            return lower_bound
+        try:
+            return max(lower_bound, self._sharper(candidate, countdown))
+        except InfeasibleError as error:
+            self._unfit.append((candidate, error))
+        except NotApplicableError as error:
+            self._refusals.add(candidate.plan, error)
+        return None
 
     def add(self, candidate: Candidate, lower_bound: float, countdown: Countdown) -> bool:
-        """Cost a plan, unless its bound `lower_bound` or a sharper one rules it out.
+        """Cost a plan, unless its bound `lower_bound` rules it out.
 
         Returns whether that took time.
 
@@ -148,11 +176,10 @@ class _Search:
             FxpartError: if the plan fails for other reasons than not fitting.
 
         """
-        if self._is_beaten(candidate, lower_bound):
+        if self._is_beaten(lower_bound):
+            self._bounded.append((candidate, abs(lower_bound)))
             return False
         try:
-            if self._prunes and self._is_beaten(candidate, self._sharper(candidate, countdown)):
-                return True
             self._capture(candidate, countdown)
             with without_progress():
                 if candidate.plan.checkpointing == BUDGET:
@@ -169,13 +196,10 @@ class _Search:
                 insort(self._best, self._key(plan)[0])
         return True
 
-    def _is_beaten(self, candidate: Candidate, lower_bound: float) -> bool:
-        """Return whether the bound `lower_bound` rules a candidate out, and record it if so."""
+    def _is_beaten(self, lower_bound: float) -> bool:
+        """Return whether the bound `lower_bound` rules a plan out."""
         rows = self._request.rows
-        if len(self._best) < rows or lower_bound <= self._best[rows - 1]:
-            return False
-        self._bounded.append((candidate, abs(lower_bound)))
-        return True
+        return len(self._best) >= rows and lower_bound > self._best[rows - 1]
 
     def _sharper(self, candidate: Candidate, countdown: Countdown) -> float:
         """Return the bound of `_least` with the plan's recomputation.
@@ -192,7 +216,7 @@ class _Search:
 
         bounds = self._bounds_by(candidate, candidate.plan.checkpointing, recomputing)
         refuse_too_large(candidate.plan, bounds)
-        return self._least(candidate, bounds)
+        return self._least(candidate, bounds, sharp=True)
 
     def _bounds_by(
         self, candidate: Candidate, checkpointing: str, subject: Callable[[], Subject]
@@ -232,10 +256,11 @@ class _Search:
             raise self._failed[graph] from error
         self._captured = True
 
-    def _least(self, candidate: Candidate, bounds: Bounds) -> float:
-        """Return a lower bound on the first part of the plan's key."""
+    def _least(self, candidate: Candidate, bounds: Bounds, *, sharp: bool) -> float:
+        """Return a lower bound on the first part of the plan's key; a `sharp` one takes longer."""
         plan, config = candidate.plan, candidate.config
-        least_s = least_time_s(plan, bounds, streams=self._streams(config)) * (1.0 - _ROUNDING)
+        least_s = least_time_s(plan, bounds, streams=self._streams(config), sharp=sharp)
+        least_s *= 1.0 - _ROUNDING
         if self._request.objective == "latency":
             return least_s
         if self._request.objective == "cost":

@@ -34,7 +34,7 @@ def _layers(*flops: int, each: int = 3) -> OpGraph:
 def test_cuts_by_depth_begin_with_the_outermost_modules() -> None:
     graph = _layers(1, 1, each=4)
     line = stage_line(problem(graph, devices(99)))
-    assert [cuts.tolist() for cuts in cuts_by_depth(graph, line)] == [
+    assert [cuts.tolist() for cuts in cuts_by_depth(graph, line.stretches)] == [
         [0, 5, 10],
         [0, 2, 4, 5, 7, 9, 10],
     ]

@@ -16,6 +16,7 @@ from fxpart.schedule import (
     ScheduleResult,
     StageCost,
     StageLink,
+    least_interleaved_share,
     least_step_s,
     simulate_schedule,
 )
@@ -214,13 +215,21 @@ def test_invariants_of_any_pipeline(
         assert result.step_s >= max(result.busy_s)
         assert result.step_s >= sum(c.forward_s + c.backward_s for c in costs.stages)
         assert 0 <= result.bubble_fraction < 1
+    work_s = sum(c.forward_s + c.backward_s for c in costs.stages)
+    for result in results.values():
+        assert result.step_s >= work_s * least_interleaved_share(devices, chunks, count)
     if chunks == 1:
-        work_s = sum(c.forward_s + c.backward_s for c in costs.stages)
         for result in results.values():
             assert result.step_s >= least_step_s(work_s, devices, count) * (1 - 1e-12)
         # The same without gradients: a forward after a backward coexists with them.
         pairs = zip(results["1f1b"].peak_bytes, results["gpipe"].peak_bytes, strict=True)
         assert all(peak <= limit for peak, limit in pairs)
+
+
+def test_the_interleaved_bound_is_known_for_one_chunk_and_for_one_microbatch() -> None:
+    assert least_interleaved_share(4, 1, 8) == pytest.approx(least_step_s(1.0, 4, 8), rel=1e-5)
+    # A microbatch alone passes all stages one after another.
+    assert least_interleaved_share(4, 2, 1) == pytest.approx(1.0, rel=1e-5)
 
 
 def _one_at_a_time(spans: list[tuple[int, float, float]]) -> None:

@@ -14,9 +14,9 @@ from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
 from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_scratch
 
-__all__ = ["StageLine", "stage_line"]
+__all__ = ["MOST_KEPT", "StageLine", "stage_line"]
 
-_MOST_KEPT = 12
+MOST_KEPT = 12
 """Number of graphs whose stretch sizes are cached, since plans of one graph share them."""
 
 
@@ -201,7 +201,7 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
     return UnitTables(unit_of, first_op, last_op, first_backward, _first_update(graph))
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT)
 def _stretches(graph: OpGraph) -> Stretches:
     """Return the cache of a graph's stretches, shared by all cuts of it into stages."""
     memory, units = memory_tables(graph), _unit_tables(graph)

@@ -1,38 +1,43 @@
 """Cuts at module boundaries: after named modules, or wherever one begins or ends."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_bounds import module_bound, single_calls
 from fxpart.errors import SpecError, nearest_names
-from fxpart.placement.stages.line import StageLine
+from fxpart.placement.stages.line import MOST_KEPT
+from fxpart.placement.stages.stretch_bytes import Stretches
 
 __all__ = ["cuts_by_depth", "named_cuts"]
 
 
-def cuts_by_depth(graph: OpGraph, line: StageLine) -> list[IntArray]:
+@lru_cache(maxsize=MOST_KEPT)
+def cuts_by_depth(graph: OpGraph, stretches: Stretches) -> tuple[IntArray, ...]:
     """Return the cuts at module boundaries, for increasing depths of the module tree.
 
     Each array, from 0 to U, has the cuts at modules down to some depth; depths that add no cut are
-    skipped. Modules that are called more than once do not count.
+    skipped. Modules that are called more than once do not count. `stretches` are of the finest row
+    of units of `graph`.
     """
     forward = np.flatnonzero(~graph.is_check[: graph.first_backward])
     modules = [graph.modules[op] for op in forward.tolist()]
     calls = single_calls(tuple(modules))
     depths: dict[int, int] = {}
-    for cut in range(1, line.n_units):
-        index = int(np.searchsorted(forward, line.first_op[cut]))
+    first_op = stretches.units.first_op
+    for cut in range(1, len(first_op)):
+        index = int(np.searchsorted(forward, first_op[cut]))
         bound = module_bound(modules, index, calls, ()) if 0 < index < len(modules) else None
         if bound:
             depths[cut] = bound[0].count(".") + 1
-    return [
+    return tuple(
         np.array(
-            [0, *(cut for cut, cut_depth in depths.items() if cut_depth <= depth), line.n_units]
+            [0, *(cut for cut, cut_depth in depths.items() if cut_depth <= depth), len(first_op)]
         )
         for depth in sorted(set(depths.values()))
-    ]
+    )
 
 
 def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:

@@ -10,9 +10,11 @@ import pytest
 
 from fxpart.core.granularity import group_operators
 from fxpart.core.reserve import rounded
+from fxpart.cost.problem import Problem
 from fxpart.errors import FxpartError, SpecError
-from runner.config.sections import Config
+from runner.config.sections import Config, ModeConfig
 from runner.experiment import subject as module_under_test
+from runner.experiment.experiment import problem_of
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject, placed_graph, shared_subject
 from tests.runner.command import OWN
@@ -155,3 +157,13 @@ def test_placed_graphs_are_those_of_the_two_steps(config: Config) -> None:
     assert placed_graph(graph, 1, "operator") is graph
     with pytest.raises(SpecError, match="granularity=x does not exist"):
         placed_graph(graph, 1, "x")
+
+
+def test_plans_that_differ_only_in_placement_share_their_problem(config: Config) -> None:
+    def problem(changed: Config) -> Problem:
+        spec = model_spec(changed)
+        return problem_of(changed, shared_subject(changed, spec), spec)[0]
+
+    first = problem(config)
+    assert problem(replace(config, mode=ModeConfig("pipeline", {}))) is first
+    assert problem(replace(config, granularity="module")) is not first
