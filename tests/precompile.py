@@ -137,7 +137,7 @@ def _staged() -> None:
     """Run pipelines with schedules, and what reserves their memory."""
     problem = _problem(8, (10**6, 10**6))
     make_mode("pipeline")(_problem(8, (10**6, 10**6, 10**6)))
-    make_mode("pipeline")(_problem(8, (3, 3, 3)))
+    make_mode("pipeline")(_problem(8, (5, 5, 5)))
     make_mode("pipeline", {"stages": 2, "schedule": "1f1b", "microbatches": 2})(problem)
     interleaved = {"interleave": 2, "schedule": "interleaved", "microbatches": 4}
     make_mode("pipeline", interleaved)(problem)
