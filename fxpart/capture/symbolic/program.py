@@ -24,6 +24,7 @@ from fxpart.capture.symbolic.symbol_range import (
     tightened,
 )
 from fxpart.capture.symbolic.whole_slices import drop_whole_slices
+from fxpart.capture.training.interpolation import symbolic_interpolation
 from fxpart.capture.training.joint import JointProgram, StepOptions, joint_programs
 from fxpart.capture.training.joint_labels import FORWARD
 from fxpart.core.graph import OpGraph
@@ -246,7 +247,7 @@ class _Subject:
             return None, program
         # For convolutions of 16 examples or more the CPU would choose another library, so the
         # trace would only hold on one side of that size.
-        with torch.backends.nnpack.flags(enabled=False):
+        with torch.backends.nnpack.flags(enabled=False), symbolic_interpolation():
             step = joint_programs(self.module, self.args, self.kwargs, self.options, shapes)
         return step, step.program
 

@@ -26,7 +26,6 @@ from fxpart.capture.inference.export import (
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.models.user_code import user_errors
 from fxpart.capture.symbolic.whole_slices import drop_whole_slices
-from fxpart.capture.training.interpolation import allow_symbolic_sizes
 from fxpart.capture.training.joint_program import gradients_of, joint_program
 from fxpart.capture.training.own_checkpoints import checkpointed_calls, label_checkpoints
 from fxpart.capture.training.step_graph import exported_names_of, step_graph
@@ -240,7 +239,6 @@ def joint_programs(
         try:
             with quiet(), only_graphs(), torch.enable_grad():
                 if dynamic_shapes is not None:
-                    allow_symbolic_sizes()
                     drop_whole_slices(program)
                 leaves = tree_leaves((args, inputs))
                 needs_gradient = [

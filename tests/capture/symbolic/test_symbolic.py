@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._decomp import meta_table
 from torch.nn import functional
 
 from fxpart.capture.api import capture_graph
@@ -16,6 +17,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.models.symbolic_inputs import symbolic_inputs
 from fxpart.capture.symbolic.api import symbolic_graph
 from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.capture.training.interpolation import CALLS, symbolic_interpolation
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
@@ -102,6 +104,34 @@ def test_interpolation_does_not_fix_the_batch(
     batch = SymbolicDim(0, 0, "batch")
     symbolic = symbolic_graph(module, (batch_4,), dims=[batch], phase="training")
     _assert_equal(symbolic.at(batch=6), joint_graph(module, (batch_6,)))
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_shapes_and_layouts_of_interpolation_are_those_of_torch(
+    name: str, layout: torch.memory_format
+) -> None:
+    dims = int(name.removesuffix("_aa")[-2])
+    if layout is torch.channels_last and dims > 1:
+        layout = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    else:
+        layout = torch.contiguous_format
+
+    def layouts() -> list[object]:
+        images, gradient = (
+            torch.empty((2, 3, *[size] * dims), device="meta").to(memory_format=layout)
+            for size in (4, 6)
+        )
+        corners = [] if "nearest" in name else [False]
+        forward = getattr(torch.ops.aten, name)(images, [6] * dims, *corners)
+        backward = getattr(torch.ops.aten, f"{name}_backward")
+        back = backward(gradient, [6] * dims, list(images.shape), *corners)
+        return [(result.shape, result.stride()) for result in (forward, back)]
+
+    of_torch = layouts()
+    with symbolic_interpolation():
+        assert layouts() == of_torch
+    assert torch.ops.aten.upsample_bilinear2d_backward.default not in meta_table
 
 
 class _Resize(nn.Module):
