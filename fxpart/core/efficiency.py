@@ -34,7 +34,7 @@ class Efficiency:
     """Of all others, which only move data: a share of ``memory`` alone."""
 
     def __post_init__(self) -> None:
-        """Check the names of rates, and that shares are in (0, 1]."""
+        """Check that shares are in (0, 1], and that ``other`` has one of memory alone."""
         for kind in _KINDS:
             for rate, share in getattr(self, kind).items():
                 if kind == OTHER and rate != MEMORY:

@@ -96,11 +96,23 @@ class DeviceSpec:
             raise SpecError(f"device {self.name}: memory bandwidth must be {_USABLE}, got {rate}")
         if not self.flops_per_s:
             raise SpecError(f"device {self.name}: flops_per_s is empty, give at least float32")
+        self._check_rates()
+
+    def _check_rates(self) -> None:
+        """Check that rates are usable, and that shares are of rates that are stated."""
         for rates in ("flops_per_s", "sustained_flops_per_s"):
             for dtype, rate in getattr(self, rates).items():
                 if not _usable(rate):
                     raise SpecError(
                         f"device {self.name}: {rates}.{dtype} must be {_USABLE}, got {rate}"
+                    )
+        for kind in Efficiency.__slots__:
+            for rate_name in getattr(self.efficiency, kind):
+                if rate_name != MEMORY and rate_name not in self.flops_per_s:
+                    near = nearest_names(rate_name, [*self.flops_per_s, MEMORY])
+                    raise SpecError(
+                        f"device {self.name}: efficiency.{kind}.{rate_name} is the share of a rate"
+                        f" that flops_per_s does not state; {near}"
                     )
 
     @property

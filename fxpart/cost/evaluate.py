@@ -59,7 +59,7 @@ def evaluate(problem: Problem, assignment: Assignment, *, search_bounds: bool = 
 def with_bounds(
     evaluation: Evaluation, problem: Problem, *, search_bounds: bool = True
 ) -> Evaluation:
-    """Return an `evaluate_unbounded` with the lower bounds of its `problem`, as of `evaluate`."""
+    """Return `evaluation`, of `evaluate_unbounded`, with the lower bounds of its `problem`."""
     bounds = best_bounds(problem) if search_bounds else formula_bounds(problem)
     return replace(
         evaluation,
@@ -69,7 +69,7 @@ def with_bounds(
 
 
 def evaluate_unbounded(problem: Problem, assignment: Assignment) -> Evaluation:
-    """Return `evaluate` with lower bounds of 0 s, which take longer than all the rest."""
+    """Return what `evaluate` does, but with lower bounds of 0 s: they take most of its time."""
     _check(problem, assignment)
     costs, devices = problem.costs, problem.topology.n_devices
     log, device_of = schedule_log(costs), assignment.device_of

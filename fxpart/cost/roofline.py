@@ -20,8 +20,8 @@ __all__ = [
     "CAUSAL_WORK",
     "COMPUTE_SHARE",
     "LatencyModel",
+    "OperatorClass",
     "OperatorRates",
-    "Work",
     "op_time_s",
     "rate_names",
 ]
@@ -76,27 +76,27 @@ class LatencyModel:
             bandwidth_efficiency=BANDWIDTH_SHARE if bandwidth is None else bandwidth,
         )
 
-    def flops_per_s(self, device: DeviceSpec, work: "Work") -> float:
+    def flops_per_s(self, device: DeviceSpec, operators: "OperatorClass") -> float:
         """Return the FLOP/s that operators of a class reach, relative to their counted FLOPs."""
         share, counted = self.compute_efficiency, 1.0
         if share is None:
-            share = device.stated_share(work.kind, work.rate_name)
+            share = device.stated_share(operators.kind, operators.rate_name)
             if share is None:
                 share = COMPUTE_SHARE
-            elif work.is_causal:
+            elif operators.is_causal:
                 counted = CAUSAL_WORK
-        return device.reached_rate_for(work.rate_name, share) / counted
+        return device.reached_rate_for(operators.rate_name, share) / counted
 
-    def bytes_per_s(self, device: DeviceSpec, work: "Work") -> float:
+    def bytes_per_s(self, device: DeviceSpec, operators: "OperatorClass") -> float:
         """Return the memory bandwidth that operators of a class reach."""
         share = self.bandwidth_efficiency
         if share is None:
-            stated = device.stated_share(work.kind, MEMORY)
+            stated = device.stated_share(operators.kind, MEMORY)
             share = BANDWIDTH_SHARE if stated is None else stated
         return device.memory_bandwidth_bytes_per_s * share
 
 
-class Work(NamedTuple):
+class OperatorClass(NamedTuple):
     """A class of operators that reach the same share of a device's peak."""
 
     kind: str
@@ -112,15 +112,19 @@ class OperatorRates:
 
     def __init__(self, graph: OpGraph, model: LatencyModel) -> None:
         """Classify the operators of `graph`."""
-        works = _works(graph)
-        classes = {work: index for index, work in enumerate(dict.fromkeys(works))}
-        self._model, self._classes = model, list(classes)
-        self._class_of = np.array([classes[work] for work in works], dtype=np.int64)
+        of_operators = _classes_of(graph)
+        index_of = {each: index for index, each in enumerate(dict.fromkeys(of_operators))}
+        self._model, self._classes = model, list(index_of)
+        self._class_of = np.array([index_of[each] for each in of_operators], dtype=np.int64)
 
     def on(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray]:
         """Return the FLOP/s and the bytes/s of each operator, each of shape (n,)."""
-        flops_per_s = np.array([self._model.flops_per_s(device, work) for work in self._classes])
-        bytes_per_s = np.array([self._model.bytes_per_s(device, work) for work in self._classes])
+        flops_per_s = np.array(
+            [self._model.flops_per_s(device, operators) for operators in self._classes]
+        )
+        bytes_per_s = np.array(
+            [self._model.bytes_per_s(device, operators) for operators in self._classes]
+        )
         return flops_per_s[self._class_of], bytes_per_s[self._class_of]
 
 
@@ -148,21 +152,21 @@ def rate_names(graph: OpGraph) -> list[str]:
     ``torch.backends.cudnn.allow_tf32`` is turned off (PyTorch, "CUDA semantics"). A device that
     states no rate of ``tfloat32`` computes them in float32.
     """
-    return [work.rate_name for work in _works(graph)]
+    return [each.rate_name for each in _classes_of(graph)]
 
 
-def _works(graph: OpGraph) -> list[Work]:
+def _classes_of(graph: OpGraph) -> list[OperatorClass]:
     """Return the class of each operator. Length n."""
-    # Kinds of those with FLOPs.
+    # Of those with FLOPs; a model has few targets, each of many operators.
     kinds = {target: _kind(target) for target in dict.fromkeys(graph.targets)}
     causal = {op for op, _, is_causal in graph.attention.tolist() if is_causal}
-    works = []
+    classes = []
     columns = zip(graph.dtypes, graph.targets, graph.flops.tolist(), strict=True)
     for op, (dtype, target, flops) in enumerate(columns):
         in_tf32 = dtype == "float32" and kinds[target] == "convolution"
         kind = kinds[target] if flops else OTHER
-        works.append(Work(kind, "tfloat32" if in_tf32 else dtype, op in causal))
-    return works
+        classes.append(OperatorClass(kind, "tfloat32" if in_tf32 else dtype, op in causal))
+    return classes
 
 
 def _kind(target: str) -> str:

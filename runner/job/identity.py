@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import fxpart
 from fxpart.capture.models.factory_source import factory_digest
-from fxpart.core.efficiency import MEMORY
 from fxpart.core.saved_assignment import assignment_path
 from fxpart.errors import FxpartError, SpecError
 from fxpart.support.digest import code_digest, stable_digest
@@ -25,11 +24,11 @@ from fxpart.support.regular_file import read_regular
 from runner.config.sections import (
     RECOMMEND,
     Config,
+    DevicesConfig,
     ExecuteConfig,
     LatencyConfig,
     LinkConfig,
     ModeConfig,
-    PoolConfig,
     TrackingConfig,
 )
 from runner.experiment.measured_tables import table_paths
@@ -230,7 +229,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
     parts = {
         "model": model,
         "level": config.capture.level,
-        "devices": _device_numbers(config),
+        "devices": _device_numbers(config.devices),
         "transfer_rate": _link_numbers(config.transfer_rate),
         "latency": _latency_numbers(config),
         "granularity": config.granularity,
@@ -316,33 +315,15 @@ def _training_numbers(config: Config) -> dict[str, object]:
     }
 
 
-def _device_numbers(config: Config) -> dict[str, object]:
-    devices = config.devices
+def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
     return {
-        "pools": [
-            {**_numbers(pool), "efficiency": _shares_used(config.latency, pool)}
-            for pool in devices.pools
-        ],
+        "pools": [_numbers(pool) for pool in devices.pools],
         "nodes": devices.nodes,
         "between_nodes": devices.between_nodes and _link_numbers(devices.between_nodes),
         "pairs": [{"devices": pair.devices, **_link_numbers(pair)} for pair in devices.pairs],
         "saturate_host": devices.saturate_host,
         **({"tiers": [_numbers(tier) for tier in devices.tiers]} if devices.tiers else {}),
         **({"adapters_per_node": adapters} if (adapters := devices.adapters_per_node) else {}),
-    }
-
-
-def _shares_used(latency: LatencyConfig, pool: PoolConfig) -> dict[str, object]:
-    """Return the shares that a device states of its peaks, as far as operator times use them."""
-    settings = latency_settings(latency)
-    if latency.source == "kernels" and pool.curves and (pool.own_curves or latency.carries_curves):
-        return {}
-    return {
-        f"{kind}.{rate}": share
-        for kind, shares in pool.efficiency.items()
-        if isinstance(shares, Mapping)  # others are refused later
-        for rate, share in shares.items()
-        if settings.get(f"{'bandwidth' if rate == MEMORY else 'compute'}_efficiency", 1) is None
     }
 
 

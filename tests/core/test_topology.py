@@ -47,6 +47,8 @@ def test_a_share_is_stated_for_the_rate_at_which_a_dtype_runs() -> None:
     assert shares == [0.9, 0.9, None]
     assert stated.stated_share("attention", "float32") is None
     assert stated.stated_share("attention", "memory") == 0.8
+    with pytest.raises(SpecError, match=r"gemm\.flaot32 is the share of a rate that .* float32"):
+        replace(device(), efficiency=Efficiency(gemm={"flaot32": 0.9}))
 
 
 def test_an_unlisted_dtype_without_a_float32_rate_is_refused() -> None:
