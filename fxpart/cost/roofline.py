@@ -119,9 +119,7 @@ class OperatorRates:
 
     def on(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray]:
         """Return the FLOP/s and the bytes/s of each operator, each of shape (n,)."""
-        flops_per_s = np.array(
-            [self._model.flops_per_s(device, operators) for operators in self._classes]
-        )
+        flops_per_s = np.array([self._model.flops_per_s(device, each) for each in self._classes])
         bytes_per_s = np.array(
             [self._model.bytes_per_s(device, operators) for operators in self._classes]
         )
