@@ -19,9 +19,10 @@ import numpy as np
 from benchmarks.composed import composed
 from benchmarks.synthetic import synthetic_graph
 from benchmarks.text_table import table
-from fxpart import DeviceSpec, InfeasibleError, LatencyModel, Link, evaluate, make_mode
+from fxpart import DeviceSpec, InfeasibleError, LatencyModel, Link, make_mode
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import uniform_topology
+from fxpart.cost.evaluate import evaluate_unbounded
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.tables import LatencySource
 from runner.experiment.experiment import problem_of
@@ -68,7 +69,7 @@ def cost_s(problem: Problem, mode: str) -> float:
     name = mode.split(maxsplit=1)[0]
     try:
         place = make_mode(name, {"boundary_gain": 0.0} if mode == _ANYWHERE else None)
-        evaluation = evaluate(problem, place(problem))
+        evaluation = evaluate_unbounded(problem, place(problem))
     except InfeasibleError:
         return math.inf
     return 1 / evaluation.throughput_per_s if name == "pipeline" else evaluation.latency_s
