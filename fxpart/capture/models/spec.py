@@ -40,6 +40,8 @@ _USUAL: Mapping[str, object] = {
     "engine": "torch",
     "autocast": None,
 }
+_MOST = 2**63 - 1
+"""The largest size of a tensor."""
 _FACTORIES = {
     "timm": "fxpart.capture.models.timm_model:timm_model",
     "diffusers": "fxpart.capture.models.diffusers_model:diffusers_model",
@@ -69,10 +71,15 @@ def _plain(value: object, where: str) -> object:
     )
 
 
+_MOST = 2**63 - 1
+
+
 def _positive(value: object, where: str, otherwise: str = "") -> None:
     # True is an int in Python, but a mistake as a batch size.
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{where}={value} must be a whole number, 1 or more{otherwise}")
+    if value > _MOST:
+        raise SpecError(f"{where}={value} must be at most {_MOST}, the largest size of a tensor")
 
 
 def library_spec(library: str, architecture: str, config: Mapping[str, object]) -> dict[str, Any]:

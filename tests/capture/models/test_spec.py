@@ -34,6 +34,7 @@ def llama(**fields: Any) -> ModelSpec:  # noqa: ANN401
         ({"architecture": None}, "neither is set"),
         ({"factory": "a.b:c"}, "both are set"),
         ({"batch_size": 0}, "model.batch_size=0 must be"),
+        ({"batch_size": 2**63}, "model.batch_size=9223372036854775808 must be at most 922"),
         ({"batch_size": True}, "batch_size=True must be"),
         ({"batch_size": 1.5}, "batch_size=1.5 must be"),
         ({"seq_len": 0}, "seq_len=0 must be .* or null"),
