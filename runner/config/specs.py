@@ -17,7 +17,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
 from fxpart.core.efficiency import efficiency_from
-from fxpart.errors import SpecError, show_bytes
+from fxpart.errors import SpecError, nearest_names, show_bytes
 from fxpart.support.host import available_cores, host_memory_bytes
 from fxpart.support.regular_file import regular_status
 from runner.config.paths import conf_dir, user_conf_dir
@@ -44,6 +44,11 @@ _RATES = ("flops_per_s", "sustained_flops_per_s")
 _IF_GIVEN = ("stands_for_gb", "multiprocessors", "price_per_hour")
 _OR_ZERO = ("host_launch_s", "power_w")
 """Other numbers in an accelerator file that may be 0."""
+_SWITCHES = ("on_host", "per_core", "own_curves")
+_OTHERS = ("efficiency", "curves", "measured_system", "measured_as")
+_HOST_LAUNCH_S = 25e-6
+"""Time of the host to launch an operator if the file does not state it, as of an A100's host
+(`conf/accelerator/a100_80gb.yaml`)."""
 
 
 def accelerator_files() -> dict[str, Path]:
@@ -83,6 +88,12 @@ def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
             f"accelerator file {path} does not set {', '.join(missing)}; see the files of "
             "conf/accelerator"
         )
+    known = (*_NEEDED, *_RATES, *_IF_GIVEN, *_OR_ZERO, *_SWITCHES, *_OTHERS)
+    for key in map(str, values):
+        if key not in known:
+            raise SpecError(
+                f"accelerator file {path}: {key} does not exist; {nearest_names(key, known)}"
+            )
     try:
         memory_bytes = _memory_bytes(str(values["memory"]))
     except SpecError as error:
@@ -107,7 +118,7 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
                 " such as float32: 19.5e12"
             )
         numbers |= {f"{key}.{dtype}": rate for dtype, rate in rates.items()}
-    for key in ("on_host", "per_core"):
+    for key in _SWITCHES:
         if not isinstance(entry.get(key, False), bool):
             raise SpecError(
                 f"accelerator file {path}: {key} must be true or false, is {entry[key]!r}"
@@ -195,12 +206,19 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "multiprocessors": entry.get("multiprocessors") or 100,
         "curves": entry.get("curves", ""),
         "own_curves": entry.get("own_curves", False),
-        "host_launch_s": entry.get("host_launch_s", 0.0),
+        "host_launch_s": _launch_s(entry),
         "power_w": float(entry.get("power_w") or 0.0),
         "efficiency": deepcopy(entry.get("efficiency", {})),
         "price_per_hour": entry.get("price_per_hour"),
         "source": f"{entry['source']}{note}",
     }
+
+
+def _launch_s(entry: Mapping[str, Any]) -> float:
+    stated = entry.get("host_launch_s")
+    if stated is None:
+        return 0.0 if entry.get("on_host") else _HOST_LAUNCH_S
+    return float(stated)
 
 
 def _accelerator_of_class(memory_bytes: int, table: Mapping[str, Mapping[str, Any]]) -> str:

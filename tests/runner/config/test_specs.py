@@ -147,6 +147,7 @@ def test_a_users_accelerator_can_define_a_class(user_table: Path) -> None:
             GIVEN + "sustained_flops_per_s: {float16: -1}\n",
             "sustained_flops_per_s.float16 must be a positive number, is -1",
         ),
+        (GIVEN + "efficiencies: {}\n", "efficiencies does not exist; nearest: efficiency"),
         (GIVEN + "efficiency: 0.7\n", "efficiency is 0.7; give shares of the peaks by kind"),
         (GIVEN + "efficiency: {mm: {float32: 1}}\n", "efficiency.mm does not exist"),
         (
@@ -165,6 +166,18 @@ def test_a_damaged_accelerator_file_is_named(user_table: Path, text: str, messag
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "launch_s"),
+    [("", 25e-6), ("host_launch_s: 0\n", 0.0), ("host_launch_s: 6e-6\n", 6e-6)],
+)
+def test_a_host_launches_as_that_of_an_a100_unless_stated(
+    user_table: Path, stated: str, launch_s: float
+) -> None:
+    (user_table / "mine.yaml").write_text(GIVEN + stated)
+    assert composed("devices=mine").devices.pools[0].host_launch_s == launch_s
+    assert composed("devices=1xcpu").devices.pools[0].host_launch_s == 0
 
 
 def test_one_core_is_slower_than_any_accelerator() -> None:
