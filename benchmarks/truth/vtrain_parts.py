@@ -8,7 +8,8 @@ The coefficients stand for what Megatron-LM of 2022 does and the plan does not:
 - Biases, GELU, dropout and residuals were fused, queries, keys and values were one product, and
   there was no rotary embedding. So kernels besides products take a share of their planned time.
 - The loss over a split vocabulary was many kernels in float32 (mpu/cross_entropy.py), not one.
-- Softmax was fused only if batch times heads is a multiple of 4 (`FusedScaleMaskSoftmax`).
+- Softmax was fused only if a device's heads times the batch are a multiple of 4
+  (`FusedScaleMaskSoftmax`).
 - Sending to the next stage synchronized with the device (p2p_communication.py).
 """
 
@@ -31,7 +32,7 @@ __all__ = ["Coefficients", "Parts", "parts_of"]
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 _LOSSES = "fxpart.vocab_losses"
 _HEADS_AT_ONCE = 4
-"""Batch times heads must be a multiple of this for a fused softmax."""
+"""Heads of a device times the batch must be a multiple of this for a fused softmax."""
 
 
 @dataclass(frozen=True, slots=True)
