@@ -1,7 +1,7 @@
 """Iteration times of small GPTs trained by Megatron-DeepSpeed on one node of A100s.
 
 The steps are planned by the functions of the command with ``latency=kernels``, and nothing is
-fitted to them: the launch time is that of the accelerator's file. `vtrain_calibrated` fits two
+fitted to them: the launch time is that of the accelerator's file. `vtrain_calibrated` fits five
 numbers to a tenth of the same rows. A GPT is a transformers Starcoder2, whose layers are the same
 (biases, LayerNorm, GELU, as many key heads as query heads); attention is two products with one
 kernel between them, as in 2022; the dtype is not stated, float16 is likely. Blocks are recomputed,
@@ -78,8 +78,8 @@ class Plan:
         """Return whether no set fits anything to the row: nine of ten rows, by their labels."""
         return hashlib.sha256(self.label.encode()).digest()[0] % 10 != 0
 
-    def step_s(self, host_launch_s: float | None = None) -> float:
-        """Return the predicted time of a step; None uses the accelerator's launch time.
+    def step_s(self) -> float:
+        """Return the predicted time of a step.
 
         Raises:
             FxpartError: if the step cannot be planned.
@@ -87,22 +87,21 @@ class Plan:
         """
 
         def step_s(stages: int, layers_each: int) -> float:
-            return self._planned_step_s(stages * layers_each, host_launch_s)
+            return _step_s(self.overrides(stages * layers_each, self.microbatches))
 
         return step_of_many_layers_s(step_s, self.pipeline, self.layers / self.pipeline)
 
-    def _planned_step_s(self, layers: int, host_launch_s: float | None) -> float:
-        overrides = (
+    def overrides(self, layers: int, microbatches: int) -> tuple[str, ...]:
+        """Return the overrides of the command for a step with that many layers in all."""
+        degrees = (self.tensor, self.pipeline, self.data)
+        return (
             *gpt_overrides(self.hidden, self.heads, layers, self.sequence),
             f"model.batch_size={self.micro_batch * self.data}",
-            f"microbatches={self.microbatches}",
+            f"microbatches={microbatches}",
             "checkpointing=block",
             "transfer_rate=nvlink3",
-            *(() if host_launch_s is None else (f"runtime.host_launch_s={host_launch_s}",)),
+            *parallel_overrides(*degrees, "a100_80gb", has_pieces=False),
         )
-        degrees = (self.tensor, self.pipeline, self.data)
-        parallel = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
-        return _step_s((*overrides, *parallel))
 
 
 @lru_cache(maxsize=16384)
