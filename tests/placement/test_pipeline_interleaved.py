@@ -211,7 +211,11 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
 ) -> None:
     # With a backward, a search with less memory may find cuts that one with more has missed.
     calls = list[StageSolver]()
-    monkeypatch.setattr(StageSolver, "least_load", lambda solver: calls.append(solver))
+
+    def none_fit(solver: StageSolver) -> None:
+        calls.append(solver)
+
+    monkeypatch.setattr(StageSolver, "least_load", none_fit)
     with pytest.raises(InfeasibleError):
         make_mode("pipeline", {"interleave": 2})(_problem(3, 12, 2, 1.0, training=training))
     assert len(calls) == tries
