@@ -91,7 +91,14 @@ def join_groups(group: IntArray, labels: IntArray) -> IntArray:
 
     Both arguments map each operator to one of its group that is not after it. Length n.
     """
-    pairs = itertools.chain(enumerate(group.tolist()), enumerate(labels.tolist()))
+    # Most operators are alone.
+    joined = [np.flatnonzero(column != np.arange(len(column))) for column in (group, labels)]
+    pairs = itertools.chain(
+        *(
+            zip(ops.tolist(), column[ops].tolist(), strict=True)
+            for ops, column in zip(joined, (group, labels), strict=True)
+        )
+    )
     return np.array(first_of_each(len(group), pairs), dtype=np.int64)
 
 

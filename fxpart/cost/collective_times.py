@@ -21,19 +21,21 @@ __all__ = [
 ]
 
 _OURS = "fxpart."
-_MOST_KEPT = 12
+_MOST_KEPT = 48
 """Graphs whose collectives are kept: a recommendation alternates between this many."""
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def collective_kinds(graph: OpGraph) -> Mapping[int, str]:
     """Return the kind (one of `COLLECTIVES`) of each collective operator of `graph`."""
-    kinds = {}
-    for op, target in enumerate(graph.targets):
-        kind = target.removeprefix(_OURS).partition(".")[0]
-        if target.startswith(_OURS) and kind in COLLECTIVES:
-            kinds[op] = kind
-    return MappingProxyType(kinds)
+    named = {
+        target: target.removeprefix(_OURS).partition(".")[0]
+        for target in set(graph.targets)
+        if target.startswith(_OURS)
+    }
+    kinds = {target: kind for target, kind in named.items() if kind in COLLECTIVES}
+    ops = enumerate(graph.targets) if kinds else ()
+    return MappingProxyType({op: kinds[target] for op, target in ops if target in kinds})
 
 
 def collective_bytes(graph: OpGraph) -> dict[int, int]:

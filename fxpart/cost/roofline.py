@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.efficiency import LEAST_SHARE, MEMORY, OTHER
-from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.errors import SpecError
 
@@ -112,10 +112,8 @@ class OperatorRates:
 
     def __init__(self, graph: OpGraph, model: LatencyModel) -> None:
         """Classify the operators of `graph`."""
-        of_operators = _classes_of(graph)
-        index_of = {each: index for index, each in enumerate(dict.fromkeys(of_operators))}
-        self._model, self._classes = model, list(index_of)
-        self._class_of = np.array([index_of[each] for each in of_operators], dtype=np.int64)
+        self._model = model
+        self._classes, self._class_of = _classes_of(graph)
 
     def on(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray]:
         """Return the FLOP/s and the bytes/s of each operator, each of shape (n,)."""
@@ -150,21 +148,27 @@ def rate_names(graph: OpGraph) -> list[str]:
     ``torch.backends.cudnn.allow_tf32`` is turned off (PyTorch, "CUDA semantics"). A device that
     states no rate of ``tfloat32`` computes them in float32.
     """
-    return [each.rate_name for each in _classes_of(graph)]
+    classes, class_of = _classes_of(graph)
+    return [classes[index].rate_name for index in class_of.tolist()]
 
 
-def _classes_of(graph: OpGraph) -> list[OperatorClass]:
-    """Return the class of each operator. Length n."""
-    # Of those with FLOPs; a model has few targets, each of many operators.
-    kinds = {target: _kind(target) for target in dict.fromkeys(graph.targets)}
-    causal = {op for op, _, is_causal in graph.attention.tolist() if is_causal}
-    classes = []
-    columns = zip(graph.dtypes, graph.targets, graph.flops.tolist(), strict=True)
-    for op, (dtype, target, flops) in enumerate(columns):
-        in_tf32 = dtype == "float32" and kinds[target] == "convolution"
-        kind = kinds[target] if flops else OTHER
-        classes.append(OperatorClass(kind, "tfloat32" if in_tf32 else dtype, op in causal))
-    return classes
+def _classes_of(graph: OpGraph) -> tuple[list[OperatorClass], IntArray]:
+    """Return the classes of a graph's operators, and that of each operator. Length n."""
+    called = list(zip(graph.targets, graph.dtypes, strict=True))
+    number_of = {call: number for number, call in enumerate(dict.fromkeys(called))}
+    number = np.fromiter(map(number_of.__getitem__, called), np.int64, graph.n_ops)
+    is_causal = np.zeros(graph.n_ops, dtype=np.bool_)
+    attention = graph.attention.reshape(-1, 3)
+    is_causal[attention[attention[:, 2] > 0, 0]] = True
+    codes, class_of = np.unique(4 * number + 2 * (graph.flops > 0) + is_causal, return_inverse=True)
+    calls, classes = list(number_of), []
+    for code in codes.tolist():
+        (target, dtype), has_flops, causal = calls[code // 4], code & 2, code & 1
+        kind = _kind(target)
+        in_tf32 = dtype == "float32" and kind == "convolution"
+        rate_name = "tfloat32" if in_tf32 else dtype
+        classes.append(OperatorClass(kind if has_flops else OTHER, rate_name, bool(causal)))
+    return classes, class_of.reshape(-1)
 
 
 def _kind(target: str) -> str:

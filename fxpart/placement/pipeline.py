@@ -422,9 +422,10 @@ def _by_shares(
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         stages = whole.with_memory([int(sizes[home] * share) for home in homes]).least_load()
-        if stages is None:  # less memory allows none either
-            return
-        yield _cuts(stages)
+        if stages is not None:
+            yield _cuts(stages)
+        elif line.first_backward == problem.graph.n_ops:
+            return  # less memory allows none either; with a backward the search may still find one
 
 
 def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:

@@ -1,8 +1,11 @@
 """Operator times: assumed, measured, or fitted to measurements."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +14,7 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.calibration import read_calibration
 from fxpart.cost.collectives import CollectiveCurves
-from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.family import CurveFamily, family_from
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.curves.tables import MeasuredTables
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
@@ -186,10 +189,24 @@ def ring_curves(
     return family.collectives
 
 
+_known_families = deque[tuple[Mapping[str, Any], dict[str, CurveFamily]]](maxlen=4)
+"""Curves as configured, and parsed: the plans of a recommendation have the same."""
+
+
+def _families(curves: Mapping[str, Any]) -> dict[str, CurveFamily]:
+    for known, families in tuple(_known_families):
+        if known == curves:
+            return families
+    families = {str(name): family_from(name, stated) for name, stated in curves.items()}
+    _known_families.append((deepcopy(curves), families))
+    return families
+
+
 def _kernel_model(latency: LatencyConfig) -> KernelModel:
-    families = {str(name): family_from(name, curves) for name, curves in latency.curves.items()}
     tables = tables_of(latency)
-    return KernelModel(families, _roofline(latency), tables, carries=latency.carries_curves)
+    return KernelModel(
+        _families(latency.curves), _roofline(latency), tables, carries=latency.carries_curves
+    )
 
 
 def roofline_on(latency: LatencyConfig, device: DeviceSpec) -> LatencyModel:

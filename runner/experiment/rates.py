@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from fxpart.cost.roofline import rate_names
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.config.specs import accelerator_files
+from runner.experiment.subject import MOST_KEPT
 from runner.output.terminal import rate_text
 
 __all__ = ["check_prices", "model_flops_utilization", "price_per_hour", "rate_line", "rate_metrics"]
@@ -37,11 +39,7 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
         inputs_per_s: inputs, or training steps, of the size of `graph`.
 
     """
-    forward = ~graph.is_backward
-    flops: dict[str, int] = defaultdict(int)
-    counted = graph.flops * forward * (1 if forward.all() else 1 + _backward_passes(graph))
-    for name, count in zip(rate_names(graph), counted.tolist(), strict=True):
-        flops[name] += count
+    flops = _model_flops(graph)
     peak = {
         name: sum(device.rate_for(name) for device in topology.devices)
         for name, count in flops.items()
@@ -50,6 +48,17 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
     if not peak:  # no FLOPs: a published problem, or a model without matrix products
         return 0.0
     return inputs_per_s * sum(flops[name] / rate for name, rate in peak.items())
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _model_flops(graph: OpGraph) -> Mapping[str, int]:
+    """Return the model FLOPs of an input by the name of the peak that limits them."""
+    forward = ~graph.is_backward
+    flops: dict[str, int] = defaultdict(int)
+    counted = graph.flops * forward * (1 if forward.all() else 1 + _backward_passes(graph))
+    for name, count in zip(rate_names(graph), counted.tolist(), strict=True):
+        flops[name] += count
+    return flops
 
 
 def _backward_passes(graph: OpGraph) -> IntArray:

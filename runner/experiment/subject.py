@@ -72,7 +72,7 @@ __all__ = [
     "symbols_of",
 ]
 
-MOST_KEPT = 12
+MOST_KEPT = 48
 """Size of each cache of graphs: a recommendation alternates between this many."""
 
 

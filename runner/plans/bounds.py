@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.cost.bounds import load_bound_s, lower_bound_s
+from fxpart.cost.bounds import critical_path_s, load_bound_s, lower_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.infeasible import describe_devices, whole_model_bytes
@@ -36,6 +36,8 @@ class Bounds:
     """Lower bound on the time of the busiest device, or group."""
     repeated_s: float
     """`load_s` without weight updates, which a step runs once."""
+    path_s: float
+    """Longest path of operators on their fastest devices, without transfers and updates."""
     alone_s: float
     """Sum of all operators' times on their fastest devices, without updates."""
     checkpointing: str
@@ -69,6 +71,7 @@ def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds
         problem,
         load_bound_s(problem),
         load_bound_s(repeated_problem),
+        _path_s(repeated_problem),
         float(repeated.min(axis=1).sum()),
         checkpointing,
         whole_model_bytes(problem),
@@ -76,6 +79,16 @@ def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds
         _bucket_bytes(config, problem.graph),
         weight_replicas(config, problem.graph),
     )
+
+
+def _path_s(problem: Problem) -> float:
+    """Return the longest path of all operators but updates, on their fastest devices."""
+    costs = problem.costs
+    fastest = np.ascontiguousarray(costs.op_time_s.min(axis=1, keepdims=True))
+    # ZeRO may launch fewer updates.
+    issue_s = np.where(problem.graph.is_update, 0.0, costs.issue_s)
+    anywhere = np.zeros(problem.graph.n_ops, dtype=np.int64)
+    return float(critical_path_s(costs._replace(op_time_s=fastest, issue_s=issue_s), anywhere))
 
 
 def _bucket_bytes(config: Config, graph: OpGraph) -> int:
@@ -106,8 +119,8 @@ def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool, sharp: bool = Tru
         if streams:
             return bounds.load_s
         if plan.zero:
-            return bounds.repeated_s
-        return bounds.latency_s if sharp else bounds.load_s
+            return max(bounds.repeated_s, bounds.path_s)
+        return bounds.latency_s if sharp else max(bounds.load_s, bounds.path_s)
     busy_s = plan.microbatches * bounds.repeated_s
     if plan.interleave > 1:
         share = least_interleaved_share(plan.groups, plan.interleave, plan.microbatches)

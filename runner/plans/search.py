@@ -28,7 +28,7 @@ from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_larg
 from runner.plans.evaluate import Candidate, Costed, Outcome, costed
 from runner.plans.refused import captured_subject
 from runner.plans.request import Request
-from runner.plans.space import ALIKE, Refusals
+from runner.plans.space import ALIKE, Plan, Refusals
 
 __all__ = ["evaluated"]
 
@@ -61,6 +61,8 @@ def evaluated(
     )
     search = _Search(request, refusals, prunes=prunes)
     applicable = search.applicable(candidates)
+    if prunes:
+        search.relate(applicable)
     bounded = (
         search.bounded(applicable) if prunes else [(-float("inf"), plan) for plan in applicable]
     )
@@ -72,6 +74,9 @@ def evaluated(
     try:
         while queue:
             bound, number, candidate, is_sharp = heappop(queue)
+            if search.knows(candidate):
+                countdown.add(search.tally, took_time=False)
+                continue
             sharp = bound if is_sharp else search.sharper(candidate, bound, countdown)
             if sharp is not None and queue and sharp > queue[0][0]:
                 heappush(queue, (sharp, number, candidate, True))
@@ -100,6 +105,12 @@ class _Search:
         """Whether any capture has succeeded."""
         self._bounds: dict[tuple[object, ...], Bounds] = {}
         """Bounds by graph, checkpointing and devices."""
+        self._alike: dict[Plan, list[Candidate]] = {}
+        """Plans that differ only in their microbatches, fewest first, by the plan with one."""
+        self._tried: dict[Plan, InfeasibleError | None] = {}
+        """The plans that were placed, with the error of those that do not fit."""
+        self._fitted = True
+        """Whether the plan that was placed last fits."""
 
     def applicable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with compatible settings, and record why others are not."""
@@ -179,6 +190,35 @@ class _Search:
         if self._is_beaten(lower_bound):
             self._bounded.append((candidate, abs(lower_bound)))
             return False
+        # Where little fits, one error rules out all that need no less.
+        if not self._fitted and (fewest := self._fewest(candidate)) is not candidate:
+            if not self.knows(fewest):
+                self._place(fewest, countdown)
+            error = self._tried.get(fewest.plan)
+            if error is not None:
+                microbatches = fewest.plan.microbatches
+                self._unfit.append((candidate, _no_less(error, microbatches)))
+                return True
+        self._place(candidate, countdown)
+        return True
+
+    def relate(self, candidates: Sequence[Candidate]) -> None:
+        """Find the plans among all `candidates` that differ only in their microbatches."""
+        for candidate in sorted(candidates, key=lambda item: item.plan.microbatches):
+            self._alike.setdefault(_with_one(candidate.plan), []).append(candidate)
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Return whether a plan was placed, out of its turn."""
+        return candidate.plan in self._tried
+
+    def _fewest(self, candidate: Candidate) -> Candidate:
+        """Return the plan with the fewest microbatches that differs in nothing else."""
+        return self._alike.get(_with_one(candidate.plan), [candidate])[0]
+
+    def _place(self, candidate: Candidate, countdown: Countdown) -> None:
+        """Place and cost a plan."""
+        point, self._fitted = candidate.plan, False
+        self._tried[point] = None
         try:
             self._capture(candidate, countdown)
             with without_progress():
@@ -188,13 +228,14 @@ class _Search:
                 plan = costed(candidate, streams=self._streams(candidate.config))
         except InfeasibleError as error:
             self._unfit.append((candidate, error))
+            self._tried[point] = error
         except NotApplicableError as error:
             self._refusals.add(candidate.plan, error)
         else:
+            self._fitted = True
             self._costed.append(plan)
             if not self._comes_last(plan):
                 insort(self._best, self._key(plan)[0])
-        return True
 
     def _is_beaten(self, lower_bound: float) -> bool:
         """Return whether the bound `lower_bound` rules a plan out."""
@@ -291,6 +332,20 @@ class _Search:
     def _comes_last(self, plan: Costed) -> bool:
         """Return whether a plan leaves devices idle that the objective could use."""
         return self._request.objective != "latency" and plan.devices_idle > 0
+
+
+def _with_one(plan: Plan) -> Plan:
+    """Return the plan that stands for all that differ from it in their microbatches."""
+    return replace(plan, microbatches=1)
+
+
+def _no_less(error: InfeasibleError, microbatches: int) -> InfeasibleError:
+    """Return the error of a plan that needs no less than with these fewer `microbatches`."""
+    return InfeasibleError(
+        lambda: (f"already with {microbatches} microbatches {error}", error.devices_that_fit),
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+    )
 
 
 def _bare(group: Sequence[Candidate]) -> Config:

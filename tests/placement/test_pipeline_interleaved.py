@@ -203,3 +203,19 @@ def test_one_device_has_all_the_stages(interleave: int) -> None:
     placed = make_mode("pipeline", {"interleave": interleave})(problem(chain(6), devices(99)))
     assert placed.devices_of_partition == ((0,),) * interleave
     assert np.bincount(placed.partition_of).tolist() == [6 // interleave] * interleave
+
+
+@pytest.mark.parametrize(("training", "tries"), [(False, 1), (True, 9)])
+def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
+    monkeypatch: pytest.MonkeyPatch, training: bool, tries: int
+) -> None:
+    # With a backward, a search with less memory may find cuts that one with more has missed.
+    calls = list[StageSolver]()
+
+    def none_fit(solver: StageSolver) -> None:
+        calls.append(solver)
+
+    monkeypatch.setattr(StageSolver, "least_load", none_fit)
+    with pytest.raises(InfeasibleError):
+        make_mode("pipeline", {"interleave": 2})(_problem(3, 12, 2, 1.0, training=training))
+    assert len(calls) == tries

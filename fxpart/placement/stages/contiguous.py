@@ -15,123 +15,17 @@ import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import FloatArray, IntArray
-from fxpart.cost.tables import MemoryTables
-from fxpart.placement.stages.even import BoolArray, alike_links, most_even
+from fxpart.core.graph import FloatArray, IntArray, csr
+from fxpart.placement.stages.ends import Loads, Senders, furthest_ends
+from fxpart.placement.stages.even import alike_links, most_even
 from fxpart.placement.stages.line import StageLine
-from fxpart.placement.stages.stretch_bytes import (
-    ONE,
-    Flight,
-    KnownBytes,
-    StretchBytes,
-    StretchScratch,
-    UnitTables,
-    known_needs,
-    needed_bytes,
-)
-from fxpart.support.compiled import compiled
+from fxpart.placement.stages.reach import Reach, ReachTable, reach_in, settle
+from fxpart.placement.stages.stretch_bytes import ONE, Flight, StretchBytes, needed_bytes
 
-__all__ = ["EQUAL_LOADS", "Reach", "Slots", "StageSolver", "Stretch", "settle"]
-
-
-# How far a stage can extend before its device is full; evaluated only where memory can bind.
-
-
-class Reach(NamedTuple):
-    """Stretches known to fit a device of one size, and known not to fit."""
-
-    fits: IntArray
-    """Furthest end of a stage from each unit that is known to fit. Length U + 1."""
-    fails: IntArray
-    """Nearest end that is known not to fit; U + 1 for none. Length U + 1."""
-    memory_bytes: int
-    flight: Flight
-
-
-def _reach_of(m: MemoryTables, line: StageLine, memory_bytes: int, flight: Flight) -> Reach:
-    """Return the initial `Reach` of a device, from weights only. O(U + uses)."""
-    of_use = line.unit_of[np.repeat(np.arange(len(line.unit_of)), np.diff(m.use_start))]
-    order = np.argsort(of_use, kind="stable")
-    use_start = np.searchsorted(of_use[order], np.arange(line.n_units + 1))
-    fails = _weights_fail(use_start, m.uses[order], m.weight_bytes, memory_bytes)
-    return Reach(np.arange(line.n_units + 1), fails, memory_bytes, flight)
-
-
-@compiled
-def _weights_fail(
-    use_start: IntArray, uses: IntArray, weight_bytes: IntArray, memory_bytes: int
-) -> IntArray:
-    """Return the nearest cut up to which the weights from each unit exceed memory; U + 1 for none.
-
-    Args:
-        use_start: CSR starts into `uses` by unit. Length U + 1.
-        uses: weights that each unit uses.
-        weight_bytes: bytes of each weight.
-        memory_bytes: memory of each device.
-
-    """
-    count = use_start.shape[0] - 1
-    fails = np.full(count + 1, count + 1, dtype=np.int64)
-    seen = np.zeros(weight_bytes.shape[0], dtype=np.int64)
-    end, used = 0, 0
-    for start in range(count):
-        while end < count and used <= memory_bytes:
-            for i in range(use_start[end], use_start[end + 1]):
-                used += weight_bytes[uses[i]] if seen[uses[i]] == 0 else 0
-                seen[uses[i]] += 1
-            end += 1
-        if used <= memory_bytes:
-            break
-        fails[start] = end
-        for i in range(use_start[start], use_start[start + 1]):
-            seen[uses[i]] -= 1
-            used -= weight_bytes[uses[i]] if seen[uses[i]] == 0 else 0
-    return fails
-
-
-@compiled
-def settle(  # noqa: PLR0917 - compiled code takes no keywords
-    m: MemoryTables,
-    units: UnitTables,
-    scratch: StretchScratch,
-    known: KnownBytes,
-    cuts: IntArray,
-    starts: IntArray,
-    targets: IntArray,
-    reach: Reach,
-) -> None:
-    """Determine for each cut of `starts` whether a stage may extend to `targets`, or else how far.
-
-    Cut k of the row is cut ``cuts[k]`` of `units`.
-
-    Without a backward, more units never need less memory, since values read from before the stretch
-    stay received regardless of its length. So the furthest end is found by doubling and bisection,
-    beginning with that of the previous start. It is not monotone in the start, as a view may be
-    larger than its base.
-    """
-    last_fit = 0
-    for start in starts:
-        low, high = reach.fits[start], reach.fails[start]
-        probe, step = min(targets[start], high - 1), 0
-        if targets[start] <= low or high - low <= 1:
-            last_fit = low
-            continue
-        while high - low > 1 and low < targets[start]:
-            if not low < probe < high:
-                probe = (low + high) // 2
-            needs = known_needs(m, units, scratch, known, cuts[start], cuts[probe], reach.flight)
-            if needs <= reach.memory_bytes:
-                low, probe = probe, probe + step
-            else:
-                high, probe = probe, (probe - step if step else last_fit)
-            step = max(1, 2 * step)
-        reach.fits[start], reach.fails[start] = low, high
-        last_fit = low
-
+__all__ = ["EQUAL_LOADS", "Slots", "StageSolver", "Stretch"]
 
 EQUAL_LOADS = 1e-9
 """Relative difference below which loads count as equal, due to rounding of sums."""
@@ -167,64 +61,6 @@ class Slots:
     """Whether more stages are better than fewer if slots may stay empty and loads are equal."""
 
 
-@compiled
-def _load_limits(before_s: FloatArray, bound_s: float) -> IntArray:
-    """Return the furthest cut at which a stage from each unit ends within the bound. O(U)."""
-    count = before_s.shape[0]
-    limit = np.empty(count, dtype=np.int64)
-    end = 0
-    for start in range(count):
-        end = max(end, start)
-        while end + 1 < count and before_s[end + 1] - before_s[start] <= bound_s:
-            end += 1
-        limit[start] = end
-    return limit
-
-
-@compiled
-def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
-    """Return the possible ends of a stage that begins at one of `starts`."""
-    count = starts.shape[0]
-    change = np.zeros(count + 1, dtype=np.int64)
-    for start in range(count):
-        if starts[start] and limit[start] > start:
-            change[start + 1] += 1
-            change[limit[start] + 1] -= 1
-    reachable = np.empty(count, dtype=np.bool_)
-    covered = 0
-    for end in range(count):
-        covered += change[end]
-        reachable[end] = covered > 0
-    return reachable
-
-
-@compiled
-def _ahead_within(
-    starts: BoolArray, limit: IntArray, busy_s: FloatArray, bound_s: float
-) -> BoolArray:
-    """Return the possible ends of a stage whose busy time is within the bound. O(U^2)."""
-    reachable = np.zeros(starts.shape[0], dtype=np.bool_)
-    for start in range(starts.shape[0]):
-        if starts[start]:
-            for end in range(start + 1, limit[start] + 1):
-                if busy_s[start, end] <= bound_s:
-                    reachable[end] = True
-    return reachable
-
-
-@compiled
-def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
-    """Return the possible begins of a stage that ends at one of `ends`."""
-    count = ends.shape[0]
-    upto = np.zeros(count + 1, dtype=np.int64)
-    for end in range(count):
-        upto[end + 1] = upto[end] + ends[end]
-    reachable = np.empty(count, dtype=np.bool_)
-    for start in range(count):
-        reachable[start] = upto[limit[start] + 1] > upto[start + 1]
-    return reachable
-
-
 def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
     """Return (nearly) the smallest bound for which `allows` is true, by bisection.
 
@@ -248,27 +84,30 @@ class StageSolver:
         self._line = line
         # Devices of equal speed share load limits.
         self._table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
-        self._kind_of_device: list[int] = kind.reshape(-1).tolist()
+        self._kind_of_device: IntArray = kind.reshape(-1)
         # Shared with solvers for other slots.
-        self._reach_of = dict[tuple[int, Flight], Reach]()
+        self._reaches = ReachTable(line)
         self._times_of_link = dict[tuple[float, ...], FloatArray]()
         self._sending_of_link = dict[tuple[float, ...], FloatArray]()
         self._use(slots)
 
     def _use(self, slots: Slots) -> None:
         self._slots = slots
-        self._slot_reach = self._reaches()
-        self._kind = [self._kind_of_device[device] for device in slots.devices]
+        self._rows = self._reach_rows()
+        kind = self._kind_of_device[list(slots.devices)]
+        self._loads = Loads(self._table, kind, slots.may_skip)
         self._sources = self._links()
         self._sending_s = self._sends()
-        self._unlimited_s: float | None = None
-        """The smallest bound on loads that allows a cut without regard to memory, once known."""
+        self._senders = _senders(self._sources, self._sending_s, self._line.n_units)
+        self._unlimited_s: list[float] = []
+        """The smallest bound on loads that allows a cut without regard to memory, once known.
+        Shared with solvers for other memory."""
 
     def with_memory(self, memory_bytes: Sequence[int]) -> "StageSolver":
         """Return a solver for slots with other memory; it shares what does not depend on that."""
         solver = copy(self)
         solver._slots = replace(self._slots, memory_bytes=memory_bytes)
-        solver._slot_reach = solver._reaches()
+        solver._rows = solver._reach_rows()
         return solver
 
     def with_slots(self, slots: Slots) -> "StageSolver":
@@ -277,15 +116,16 @@ class StageSolver:
         solver._use(slots)
         return solver
 
-    def _reaches(self) -> list[Reach]:
-        """Return the `Reach` of each slot, shared by those of equal memory and flight."""
-        slots, memory = self._slots, self._line.stretches.memory
+    def _reach_rows(self) -> IntArray:
+        """Return the row of `ReachTable` of each slot."""
+        slots = self._slots
         flights = slots.flights or [ONE] * len(slots.memory_bytes)
         kinds = list(zip(slots.memory_bytes, flights, strict=True))
-        for kind in kinds:
-            if kind not in self._reach_of:
-                self._reach_of[kind] = _reach_of(memory, self._line, *kind)
-        return [self._reach_of[kind] for kind in kinds]
+        return np.array(self._reaches.rows_of(kinds), dtype=np.int64)
+
+    def _reach(self, slot: int) -> Reach:
+        """Return what is known of stages that fit a slot."""
+        return reach_in(self._reaches.reaches, self._rows[slot])
 
     def _link_kind(self, source: int, target: int) -> tuple[float, ...]:
         tables = (self._line.s_per_byte, self._line.link_latency_s)
@@ -351,11 +191,12 @@ class StageSolver:
         else:
             carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
         most_s = min(max(float(self._table.max()), *carried_s, 0.0), at_most_s)
-        if self._unlimited_s is None:
-            self._unlimited_s = _bisect(
+        if not self._unlimited_s:
+            least_s = _bisect(
                 lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
             )
-        bound_s = self._first_bound(self._unlimited_s * (1 + EQUAL_LOADS), most_s)
+            self._unlimited_s.append(least_s)
+        bound_s = self._first_bound(self._unlimited_s[0] * (1 + EQUAL_LOADS), most_s)
         return None if bound_s is None else self._choose(bound_s)
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
@@ -367,7 +208,7 @@ class StageSolver:
         """Return the memory needed for units `begin` to `end` - 1 on a slot."""
         if begin == end:
             return 0
-        return int(needed_bytes(self.stage_bytes(begin, end), self._slot_reach[slot].flight))
+        return int(needed_bytes(self.stage_bytes(begin, end), self._reach(slot).flight))
 
     def fits(self, stage: Stretch) -> bool:
         """Return whether a stage fits its device, which must have one slot."""
@@ -376,33 +217,19 @@ class StageSolver:
 
     def forbid(self, stage: Stretch) -> None:
         """Forbid stages with the same begin and the same or a later end, on such a slot."""
-        reach = self._slot_reach[self._slots.devices.index(stage.device)]
+        reach = self._reach(self._slots.devices.index(stage.device))
         reach.fits[stage.begin] = min(int(reach.fits[stage.begin]), stage.end - 1)
         reach.fails[stage.begin] = min(int(reach.fails[stage.begin]), stage.end)
 
     def furthest(self, begin: int) -> int:
         """Return the furthest end of a stage from `begin` on the first slot."""
-        reach, count = self._slot_reach[0], self._line.n_units
+        reach, count = self._reach(0), self._line.n_units
         targets = np.full(count + 1, count, dtype=np.int64)
-        self._settle(np.array([begin], dtype=np.int64), targets, reach)
-        return int(reach.fits[begin])
-
-    def _settle(self, starts: IntArray, wanted: IntArray, reach: Reach) -> None:
-        if not len(starts):
-            return
-        stretches, cuts = self._line.stretches, self._line.cuts
+        stretches = self._line.stretches
         with stretches.lock:
             stretches.make_room()
-            settle(
-                stretches.memory,
-                stretches.units,
-                stretches.scratch,
-                stretches.known,
-                cuts,
-                starts,
-                wanted,
-                reach,
-            )
+            settle(*stretches.tables, self._line.cuts, np.array([begin]), targets, reach)
+        return int(reach.fits[begin])
 
     def _first_bound(self, least_s: float, most_s: float) -> float | None:
         """Return the smallest bound with a cut that fits; `least_s` is that without memory."""
@@ -418,68 +245,24 @@ class StageSolver:
             low_s, step = high_s, 1.5 * step
         return None
 
-    def _limits(self, bound_s: float) -> list[IntArray]:
-        """Return the load limits of a stage on each slot under the bound."""
-        by_kind = {kind: _load_limits(self._table[kind], bound_s) for kind in set(self._kind)}
-        return [by_kind[kind] for kind in self._kind]
-
-    def _ends_of_rest(self, limits: list[IntArray], bound_s: float) -> list[BoolArray]:
-        """Return for each slot, and after the last, the cuts from which the rest may be feasible.
-
-        Only loads, and the fastest link of each slot to an earlier one, are considered.
-        """
-        ends = np.zeros(self._line.n_units + 1, dtype=np.bool_)
-        ends[-1] = True
-        reachable = [ends]
-        for limit, groups in zip(reversed(limits), reversed(self._sources), strict=True):
-            ends = _behind(reachable[-1], limit)
-            if groups and self._sending_s is None:
-                ends &= np.logical_or.reduce([link_s <= bound_s for _, link_s in groups])
-            reachable.append(ends | reachable[-1] if self._slots.may_skip else ends)
-        return reachable[::-1]
-
-    def _begins(
-        self, slot: int, ends: list[BoolArray], any_end: BoolArray, bound_s: float
-    ) -> BoolArray:
-        """Return the possible begins of a stage on `slot`, given the `ends` of earlier stages."""
-        begins = np.zeros(self._line.n_units + 1, dtype=np.bool_)
-        begins[0] = self._slots.may_skip or not slot
-        if self._sending_s is not None and slot:
-            return begins | (any_end if self._slots.may_skip else ends[-1])
-        for group, link_s in self._sources[slot]:
-            # Usually all links are equal.
-            of_all = len(group) == slot
-            joined = any_end if of_all else np.logical_or.reduce([ends[k] for k in group])
-            begins |= joined & (link_s <= bound_s)
-        return begins
-
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
         """Return the furthest end of a stage on each slot from each cut, or None if infeasible.
 
         Values are meaningful only where a stage can begin in a cut of the whole row.
         """
-        limits = self._limits(bound_s)
-        rest = self._ends_of_rest(limits, bound_s)
-        if not rest[0][0]:
-            return None
-        ends, any_end, furthest = list[BoolArray](), np.zeros(len(rest[0]), dtype=np.bool_), []
-        for slot, limit in enumerate(limits):
-            begins = self._begins(slot, ends, any_end, bound_s)
-            # Memory does not matter where only an empty slot leads on.
-            useful = begins & _behind(rest[slot + 1], limit)
-            furthest_fit = limit
-            if with_memory:
-                reach = self._slot_reach[slot]
-                self._settle(np.flatnonzero(useful), limit, reach)
-                furthest_fit = np.minimum(limit, reach.fits)
-            fits = np.where(useful, furthest_fit, np.arange(len(limit)))
-            furthest.append(fits)
-            if self._sending_s is None:
-                ends.append(_ahead(useful, fits))
-            else:
-                ends.append(_ahead_within(useful, fits, self._sending_s, bound_s))
-            any_end = any_end | ends[-1]
-        return furthest if (any_end if self._slots.may_skip else ends[-1])[-1] else None
+        stretches, rows = self._line.stretches, self._rows if with_memory else self._rows[:0]
+        with stretches.lock:
+            stretches.make_room()
+            furthest = furthest_ends(
+                self._loads,
+                self._senders,
+                self._reaches.reaches,
+                rows,
+                *stretches.tables,
+                self._line.cuts,
+                bound_s,
+            )
+        return list(furthest) or None
 
     def _choose(self, bound_s: float) -> list[Stretch]:
         """Return the most even stages within a feasible bound."""
@@ -497,3 +280,23 @@ class StageSolver:
             allowed=None if sending_s is None else sending_s <= bound_s,
         )
         return [Stretch(begin, end, devices[slot]) for begin, end, slot in stretches]
+
+
+def _senders(
+    sources: Sequence[Sequence[tuple[list[int], FloatArray]]],
+    sending_s: FloatArray | None,
+    n_units: int,
+) -> Senders:
+    """Return the slots from which each slot may receive, as tables."""
+    groups = [group for groups in sources for group in groups]
+    # The times of a kind of link are one array.
+    link_s = {id(times_s): times_s for _, times_s in groups}
+    row_of = {identity: row for row, identity in enumerate(link_s)}
+    start, link = csr([[row_of[id(times_s)] for _, times_s in groups] for groups in sources])
+    return Senders(
+        start,
+        link,
+        *csr([members for members, _ in groups]),
+        np.array([*link_s.values()]).reshape(-1, n_units + 1),
+        np.empty((0, 0)) if sending_s is None else sending_s,
+    )

@@ -16,7 +16,7 @@ from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_byte
 
 __all__ = ["MOST_KEPT", "StageLine", "stage_line"]
 
-MOST_KEPT = 12
+MOST_KEPT = 48
 """Number of graphs whose stretch sizes are cached, since plans of one graph share them."""
 
 

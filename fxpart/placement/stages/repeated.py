@@ -70,13 +70,31 @@ def _rows(graph: OpGraph, units: UnitTables) -> list[tuple[int, int]]:
     return longest
 
 
+class _Columns(NamedTuple):
+    """Columns of `MemoryTables` as lists, whose items are read one by one."""
+
+    use_start: list[int]
+    uses: list[int]
+    read_start: list[int]
+    reads: list[int]
+    made_start: list[int]
+    producer: list[int]
+    base: list[int]
+    held: list[int]
+    alloc_bytes: list[int]
+    value_bytes: list[int]
+    weight_bytes: list[int]
+    is_output: list[bool]
+
+
 class _Blocks:
     """The operators of a row of blocks, with references relative to a block."""
 
     def __init__(
         self, memory: MemoryTables, units: UnitTables, rows: Sequence[tuple[int, int]]
     ) -> None:
-        self._m, self._units, self._rows = memory, units, rows
+        self._m = _Columns(*(getattr(memory, name).tolist() for name in _Columns._fields))
+        self._units, self._unit_of, self._rows = units, units.unit_of.tolist(), rows
         first, end, period = rows[0][0], rows[-1][1], rows[0][1] - rows[0][0]
         inside = (units.unit_of >= first) & (units.unit_of < end)
         ops = np.flatnonzero(inside)
@@ -108,10 +126,10 @@ class _Blocks:
         """Yield for each operator of a block everything that a pass over a stretch reads of it."""
         m, first = self._m, self._rows[number][0]
         for op in self._ops[number]:
-            weights = m.uses[m.use_start[op] : m.use_start[op + 1]].tolist()
-            reads = m.reads[m.read_start[op] : m.read_start[op + 1]].tolist()
+            weights = m.uses[m.use_start[op] : m.use_start[op + 1]]
+            reads = m.reads[m.read_start[op] : m.read_start[op + 1]]
             yield (
-                int(self._units.unit_of[op]) - first,
+                self._unit_of[op] - first,
                 (op >= self._units.first_backward) + (op >= self._units.first_update),
                 tuple(self._weight(weight, number) for weight in weights),
                 tuple(self._value(value, number) for value in reads),
@@ -122,28 +140,28 @@ class _Blocks:
             )
 
     def _made(self, value: int, number: int) -> tuple[object, ...]:
-        m, base, held_until = self._m, int(self._m.base[value]), int(self._m.held[value])
+        m, base, held_until = self._m, self._m.base[value], self._m.held[value]
         return (
-            int(m.alloc_bytes[value]),
-            int(m.value_bytes[value]),
-            bool(m.is_output[value]),
+            m.alloc_bytes[value],
+            m.value_bytes[value],
+            m.is_output[value],
             self._value(base, number) if base >= 0 else -1,
             self._op(held_until, number) if held_until >= 0 else -1,
         )
 
     def _value(self, value: int, number: int) -> tuple[object, ...]:
         """Return a value relative to a block; values made outside of blocks are absolute."""
-        m, producer = self._m, int(self._m.producer[value])
-        sizes = int(m.alloc_bytes[value]), int(m.value_bytes[value])
+        m, producer = self._m, self._m.producer[value]
+        sizes = m.alloc_bytes[value], m.value_bytes[value]
         if producer not in self._place:
             return (value, self._op(producer, number), *sizes)
-        return (value - int(m.made_start[producer]), self._op(producer, number), *sizes)
+        return (value - m.made_start[producer], self._op(producer, number), *sizes)
 
     def _weight(self, weight: int, number: int) -> tuple[object, ...]:
         users = self._users[weight]
         if not all(op in self._place for op in users):
             return (weight,)
-        return (int(self._m.weight_bytes[weight]), *(self._op(op, number) for op in users))
+        return (self._m.weight_bytes[weight], *(self._op(op, number) for op in users))
 
     def _op(self, op: int, number: int) -> tuple[object, ...]:
         """Return the position of an operator relative to a block.

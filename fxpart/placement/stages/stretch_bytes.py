@@ -380,11 +380,16 @@ class Stretches:
     known: KnownBytes
     lock: Lock = field(default_factory=Lock)
 
+    @property
+    def tables(self) -> tuple[MemoryTables, UnitTables, StretchScratch, KnownBytes]:
+        """The arguments of compiled loops that read and extend the cache."""
+        return self.memory, self.units, self.scratch, self.known
+
     def bytes_of(self, low: int, high: int) -> StretchBytes:
         """Return the bytes of units `low` to `high` - 1 (not empty) for one microbatch."""
         with self.lock:
             self.make_room()
-            known = _known_stretch(self.memory, self.units, self.scratch, self.known, low, high)
+            known = _known_stretch(*self.tables, low, high)
         return StretchBytes(*map(int, known))
 
     def make_room(self) -> None:

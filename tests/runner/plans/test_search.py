@@ -128,6 +128,47 @@ def test_recomputation_counts_before_a_plan_is_costed(
     assert costed.examples_per_s <= most < outcome.ranking[0].examples_per_s
 
 
+def test_fewer_microbatches_rule_out_more_where_nothing_fits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    placed = list[int]()
+
+    def unfit(candidate: Candidate, *, streams: bool) -> Costed:
+        placed.append(candidate.plan.microbatches)
+        raise InfeasibleError(f"too large, {streams}", needed_bytes=2, available_bytes=1)
+
+    monkeypatch.setattr("runner.plans.search.costed", unfit)
+    step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=2x16gb")
+    request = Request(space=Space(microbatches=[8, 32], schedule=["1f1b"]))
+    candidates = _space(request, *step, checkpointing="none")
+    outcome = evaluated(candidates, request, Refusals({}))
+    assert [candidate.plan.microbatches for candidate in candidates].count(32) > 1
+    # The first that does not fit may be any.
+    assert placed.count(32) <= 1
+    assert placed.count(8) == len(candidates) // 2
+    assert len({candidate.plan for candidate, _ in outcome.unfit}) == len(candidates)
+    derived = [str(e) for c, e in outcome.unfit if c.plan.microbatches == 32][1:]
+    assert set(derived) == {"already with 8 microbatches too large, False"}
+
+
+def test_a_step_of_sharded_updates_takes_as_long_as_its_longest_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=4x16gb")
+    typed = {"zero": 1, "schedule": "none", "checkpointing": "none", "tensor_parallel": 1}
+    candidates = _space(Request(), *step, "runtime.host_launch_s=0", **typed)
+    outcome = evaluated(candidates, Request(), Refusals({}), prunes=False)
+    assert {costed.candidate.plan.mode for costed in outcome.ranking} >= {"pipeline"}
+    for costed in outcome.ranking:
+        bare = replace(costed.candidate.config, zero=0)
+        subject = shared_subject(bare, model_spec(bare))
+        bounds = bounds_of(bare, subject, checkpointing="none")
+        least_s = least_time_s(costed.candidate.plan, bounds, streams=False)
+        assert bounds.path_s <= least_s <= costed.latency_s * (1 + 1e-9)
+
+
 def test_replicas_that_shard_updates_need_no_more_than_their_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
