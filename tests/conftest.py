@@ -42,7 +42,8 @@ def _seeds() -> None:
 def new_forkserver() -> None:
     """Have multiprocessing start a new server, which imports what these processes need.
 
-    That of an earlier module has imported something else, and each process would do the rest.
+    That of an earlier module has imported something else, and each process would do the rest, which
+    took half a minute of CPU. There is no public way to end it.
     """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.truth.megatron_steps import planned_step, schedule_of
 from benchmarks.truth.vtrain import Plan
@@ -29,6 +30,7 @@ from runner.experiment.result import Result
 
 __all__ = ["Coefficients", "Parts", "parts_of"]
 
+BoolArray = npt.NDArray[np.bool_]
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 _LOSSES = "fxpart.vocab_losses"
 _HEADS_AT_ONCE = 4
@@ -143,7 +145,7 @@ def _parts(result: Result) -> Parts:
     )
 
 
-def _kinds(graph: OpGraph) -> tuple[IntArray, IntArray]:
+def _kinds(graph: OpGraph) -> tuple[BoolArray, BoolArray]:
     """Return which operators are of the loss, and which are neither that nor a product."""
     collectives = collective_kinds(graph)
     is_loss = np.array([target.startswith(_LOSSES) for target in graph.targets])

@@ -6,7 +6,7 @@ from typing import Any
 
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["LEAST_SHARE", "MEMORY", "OTHER", "Efficiency", "efficiency_from"]
+__all__ = ["KINDS", "LEAST_SHARE", "MEMORY", "OTHER", "Efficiency", "efficiency_from"]
 
 MEMORY = "memory"
 """The rate whose share is that of memory bandwidth; other names are dtypes."""
@@ -35,7 +35,7 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         """Check that shares are in (0, 1], and that ``other`` has one of memory alone."""
-        for kind in _KINDS:
+        for kind in KINDS:
             for rate, share in getattr(self, kind).items():
                 if kind == OTHER and rate != MEMORY:
                     raise SpecError(
@@ -50,7 +50,8 @@ class Efficiency:
                     )
 
 
-_KINDS = tuple(kind.name for kind in fields(Efficiency))
+KINDS = tuple(kind.name for kind in fields(Efficiency))
+"""The kinds of operators that have shares of their own."""
 
 
 def efficiency_from(stated: Mapping[str, Any]) -> Efficiency:
@@ -61,8 +62,8 @@ def efficiency_from(stated: Mapping[str, Any]) -> Efficiency:
 
     """
     for kind, shares in stated.items():
-        if kind not in _KINDS:
-            names = nearest_names(str(kind), _KINDS)
+        if kind not in KINDS:
+            names = nearest_names(str(kind), KINDS)
             raise SpecError(f"efficiency.{kind} does not exist; {names}")
         if not (isinstance(shares, Mapping) and shares):
             raise SpecError(

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.device_spec import MAX_MEMORY_BYTES
-from fxpart.core.efficiency import MEMORY, Efficiency
+from fxpart.core.efficiency import KINDS, MEMORY, Efficiency
 from fxpart.errors import SpecError, nearest_names, show_bytes
 
 __all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "with_pair_links"]
@@ -106,7 +106,7 @@ class DeviceSpec:
                     raise SpecError(
                         f"device {self.name}: {rates}.{dtype} must be {_USABLE}, got {rate}"
                     )
-        for kind in Efficiency.__slots__:
+        for kind in KINDS:
             for rate_name in getattr(self.efficiency, kind):
                 if rate_name != MEMORY and rate_name not in self.flops_per_s:
                     near = nearest_names(rate_name, [*self.flops_per_s, MEMORY])

@@ -112,7 +112,7 @@ class OperatorRates:
 
     def __init__(self, graph: OpGraph, model: LatencyModel) -> None:
         """Classify the operators of `graph`."""
-        self._model = model
+        self._graph, self._model = graph, model
         self._classes, self._class_of = _classes_of(graph)
 
     def on(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray]:
@@ -123,6 +123,15 @@ class OperatorRates:
         )
         return flops_per_s[self._class_of], bytes_per_s[self._class_of]
 
+    def op_time_s(self, device: DeviceSpec) -> FloatArray:
+        """Return the time of each operator on a device in seconds, shape (n,)."""
+        flops_per_s, bytes_per_s = self.on(device)
+        flops, moved_bytes = self._graph.flops, self._graph.moved_bytes
+        works = (flops > 0) | (moved_bytes > 0)
+        roofline_s = np.maximum(flops / flops_per_s, moved_bytes / bytes_per_s)
+        times_s: FloatArray = np.where(works, roofline_s + self._model.op_overhead_s, 0.0)
+        return times_s
+
 
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
     """Return the time of each operator on each device in seconds, shape (n, D).
@@ -132,13 +141,8 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
     view) takes no time.
     """
     rates = OperatorRates(graph, model)
-    works = (graph.flops > 0) | (graph.moved_bytes > 0)
-    times = np.zeros((graph.n_ops, topology.n_devices))
-    for column, device in enumerate(topology.devices):
-        flops_per_s, bytes_per_s = rates.on(device)
-        roofline_s = np.maximum(graph.flops / flops_per_s, graph.moved_bytes / bytes_per_s)
-        times[:, column] = np.where(works, roofline_s + model.op_overhead_s, 0.0)
-    return times
+    columns = [rates.op_time_s(device) for device in topology.devices]
+    return np.stack(columns, axis=1)
 
 
 def rate_names(graph: OpGraph) -> list[str]:

@@ -24,7 +24,7 @@ from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
-from runner.experiment.fitting_plan import fitting_plan
+from runner.experiment.fitting_plan import bounded, fitting_plan
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
 from runner.experiment.operator_times import operator_times, source_note
@@ -94,12 +94,12 @@ def problem_of(
     shared = replace(config, mode=ModeConfig("", {}), schedule=ScheduleConfig(), microbatches=1)
     for known in tuple(_known_problems):
         if known.graph is graph and known.config == shared:
-            return known.made
-    made = _problem_of(config, subject, spec)
+            return known.problem_times_groups
+    found = _problem_of(config, subject, spec)
     # Other sources of times read files, which may change.
     if latency.source in ("roofline", "kernels") and not latency.tables and not subject.workload:
-        _known_problems.append(_KnownProblem(graph, shared, made))
-    return made
+        _known_problems.append(_KnownProblem(graph, shared, found))
+    return found
 
 
 class _KnownProblem(NamedTuple):
@@ -107,7 +107,7 @@ class _KnownProblem(NamedTuple):
 
     graph: OpGraph
     config: Config
-    made: tuple[Problem, LatencySource, Dealt]
+    problem_times_groups: tuple[Problem, LatencySource, Dealt]
 
 
 _known_problems = deque[_KnownProblem](maxlen=MOST_KEPT)
@@ -141,7 +141,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
-        costed = fitting_plan(config, subject, problem, dealt, place=place, times=times)
+        costed = bounded(fitting_plan(config, subject, problem, dealt, place=place, times=times))
         problem, assignment, replicas = costed.problem, costed.placement.assignment, costed.replicas
         whole = (
             None

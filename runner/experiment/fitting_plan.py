@@ -85,7 +85,7 @@ def fitting_plan(
     place: Place,
     times: LatencySource,
 ) -> CostedPlan:
-    """Return a plan that fits with the memory needed besides tensors, and its lower bounds.
+    """Return a plan that fits with the memory needed besides tensors, without lower bounds.
 
     Modes know the fixed reserve of each device, but the memory of the allocator and of kernels
     depends on the plan. If that does not fit, the mode runs again with that much less memory, and
@@ -95,29 +95,6 @@ def fitting_plan(
         InfeasibleError: if no plan is found that fits.
 
     """
-    fitting = _fitting(config, subject, problem, dealt, place=place, times=times)
-    # Bounds take long, and most plans of a recommendation do not fit.
-    return fitting if fitting.placement.offloaded else _with_bounds(fitting)
-
-
-def _with_bounds(plan: CostedPlan) -> CostedPlan:
-    evaluation = with_bounds(plan.evaluation, plan.problem)
-    if plan.problem.workload is not None:
-        curve = plan.placement.curve
-        evaluation = with_proven_bound(evaluation, plan.problem.objective, curve)
-    return replace(plan, evaluation=evaluation)
-
-
-def _fitting(
-    config: Config,
-    subject: Subject,
-    problem: Problem,
-    dealt: Dealt,
-    *,
-    place: Place,
-    times: LatencySource,
-) -> CostedPlan:
-    """Return `fitting_plan` without the bounds of plans on devices only."""
     attempt = partial(_attempt, config, subject, problem, dealt, place=place, times=times)
     first = candidate = attempt(problem)
     if first.fits:
@@ -147,6 +124,17 @@ def _fitting(
         is_only = config.mode.name in _ONE_PLAN and candidate.placement.offloaded is None
         raise does_not_fit(candidate.device_memory, is_only=is_only)
     return candidate
+
+
+def bounded(plan: CostedPlan) -> CostedPlan:
+    """Return the plan with its lower bounds, which take long; one with tiers has them already."""
+    if plan.placement.offloaded:
+        return plan
+    evaluation = with_bounds(plan.evaluation, plan.problem)
+    if plan.problem.workload is not None:
+        curve = plan.placement.curve
+        evaluation = with_proven_bound(evaluation, plan.problem.objective, curve)
+    return replace(plan, evaluation=evaluation)
 
 
 def _with_shorter_limit(config: Config, place: Place) -> Place:

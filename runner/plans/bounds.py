@@ -113,7 +113,7 @@ def _gradient_bytes(graph: OpGraph) -> int:
 def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool, sharp: bool = True) -> float:
     """Return a lower bound on the step time of `plan`; with `streams`, on its time per input.
 
-    Without `sharp` it takes little time.
+    Without `sharp` it leaves out the bound of the latency, which takes long to compute.
     """
     if plan.schedule == "none":
         if streams:

@@ -15,7 +15,7 @@ from fxpart.cost.curves.family import CurveFamily
 from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.shapes import Shapes, shapes_of
 from fxpart.cost.curves.tables import MeasuredTables, Residuals
-from fxpart.cost.roofline import LatencyModel, rate_names
+from fxpart.cost.roofline import LatencyModel, OperatorRates, rate_names
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = ["KernelModel"]
@@ -87,7 +87,7 @@ class KernelModel:
             if family.op_overhead_s is not None:
                 roofline = replace(roofline, op_overhead_s=family.op_overhead_s)
             if roofline != self.roofline:
-                times[:, column] = roofline.op_time_s(graph, topology)[:, column]
+                times[:, column] = OperatorRates(graph, roofline).op_time_s(device)
             if family.bandwidth_shares:
                 overhead_s = roofline.op_overhead_s
                 self._write_moves(
