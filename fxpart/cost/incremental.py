@@ -4,9 +4,10 @@
 remaining time from every event to the end (tails), and the state of all devices and links at
 regular marks. `estimate` then simulates only from the mark before the first changed operator to the
 mark after the last, and adds the tails there: O(changed span + spacing of marks), regardless of the
-size of the model. Heads and tails are used like this in job-shop scheduling, see Taillard: Parallel
-taboo search techniques for the job shop scheduling problem. ORSA J. Comput. 6(2), 1994,
-doi:10.1287/ijoc.6.2.108.
+size of the model. To compare many changes within one span, `set_checkpoints` simulates it once, and
+`estimate_from` only what follows the first affected operator. Heads and tails are used like this in
+job-shop scheduling, see Taillard: Parallel taboo search techniques for the job shop scheduling
+problem. ORSA J. Comput. 6(2), 1994, doi:10.1287/ijoc.6.2.108.
 """
 
 from typing import NamedTuple
@@ -19,9 +20,19 @@ from fxpart.cost.kernels import ScheduleLog, schedule_log
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["Progress", "estimate", "make_progress", "refresh"]
+__all__ = [
+    "Progress",
+    "estimate",
+    "estimate_from",
+    "first_affected",
+    "least_square",
+    "make_progress",
+    "refresh",
+    "set_checkpoints",
+]
 
 _LEAST_SPACING = 32
+_MOST_CHECKPOINTS = 32
 _MOST_MARK_BYTES = 64 * 2**20
 _ROUNDING = 1e-9
 
@@ -49,6 +60,14 @@ class Progress(NamedTuple):
     """Scratch space of `estimate`, shape (n,)."""
     trial_arrival_s: FloatArray
     """Scratch space of `estimate`, shape (V, D)."""
+    check_device_free_s: FloatArray
+    """When each device becomes free before each of `K` checkpoints, shape (K, D)."""
+    check_link_free_s: FloatArray
+    """When each link becomes free, shape (K, D, D)."""
+    check_totals_s: FloatArray
+    """Longest path that left the span, and time of transfers, before a checkpoint. Shape (K, 2)."""
+    check_tail_s: FloatArray
+    """Least time from an operator's start in the span to the end of the model, shape (n,)."""
 
 
 def make_progress(t: CostTables) -> Progress:
@@ -57,6 +76,7 @@ def make_progress(t: CostTables) -> Progress:
     mark_bytes = 16 * devices * (devices + 1)
     spacing = max(_LEAST_SPACING, n * mark_bytes // _MOST_MARK_BYTES)
     marks = n // spacing + 2
+    checkpoints = max(1, min(_MOST_CHECKPOINTS, _MOST_MARK_BYTES // mark_bytes))
     return Progress(
         schedule_log(t),
         np.zeros(n),
@@ -69,6 +89,10 @@ def make_progress(t: CostTables) -> Progress:
         np.zeros(marks),
         np.zeros(n),
         np.full((len(t.producer), devices), -1.0),
+        np.zeros((checkpoints, devices)),
+        np.zeros((checkpoints, devices, devices)),
+        np.zeros((checkpoints, 2)),
+        np.zeros(n),
     )
 
 
@@ -127,48 +151,6 @@ def _send(  # noqa: PLR0917 - inlined in the innermost loop
     return total_s
 
 
-@compiled
-def estimate(
-    t: CostTables, device_of: IntArray, p: Progress, first: int, last: int
-) -> tuple[float, float, float]:
-    """Estimate the latency if operators `first` to `last` were on the devices in `device_of`.
-
-    Also returns the total time of transfers that begin in the span, including those that delay
-    nothing, and the mean square of the longest path through each device, in s^2, which decreases as
-    work is spread.
-
-    Outside the span `device_of` must be the same as at the last `refresh`. Only paths through the
-    span are considered; others keep their length, so changes of non-critical operators do not help.
-    """
-    n = device_of.shape[0]
-    lo, hi = first // p.spacing, last // p.spacing + 1
-    begin, end = lo * p.spacing, min(hi * p.spacing, n)
-    device_free, link_free = p.device_free_s[lo].copy(), p.link_free_s[lo].copy()
-    longest, sent_s = p.issue_tail_s[hi], 0.0
-    for op in range(begin, end):
-        device = device_of[op]
-        finish = max(device_free[device], _ready_s(t, device_of, op, p, begin))
-        finish += t.op_time_s[op, device]
-        p.trial_finish_s[op] = finish
-        device_free[device] = finish
-        for value in range(t.made_start[op], t.made_start[op + 1]):
-            sent_s += _send(t, device_of, value, finish, link_free, p.trial_arrival_s)
-            for j in range(t.reader_start[value], t.reader_start[value + 1]):
-                reader = t.readers[j]
-                if reader >= end:
-                    target = device_of[reader]
-                    available_s = finish if target == device else p.trial_arrival_s[value, target]
-                    longest = max(longest, available_s + p.tail_s[reader])
-    squares = 0.0
-    for a in range(device_free.shape[0]):
-        through = device_free[a] + p.device_tail_s[hi, a]
-        longest, squares = max(longest, through), squares + through * through
-        for b in range(device_free.shape[0]):
-            if p.link_tail_s[hi, a, b] > 0.0:
-                longest = max(longest, link_free[a, b] + p.link_tail_s[hi, a, b])
-    return longest, sent_s, squares / device_free.shape[0]
-
-
 @inlined
 def _mark(
     index: int,
@@ -182,6 +164,217 @@ def _mark(
         device_marks_s[index, a] = device_s[a]
         for b in range(device_s.shape[0]):
             link_marks_s[index, a, b] = link_s[a, b]
+
+
+class _Trial(NamedTuple):
+    """A simulation of the operators between two marks, with other devices."""
+
+    begin: int
+    end: int
+    last_mark: int
+    device_free_s: FloatArray
+    link_free_s: FloatArray
+
+
+@inlined
+def _trial(p: Progress, first: int, last: int, n: int) -> _Trial:
+    """Return a trial of operators `first` to `last` at the mark before them."""
+    mark, last_mark = first // p.spacing, last // p.spacing + 1
+    return _Trial(
+        mark * p.spacing,
+        min(last_mark * p.spacing, n),
+        last_mark,
+        p.device_free_s[mark].copy(),
+        p.link_free_s[mark].copy(),
+    )
+
+
+@compiled
+def _simulate(  # noqa: PLR0917 - compiled: all by position
+    t: CostTables,
+    device_of: IntArray,
+    p: Progress,
+    trial: _Trial,
+    first: int,
+    stop: int,
+    longest: float,
+    sent_s: float,
+    unchanged: int,
+    tail_s: FloatArray,
+    limit_s: float,
+) -> tuple[float, float]:
+    """Simulate operators `first` to `stop`; return the longest path and the time of transfers.
+
+    Both begin with the values before `first`. From operator `unchanged` on, `tail_s` is the least
+    time from each to the end of the model; the path is infinite if it must exceed `limit_s`.
+    """
+    device_free, link_free = trial.device_free_s, trial.link_free_s
+    for op in range(first, stop):
+        device = device_of[op]
+        start = max(device_free[device], _ready_s(t, device_of, op, p, trial.begin))
+        if op >= unchanged and start + tail_s[op] > limit_s:
+            return np.inf, sent_s
+        finish = start + t.op_time_s[op, device]
+        p.trial_finish_s[op] = finish
+        device_free[device] = finish
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            sent_s += _send(t, device_of, value, finish, link_free, p.trial_arrival_s)
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                reader = t.readers[j]
+                if reader >= trial.end:
+                    target = device_of[reader]
+                    available_s = finish if target == device else p.trial_arrival_s[value, target]
+                    longest = max(longest, available_s + p.tail_s[reader])
+    return longest, sent_s
+
+
+@inlined
+def _at_end(p: Progress, trial: _Trial, longest: float) -> tuple[float, float]:
+    """Return the longest path, with those that leave the span at its end, and the mean square."""
+    device_free, link_free = trial.device_free_s, trial.link_free_s
+    squares = 0.0
+    for a in range(device_free.shape[0]):
+        through = device_free[a] + p.device_tail_s[trial.last_mark, a]
+        longest, squares = max(longest, through), squares + through * through
+        for b in range(device_free.shape[0]):
+            if p.link_tail_s[trial.last_mark, a, b] > 0.0:
+                longest = max(longest, link_free[a, b] + p.link_tail_s[trial.last_mark, a, b])
+    return longest, squares / device_free.shape[0]
+
+
+@compiled
+def estimate(  # noqa: PLR0917 - compiled: all by position
+    t: CostTables, device_of: IntArray, p: Progress, first: int, last: int, limit_s: float = np.inf
+) -> tuple[float, float, float]:
+    """Estimate the latency if operators `first` to `last` were on the devices in `device_of`.
+
+    It is infinite if it must exceed `limit_s`.
+
+    Also returns the total time of transfers that begin in the span, including those that delay
+    nothing, and the mean square of the longest path through each device, in s^2, which decreases as
+    work is spread.
+
+    Outside the span `device_of` must be the same as at the last `refresh`. Only paths through the
+    span are considered; others keep their length, so changes of non-critical operators do not help.
+    """
+    trial = _trial(p, first, last, device_of.shape[0])
+    limit_s *= 1.0 + _ROUNDING
+    issued_s, begin, end = p.issue_tail_s[trial.last_mark], trial.begin, trial.end
+    longest, sent_s = _simulate(
+        t, device_of, p, trial, begin, end, issued_s, 0.0, last + 1, p.tail_s, limit_s
+    )
+    longest, square = _at_end(p, trial, longest)
+    return longest, sent_s, square
+
+
+@inlined
+def _check_spacing(p: Progress, begin: int, end: int) -> int:
+    """Return the number of operators from one checkpoint to the next."""
+    return int((end - begin - 1) // p.check_totals_s.shape[0] + 1)
+
+
+@inlined
+def _set_tails(t: CostTables, device_of: IntArray, p: Progress, trial: _Trial) -> None:
+    """Set the least times to the end of the model, as if no transfer waited for another."""
+    device_tail_s = p.device_tail_s[trial.last_mark].copy()
+    for op in range(trial.end - 1, trial.begin - 1, -1):
+        device = device_of[op]
+        tail = device_tail_s[device]
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                reader, target = t.readers[j], device_of[t.readers[j]]
+                after = p.check_tail_s[reader] if reader < trial.end else p.tail_s[reader]
+                if target != device:
+                    after += t.link_latency_s[device, target]
+                    after += t.value_bytes[value] * t.s_per_byte[device, target]
+                tail = max(tail, after)
+        p.check_tail_s[op] = device_tail_s[device] = tail + t.op_time_s[op, device]
+
+
+@compiled
+def set_checkpoints(
+    t: CostTables, device_of: IntArray, p: Progress, first: int, last: int
+) -> tuple[float, float, float]:
+    """Return `estimate`, and prepare for `estimate_from`."""
+    trial = _trial(p, first, last, device_of.shape[0])
+    spacing = _check_spacing(p, trial.begin, trial.end)
+    longest, sent_s = p.issue_tail_s[trial.last_mark], 0.0
+    for index, op in enumerate(range(trial.begin, trial.end, spacing)):
+        device_free, link_free = trial.device_free_s, trial.link_free_s
+        _mark(index, device_free, link_free, p.check_device_free_s, p.check_link_free_s)
+        p.check_totals_s[index, 0], p.check_totals_s[index, 1] = longest, sent_s
+        stop, end = min(op + spacing, trial.end), trial.end
+        longest, sent_s = _simulate(
+            t, device_of, p, trial, op, stop, longest, sent_s, end, p.tail_s, np.inf
+        )
+    _set_tails(t, device_of, p, trial)
+    longest, square = _at_end(p, trial, longest)
+    return longest, sent_s, square
+
+
+@inlined
+def first_affected(t: CostTables, p: Progress, unit_ops: IntArray, first: int) -> int:
+    """Return the first operator whose times depend on where `unit_ops` are.
+
+    It is the first of them, or a producer that may send to them, from the mark before `first` on.
+    """
+    begin, affected = first // p.spacing * p.spacing, unit_ops[0]
+    for op in unit_ops:
+        for i in range(t.read_start[op], t.read_start[op + 1]):
+            maker = t.producer[t.reads[i]]
+            if maker >= begin:
+                affected = min(affected, maker)
+    return int(affected)
+
+
+@inlined
+def least_square(p: Progress, first: int, last: int, affected: int, n: int) -> float:
+    """Return a lower bound of the mean square that `estimate_from` returns, in s^2."""
+    last_mark = last // p.spacing + 1
+    begin, end = first // p.spacing * p.spacing, min(last_mark * p.spacing, n)
+    index, squares = (affected - begin) // _check_spacing(p, begin, end), 0.0
+    devices = p.device_tail_s.shape[1]
+    for a in range(devices):
+        squares += (p.check_device_free_s[index, a] + p.device_tail_s[last_mark, a]) ** 2
+    return squares / devices
+
+
+@compiled
+def estimate_from(  # noqa: PLR0917 - compiled: all by position
+    t: CostTables,
+    device_of: IntArray,
+    p: Progress,
+    first: int,
+    last: int,
+    affected: int,
+    unchanged: int,
+    limit_s: float,
+) -> tuple[float, float, float]:
+    """Return `estimate`, or an infinite latency if it must exceed `limit_s`.
+
+    Devices must be those of `set_checkpoints` from operator `unchanged` on, and no operator before
+    `affected` be affected (`first_affected`). Of several calls, none may have a larger `affected`
+    than the one before, since trials overwrite what was simulated from there on.
+    """
+    mark, last_mark = first // p.spacing, last // p.spacing + 1
+    begin, end = mark * p.spacing, min(last_mark * p.spacing, device_of.shape[0])
+    spacing = _check_spacing(p, begin, end)
+    index = (affected - begin) // spacing
+    trial = _Trial(
+        begin,
+        end,
+        last_mark,
+        p.check_device_free_s[index].copy(),
+        p.check_link_free_s[index].copy(),
+    )
+    start, tail_s = begin + index * spacing, p.check_tail_s
+    longest, sent_s = p.check_totals_s[index, 0], p.check_totals_s[index, 1]
+    limit_s *= 1.0 + _ROUNDING
+    longest, sent_s = _simulate(
+        t, device_of, p, trial, start, end, longest, sent_s, unchanged, tail_s, limit_s
+    )
+    longest, square = _at_end(p, trial, longest)
+    return longest, sent_s, square
 
 
 @inlined

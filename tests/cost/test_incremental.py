@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link
-from fxpart.cost.incremental import estimate, make_progress, refresh
+from fxpart.cost.incremental import (
+    estimate,
+    estimate_from,
+    first_affected,
+    least_square,
+    make_progress,
+    refresh,
+    set_checkpoints,
+)
 from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.cost.problem import Problem
 from tests.sketch import Sketch, chain, devices, problem, random_graph
@@ -90,3 +98,50 @@ def test_an_estimate_does_not_change_the_progress() -> None:
     assert estimate(this.costs, moved, progress, 50, 50)[:2] == (102.0, 2.0)
     np.testing.assert_array_equal(progress.tail_s, tails)
     np.testing.assert_array_equal(progress.log.start_s, starts)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(33, 150), count=st.integers(1, 4))
+def test_estimates_from_checkpoints_are_those_of_whole_spans(seed: int, n: int, count: int) -> None:
+    """To the last bit, for operators of a span in the order of what they affect, latest first."""
+    this, device_of, rng = _placed(seed, n, count)
+    progress = make_progress(this.costs)
+    refresh(this.costs, device_of, progress)
+    first, last = sorted(int(x) for x in rng.integers(0, n, size=2))
+    # A chain has moved operators since the placement was simulated.
+    device_of[first : last + 1] = rng.integers(0, count, size=last + 1 - first)
+    expected = {}
+    for op in range(first, last + 1):
+        affected = first_affected(this.costs, progress, np.array([op]), first)
+        moved = device_of.copy()
+        moved[op] = rng.integers(0, count)
+        whole = estimate(this.costs, moved, progress, first, last)
+        expected[op] = affected, moved, whole
+    set_checkpoints(this.costs, device_of, progress, first, last)
+    for op, (affected, moved, whole) in sorted(expected.items(), key=lambda item: -item[1][0]):
+        least = least_square(progress, first, last, affected, n)
+        for limit_s in (np.inf, whole[0]):
+            again = estimate_from(
+                this.costs, moved, progress, first, last, affected, op + 1, limit_s
+            )
+            assert again == whole
+        assert least <= whole[2] * (1 + 1e-9)
+        assert estimate(this.costs, moved, progress, first, last, whole[0]) == whole
+        below_s = estimate_from(
+            this.costs, moved, progress, first, last, affected, op + 1, whole[0] * 0.9
+        )[0]
+        assert below_s in {whole[0], np.inf}
+
+
+def test_an_estimate_ends_where_its_limit_is_passed() -> None:
+    this = problem(chain(100), devices(10**6, 10**6))
+    progress = make_progress(this.costs)
+    device_of = np.zeros(100, dtype=np.int64)
+    refresh(this.costs, device_of, progress)
+    set_checkpoints(this.costs, device_of, progress, 40, 60)
+    moved = device_of.copy()
+    moved[50] = 1
+    # There and back takes two more seconds than the 100 of the chain.
+    assert estimate(this.costs, moved, progress, 50, 50, 101.9)[0] == np.inf
+    for limit_s, expected_s in ((101.9, np.inf), (102.0, 102.0)):
+        estimated_s, _, _ = estimate_from(this.costs, moved, progress, 40, 60, 49, 51, limit_s)
+        assert estimated_s == expected_s

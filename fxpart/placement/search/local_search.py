@@ -131,7 +131,7 @@ def _swap_partner(
         _put(units, other, device_of, source)
         first = min(ops[start[unit]], ops[start[other]])
         last = max(ops[start[unit + 1] - 1], ops[start[other + 1] - 1])
-        if estimate(s.costs, device_of, s.progress, first, last)[0] < latency:
+        if estimate(s.costs, device_of, s.progress, first, last, latency)[0] < latency:
             latency_s, _ = schedule(s.costs, device_of, s.log)
             if latency_s < latency and _fits(s, device_of, target) and _fits(s, device_of, source):
                 best, latency = other, latency_s
@@ -140,12 +140,13 @@ def _swap_partner(
 
 
 @inlined
-def _estimates(
-    s: SearchTables, device_of: IntArray, units: Units, unit: int, home: int
+def _estimates(  # noqa: PLR0917 - compiled: all by position
+    s: SearchTables, device_of: IntArray, units: Units, unit: int, home: int, limit_s: float
 ) -> FloatArray:
     """Return the estimated latency with the unit on each device; infinite if not worth trying.
 
-    Of idle devices of one kind only the first is tried, as all give the same.
+    That is if it exceeds `limit_s`; and of idle devices of one kind only the first is tried, as all
+    give the same.
     """
     start, ops = units
     unit_ops = ops[start[unit] : start[unit + 1]]
@@ -159,7 +160,7 @@ def _estimates(
         idle_tried[s.kind[device]] |= s.used[device] == 0
         _put(units, unit, device_of, device)
         estimates[device], _, _ = estimate(
-            s.costs, device_of, s.progress, unit_ops[0], unit_ops[-1]
+            s.costs, device_of, s.progress, unit_ops[0], unit_ops[-1], limit_s
         )
     _restore(device_of, unit_ops, previous)
     return estimates
@@ -182,7 +183,7 @@ def _try_unit(
     previous = device_of[unit_ops]
     home = home_of(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - s.min_gain), -1, -1
-    estimated = _estimates(s, device_of, units, unit, home)
+    estimated = _estimates(s, device_of, units, unit, home, best)
     for device in np.argsort(estimated, kind="mergesort"):
         if estimated[device] >= best:
             break

@@ -13,7 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.cost.incremental import estimate
+from fxpart.cost.incremental import (
+    estimate_from,
+    first_affected,
+    least_square,
+    set_checkpoints,
+)
 from fxpart.cost.kernels import peak_on_device, schedule
 from fxpart.placement.search.local_search import SearchTables, home_of, refreshed
 from fxpart.placement.search.units import Units
@@ -43,6 +48,10 @@ class _Window(NamedTuple):
 
     unit: IntArray
     """Units that may move."""
+    affected: IntArray
+    """First operator that each of them affects."""
+    order: IntArray
+    """Positions of the units, by that operator, the last one first."""
     first: int
     last: int
     room: IntArray
@@ -51,10 +60,9 @@ class _Window(NamedTuple):
     """Approximate bytes of each unit, shape (U,)."""
 
 
-@compiled
-def _cost(s: SearchTables, device_of: IntArray, window: _Window) -> float:
-    """Return the latency plus small terms that guide later improvements, in seconds."""
-    longest, sent_s, square = estimate(s.costs, device_of, s.progress, window.first, window.last)
+@inlined
+def _cost(longest: float, sent_s: float, square: float) -> float:
+    """Return an estimated latency plus small terms that guide later improvements, in seconds."""
     spread = square / longest if longest > 0.0 else 0.0
     return longest + TRANSFER_WEIGHT * sent_s + SPREAD_WEIGHT * spread
 
@@ -105,24 +113,36 @@ def _best_step(  # noqa: PLR0917 - compiled: all by position
     """Return (cost, position in the window, device) of the best move of a free unit.
 
     While a device is overfull, only its units move. A move that overfills a device is considered
-    only if its cost is below `limit`, since another move may then make room.
+    only if its cost is below `limit`, since another move may then make room. Ties go to the first.
     """
     start, ops = units
     full = int(np.argmin(window.room))
     full = full if window.room[full] < 0 else -1
     best, best_index, best_device = np.inf, -1, -1
     devices = _candidates(s, device_of, window)
-    for index in range(window.unit.shape[0]):
-        unit = window.unit[index]
+    first, last = window.first, window.last
+    set_checkpoints(s.costs, device_of, s.progress, first, last)
+    for index in window.order:
+        unit, affected = window.unit[index], window.affected[index]
         home = device_of[ops[start[unit]]]
         if not free[index] or (full >= 0 and home != full):
             continue
+        unchanged = ops[start[unit + 1] - 1] + 1
+        spread = SPREAD_WEIGHT * least_square(s.progress, first, last, affected, device_of.shape[0])
         for device in devices:
             if device == home:
                 continue
+            has_room = window.room[device] >= window.bytes_of_unit[unit]
+            most = best if has_room else min(best, limit)
+            # A longer latency costs more than `most` even if the load is spread best.
+            limit_s = most - spread / most if most > 0.0 else most
             device_of[ops[start[unit] : start[unit + 1]]] = device
-            cost = _cost(s, device_of, window)
-            if cost < best and (cost < limit or window.room[device] >= window.bytes_of_unit[unit]):
+            longest, sent_s, square = estimate_from(
+                s.costs, device_of, s.progress, first, last, affected, unchanged, limit_s
+            )
+            cost = _cost(longest, sent_s, square)
+            is_best = cost < best or (cost == best and index < best_index)
+            if is_best and (cost < limit or has_room):
                 best, best_index, best_device = cost, index, device
         device_of[ops[start[unit] : start[unit + 1]]] = home
     return best, best_index, best_device
@@ -144,8 +164,9 @@ def _movable(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray
 @inlined
 def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) -> bool:
     """Make a chain of moves and keep its best prefix; return whether it is an improvement."""
-    initial = _cost(s, device_of, window)
-    best, best_length = initial * (1.0 - 1e-9), 0
+    first, last = window.first, window.last
+    longest, sent_s, square = set_checkpoints(s.costs, device_of, s.progress, first, last)
+    best, best_length = _cost(longest, sent_s, square) * (1.0 - 1e-9), 0
     free = _movable(s, units, window, device_of.shape[0])
     moved = np.zeros((DEPTH, 2), dtype=np.int64)
     count = 0
@@ -190,6 +211,25 @@ def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> I
             inside[count_inside] = unit
             count_inside += 1
     return inside[:count_inside]
+
+
+@inlined
+def _affected(
+    s: SearchTables, units: Units, inside: IntArray, first: int
+) -> tuple[IntArray, IntArray]:
+    """Return `affected` and `order` of the window from operator `first` on."""
+    start, ops = units
+    affected, order = np.empty_like(inside), np.empty_like(inside)
+    for index in range(inside.shape[0]):
+        unit_ops = ops[start[inside[index]] : start[inside[index] + 1]]
+        affected[index] = first_affected(s.costs, s.progress, unit_ops, first)
+        # They are nearly in order, and numba takes seconds to compile a sort.
+        place = index
+        while place > 0 and affected[order[place - 1]] < affected[index]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = index
+    return affected, order
 
 
 @compiled
@@ -265,7 +305,8 @@ def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_pass
             first = index * (WINDOW // 2)
             last = min(first + WINDOW, n) - 1
             inside = _units_inside(units, device_of, first, last)
-            window = _Window(inside, first, last, room, bytes_of_unit)
+            affected, order = _affected(s, units, inside, first)
+            window = _Window(inside, affected, order, first, last, room, bytes_of_unit)
             improved = _improve_window(s, units, device_of, window, latency)
             if improved < latency:
                 latency = improved
