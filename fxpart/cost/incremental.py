@@ -336,7 +336,7 @@ def least_square(p: Progress, first: int, last: int, affected: int, n: int) -> f
     devices = p.device_tail_s.shape[1]
     for a in range(devices):
         squares += (p.check_device_free_s[index, a] + p.device_tail_s[last_mark, a]) ** 2
-    return squares / devices
+    return float(squares / devices)
 
 
 @compiled
