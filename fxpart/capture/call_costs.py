@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
@@ -125,6 +127,48 @@ def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return sums + int(mask.numel()) * int(query.element_size())
 
 
+_DIMS = 4
+
+
+def _fuses_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: torch.Tensor
+) -> bool:
+    """Return whether a fused kernel takes this attention, with or without a mask.
+
+    All fused kernels of torch 2.13 need a dimension of heads, and elements of a row in a row
+    (``sdp_utils_cpp.h``, `check_tensor_shapes` and `check_last_dim_stride_equals_1_dense`); else
+    attention is computed by its definition, with all scores in memory. CPU kernels take any mask.
+    """
+    tensors = (query, key, value)
+    has_heads = all(tensor.dim() == _DIMS for tensor in tensors)
+    return has_heads and all(tensor.stride(-1) == 1 for tensor in (*tensors, *mask))
+
+
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context manager that adds up the bytes that the parts of a call read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.moved_bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - as torch calls it
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        operands = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        known = storage_sizes(operands)
+        results = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]
+        fresh = [r for r in results if not storage_sizes([r]).keys() <= known.keys()]
+        name = str(func).removeprefix("aten.").partition(".")[0]
+        written = operands[:1] if func._schema.is_mutable else []
+        self.moved_bytes += moved_bytes(name, operands, fresh, written)
+        return result
+
+
 def _signature(arguments: list[Any]) -> Hashable:
     return tuple(
         (tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else repr(a)
@@ -139,6 +183,8 @@ class CallCounts:
     flops: int = 0
     temporary_bytes: int = 0
     """Peak of what it allocates and frees again, beside its results."""
+    moved_bytes: int | None = None
+    """Bytes that its parts read and write; None for those of its operands and results."""
 
 
 class CallCounter:
@@ -175,10 +221,15 @@ def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
         for a in flat
     ]
     args, kwargs = tree_unflatten(meta, spec)
-    operands = storage_sizes(a for a in meta if isinstance(a, torch.Tensor))
-    live = LiveBytes([operands])
+    tensors = [a for a in meta if isinstance(a, torch.Tensor)]
+    bare = str(target).removeprefix("aten.").partition(".")[0]
+    is_attention = bare == "scaled_dot_product_attention"
+    is_fused = _fuses_attention(*tensors) if is_attention else bare in _FUSED
+    operands = storage_sizes(tensors)
+    live, traffic = LiveBytes([operands]), _Traffic()
+    parts: AbstractContextManager[Any] = traffic if is_attention and not is_fused else nullcontext()
     try:
-        with torch.no_grad(), live, FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), live, parts, FlopCounterMode(display=False) as counter:
             result = target(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError) as error:
         # Operators without a meta kernel, or that need values (sort, histc, nonzero), do no
@@ -186,12 +237,12 @@ def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
         _log.debug("%s is not counted: %s", target, error)
         return CallCounts()
     flops = int(counter.get_total_flops())
-    bare = str(target).removeprefix("aten.").partition(".")[0]
-    if bare == "scaled_dot_product_attention":
-        return CallCounts(flops, _attention_bytes(args, kwargs))
-    tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-    kept = operands | storage_sizes(tensors)
-    return CallCounts(flops, 0 if bare in _FUSED else live.peak_bytes[0] - sum(kept.values()))
+    if is_fused:
+        return CallCounts(flops, _attention_bytes(args, kwargs) if is_attention else 0)
+    results = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    kept = operands | storage_sizes(results)
+    temporary_bytes = live.peak_bytes[0] - sum(kept.values())
+    return CallCounts(flops, temporary_bytes, traffic.moved_bytes if is_attention else None)
 
 
 # Bytes.

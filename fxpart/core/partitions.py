@@ -263,16 +263,20 @@ def partition_by_device(graph: OpGraph, device_of: IntArray) -> Assignment:
     return partition_by_homes(graph, device_of, homes)
 
 
-def partition_by_homes(graph: OpGraph, home_of: IntArray, homes: Homes) -> Assignment:
+def partition_by_homes(
+    graph: OpGraph, home_of: IntArray, homes: Homes, *, in_turn: bool = True
+) -> Assignment:
     """Return the assignment that puts each operator on its devices, in few partitions.
 
     Args:
         graph: the placed graph, with n operators.
         home_of: index into `homes` of each operator. Length n.
         homes: logical ids of devices in round-robin order; all different.
+        in_turn: whether operators keep their order on a device that several homes share; else only
+            that of what they read, as for operators of one home.
 
     """
-    meets = meetings(homes)
+    meets = meetings(homes) if in_turn else []
     run_of, runs = _runs(graph, home_of, len(homes), meets)
     merged = np.array(_merge(runs), dtype=np.int64)
     while not np.array_equal(merged, merged[merged]):

@@ -26,7 +26,7 @@ import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
-from fxpart.core.partitions import partition_by_device
+from fxpart.core.partitions import partition_by_homes
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
@@ -123,7 +123,7 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
     """Cut the model into stages in its order, without replicas. Deterministic.
 
     Partition s is stage s, unless the model is a training step: then a device's stages have
-    partitions for the forward and the backward (`fxpart.core.partitions.partition_by_device`).
+    partitions for the forward and the backward (`fxpart.core.partitions.partition_by_homes`).
 
     With neither `stages` nor `cut_after`, some orders of unlike devices are tried, the fastest
     first to begin with, and devices may stay idle; ties go to fewer stages. With a schedule, the
@@ -442,7 +442,8 @@ def _device_of(line: StageLine, stages: list[Stretch]) -> IntArray:
 
 
 def _assignment(problem: Problem, line: StageLine, stages: list[Stretch]) -> Assignment:
-    if problem.graph.first_backward < problem.graph.n_ops:
-        return partition_by_device(problem.graph, _device_of(line, stages))
     numbers = line.of_operators(_cuts(stages), range(len(stages)))
-    return Assignment(numbers, tuple((stage.device,) for stage in stages))
+    homes = tuple((stage.device,) for stage in stages)
+    if problem.graph.first_backward < problem.graph.n_ops:
+        return partition_by_homes(problem.graph, numbers, homes, in_turn=False)
+    return Assignment(numbers, homes)

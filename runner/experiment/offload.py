@@ -299,7 +299,9 @@ def _names(paths: list[str]) -> str:
         block = block_of(path)
         of_list.setdefault(block.rpartition(".")[0] if block else path, []).append(path)
     shown = [
-        inside[0] if len(inside) == 1 else f"{counted(len(inside), 'module')} in {name}"
+        (inside[0] or "the model itself")
+        if len(inside) == 1
+        else f"{counted(len(inside), 'module')} in {name}"
         for name, inside in of_list.items()
     ]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")

@@ -211,7 +211,10 @@ def _torch_line(
         return f"{_sharded_by(config)}{unchecked}"
     local = _runs_here(config)
     if assignment.replicas > 1:
-        return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
+        made = f"as mode={config.mode.name} has them"
+        if config.devices.saturate_host:
+            made = "leave out devices.saturate_host=true"
+        return f"nothing yet: inputs take turns on replicas; {made}"
     if assignment.n_partitions == 1 and config.backward_order == "autograd":
         has_replicas = is_training(config) and config.data_parallel > 1
         tool = f"torch's {_REPLICAS}" if has_replicas else _ON_ONE_DEVICE
@@ -293,7 +296,8 @@ def _advice(config: Config, problem: Problem, carried: Carriers, whole: WholeMod
     if not carried.has_all:
         return _NO_ENCODER
     if is_training(config) or config.schedule.name != "none":
-        return "torch pipelining runs stages in the model's order; add mode=pipeline"
+        reason = "torch pipelining runs stages in the model's order"
+        return reason if config.mode.name == "pipeline" else f"{reason}; add mode=pipeline"
     elsewhere = counted(carried.elsewhere, "operator")
     reason = f"accelerate would run {elsewhere} elsewhere than planned"
     if carried.torn:

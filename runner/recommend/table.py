@@ -38,9 +38,9 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
     show(best.subject_line, _table(shown))
     # Overrides go below the table: they are too long for a column.
     for index, costed in enumerate(shown):
-        show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}{_idle(costed)}")
+        show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}{_remark(costed)}")
     show("")
-    show(f"best:      {run_command(command, best.candidate)}{_idle(best)}")
+    show(f"best:      {run_command(command, best.candidate)}{_remark(best)}")
     for line in habit_lines(request, outcome):
         show(f"habit:     {line}")
     show(f"proved:    {proof(request, outcome)}", f"not tried: {untried(outcome)}")
@@ -52,10 +52,13 @@ def run_command(command: Sequence[str], candidate: Candidate) -> str:
     return shlex.join(["python", "-m", "runner", *command, *candidate.overrides])
 
 
-def _idle(costed: Costed) -> str:
-    """Return how many devices stay idle, as a comment of the shell; empty if all compute."""
+def _remark(costed: Costed) -> str:
+    """Return what speaks against a plan, as a comment of the shell; empty if nothing does."""
     idle = costed.devices_idle
-    return f"  # {idle} of {counted(idle + costed.devices_used, 'device')} idle" if idle else ""
+    remarks = [f"{idle} of {counted(idle + costed.devices_used, 'device')} idle"] if idle else []
+    if costed.metrics.get("memory_is_tight"):
+        remarks.append("tight: may not fit")
+    return f"  # {', '.join(remarks)}" if remarks else ""
 
 
 def _table(ranking: Sequence[Costed]) -> "Table":

@@ -5,9 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.capture.api import capture_graph
+from fxpart.capture.live_bytes import LiveBytes, storage_sizes
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import OpGraph
+from fxpart.core.temporaries import TEMPORARY
 from tests.execution.small_presets import SMALL_PRESETS
 
 
@@ -52,6 +54,39 @@ def test_all_products_of_attention_count(is_causal: bool, key_heads: int) -> Non
     assert int(capture_graph(module, (query, key, value)).flops.sum()) == products
     # In the backward, the scores are recomputed, and each product has gradients of both factors.
     assert int(joint_graph(module, (query, key, value)).flops.sum()) == products * 7 // 2
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "no heads"])
+def test_attention_that_no_fused_kernel_takes_holds_its_scores(layout: str) -> None:
+    """As torch itself runs it on the CPU, whose kernels refuse the same layouts as CUDA's."""
+
+    class _Attend(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.reshape(2, 4, 256, 16)
+            if layout == "columns":
+                heads = x.reshape(2, 4, 16, 256).transpose(-1, -2)
+            elif layout == "no heads":
+                heads = x.reshape(8, 256, 16)
+            return nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+    graph = capture_graph(_Attend(), (torch.zeros(2, 4, 256, 16, device="meta"),))
+    (op,) = (i for i, target in enumerate(graph.targets) if "attention" in target)
+    temporary = [name.endswith(TEMPORARY) for name in graph.value_names]
+    temporary_bytes = int(graph.value_bytes[temporary].sum())
+    x, scores_bytes = torch.zeros(2, 4, 256, 16), 2 * 4 * 256 * 256 * 4
+    with torch.no_grad(), LiveBytes([storage_sizes([x])]) as live:
+        result = _Attend()(x)
+    beside = live.peak_bytes[0] - 2 * x.numel() * 4
+    assert result.shape[-1] == 16
+    if layout == "rows":
+        assert temporary_bytes == 2 * 4 * 256 * 4  # the logarithm of a sum for each row
+        assert graph.moved_bytes[op] == 2 * x.numel() * 4
+        assert graph.attention.tolist() == [[op, 16, 0]]
+    else:
+        assert temporary_bytes == beside >= 2 * scores_bytes
+        # Both products and the softmax write or read all scores.
+        assert graph.moved_bytes[op] > 4 * scores_bytes
+        assert not len(graph.attention)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

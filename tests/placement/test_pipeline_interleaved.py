@@ -5,9 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link
 from fxpart.cost.problem import Problem
@@ -17,6 +20,7 @@ from fxpart.placement.device_order import on_devices, speed_order
 from fxpart.placement.stages.contiguous import Slots, StageSolver
 from fxpart.placement.stages.line import stage_line
 from fxpart.placement.stages.shift_cuts import CutShifter
+from fxpart.plan_export.split_points import split_points
 from tests import independent
 from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, chain, devices, problem, random_graph
@@ -219,3 +223,15 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
     with pytest.raises(InfeasibleError):
         make_mode("pipeline", {"interleave": 2})(_problem(3, 12, 2, 1.0, training=training))
     assert len(calls) == tries
+
+
+def test_stages_of_a_step_begin_with_their_own_operators() -> None:
+    """Each reads a weight first, which no operator of an earlier stage precedes."""
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    graph = joint_graph(layers, (torch.zeros(2, 8),))
+    this = problem(graph, devices(10**6, 10**6, link=Link(1e9, 0.0)))
+    options = {"stages": 4, "interleave": 2, "schedule": "interleaved", "microbatches": 2}
+    placed = make_mode("pipeline", options)(this)
+    forward = placed.partition_of[: graph.first_backward]
+    assert (np.diff(forward) >= 0).all()
+    assert list(split_points(graph, placed)) == ["1", "2", "3"]

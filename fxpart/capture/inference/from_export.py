@@ -172,7 +172,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
         usual = temporary_bytes(node, reading.example, reading.counter)
     if usual > 0:
         reading.temporary_bytes[op] = max(0, cost.temporary_bytes)
-    if cost.flops and "attention" in builder.targets[op] and inputs:
+    if cost.flops and "attention" in builder.targets[op] and inputs and cost.is_fused:
         builder.attention.append((op, int(inputs[0].shape[-1]), int(_is_causal(node))))
 
 
@@ -218,6 +218,8 @@ class _Costs:
     flops: int
     moved_bytes: int
     temporary_bytes: int
+    is_fused: bool = True
+    """False if attention is computed by its definition."""
 
 
 def _costs(
@@ -233,6 +235,8 @@ def _costs(
     every_expert = reading.sizes.are_symbolic
     moved = moved_bytes(bare, inputs, outputs, mutated, every_expert=every_expert)
     counts = _counts(reading, node)
+    if counts.moved_bytes is not None:
+        return _Costs(counts.flops, counts.moved_bytes, counts.temporary_bytes, is_fused=False)
     return _Costs(counts.flops, moved, counts.temporary_bytes)
 
 

@@ -83,7 +83,7 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
     """Return the shapes of all operators of `graph` with FLOPs.
 
     Products with weights in a quantized `layout` (`fxpart.core.few_bits`) are left out, as their
-    bytes do not determine a shape.
+    bytes do not determine a shape, and attention by its definition, which is bound by its scores.
     """
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
     products: list[_Product] = []
@@ -96,6 +96,8 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
         if op in calls and reads:
             flops = float(graph.flops[op])
             attentions.append((op, *_attention(target, flops, reads, *calls[op]), element))
+        elif "attention" in target:
+            continue
         elif "conv" in target:
             products.append(_convolution(graph, op, reads, element))
         else:

@@ -111,7 +111,9 @@ def test_each_result_names_the_tools_that_can_carry_it_out(
         " execute=pipeline (add optimizer=none phase.train_mode=false)"
     )
     _, line = _planned("mode=size_based", "devices.saturate_host=true")
-    assert line.startswith("nothing yet: inputs take turns on replicas")
+    assert line == (
+        "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
+    )
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
     config = read("mode=pipeline", "mode.stages=2")
     line = carrier_line(config, inside, result.assignment, None)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fxpart.errors import InfeasibleError, NotApplicableError
+from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
@@ -234,6 +234,39 @@ def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.Mon
     with pytest.raises(NotApplicableError) as again:
         captured_subject(config)
     assert str(again.value) == str(refusal.value)
+
+
+def test_a_failed_capture_of_a_users_module_is_not_repeated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+import torch
+from torch import nn
+
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.first(x) + torch.arange(16.0).reshape(2, 8)
+
+
+def build(batch_size, dtype):
+    return Fixed(), (torch.zeros(2, 8),)
+"""
+    (folder / "fixed_rows.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    cache = f"capture.cache_dir={folder / 'graphs'}"
+    factory = ("model=custom", "model.factory=fixed_rows:build", "model.batch_size=2")
+    config = read(*factory, "devices=2x16gb", "data_parallel=2", cache)
+    with pytest.raises(FxpartError, match="batch") as failure:
+        captured_subject(config)
+    monkeypatch.setattr(refused, "shared_subject", lambda *_: pytest.fail("captured again"))
+    with pytest.raises(type(failure.value), match="batch"):
+        captured_subject(config)
+    assert not list((folder / "graphs").glob("*.refused"))
 
 
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

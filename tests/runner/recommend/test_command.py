@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -155,6 +156,18 @@ def test_a_typed_setting_and_a_global_batch_are_kept(folder: Path) -> None:
     assert _recommended(folder, *command).code == 0
     files = sorted(folder.glob("outputs/runs/*_recommend/recommend.json"))
     assert [file.read_text() for file in files] == [text, text]
+
+
+def test_a_plan_that_may_not_fit_says_so(folder: Path) -> None:
+    """As the run of the same plan does, on a device between its lower and upper need."""
+    model = (*TINY_LLAMA[:-1], "recommend.space.mode=[single]", "tracking=none")
+    assert _recommended(folder, *model, "devices=1x4gb").code == 0
+    (row,) = _document(folder)["plans"]
+    need, most = (row["metrics"][f"device_memory_gib{end}"] for end in ("", "_high"))
+    shutil.rmtree(folder / "outputs")
+    done = _recommended(folder, *model, f"devices=1x{(need + most) / 2 * 1.073741824}gb")
+    assert done.code == 0
+    assert re.search(r"^  1  mode=single  # tight: may not fit$", done.out, re.M)
 
 
 def test_the_cheapest_of_several_devices(folder: Path) -> None:
