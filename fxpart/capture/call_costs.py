@@ -1,7 +1,7 @@
 """Cost of one call: floating-point operations, temporaries, and bytes read and written."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -130,18 +130,19 @@ def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 _DIMS = 4
 
 
-def _fuses_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: torch.Tensor
-) -> bool:
-    """Return whether a fused kernel takes this attention, with or without a mask.
+def _fuses_attention(tensors: Sequence[torch.Tensor], *, enable_gqa: bool) -> bool:
+    """Return whether a fused kernel takes attention of query, key, value and perhaps a mask.
 
-    All fused kernels of torch 2.13 need a dimension of heads, and elements of a row in a row
-    (``sdp_utils_cpp.h``, `check_tensor_shapes` and `check_last_dim_stride_equals_1_dense`); else
-    attention is computed by its definition, with all scores in memory. CPU kernels take any mask.
+    All fused kernels of torch 2.13 need a dimension of heads, as many heads in each or shared ones
+    by `enable_gqa`, and adjacent elements in each row (``sdp_utils_cpp.h``: `check_tensor_shapes`,
+    `check_batch_size_and_num_heads_dense`, `check_last_dim_stride_equals_1_dense`). Else attention
+    is computed by its definition, with all scores in memory. CPU kernels take any mask.
     """
-    tensors = (query, key, value)
-    has_heads = all(tensor.dim() == _DIMS for tensor in tensors)
-    return has_heads and all(tensor.stride(-1) == 1 for tensor in (*tensors, *mask))
+    operands = tensors[:3]
+    if any(tensor.dim() != _DIMS for tensor in operands):
+        return False
+    heads = {tuple(tensor.shape[: 1 if enable_gqa else 2]) for tensor in operands}
+    return len(heads) == 1 and all(tensor.stride(-1) == 1 for tensor in tensors)
 
 
 class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -224,7 +225,8 @@ def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
     tensors = [a for a in meta if isinstance(a, torch.Tensor)]
     bare = str(target).removeprefix("aten.").partition(".")[0]
     is_attention = bare == "scaled_dot_product_attention"
-    is_fused = _fuses_attention(*tensors) if is_attention else bare in _FUSED
+    gqa = bool(kwargs.get("enable_gqa"))
+    is_fused = _fuses_attention(tensors, enable_gqa=gqa) if is_attention else bare in _FUSED
     operands = storage_sizes(tensors)
     live, traffic = LiveBytes([operands]), _Traffic()
     parts: AbstractContextManager[Any] = traffic if is_attention and not is_fused else nullcontext()

@@ -56,7 +56,7 @@ def test_all_products_of_attention_count(is_causal: bool, key_heads: int) -> Non
     assert int(joint_graph(module, (query, key, value)).flops.sum()) == products * 7 // 2
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "no heads"])
+@pytest.mark.parametrize("layout", ["rows", "columns", "no heads", "one key head"])
 def test_attention_that_no_fused_kernel_takes_holds_its_scores(layout: str) -> None:
     """As torch itself runs it on the CPU, whose kernels refuse the same layouts as CUDA's."""
 
@@ -67,7 +67,8 @@ def test_attention_that_no_fused_kernel_takes_holds_its_scores(layout: str) -> N
                 heads = x.reshape(2, 4, 16, 256).transpose(-1, -2)
             elif layout == "no heads":
                 heads = x.reshape(8, 256, 16)
-            return nn.functional.scaled_dot_product_attention(heads, heads, heads)
+            keys = heads[:, :1] if layout == "one key head" else heads
+            return nn.functional.scaled_dot_product_attention(heads, keys, keys)
 
     graph = capture_graph(_Attend(), (torch.zeros(2, 4, 256, 16, device="meta"),))
     (op,) = (i for i, target in enumerate(graph.targets) if "attention" in target)
