@@ -127,22 +127,24 @@ def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return sums + int(mask.numel()) * int(query.element_size())
 
 
-_DIMS = 4
-
-
 def _fuses_attention(tensors: Sequence[torch.Tensor], *, enable_gqa: bool) -> bool:
     """Return whether a fused kernel takes attention of query, key, value and perhaps a mask.
 
     All fused kernels of torch 2.13 need a dimension of heads, as many heads in each or shared ones
     by `enable_gqa`, and adjacent elements in each row (``sdp_utils_cpp.h``: `check_tensor_shapes`,
     `check_batch_size_and_num_heads_dense`, `check_last_dim_stride_equals_1_dense`). Else attention
-    is computed by its definition, with all scores in memory. CPU kernels take any mask.
+    is computed by its definition, with all scores in memory. A CPU's kernels take any mask, which
+    is not told apart.
     """
     operands = tensors[:3]
-    if any(tensor.dim() != _DIMS for tensor in operands):
+    if any(tensor.dim() != 4 for tensor in operands):
         return False
     heads = {tuple(tensor.shape[: 1 if enable_gqa else 2]) for tensor in operands}
     return len(heads) == 1 and all(tensor.stride(-1) == 1 for tensor in tensors)
+
+
+def _bare_name(target: object) -> str:
+    return str(target).removeprefix("aten.").partition(".")[0]
 
 
 class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -164,9 +166,8 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = storage_sizes(operands)
         results = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]
         fresh = [r for r in results if not storage_sizes([r]).keys() <= known.keys()]
-        name = str(func).removeprefix("aten.").partition(".")[0]
         written = operands[:1] if func._schema.is_mutable else []
-        self.moved_bytes += moved_bytes(name, operands, fresh, written)
+        self.moved_bytes += moved_bytes(_bare_name(func), operands, fresh, written)
         return result
 
 
@@ -223,7 +224,7 @@ def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
     ]
     args, kwargs = tree_unflatten(meta, spec)
     tensors = [a for a in meta if isinstance(a, torch.Tensor)]
-    bare = str(target).removeprefix("aten.").partition(".")[0]
+    bare = _bare_name(target)
     is_attention = bare == "scaled_dot_product_attention"
     gqa = bool(kwargs.get("enable_gqa"))
     is_fused = _fuses_attention(tensors, enable_gqa=gqa) if is_attention else bare in _FUSED

@@ -271,9 +271,9 @@ def partition_by_homes(
     Args:
         graph: the placed graph, with n operators.
         home_of: index into `homes` of each operator. Length n.
-        homes: logical ids of devices in round-robin order; all different.
-        in_turn: whether operators keep their order on a device that several homes share; else only
-            that of what they read, as for operators of one home.
+        homes: logical ids of devices in round-robin order.
+        in_turn: whether homes that share a device take turns there in graph order; otherwise their
+            partitions are ordered only by what they read.
 
     """
     meets = meetings(homes) if in_turn else []

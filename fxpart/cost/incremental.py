@@ -57,16 +57,18 @@ class Progress(NamedTuple):
     issue_tail_s: FloatArray
     """Lower bound of the latency from the launch times of operators after a mark, shape (C,)."""
     trial_finish_s: FloatArray
-    """Scratch space of `estimate`, shape (n,)."""
+    """Times of the last trial, which `estimate_from` continues. Shape (n,)."""
     trial_arrival_s: FloatArray
-    """Scratch space of `estimate`, shape (V, D)."""
-    check_device_free_s: FloatArray
+    """Arrivals of values in the last trial, shape (V, D)."""
+    checkpoint_device_free_s: FloatArray
     """When each device becomes free before each of `K` checkpoints, shape (K, D)."""
-    check_link_free_s: FloatArray
+    checkpoint_link_free_s: FloatArray
     """When each link becomes free, shape (K, D, D)."""
-    check_totals_s: FloatArray
-    """Longest path that left the span, and time of transfers, before a checkpoint. Shape (K, 2)."""
-    check_tail_s: FloatArray
+    checkpoint_longest_s: FloatArray
+    """Longest path known before a checkpoint: of launches, or of values read after the span."""
+    checkpoint_sent_s: FloatArray
+    """Time of transfers before a checkpoint. Both have shape (K,)."""
+    checkpoint_tail_s: FloatArray
     """Least time from an operator's start in the span to the end of the model, shape (n,)."""
 
 
@@ -91,7 +93,8 @@ def make_progress(t: CostTables) -> Progress:
         np.full((len(t.producer), devices), -1.0),
         np.zeros((checkpoints, devices)),
         np.zeros((checkpoints, devices, devices)),
-        np.zeros((checkpoints, 2)),
+        np.zeros(checkpoints),
+        np.zeros(checkpoints),
         np.zeros(n),
     )
 
@@ -248,7 +251,7 @@ def estimate(  # noqa: PLR0917 - compiled: all by position
 ) -> tuple[float, float, float]:
     """Estimate the latency if operators `first` to `last` were on the devices in `device_of`.
 
-    It is infinite if it must exceed `limit_s`.
+    It may be infinite if it is certain to exceed `limit_s`.
 
     Also returns the total time of transfers that begin in the span, including those that delay
     nothing, and the mean square of the longest path through each device, in s^2, which decreases as
@@ -268,9 +271,9 @@ def estimate(  # noqa: PLR0917 - compiled: all by position
 
 
 @inlined
-def _check_spacing(p: Progress, begin: int, end: int) -> int:
+def _checkpoint_spacing(p: Progress, begin: int, end: int) -> int:
     """Return the number of operators from one checkpoint to the next."""
-    return int((end - begin - 1) // p.check_totals_s.shape[0] + 1)
+    return int((end - begin - 1) // p.checkpoint_sent_s.shape[0] + 1)
 
 
 @inlined
@@ -283,12 +286,12 @@ def _set_tails(t: CostTables, device_of: IntArray, p: Progress, trial: _Trial) -
         for value in range(t.made_start[op], t.made_start[op + 1]):
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 reader, target = t.readers[j], device_of[t.readers[j]]
-                after = p.check_tail_s[reader] if reader < trial.end else p.tail_s[reader]
+                after = p.checkpoint_tail_s[reader] if reader < trial.end else p.tail_s[reader]
                 if target != device:
                     after += t.link_latency_s[device, target]
                     after += t.value_bytes[value] * t.s_per_byte[device, target]
                 tail = max(tail, after)
-        p.check_tail_s[op] = device_tail_s[device] = tail + t.op_time_s[op, device]
+        p.checkpoint_tail_s[op] = device_tail_s[device] = tail + t.op_time_s[op, device]
 
 
 @compiled
@@ -297,12 +300,12 @@ def set_checkpoints(
 ) -> tuple[float, float, float]:
     """Return `estimate`, and prepare for `estimate_from`."""
     trial = _trial(p, first, last, device_of.shape[0])
-    spacing = _check_spacing(p, trial.begin, trial.end)
+    spacing = _checkpoint_spacing(p, trial.begin, trial.end)
     longest, sent_s = p.issue_tail_s[trial.last_mark], 0.0
     for index, op in enumerate(range(trial.begin, trial.end, spacing)):
         device_free, link_free = trial.device_free_s, trial.link_free_s
-        _mark(index, device_free, link_free, p.check_device_free_s, p.check_link_free_s)
-        p.check_totals_s[index, 0], p.check_totals_s[index, 1] = longest, sent_s
+        _mark(index, device_free, link_free, p.checkpoint_device_free_s, p.checkpoint_link_free_s)
+        p.checkpoint_longest_s[index], p.checkpoint_sent_s[index] = longest, sent_s
         stop, end = min(op + spacing, trial.end), trial.end
         longest, sent_s = _simulate(
             t, device_of, p, trial, op, stop, longest, sent_s, end, p.tail_s, np.inf
@@ -332,10 +335,10 @@ def least_square(p: Progress, first: int, last: int, affected: int, n: int) -> f
     """Return a lower bound of the mean square that `estimate_from` returns, in s^2."""
     last_mark = last // p.spacing + 1
     begin, end = first // p.spacing * p.spacing, min(last_mark * p.spacing, n)
-    index, squares = (affected - begin) // _check_spacing(p, begin, end), 0.0
+    index, squares = (affected - begin) // _checkpoint_spacing(p, begin, end), 0.0
     devices = p.device_tail_s.shape[1]
     for a in range(devices):
-        squares += (p.check_device_free_s[index, a] + p.device_tail_s[last_mark, a]) ** 2
+        squares += (p.checkpoint_device_free_s[index, a] + p.device_tail_s[last_mark, a]) ** 2
     return float(squares / devices)
 
 
@@ -350,25 +353,26 @@ def estimate_from(  # noqa: PLR0917 - compiled: all by position
     unchanged: int,
     limit_s: float,
 ) -> tuple[float, float, float]:
-    """Return `estimate`, or an infinite latency if it must exceed `limit_s`.
+    """Return `estimate`; the latency may be infinite if it is certain to exceed `limit_s`.
 
     Devices must be those of `set_checkpoints` from operator `unchanged` on, and no operator before
     `affected` be affected (`first_affected`). Of several calls, none may have a larger `affected`
-    than the one before, since trials overwrite what was simulated from there on.
+    than the one before, nor may `estimate` be called between, since trials overwrite what was
+    simulated from there on.
     """
     mark, last_mark = first // p.spacing, last // p.spacing + 1
     begin, end = mark * p.spacing, min(last_mark * p.spacing, device_of.shape[0])
-    spacing = _check_spacing(p, begin, end)
+    spacing = _checkpoint_spacing(p, begin, end)
     index = (affected - begin) // spacing
     trial = _Trial(
         begin,
         end,
         last_mark,
-        p.check_device_free_s[index].copy(),
-        p.check_link_free_s[index].copy(),
+        p.checkpoint_device_free_s[index].copy(),
+        p.checkpoint_link_free_s[index].copy(),
     )
-    start, tail_s = begin + index * spacing, p.check_tail_s
-    longest, sent_s = p.check_totals_s[index, 0], p.check_totals_s[index, 1]
+    start, tail_s = begin + index * spacing, p.checkpoint_tail_s
+    longest, sent_s = p.checkpoint_longest_s[index], p.checkpoint_sent_s[index]
     limit_s *= 1.0 + _ROUNDING
     longest, sent_s = _simulate(
         t, device_of, p, trial, start, end, longest, sent_s, unchanged, tail_s, limit_s

@@ -445,5 +445,6 @@ def _assignment(problem: Problem, line: StageLine, stages: list[Stretch]) -> Ass
     numbers = line.of_operators(_cuts(stages), range(len(stages)))
     homes = tuple((stage.device,) for stage in stages)
     if problem.graph.first_backward < problem.graph.n_ops:
+        # By device, an operator that reads only a weight would join an earlier stage there.
         return partition_by_homes(problem.graph, numbers, homes, in_turn=False)
     return Assignment(numbers, homes)

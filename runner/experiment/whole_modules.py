@@ -211,7 +211,7 @@ def _torch_line(
         return f"{_sharded_by(config)}{unchecked}"
     local = _runs_here(config)
     if assignment.replicas > 1:
-        made = f"as mode={config.mode.name} has them"
+        made = f"mode={config.mode.name} makes them"
         if config.devices.saturate_host:
             made = "leave out devices.saturate_host=true"
         return f"nothing yet: inputs take turns on replicas; {made}"

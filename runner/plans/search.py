@@ -99,8 +99,9 @@ class _Search:
         self._costed: list[Costed] = []
         self._unfit: list[tuple[Candidate, InfeasibleError]] = []
         self._bounded: list[tuple[Candidate, float]] = []
-        self._failed: dict[tuple[object, ...], NotApplicableError] = {}
-        """Errors of captures, by the settings that decide them."""
+        self._failed: dict[object, NotApplicableError] = {}
+        """Errors of captures, by the settings that decide them: of the plan, or if torch cannot
+        capture it, by the description of its graph."""
         self._captured = False
         """Whether any capture has succeeded."""
         self._bounds: dict[tuple[object, ...], Bounds] = {}
@@ -280,9 +281,10 @@ class _Search:
         if not config.capture.use_cache:
             return
         graph = (*(getattr(plan, name) for name in ALIKE if name != "microbatches"), plan.batch)
-        if graph in self._failed:
-            raise self._failed[graph]
         label = f"capturing {_what(config)}"
+        for known in (graph, label):
+            if known in self._failed:
+                raise self._failed[known]
         countdown.note(label)
         try:
             with without_progress() if countdown.has_bar else progress(label):
@@ -293,8 +295,9 @@ class _Search:
         except (CaptureError, SpecError) as error:
             if not self._captured:  # the model itself may be at fault
                 raise
-            self._failed[graph] = NotApplicableError(str(error))
-            raise self._failed[graph] from error
+            of_graph = isinstance(error, CaptureError)
+            self._failed[label if of_graph else graph] = NotApplicableError(str(error))
+            raise NotApplicableError(str(error)) from error
         self._captured = True
 
     def _least(self, candidate: Candidate, bounds: Bounds, *, sharp: bool) -> float:

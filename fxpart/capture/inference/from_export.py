@@ -172,7 +172,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
         usual = temporary_bytes(node, reading.example, reading.counter)
     if usual > 0:
         reading.temporary_bytes[op] = max(0, cost.temporary_bytes)
-    if cost.flops and "attention" in builder.targets[op] and inputs and cost.is_fused:
+    if cost.flops and "attention" in builder.targets[op] and inputs and not cost.by_definition:
         builder.attention.append((op, int(inputs[0].shape[-1]), int(_is_causal(node))))
 
 
@@ -218,8 +218,8 @@ class _Costs:
     flops: int
     moved_bytes: int
     temporary_bytes: int
-    is_fused: bool = True
-    """False if attention is computed by its definition."""
+    by_definition: bool = False
+    """Whether it is attention that no fused kernel takes."""
 
 
 def _costs(
@@ -236,7 +236,7 @@ def _costs(
     moved = moved_bytes(bare, inputs, outputs, mutated, every_expert=every_expert)
     counts = _counts(reading, node)
     if counts.moved_bytes is not None:
-        return _Costs(counts.flops, counts.moved_bytes, counts.temporary_bytes, is_fused=False)
+        return _Costs(counts.flops, counts.moved_bytes, counts.temporary_bytes, True)
     return _Costs(counts.flops, moved, counts.temporary_bytes)
 
 

@@ -83,7 +83,8 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
     """Return the shapes of all operators of `graph` with FLOPs.
 
     Products with weights in a quantized `layout` (`fxpart.core.few_bits`) are left out, as their
-    bytes do not determine a shape, and attention by its definition, which is bound by its scores.
+    bytes do not determine a shape, and so is attention that no fused kernel takes, whose time is
+    the traffic of its scores.
     """
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
     products: list[_Product] = []

@@ -164,10 +164,12 @@ def _movable(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray
 @inlined
 def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) -> bool:
     """Make a chain of moves and keep its best prefix; return whether it is an improvement."""
+    free = _movable(s, units, window, device_of.shape[0])
+    if free.sum() == 0:
+        return False
     first, last = window.first, window.last
     longest, sent_s, square = set_checkpoints(s.costs, device_of, s.progress, first, last)
     best, best_length = _cost(longest, sent_s, square) * (1.0 - 1e-9), 0
-    free = _movable(s, units, window, device_of.shape[0])
     moved = np.zeros((DEPTH, 2), dtype=np.int64)
     count = 0
     while count < min(DEPTH, best_length + PATIENCE):

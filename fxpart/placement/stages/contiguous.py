@@ -235,16 +235,15 @@ class StageSolver:
         """Return the smallest bound with a cut that fits; `least_s` is that without memory."""
         if self._cuts(least_s) is not None:
             return least_s
-        if self._cuts(most_s) is None:
-            return None
         low_s, high_s, step = least_s, least_s, 1e-3
         while high_s < most_s:
             high_s = min(most_s, least_s + step * most_s)
             if self._cuts(high_s) is not None:
-                break
+                return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
+                    1 + EQUAL_LOADS
+                )
             low_s, step = high_s, 1.5 * step
-        bound_s = _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s)
-        return bound_s * (1 + EQUAL_LOADS)
+        return None
 
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
         """Return the furthest end of a stage on each slot from each cut, or None if infeasible.

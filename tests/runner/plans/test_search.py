@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
+from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
-from runner.experiment.subject import shared_subject
-from runner.plans import refused
+from runner.experiment.subject import Subject, shared_subject
+from runner.plans import refused, search
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.refused import captured_subject
@@ -236,7 +237,7 @@ def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.Mon
     assert str(again.value) == str(refusal.value)
 
 
-def test_a_failed_capture_of_a_users_module_is_not_repeated(
+def test_what_torch_cannot_capture_is_tried_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = """
@@ -250,23 +251,31 @@ class Fixed(nn.Module):
         self.first = nn.Linear(8, 8)
 
     def forward(self, x):
-        return self.first(x) + torch.arange(16.0).reshape(2, 8)
+        return torch.stack([self.first(row) for row in x])
 
 
 def build(batch_size, dtype):
-    return Fixed(), (torch.zeros(2, 8),)
+    return Fixed(), (torch.zeros(batch_size, 8),)
 """
     (folder / "fixed_rows.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
+    failed = []
+
+    def watched(config: Config) -> Subject:
+        try:
+            return captured_subject(config)
+        except FxpartError:
+            failed.append((config.data_parallel, config.checkpointing))
+            raise
+
+    monkeypatch.setattr(search, "captured_subject", watched)
+    step = ("model=custom", "model.factory=fixed_rows:build", "model.batch_size=2")
     cache = f"capture.cache_dir={folder / 'graphs'}"
-    factory = ("model=custom", "model.factory=fixed_rows:build", "model.batch_size=2")
-    config = read(*factory, "devices=2x16gb", "data_parallel=2", cache)
-    with pytest.raises(FxpartError, match="batch") as failure:
-        captured_subject(config)
-    monkeypatch.setattr(refused, "shared_subject", lambda *_: pytest.fail("captured again"))
-    with pytest.raises(type(failure.value), match="batch"):
-        captured_subject(config)
-    assert not list((folder / "graphs").glob("*.refused"))
+    config = ("phase=training", "devices=4x16gb", "reserve=none", cache)
+    candidates = _space(Request(), *step, *config, tensor_parallel=1)
+    assert len({c.plan.data_parallel for c in candidates}) == 3
+    evaluated(candidates, Request(), Refusals({}))
+    assert sum(replicas > 1 and checkpointing == "none" for replicas, checkpointing in failed) == 1
 
 
 def test_experts_are_spread_over_replicas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_a_plan_that_may_not_fit_says_so(folder: Path) -> None:
     (row,) = _document(folder)["plans"]
     need, most = (row["metrics"][f"device_memory_gib{end}"] for end in ("", "_high"))
     shutil.rmtree(folder / "outputs")
-    done = _recommended(folder, *model, f"devices=1x{(need + most) / 2 * 1.073741824}gb")
+    done = _recommended(folder, *model, f"devices=1x{(need + most) / 2 * 2**30 / 1e9}gb")
     assert done.code == 0
     assert re.search(r"^  1  mode=single  # tight: may not fit$", done.out, re.M)
 
