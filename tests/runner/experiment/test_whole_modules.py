@@ -110,10 +110,11 @@ def test_each_result_names_the_tools_that_can_carry_it_out(
         "torch pipelining (split_points.json),"
         " execute=pipeline (add optimizer=none phase.train_mode=false)"
     )
-    _, line = _planned("mode=size_based", "devices.saturate_host=true")
-    assert line == (
-        "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
-    )
+    copied, line = _planned("mode=size_based", "devices.saturate_host=true")
+    turns = "nothing yet: inputs take turns on replicas"
+    assert line == f"{turns}; leave out devices.saturate_host=true"
+    line = carrier_line(read("mode=sparse_nn"), copied.problem, copied.assignment, None)
+    assert line == f"{turns}; mode=sparse_nn makes them"
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
     config = read("mode=pipeline", "mode.stages=2")
     line = carrier_line(config, inside, result.assignment, None)
