@@ -180,16 +180,18 @@ class _Trial(NamedTuple):
 
 
 @inlined
+def _bounds(p: Progress, first: int, last: int, n: int) -> tuple[int, int, int]:
+    """Return the operators at the marks around `first` to `last`, and the later mark's number."""
+    last_mark = last // p.spacing + 1
+    return first // p.spacing * p.spacing, min(last_mark * p.spacing, n), last_mark
+
+
+@inlined
 def _trial(p: Progress, first: int, last: int, n: int) -> _Trial:
     """Return a trial of operators `first` to `last` at the mark before them."""
-    mark, last_mark = first // p.spacing, last // p.spacing + 1
-    return _Trial(
-        mark * p.spacing,
-        min(last_mark * p.spacing, n),
-        last_mark,
-        p.device_free_s[mark].copy(),
-        p.link_free_s[mark].copy(),
-    )
+    begin, end, last_mark = _bounds(p, first, last, n)
+    mark = begin // p.spacing
+    return _Trial(begin, end, last_mark, p.device_free_s[mark].copy(), p.link_free_s[mark].copy())
 
 
 @compiled
@@ -333,8 +335,7 @@ def first_affected(t: CostTables, p: Progress, unit_ops: IntArray, first: int) -
 @inlined
 def least_square(p: Progress, first: int, last: int, affected: int, n: int) -> float:
     """Return a lower bound of the mean square that `estimate_from` returns, in s^2."""
-    last_mark = last // p.spacing + 1
-    begin, end = first // p.spacing * p.spacing, min(last_mark * p.spacing, n)
+    begin, end, last_mark = _bounds(p, first, last, n)
     index, squares = (affected - begin) // _checkpoint_spacing(p, begin, end), 0.0
     devices = p.device_tail_s.shape[1]
     for a in range(devices):
@@ -360,8 +361,7 @@ def estimate_from(  # noqa: PLR0917 - compiled: all by position
     than the one before, nor may `estimate` be called between, since trials overwrite what was
     simulated from there on.
     """
-    mark, last_mark = first // p.spacing, last // p.spacing + 1
-    begin, end = mark * p.spacing, min(last_mark * p.spacing, device_of.shape[0])
+    begin, end, last_mark = _bounds(p, first, last, device_of.shape[0])
     spacing = _checkpoint_spacing(p, begin, end)
     index = (affected - begin) // spacing
     trial = _Trial(
