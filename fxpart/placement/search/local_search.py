@@ -176,37 +176,50 @@ def _is_critical(s: SearchTables, units: Units, unit: int) -> bool:
 @inlined
 def _try_unit(
     s: SearchTables, device_of: IntArray, units: Units, unit: int, latency: float
-) -> float:
-    """Make the best move or swap of one unit if it lowers `latency`; return the new latency."""
+) -> bool:
+    """Make the best move or swap of one unit if it lowers `latency`; return whether one did."""
     start, ops = units
     unit_ops = ops[start[unit] : start[unit + 1]]
     previous = device_of[unit_ops]
     home = home_of(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - s.min_gain), -1, -1
     estimated = _estimates(s, device_of, units, unit, home, best)
-    for device in np.argsort(estimated, kind="mergesort"):
+    while True:
+        # The first of the least. A sort would take numba seconds to compile.
+        device = int(np.argmin(estimated))
         if estimated[device] >= best:
             break
+        estimated[device] = np.inf
         _put(units, unit, device_of, device)
         latency_s, _ = schedule(s.costs, device_of, s.log)
         if latency_s < best:
             if _fits_after(s, device_of, previous, device):
                 best, best_device, best_partner = latency_s, device, -1
             elif home >= 0:
-                move = (unit, home, int(device))
-                partner, swapped = _swap_partner(s, device_of, units, move, best)
+                partner, swapped = _swap_partner(s, device_of, units, (unit, home, device), best)
                 if partner >= 0:
                     best, best_device, best_partner = swapped, device, partner
         _restore(device_of, unit_ops, previous)
     if best_device < 0:
-        return latency
+        return False
     _put(units, unit, device_of, best_device)
     if best_partner >= 0:
         _put(units, best_partner, device_of, home)
-    return refreshed(s, device_of)
+    return True
 
 
 @compiled
+def _first_change(
+    s: SearchTables, device_of: IntArray, units: Units, first: int, latency: float
+) -> int:
+    """Return the first unit from `first` on that is moved or swapped, or the number of units."""
+    count = units[0].shape[0] - 1
+    for unit in range(first, count):
+        if _is_critical(s, units, unit) and _try_unit(s, device_of, units, unit, latency):
+            return unit
+    return int(count)
+
+
 def improve(s: SearchTables, device_of: IntArray, units: Units, max_passes: int) -> float:
     """Improve `device_of` while a move or swap of a unit lowers the latency; return the latency.
 
@@ -214,11 +227,13 @@ def improve(s: SearchTables, device_of: IntArray, units: Units, max_passes: int)
     the search ends after a pass without changes.
     """
     latency = refreshed(s, device_of)
+    count = len(units[0]) - 1
     for _ in range(max_passes):
         latency_before = latency
-        for unit in range(units[0].shape[0] - 1):
-            if _is_critical(s, units, unit):
-                latency = _try_unit(s, device_of, units, unit, latency)
+        unit = _first_change(s, device_of, units, 0, latency)
+        while unit < count:
+            latency = refreshed(s, device_of)
+            unit = _first_change(s, device_of, units, unit + 1, latency)
         if latency >= latency_before:
             break
     return latency

@@ -17,7 +17,7 @@ from fxpart.placement.search.anneal_latency import anneal_latency
 from fxpart.placement.search.local_search import SearchTables, improve, refreshed
 from fxpart.placement.search.units import Units, atomic_units, module_units, working_units
 from fxpart.placement.search.window_search import improve_windows
-from fxpart.support.compiled import compiled, inlined
+from fxpart.support.compiled import compiled
 from fxpart.support.random_numbers import below
 
 __all__ = ["SearchOptions", "combine", "kick", "latency_of", "refine", "search_tables"]
@@ -55,11 +55,6 @@ def combine(graph: OpGraph, tables: SearchTables, device_of: IntArray) -> int:
 
 
 @compiled
-def _sent_s(s: SearchTables, count: int) -> float:
-    return float((s.log.sent_s[:count, 1] - s.log.sent_s[:count, 0]).sum())
-
-
-@inlined
 def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices: int) -> IntArray:
     """Return the devices that the operators read from or are read by."""
     near = np.zeros(devices, dtype=np.bool_)
@@ -74,7 +69,12 @@ def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices:
     return np.flatnonzero(near)
 
 
-@compiled
+def _simulated(s: SearchTables, device_of: IntArray) -> tuple[float, float]:
+    """Return the latency and the total time of transfers, in seconds."""
+    latency_s, count = schedule(s.costs, device_of, s.log)
+    return latency_s, float((s.log.sent_s[:count, 1] - s.log.sent_s[:count, 0]).sum())
+
+
 def _combine_once(
     s: SearchTables, device_of: IntArray, units: Units, group: IntArray, worth_s: float
 ) -> tuple[int, float]:
@@ -83,17 +83,16 @@ def _combine_once(
     The latter is `worth_s`, or if that is negative, `min_gain` of the current latency.
     """
     start, ops = units
-    latency, count = schedule(s.costs, device_of, s.log)
-    sent_s, joins = _sent_s(s, count), 0
+    latency, sent_s = _simulated(s, device_of)
+    joins = 0
     if worth_s < 0.0:
         worth_s = latency * max(s.min_gain, _ROUNDING)
-    for unit in range(start.shape[0] - 1):
+    for unit in range(len(start) - 1):
         unit_ops = ops[start[unit] : start[unit + 1]]
         home = device_of[unit_ops[0]]
-        for device in _neighbours(s.costs, device_of, unit_ops, s.sizes.shape[0]):
+        for device in _neighbours(s.costs, device_of, unit_ops, len(s.sizes)):
             device_of[unit_ops] = device
-            latency_s, count = schedule(s.costs, device_of, s.log)
-            new_sent_s = _sent_s(s, count)
+            latency_s, new_sent_s = _simulated(s, device_of)
             if (
                 latency_s <= latency + worth_s
                 and new_sent_s < sent_s * (1.0 - _ROUNDING)
@@ -113,7 +112,7 @@ def _combine_once(
 # 2003, https://doi.org/10.1007/0-306-48056-5_11.
 
 
-@inlined
+@compiled
 def _all_fit(s: SearchTables, device_of: IntArray) -> bool:
     for device in range(s.sizes.shape[0]):
         if peak_on_device(s.memory, device_of, device, s.change) > s.sizes[device]:
@@ -121,7 +120,7 @@ def _all_fit(s: SearchTables, device_of: IntArray) -> bool:
     return True
 
 
-@inlined
+@compiled
 def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) -> IntArray:
     """Return the placement with a stretch of units on another device, or two units swapped.
 
@@ -141,8 +140,7 @@ def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) ->
     return trial
 
 
-@compiled
-def kick(  # noqa: PLR0917 - compiled: all by position
+def kick(  # noqa: PLR0917 - tables, units, and efforts, as of the loops
     s: SearchTables, device_of: IntArray, units: Units, kicks: int, max_passes: int, seed: int
 ) -> float:
     """Set `device_of` to the fastest found in `kicks` tries; return its latency in seconds."""

@@ -20,6 +20,7 @@ from fxpart.cost.incremental import (
     set_checkpoints,
 )
 from fxpart.cost.kernels import peak_on_device, schedule
+from fxpart.cost.tables import MemoryTables
 from fxpart.placement.search.local_search import SearchTables, home_of, refreshed
 from fxpart.placement.search.units import Units
 from fxpart.support.compiled import compiled, inlined
@@ -161,7 +162,7 @@ def _movable(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray
     return free
 
 
-@inlined
+@compiled
 def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) -> bool:
     """Make a chain of moves and keep its best prefix; return whether it is an improvement."""
     free = _movable(s, units, window, device_of.shape[0])
@@ -192,7 +193,7 @@ def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) 
     return best_length > 0
 
 
-@inlined
+@compiled
 def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> IntArray:
     """Return the units on one device with all operators between `first` and `last`, in order."""
     start, ops = units
@@ -215,7 +216,7 @@ def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> I
     return inside[:count_inside]
 
 
-@inlined
+@compiled
 def _affected(
     s: SearchTables, units: Units, inside: IntArray, first: int
 ) -> tuple[IntArray, IntArray]:
@@ -244,11 +245,10 @@ def _measure_room(s: SearchTables, device_of: IntArray, devices: IntArray, room:
     return bool(room.min() >= 0)
 
 
-@inlined
-def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
+@compiled
+def _bytes_of_units(m: MemoryTables, units: Units) -> IntArray:
     """Return the bytes of each unit's weights and results."""
     start, ops = units
-    m = s.memory
     unit_bytes = np.zeros(start.shape[0] - 1, dtype=np.int64)
     for unit in range(unit_bytes.shape[0]):
         for op in ops[start[unit] : start[unit + 1]]:
@@ -259,7 +259,6 @@ def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
     return unit_bytes
 
 
-@inlined
 def _improve_window(
     s: SearchTables, units: Units, device_of: IntArray, window: _Window, latency: float
 ) -> float:
@@ -287,7 +286,6 @@ def _improve_window(
     return latency
 
 
-@compiled
 def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_passes: int) -> float:
     """Improve `device_of` window by window while the latency decreases; return the latency.
 
@@ -295,7 +293,7 @@ def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_pass
     Windows overlap by half; one is revisited only if it or a neighbour has changed.
     """
     latency = refreshed(s, device_of)
-    n, bytes_of_unit = device_of.shape[0], _bytes_of_units(s, units)
+    n, bytes_of_unit = device_of.shape[0], _bytes_of_units(s.memory, units)
     room = np.empty(s.sizes.shape[0], dtype=np.int64)
     _measure_room(s, device_of, np.arange(room.shape[0]), room)
     stale = np.ones(n // (WINDOW // 2) + 3, dtype=np.bool_)
