@@ -145,14 +145,12 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
     beginning with that of the previous start. It is not monotone in the start, as a view may be
     larger than its base.
     """
-    last_fit = 0
+    last_fit, is_full = 0, False
     for start in starts:
-        low, high = reach.fits[start], reach.fails[start]
-        probe, step = min(targets[start], high - 1), 0
-        if targets[start] <= low or high - low <= 1:
-            last_fit = low
-            continue
-        while high - low > 1 and low < targets[start]:
+        low, high, target = reach.fits[start], reach.fails[start], targets[start]
+        # Where the previous stage is full before its target, this one is too, nearly at once.
+        probe, step = (last_fit, 1) if is_full or high <= target else (target, 0)
+        while high - low > 1 and low < target:
             if not low < probe < high:
                 probe = (low + high) // 2
             needs = known_needs(m, units, scratch, known, cuts[start], cuts[probe], reach.flight)
@@ -162,4 +160,4 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
                 high, probe = probe, (probe - step if step else last_fit)
             step = max(1, 2 * step)
         reach.fits[start], reach.fails[start] = low, high
-        last_fit = low
+        last_fit, is_full = low, low < target
