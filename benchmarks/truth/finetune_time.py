@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.truth.finetune_memory import MODELS, PUBLISHERS, language_loss, model_of, name_of
-from benchmarks.truth.measured import count_left_out, published
+from benchmarks.truth.measured import count_left_out, is_in_host_fit, published
 from benchmarks.truth.planned_run import planned_run
 from benchmarks.truth.row import Row
 
@@ -32,8 +32,6 @@ SOURCE = (
 _LAYERS = (2, 4)
 _CONTEXT = 8 + 50 // 2
 """Tokens in the cache halfway through the generation."""
-_FITTED = "llama-2-7b"
-"""Model whose decode the launch time in the accelerator's file was fitted to."""
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "train-full packed eager": ("runtime=eager",),
     "train-full +compile": ("runtime=compiled",),
@@ -83,8 +81,8 @@ def rows(data: Path) -> Iterator[Row]:
             left_out[reason] += 1
             continue
         predicted = _tokens_per_s(point)
-        is_fitted = point["phase"] == "decode" and name_of(point) == _FITTED
-        yield Row(label, predicted, point["value"], "tokens/s", held_out=not is_fitted)
+        held_out = point["phase"] != "decode" or not is_in_host_fit(label)
+        yield Row(label, predicted, point["value"], "tokens/s", held_out=held_out)
     count_left_out(left_out)
 
 

@@ -1,5 +1,6 @@
 """Find the published files, read the figures of `measured.json` and report those left out."""
 
+import hashlib
 import json
 from argparse import ArgumentParser
 from collections import Counter
@@ -8,7 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_data_argument", "count_left_out", "published", "skipped_without_files"]
+__all__ = [
+    "add_data_argument",
+    "count_left_out",
+    "is_in_host_fit",
+    "published",
+    "skipped_without_files",
+]
 
 
 def add_data_argument(parser: ArgumentParser) -> None:
@@ -46,3 +53,8 @@ def count_left_out(left_out: Counter[str]) -> None:
     """Print the number of figures left out, by reason."""
     if left_out:
         print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+
+
+def is_in_host_fit(label: str) -> bool:
+    """Return whether `fit_host` may fit to an eager run: half of them, by their labels."""
+    return hashlib.sha256(label.encode()).digest()[0] % 2 == 1

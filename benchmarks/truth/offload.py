@@ -107,7 +107,7 @@ _DISK_BYTES_PER_S = 3.5e9
 """Rated speed of a solid-state disk on PCI Express 3.0 x4; the table does not name the disk."""
 ROOFLINE = LatencyModel(compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=5e-6)
 _CONTEXT_BYTES = 2**29  # conf/reserve
-LAUNCH_S = 25e-6  # conf/accelerator: eager models
+LAUNCH_S = 29e-6  # conf/accelerator: eager models
 
 
 def rows(data: Path) -> Iterator[Row]:

@@ -51,7 +51,7 @@ def rows(_: Path) -> Iterator[Row]:
 
 
 def is_held_out(case: Case) -> bool:
-    """Return whether no time of `case` is used in a fit; nothing is fitted to memory."""
+    """Return whether no curve is fitted to the time of `case`; nothing is fitted to memory."""
     return not case.label.startswith(_FITTED)
 
 

@@ -46,7 +46,7 @@ _OR_ZERO = ("host_launch_s", "power_w")
 """Other numbers in an accelerator file that may be 0."""
 _SWITCHES = ("on_host", "per_core", "own_curves")
 _OTHERS = ("efficiency", "curves", "measured_system", "measured_as")
-_HOST_LAUNCH_S = 25e-6
+_HOST_LAUNCH_S = 29e-6
 """Time of the host to launch an operator if the file does not state it, as of an A100's host
 (`conf/accelerator/a100_80gb.yaml`)."""
 
