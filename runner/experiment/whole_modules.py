@@ -42,7 +42,7 @@ __all__ = [
     "whole_modules",
 ]
 
-SEARCHES = ("kl_based", "cost_aware")
+SEARCHES = ("kl_based", "cost_aware", "optimal")
 """Modes that may place any operator anywhere."""
 _DEARER = 0.2
 """The `mode.boundary_gain` to try if the default finds no cut at modules."""
@@ -72,7 +72,8 @@ def whole_modules(
 
     Depths of the module tree are searched from the outermost inwards, until accelerate could no
     longer run the plan. This takes a tenth of the time of the operator search, which has far more
-    candidates. There is none with ``runtime=compiled``, where each depth has its own kernels.
+    candidates. `optimal` would spend all of its steps at each depth, so `kl_based` takes its place.
+    There is none with ``runtime=compiled``, where each depth has its own kernels.
     """
     if config.runtime.name == "compiled":
         return None
@@ -88,6 +89,7 @@ def whole_modules(
     carried = carriers(graph, assignment, hosts)
     if carried.accelerate and not carried.elsewhere:
         return WholeModules("operator", best_s, 0.0, carried)
+    place = make_mode("kl_based") if config.mode.name == "optimal" else place
     best: WholeModules | None = None
     for depth, grouped in _depths(problem):
         try:

@@ -41,11 +41,12 @@ def _branches(blocks: int) -> OpGraph:
     return named(sketch.graph(value), *names)
 
 
-def test_a_search_reports_the_best_plan_of_whole_modules_and_its_cost() -> None:
+@pytest.mark.parametrize("mode", ["kl_based", "optimal"])
+def test_a_search_reports_the_best_plan_of_whole_modules_and_its_cost(mode: str) -> None:
     this = problem(_branches(4), devices(10**6, 10**6, link=Link(10.0)))
-    place = make_mode("kl_based")
+    place = make_mode(mode)
     best = place(this)
-    whole = whole_modules(read("mode=kl_based"), this, best, place)
+    whole = whole_modules(read(f"mode={mode}"), this, best, place)
     assert whole is not None
     # Side by side 4 x 11 s and transfers; whole blocks run one after the other.
     assert whole.latency_s == pytest.approx(4 * 21)
