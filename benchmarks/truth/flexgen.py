@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.truth.measured import count_left_out, published
-from benchmarks.truth.offload import LAUNCH_S, MODELS, PCIE3, ROOFLINE, T4
+from benchmarks.truth.offload import MODELS, PCIE3, ROOFLINE, T4
 from benchmarks.truth.row import Row
 from fxpart.capture.captured import captured_graph
 from fxpart.capture.models.spec import ModelSpec
@@ -37,6 +37,7 @@ from fxpart.placement.offload.plan import finished
 from fxpart.placement.offload.units import RESIDENT, STREAMED
 from fxpart.placement.offload.ways import stream_order
 from fxpart.placement.size_based import size_based
+from runner.config.specs import HOST_LAUNCH_S
 
 __all__ = ["NAME", "SOURCE", "Policy", "generated_per_s", "rows"]
 
@@ -124,7 +125,7 @@ def _step_s(spec: ModelSpec, policy: Policy) -> float:
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
     graph = replace(graph, weight_bytes=graph.weight_bytes // policy.batches)
     device = replace(T4, memory_bytes=_ROOM_BYTES)
-    topology = replace(uniform_topology((device,), PCIE3), host_launch_s=LAUNCH_S)
+    topology = replace(uniform_topology((device,), PCIE3), host_launch_s=HOST_LAUNCH_S)
     host = Tier("host", "host", _HOST_BYTES // policy.batches)
     disk = Tier("disk", "disk", _DISK_BYTES // policy.batches, _DISK_BYTES_PER_S)
     options = OffloadOptions("prefetch", on_host=False, pinned_share=_PINNED_SHARE, cache="all")

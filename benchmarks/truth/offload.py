@@ -34,6 +34,7 @@ from fxpart.cost.tables import memory_tables
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import offload
 from fxpart.placement.size_based import size_based
+from runner.config.specs import HOST_LAUNCH_S
 
 __all__ = ["NAME", "SOURCE", "fit_note", "rows"]
 
@@ -107,7 +108,6 @@ _DISK_BYTES_PER_S = 3.5e9
 """Rated speed of a solid-state disk on PCI Express 3.0 x4; the table does not name the disk."""
 ROOFLINE = LatencyModel(compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=5e-6)
 _CONTEXT_BYTES = 2**29  # conf/reserve
-LAUNCH_S = 29e-6  # conf/accelerator: eager models
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -198,7 +198,7 @@ def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation
     device_of = homes[graph.group]
     unit_of, modules = _units(graph, entries)
     topology = uniform_topology((_TITAN, _TITAN), PCIE3)
-    problem = _problem(graph, replace(topology, host_launch_s=LAUNCH_S))
+    problem = _problem(graph, replace(topology, host_launch_s=HOST_LAUNCH_S))
     sources = [Source(share, from_disk=entries[module] == "disk") for module in modules]
     streams = Streams(
         np.full(2, PCIE3.bytes_per_s),
@@ -291,7 +291,7 @@ def _generated_per_s(point: Mapping[str, Any], share: float = _PAGEABLE) -> floa
 def _streamed_s(spec: ModelSpec, cache_bytes: int, share: float) -> float:
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
     device = replace(T4, memory_bytes=T4.memory_bytes - cache_bytes - _CONTEXT_BYTES)
-    topology = replace(uniform_topology((device,), PCIE3), host_launch_s=LAUNCH_S)
+    topology = replace(uniform_topology((device,), PCIE3), host_launch_s=HOST_LAUNCH_S)
     options = OffloadOptions(
         "accelerate", overlap=False, on_host=False, pageable_share=share
     )  # conf/offload/accelerate.yaml

@@ -24,6 +24,7 @@ from runner.config.paths import conf_dir, user_conf_dir
 from runner.errors import message_of
 
 __all__ = [
+    "HOST_LAUNCH_S",
     "TIER_FOLDER",
     "TRANSFER_GRAMMAR",
     "accelerator_files",
@@ -46,9 +47,9 @@ _OR_ZERO = ("host_launch_s", "power_w")
 """Other numbers in an accelerator file that may be 0."""
 _SWITCHES = ("on_host", "per_core", "own_curves")
 _OTHERS = ("efficiency", "curves", "measured_system", "measured_as")
-_HOST_LAUNCH_S = 29e-6
-"""Time of the host to launch an operator if the file does not state it, as of an A100's host
-(`conf/accelerator/a100_80gb.yaml`)."""
+HOST_LAUNCH_S = 29e-6
+"""Time of the host to launch an operator if the file does not state it; fitted by `python -m
+benchmarks.truth.fit_host`."""
 
 
 def accelerator_files() -> dict[str, Path]:
@@ -217,7 +218,7 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 def _launch_s(entry: Mapping[str, Any]) -> float:
     stated = entry.get("host_launch_s")
     if stated is None:
-        return 0.0 if entry.get("on_host") else _HOST_LAUNCH_S
+        return 0.0 if entry.get("on_host") else HOST_LAUNCH_S
     return float(stated)
 
 

@@ -11,11 +11,9 @@ from fxpart.placement.single import single_device
 from runner.config.sections import Config
 from runner.experiment.runtime import as_kernels, devices_compiled_for
 from runner.experiment.subject import Subject, graph_to_place
+from runner.experiment.whole_modules import SEARCHES
 
 __all__ = ["compiled_whole"]
-
-_SEARCHES = ("cost_aware", "kl_based", "optimal")
-"""Modes that may leave devices idle if that is faster."""
 
 
 def compiled_whole(
@@ -44,7 +42,7 @@ def compiled_whole(
     if config.runtime.name != "compiled" or problem.topology.n_devices == 1:
         return problem, assignment
     is_alone = devices_compiled_for(assignment) == 1
-    divides = config.mode.name in _SEARCHES and config.objective == "latency"
+    divides = config.mode.name in SEARCHES and config.objective == "latency"
     if not is_alone and (not divides or config.schedule.name != "none" or assignment.replicas > 1):
         return problem, assignment
     kernels = as_kernels(config, graph_to_place(config, subject), 1)

@@ -121,7 +121,7 @@ class ModelSearch:
             self._kicked = tables, atomic_units(self.problem.graph)
         tables, units = self._kicked
         device_of = self.elite[rank].copy()
-        kick(tables, device_of, units, _KICKS, 4, seed)
+        kick(tables, device_of, units, _KICKS, 4, seed=seed)
         self.take(device_of)
 
     def _rebalance(self, rank: int, tried: int, seed: int) -> None:

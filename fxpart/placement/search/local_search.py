@@ -177,7 +177,7 @@ def _is_critical(s: SearchTables, units: Units, unit: int) -> bool:
 def _try_unit(
     s: SearchTables, device_of: IntArray, units: Units, unit: int, latency: float
 ) -> bool:
-    """Make the best move or swap of one unit if it lowers `latency`; return whether one did."""
+    """Make the best move or swap of `unit`; return whether one lowers `latency`."""
     start, ops = units
     unit_ops = ops[start[unit] : start[unit + 1]]
     previous = device_of[unit_ops]
@@ -212,7 +212,10 @@ def _try_unit(
 def _first_change(
     s: SearchTables, device_of: IntArray, units: Units, first: int, latency: float
 ) -> int:
-    """Return the first unit from `first` on that is moved or swapped, or the number of units."""
+    """Move or swap one unit, the first from `first` on that gains by it.
+
+    Returns that unit, or the number of units if there is none.
+    """
     count = units[0].shape[0] - 1
     for unit in range(first, count):
         if _is_critical(s, units, unit) and _try_unit(s, device_of, units, unit, latency):

@@ -140,8 +140,8 @@ def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) ->
     return trial
 
 
-def kick(  # noqa: PLR0917 - tables, units, and efforts, as of the loops
-    s: SearchTables, device_of: IntArray, units: Units, kicks: int, max_passes: int, seed: int
+def kick(
+    s: SearchTables, device_of: IntArray, units: Units, kicks: int, max_passes: int, *, seed: int
 ) -> float:
     """Set `device_of` to the fastest found in `kicks` tries; return its latency in seconds."""
     state = np.array([seed], dtype=np.int64)

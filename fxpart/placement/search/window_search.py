@@ -270,17 +270,13 @@ def _improve_window(
             break
     if (device_of[first : last + 1] == previous).all():
         return latency
-    touched = np.zeros(s.sizes.shape[0], dtype=np.bool_)
-    for op in range(first, last + 1):
-        touched[previous[op - first]] = touched[device_of[op]] = True
-    devices = np.flatnonzero(touched)
+    devices = np.union1d(previous, device_of[first : last + 1])
     latency_s, _ = schedule(s.costs, device_of, s.log)
     if latency_s < latency * (1.0 - s.min_gain):
         latency_s = refreshed(s, device_of)
         if _measure_room(s, device_of, devices, window.room):
             return latency_s
-    for op in range(first, last + 1):
-        device_of[op] = previous[op - first]
+    device_of[first : last + 1] = previous
     refreshed(s, device_of)
     _measure_room(s, device_of, devices, window.room)
     return latency
