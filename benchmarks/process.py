@@ -32,8 +32,9 @@ def run_python(
 ) -> Measured:
     """Run ``python <arguments>`` in `folder` and return its measurements.
 
-    Captured graphs are cached in the folder, not in the user's cache. The command is started by a
-    second interpreter as its only child, so that the measured memory is that of this process alone.
+    Captured graphs are cached in the folder, not in the user's cache. Python keeps the bytecode of
+    what it compiles, as it does by default. The command is started by a second interpreter as its
+    only child, so that the measured memory is that of this process alone.
 
     Raises:
         SystemExit: if the command fails, unless `may_fail`.
@@ -52,6 +53,7 @@ def run_python(
         cwd=folder,
         env={
             **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPATH": str(root),
             "XDG_CACHE_HOME": str(folder / "cache"),
             **(environment or {}),

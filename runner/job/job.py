@@ -1,5 +1,6 @@
 """One job, from config to files, terminal and tracker; every outcome is recorded, failures too."""
 
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +81,8 @@ __all__ = [
 
 
 TRACEBACK_FILE = "traceback.txt"
+_SWITCH_S = 1e-4
+"""Time that a thread may keep others from Python while the run is opened beside the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +211,25 @@ def _opening_run(
         # MLflow ignores some warnings while it is imported. Filters are global to the process, so
         # other threads may reset them in the meantime.
         warnings.filterwarnings("ignore", module=r"(mlflow|requests|urllib3)\b")
-        with ThreadPoolExecutor(1) as beside:
+        with _switching_often(), ThreadPoolExecutor(1) as beside:
             yield beside.submit(_open_run, config, identity, stack).result
     else:
         opened = _open_run(config, identity, stack)
         yield lambda: opened
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let a thread that returns from a compiled loop wait less for one that runs Python.
+
+    A search calls thousands of loops of a millisecond, and would wait five after each.
+    """
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
