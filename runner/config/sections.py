@@ -339,6 +339,16 @@ class FinetuneConfig:
 
 
 @dataclass
+class Float8Config:
+    """Linear layers that multiply in 8 bits in a training step."""
+
+    name: str = "none"
+    """``none`` or one of `fxpart.cost.float8.RECIPES`."""
+    filter_fqns: list[str] = field(default_factory=list)
+    """Parts of the paths of layers that stay in 16 bits."""
+
+
+@dataclass
 class ScheduleConfig:
     """The schedule of a pipeline's stages."""
 
@@ -411,6 +421,7 @@ class _Sections:
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    float8: Float8Config = field(default_factory=Float8Config)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     kv_cache: str = "auto"

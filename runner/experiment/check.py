@@ -6,6 +6,7 @@ from fxpart.core.phases import check_phase
 from fxpart.errors import SpecError
 from runner.config.sections import RECOMMEND, Config
 from runner.experiment.carry_out import check_execute
+from runner.experiment.float8 import check_float8
 from runner.experiment.mesh import check_mesh
 from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import check_objective
@@ -45,6 +46,7 @@ def check(config: Config) -> None:
     check_figures(config.figures)
     check_objective(config)
     check_training(config)
+    check_float8(config)
     check_serving(config)
     check_offload(config)
     check_replicas(config)

@@ -25,6 +25,7 @@ from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
 from runner.experiment.fitting_plan import bounded, fitting_plan
+from runner.experiment.float8 import with_float8
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
 from runner.experiment.operator_times import operator_times, source_note
@@ -119,7 +120,7 @@ def _problem_of(
     dealt = dealt_out(config)
     parallel = dealt.parallel
     graph = as_kernels(config, graph_to_place(config, subject), parallel.replica.n_devices)
-    times = operator_times(config, subject, spec.key())
+    times = with_float8(config, operator_times(config, subject, spec.key()))
     if dealt.exchanges:
         times = TimesWithCollectives(times, dealt.exchanges)
     problem = make_problem(graph, parallel.replica, times, config.objective)

@@ -105,6 +105,7 @@ def _phase(config: Config, graph: OpGraph, *, reads_text: bool) -> str:
         context = f" against {context_len} tokens" if context_len else ""
         return f"{config.phase.name}{context}"
     tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
+    products = "" if config.float8.name == "none" else f" in {config.float8.name} float8"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     recomputation = (
         "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
@@ -112,7 +113,7 @@ def _phase(config: Config, graph: OpGraph, *, reads_text: bool) -> str:
     if config.recomputed_blocks:
         recomputation += f" of {counted(len(config.recomputed_blocks), 'block')}"
     loss = " of the mean of outputs" if is_mean_of_outputs(graph) else ""
-    return f"{config.phase.name}{tuned}{loss}{updates}{recomputation}"
+    return f"{config.phase.name}{tuned}{products}{loss}{updates}{recomputation}"
 
 
 def is_mean_of_outputs(graph: OpGraph) -> bool:

@@ -200,6 +200,7 @@ def _chosen(config: Config) -> dict[str, object]:
         "weights": (config.weights.name, "none"),
         "kv_cache": (config.kv_cache, "auto"),
         "finetune": (config.finetune.name, "none"),
+        "float8": (config.float8.name, "none"),
         "context_len": (config.context_len, None),
         "prompt_len": (config.prompt_len, None),
         "output_len": (config.output_len, None),

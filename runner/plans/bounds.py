@@ -1,7 +1,6 @@
 """Lower bounds on time and memory over all placements, used to prune plans before placement."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -19,11 +18,10 @@ from runner.experiment.subject import Subject
 from runner.experiment.training import is_megatron
 from runner.plans.space import Plan
 
-__all__ = ["Bounds", "bounds_of", "least_time_s", "refuse_too_large"]
+__all__ = ["Bounds", "bounds_of", "least_time_s", "needs_latency", "refuse_too_large"]
 
 
-# Without slots, for the cached property.
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Bounds:
     """Bounds of one input, or microbatch, on the devices of a replica.
 
@@ -31,7 +29,8 @@ class Bounds:
     hold with them too, except for weight updates, which ZeRO shards.
     """
 
-    problem: Problem
+    memory_bytes: tuple[int, ...]
+    """Memory of each device of a replica."""
     load_s: float
     """Lower bound on the time of the busiest device, or group."""
     repeated_s: float
@@ -44,6 +43,12 @@ class Bounds:
     """The checkpointing of the step."""
     holds_bytes: int
     """Peak bytes of the whole model on one device, which all devices together must have."""
+    weight_bytes: IntArray
+    """Bytes of each weight. Shape (W,)."""
+    weight_state_bytes: IntArray
+    """Bytes of the optimizer states of each weight. Shape (W,)."""
+    trained_weights: IntArray
+    """The weights with a gradient, ascending."""
     gradient_bytes: int
     """Bytes of the gradients of all weights, which are live together before the updates."""
     bucket_bytes: int
@@ -51,33 +56,37 @@ class Bounds:
     stage."""
     weight_replicas: IntArray
     """Number of replicas that hold the same copy of each weight. Shape (W,)."""
-
-    @cached_property
-    def latency_s(self) -> float:
-        """Lower bound on the latency."""
-        return lower_bound_s(self.problem)
+    latency_s: float | None = None
+    """Lower bound on the latency, which takes long to compute; None if it was not needed."""
 
 
-def bounds_of(config: Config, subject: Subject, *, checkpointing: str) -> Bounds:
+def bounds_of(
+    config: Config, subject: Subject, *, checkpointing: str, with_latency: bool = False
+) -> Bounds:
     """Return the bounds of all plans on the devices of one replica of `config`.
 
     `subject` is captured at the batch size of a replica.
     """
     problem, _, _ = problem_of(config, subject, model_spec(config))
-    costs, updates = problem.costs, problem.graph.is_update
+    graph, costs = problem.graph, problem.costs
+    updates = graph.is_update
     repeated = np.where(updates[:, None], 0.0, costs.op_time_s)
     repeated_problem = replace(problem, costs=costs._replace(op_time_s=repeated))
     return Bounds(
-        problem,
+        tuple(device.memory_bytes for device in problem.topology.devices),
         load_bound_s(problem),
         load_bound_s(repeated_problem),
         _path_s(repeated_problem),
         float(repeated.min(axis=1).sum()),
         checkpointing,
         whole_model_bytes(problem),
-        _gradient_bytes(problem.graph),
-        _bucket_bytes(config, problem.graph),
-        weight_replicas(config, problem.graph),
+        graph.weight_bytes,
+        graph.weight_state_bytes,
+        np.unique(graph.gradient_weights),
+        _gradient_bytes(graph),
+        _bucket_bytes(config, graph),
+        weight_replicas(config, graph),
+        lower_bound_s(problem) if with_latency else None,
     )
 
 
@@ -110,17 +119,20 @@ def _gradient_bytes(graph: OpGraph) -> int:
     return int(np.minimum(viewed_bytes, graph.value_alloc_bytes)[np.unique(owners)].sum())
 
 
-def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool, sharp: bool = True) -> float:
-    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input.
+def needs_latency(plan: Plan, *, streams: bool) -> bool:
+    """Return whether a sharp `least_time_s` of `plan` needs the bound on the latency."""
+    return plan.schedule == "none" and not streams and not plan.zero
 
-    Without `sharp` it leaves out the bound of the latency, which takes long to compute.
-    """
+
+def least_time_s(plan: Plan, bounds: Bounds, *, streams: bool) -> float:
+    """Return a lower bound on the step time of `plan`; with `streams`, on its time per input."""
     if plan.schedule == "none":
         if streams:
             return bounds.load_s
         if plan.zero:
             return max(bounds.repeated_s, bounds.path_s)
-        return bounds.latency_s if sharp else max(bounds.load_s, bounds.path_s)
+        known = bounds.latency_s
+        return max(bounds.load_s, bounds.path_s) if known is None else known
     busy_s = plan.microbatches * bounds.repeated_s
     if plan.interleave > 1:
         share = least_interleaved_share(plan.groups, plan.interleave, plan.microbatches)
@@ -134,11 +146,11 @@ def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
     # The peak is often in the updates, whose temporaries ZeRO shards too.
     if not plan.zero and plan.checkpointing == bounds.checkpointing:
         needed = max(needed, bounds.holds_bytes)
-    sizes = [device.memory_bytes for device in bounds.problem.topology.devices]
+    sizes = bounds.memory_bytes
     available = max(sizes) if plan.mode == "single" else sum(sizes)
     if needed <= available:
         return
-    have = f"its devices have {describe_devices(sizes)}"
+    have = f"its devices have {describe_devices(list(sizes))}"
     if plan.mode == "single" and len(sizes) > 1:
         have = f"mode=single takes one device, of {show_bytes(available)} at most"
     raise InfeasibleError(
@@ -154,15 +166,15 @@ def _least_bytes(plan: Plan, bounds: Bounds) -> int:
     They are those that modes count: stages hold gathered weights beside their shards of them, and
     whole gradients until the last microbatch.
     """
-    graph, replicas = bounds.problem.graph, bounds.weight_replicas
-    weights, gradients = graph.weight_bytes, bounds.gradient_bytes
-    states = graph.weight_state_bytes // (replicas if plan.zero else 1)
+    replicas = bounds.weight_replicas
+    weights, gradients = bounds.weight_bytes, bounds.gradient_bytes
+    states = bounds.weight_state_bytes // (replicas if plan.zero else 1)
     if plan.zero < GATHERING:
         gradients += bounds.bucket_bytes
     elif plan.groups == 1:
         weights, gradients = weights // replicas, 0
     else:
-        trained = np.unique(graph.gradient_weights)
+        trained = bounds.trained_weights
         sharded = trained[replicas[trained] == plan.replicas]
         gradients += int((weights[sharded] // plan.replicas).sum())
     return int(weights.sum()) + int(states.sum()) + gradients

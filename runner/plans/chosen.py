@@ -92,6 +92,7 @@ def best_of(
     *,
     prefix: str,
     mode_given: bool = False,
+    processes: int = 1,
 ) -> Outcome:
     """Return the costed plans of a search space, best first.
 
@@ -103,6 +104,7 @@ def best_of(
         batch: the default number of examples per replica at a time.
         prefix: the prefix of `request` settings in messages, such as ``recommend.``.
         mode_given: whether the base run already has a mode, perhaps with options.
+        processes: the number of processes that search.
 
     Raises:
         SpecError: if a setting is invalid, or a requested value is in no plan.
@@ -122,7 +124,7 @@ def best_of(
     max_experts = max(candidate.plan.expert_parallel for candidate in candidates)
     for base in bases.values():
         check_imbalance(base.expert_imbalance, max_experts)
-    outcome = evaluated(candidates, request, refusals)
+    outcome = evaluated(candidates, request, refusals, processes=processes)
     _refuse_left_out(requested, outcome.plans, refusals)
     if not outcome.ranking:
         raise none_fits(outcome)

@@ -3,34 +3,45 @@
 The model is first captured once for each way to share its layers and each microbatch size. The
 bounds of these captures (`runner.plans.bounds`) order the space. The plan that comes first is
 captured with its recomputation, for a sharper bound, and waits for its new turn; only plans that
-may still be among the best by then are placed and simulated.
+may still be among the best by then are placed and simulated. Meanwhile other processes do the same
+for the plans that seem to be next (`runner.plans.ahead`).
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from functools import partial
+from heapq import heapify, heappop, heappush, nsmallest
+from typing import Any, TypeVar
 
-from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import BUDGET, Config
-from runner.experiment.budget import within_budget
 from runner.experiment.check import check
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
-from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, progress, quiet, without_progress
-from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
-from runner.plans.evaluate import Candidate, Costed, Outcome, costed
-from runner.plans.refused import captured_subject
+from runner.plans.ahead import Ahead, Task
+from runner.plans.bounds import Bounds, least_time_s, needs_latency, refuse_too_large
+from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.request import Request
 from runner.plans.space import ALIKE, Plan, Refusals
+from runner.plans.tasks import (
+    NotCapturedError,
+    bare_bounds,
+    bare_config,
+    cost,
+    graph_label,
+    sharp_bounds,
+)
 
 __all__ = ["evaluated"]
+
+_T = TypeVar("_T")
 
 _ORDER: Mapping[str, Callable[[Costed], tuple[float, float]]] = {
     "throughput": lambda plan: (-plan.examples_per_s, plan.latency_s),
@@ -40,16 +51,22 @@ _ORDER: Mapping[str, Callable[[Costed], tuple[float, float]]] = {
 """Sort keys by objective; the best plan has the smallest."""
 _ROUNDING = 1e-9
 """Tolerance between bounds and costs, which sum in different orders."""
-_RECOMPUTED = ("none", BUDGET, *(name for name in reversed(CHECKPOINTING) if name != "none"))
-"""Ways of checkpointing, in rising order of recomputation."""
+_LOOKED_AT = 16
+"""Plans at the front of the queue whose tasks other processes may begin."""
 
 
 def evaluated(
-    candidates: Sequence[Candidate], request: Request, refusals: Refusals, *, prunes: bool = True
+    candidates: Sequence[Candidate],
+    request: Request,
+    refusals: Refusals,
+    *,
+    prunes: bool = True,
+    processes: int = 1,
 ) -> Outcome:
     """Cost the `candidates`, without those that do not apply to the model.
 
-    With `prunes`, a plan whose bound is not among the `request.rows` best is not costed.
+    With `prunes`, a plan whose bound is not among the `request.rows` best is not costed. The result
+    is the same with any number of `processes`.
 
     Raises:
         FxpartError: if the model cannot be captured.
@@ -59,7 +76,13 @@ def evaluated(
     prunes = prunes and not any(
         candidate.config.devices.tiers or generates(candidate.config) for candidate in candidates
     )
-    search = _Search(request, refusals, prunes=prunes)
+    with Ahead(processes) as ahead:
+        return _searched(
+            candidates, _Search(request, refusals, ahead, prunes=prunes), prunes=prunes
+        )
+
+
+def _searched(candidates: Sequence[Candidate], search: "_Search", *, prunes: bool) -> Outcome:
     applicable = search.applicable(candidates)
     if prunes:
         search.relate(applicable)
@@ -77,6 +100,7 @@ def evaluated(
             if search.knows(candidate):
                 countdown.add(search.tally, took_time=False)
                 continue
+            search.look_ahead(queue)
             sharp = bound if is_sharp else search.sharper(candidate, bound, countdown)
             if sharp is not None and queue and sharp > queue[0][0]:
                 heappush(queue, (sharp, number, candidate, True))
@@ -91,21 +115,26 @@ def evaluated(
 class _Search:
     """The state of a search: the plans costed so far, and known bounds."""
 
-    def __init__(self, request: Request, refusals: Refusals, *, prunes: bool) -> None:
-        self._request, self._refusals, self._prunes = request, refusals, prunes
+    def __init__(self, request: Request, refusals: Refusals, ahead: Ahead, *, prunes: bool) -> None:
+        self._request, self._refusals, self._ahead = request, refusals, ahead
+        self._prunes = prunes
         self._key = _ORDER[request.objective]
         self._best: list[float] = []
         """The first part of the keys of all costed plans that may precede others, ascending."""
         self._costed: list[Costed] = []
         self._unfit: list[tuple[Candidate, InfeasibleError]] = []
         self._bounded: list[tuple[Candidate, float]] = []
-        self._failed: dict[object, NotApplicableError] = {}
+        self._failed: dict[Hashable, NotApplicableError] = {}
         """Errors of captures, by the settings that decide them: of the plan, or if torch cannot
         capture it, by the description of its graph."""
         self._captured = False
         """Whether any capture has succeeded."""
-        self._bounds: dict[tuple[object, ...], Bounds] = {}
-        """Bounds by graph, checkpointing and devices."""
+        self._bounds: dict[Hashable, Bounds] = {}
+        """Bounds by `_bounds_key`."""
+        self._bares: dict[Hashable, Config] = {}
+        """The bare steps of those bounds that do not recompute more than their group."""
+        self._graphs: dict[Plan, str] = {}
+        """Hashes of the graphs that one device runs at the batch size of a replica."""
         self._alike: dict[Plan, list[Candidate]] = {}
         """Plans that differ only in their microbatches, fewest first, by the plan with one."""
         self._tried: dict[Plan, InfeasibleError | None] = {}
@@ -129,15 +158,17 @@ class _Search:
         fitting: list[tuple[float, Candidate]] = []
         graphs: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            # The graph that one device runs at the batch size of a replica.
-            graph = stable_digest(model_spec(candidate.config).key())
+            graph = stable_digest(model_spec(replace(candidate.config, zero=0)).key())
+            self._graphs[candidate.plan] = graph
             graphs.setdefault(graph, []).append(candidate)
-        for number, group in enumerate(graphs.values()):
-            bare = _bare(group)
+        tasks = [self._bare_task(graph, group) for graph, group in graphs.items()]
+        self._ahead.ask(tasks[1:])
+        for number, (group, task) in enumerate(zip(graphs.values(), tasks, strict=True)):
+            bare = bare_config(group)
             which = f" ({number + 1} of {counted(len(graphs), 'graph')})" if len(graphs) > 1 else ""
             try:
-                with progress(f"capturing {_what(bare)}{which}"):
-                    subject = captured_subject(bare)
+                with progress(f"capturing {graph_label(bare)}{which}"):
+                    bounds = self._ahead.result(task)
             except (NotApplicableError, CaptureError) as error:
                 if isinstance(error, CaptureError) and not self._captured:
                     raise  # the model itself may be at fault
@@ -145,20 +176,65 @@ class _Search:
                     self._refusals.add(candidate.plan, NotApplicableError(str(error)))
                 continue
             self._captured = True
-            fitting += self._that_may_fit(group, bare, subject)
+            self._bounds.update(bounds)
+            self._bares.update(dict.fromkeys(bounds, bare))
+            fitting += self._that_may_fit(group, bare.checkpointing)
         return fitting
 
+    def _bare_task(self, graph: str, group: Sequence[Candidate]) -> Task[dict[Hashable, Bounds]]:
+        bare = bare_config(group)
+        configs = {
+            self._bounds_key(candidate, bare.checkpointing): replace(candidate.config, zero=0)
+            for candidate in group
+        }
+        return Task(("bare", graph), graph, partial(bare_bounds, bare, configs))
+
     def _that_may_fit(
-        self, group: Sequence[Candidate], bare: Config, subject: Subject
+        self, group: Sequence[Candidate], checkpointing: str
     ) -> Iterator[tuple[float, Candidate]]:
         for candidate in group:
-            bounds = self._bounds_by(candidate, bare.checkpointing, lambda: subject)
+            bounds = self._bounds[self._bounds_key(candidate, checkpointing)]
             try:
                 refuse_too_large(candidate.plan, bounds)
             except InfeasibleError as error:
                 self._unfit.append((candidate, error))
                 continue
-            yield self._least(candidate, bounds, sharp=False), candidate
+            yield self._least(candidate, bounds), candidate
+
+    def _bounds_key(self, candidate: Candidate, checkpointing: str) -> Hashable:
+        """Return what decides the bounds of a plan, from a graph with `checkpointing`.
+
+        The recomputation of a budget is unknown before placement; the bounds assume none.
+        """
+        plan, of_graph = candidate.plan, "none" if checkpointing == BUDGET else checkpointing
+        return self._graphs[plan], of_graph, plan.devices, plan.replicas
+
+    def look_ahead(self, queue: Sequence[tuple[float, int, Candidate, bool]]) -> None:
+        """Have other processes begin what the next plans of the `queue` seem to need."""
+        if not self._ahead.looks:
+            return
+        tasks = list[Task[Any]]()
+        for bound, _, candidate, is_sharp in nsmallest(_LOOKED_AT, queue):
+            if self.knows(candidate) or self._is_beaten(bound):
+                continue
+            if not is_sharp and not self._has_sharp(candidate):
+                tasks.append(self._sharp_task(candidate))
+                continue
+            fewest = candidate if self._fitted else self._fewest(candidate)
+            tasks.append(self._cost_task(candidate if self.knows(fewest) else fewest))
+        self._ahead.ask(tasks)
+
+    def _sharp_task(self, candidate: Candidate) -> Task[Bounds]:
+        latency = self._needs_latency(candidate)
+        key = self._bounds_key(candidate, candidate.plan.checkpointing)
+        bare = self._bares.get(key) or bare_config([candidate])
+        config = replace(candidate.config, zero=0)
+        work = partial(sharp_bounds, config, bare, with_latency=latency)
+        return Task(("bounds", key, latency), _graph(candidate), work)
+
+    def _cost_task(self, candidate: Candidate) -> Task[Costed]:
+        work = partial(cost, candidate, streams=self._streams(candidate.config))
+        return Task(("cost", candidate.plan), _graph(candidate), work)
 
     def sharper(
         self, candidate: Candidate, lower_bound: float, countdown: Countdown
@@ -221,12 +297,7 @@ class _Search:
         point, self._fitted = candidate.plan, False
         self._tried[point] = None
         try:
-            self._capture(candidate, countdown)
-            with without_progress():
-                if candidate.plan.checkpointing == BUDGET:
-                    decided, _ = within_budget(candidate.config)
-                    candidate = replace(candidate, config=decided)
-                plan = costed(candidate, streams=self._streams(candidate.config))
+            plan = self._run(self._cost_task(candidate), candidate, countdown)
         except InfeasibleError as error:
             self._unfit.append((candidate, error))
             self._tried[point] = error
@@ -250,60 +321,57 @@ class _Search:
             InfeasibleError: if these bounds show that the plan is too large.
 
         """
-        bare = replace(candidate, config=_bare([candidate]))
-
-        def recomputing() -> Subject:
-            self._capture(bare, countdown)
-            return captured_subject(bare.config)
-
-        bounds = self._bounds_by(candidate, candidate.plan.checkpointing, recomputing)
+        key = self._bounds_key(candidate, candidate.plan.checkpointing)
+        if not self._has_sharp(candidate):
+            self._bounds[key] = self._run(self._sharp_task(candidate), candidate, countdown)
+        bounds = self._bounds[key]
         refuse_too_large(candidate.plan, bounds)
-        return self._least(candidate, bounds, sharp=True)
+        return self._least(candidate, bounds)
 
-    def _bounds_by(
-        self, candidate: Candidate, checkpointing: str, subject: Callable[[], Subject]
-    ) -> Bounds:
-        """Return the bounds of a plan on its devices, from a `subject` with `checkpointing`.
+    def _has_sharp(self, candidate: Candidate) -> bool:
+        """Return whether the bounds with the plan's recomputation are known."""
+        bounds = self._bounds.get(self._bounds_key(candidate, candidate.plan.checkpointing))
+        return bounds is not None and (
+            bounds.latency_s is not None or not self._needs_latency(candidate)
+        )
 
-        The recomputation of a budget is unknown before placement; the bounds assume none.
+    def _needs_latency(self, candidate: Candidate) -> bool:
+        return needs_latency(candidate.plan, streams=self._streams(candidate.config))
+
+    def _run(self, task: Task[_T], candidate: Candidate, countdown: Countdown) -> _T:
+        """Return the result of a task of a plan. A capture that failed is not repeated.
+
+        Raises:
+            NotApplicableError: if the plan cannot be captured.
+            FxpartError: if the task fails for another reason.
+
         """
-        checkpointing = "none" if checkpointing == BUDGET else checkpointing
-        plan, config = candidate.plan, replace(candidate.config, zero=0)
-        graph = stable_digest(model_spec(config).key())
-        key = (graph, checkpointing, plan.devices, plan.replicas)
-        if key not in self._bounds:
-            self._bounds[key] = bounds_of(config, subject(), checkpointing=checkpointing)
-        return self._bounds[key]
-
-    def _capture(self, candidate: Candidate, countdown: Countdown) -> None:
-        """Load the plan's graph into memory, showing progress."""
-        plan, config = candidate.plan, candidate.config
-        if not config.capture.use_cache:
-            return
-        graph = (*(getattr(plan, name) for name in ALIKE if name != "microbatches"), plan.batch)
-        label = f"capturing {_what(config)}"
+        graph, label = _graph(candidate), graph_label(candidate.config)
         for known in (graph, label):
             if known in self._failed:
                 raise self._failed[known]
-        countdown.note(label)
+        countdown.note(f"capturing {label}")
         try:
-            with without_progress() if countdown.has_bar else progress(label):
-                captured_subject(config)
-        except NotApplicableError as error:
-            self._failed[graph] = error
-            raise
-        except (CaptureError, SpecError) as error:
-            if not self._captured:  # the model itself may be at fault
-                raise
-            of_graph = isinstance(error, CaptureError)
-            self._failed[label if of_graph else graph] = NotApplicableError(str(error))
-            raise NotApplicableError(str(error)) from error
+            with without_progress() if countdown.has_bar else nullcontext():
+                result = self._ahead.result(task)
+        except NotCapturedError as error:
+            if isinstance(error.reason, NotApplicableError):
+                self._failed[graph] = error.reason
+                raise error.reason from error
+            # Before any capture has succeeded, the model itself may be at fault.
+            if not self._captured or not isinstance(error.reason, CaptureError | SpecError):
+                raise error.reason from error
+            of_graph = isinstance(error.reason, CaptureError)
+            refused = NotApplicableError(str(error.reason))
+            self._failed[label if of_graph else graph] = refused
+            raise refused from error
         self._captured = True
+        return result
 
-    def _least(self, candidate: Candidate, bounds: Bounds, *, sharp: bool) -> float:
-        """Return a lower bound on the first part of the plan's key; a `sharp` one takes longer."""
+    def _least(self, candidate: Candidate, bounds: Bounds) -> float:
+        """Return a lower bound on the first part of the plan's key."""
         plan, config = candidate.plan, candidate.config
-        least_s = least_time_s(plan, bounds, streams=self._streams(config), sharp=sharp)
+        least_s = least_time_s(plan, bounds, streams=self._streams(config))
         least_s *= 1.0 - _ROUNDING
         if self._request.objective == "latency":
             return least_s
@@ -351,32 +419,7 @@ def _no_less(error: InfeasibleError, microbatches: int) -> InfeasibleError:
     )
 
 
-def _bare(group: Sequence[Candidate]) -> Config:
-    """Return the configuration of the bare step that the plans of a group extend.
-
-    It is without replicas if one of the plans is: replicas need a symbolic capture.
-    """
-    first = min(
-        group,
-        key=lambda item: (_RECOMPUTED.index(item.plan.checkpointing), item.plan.data_parallel),
-    )
-    # Without DistributedDataParallel's copies of gradients, which ZeRO-2 lacks.
-    views = replace(first.config.all_reduce, gradient_as_bucket_view=True)
-    bare = replace(first.config, zero=0)
-    return bare if first.plan.replicas == 1 else replace(bare, all_reduce=views)
-
-
-def _what(config: Config) -> str:
-    """Return a short description of the captured graph."""
-    names = ("tensor_parallel", "context_parallel", "expert_parallel")
-    degrees = {name: getattr(config, name) for name in names}
-    parts = [config.model.name, *(f"{name}={n}" for name, n in degrees.items() if n > 1)]
-    if config.sequence_parallel:
-        parts.append("sequence_parallel")
-    if symbols_of(config):
-        parts.append("any batch")
-    elif config.model.batch_size > 1:
-        parts.append(f"batch {config.model.batch_size}")
-    if config.checkpointing != "none":
-        parts.append(f"checkpointing={config.checkpointing}")
-    return ", ".join(parts)
+def _graph(candidate: Candidate) -> Hashable:
+    """Return the settings that decide the graph of a plan."""
+    plan = candidate.plan
+    return *(getattr(plan, name) for name in ALIKE if name != "microbatches"), plan.batch

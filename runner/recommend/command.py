@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError, SpecError
+from fxpart.support.host import available_cores, host_memory_bytes
 from runner.cli.arguments import refuse_sweep_settings
 from runner.config.read import read_config
 from runner.config.sections import Config
@@ -29,6 +30,9 @@ __all__ = ["Shared", "recommended", "refuse_sweeps"]
 _OF_A_SWEEP = ("-m", "--multirun")
 _ALONE = ("experiment", "rerun", "execute")
 _BATCH = "model.batch_size"
+_PROCESS_BYTES = 4 * 2**30
+"""Memory of this machine for each process that searches: one with 48 large graphs takes 2 GiB."""
+_MOST_PROCESSES = 4
 
 
 def refuse_sweeps(arguments: Sequence[str]) -> None:
@@ -93,11 +97,17 @@ def _recommended(
         config.model.batch_size,
         prefix=PREFIX,
         mode_given=shared.has_mode,
+        processes=_processes(),
     )
     command = without_elsewhere(shared.overrides)
     write_files(identity.folder, command, request, outcome)
     show_outcome(command, request, outcome, identity.folder)
     logged(tracker, command, request, outcome, identity)
+
+
+def _processes() -> int:
+    """Return the number of processes that search."""
+    return max(1, min(available_cores(), _MOST_PROCESSES, host_memory_bytes() // _PROCESS_BYTES))
 
 
 def _shared(

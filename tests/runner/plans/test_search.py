@@ -13,7 +13,7 @@ from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject, shared_subject
-from runner.plans import refused, search
+from runner.plans import refused, tasks
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.refused import captured_subject
@@ -114,6 +114,23 @@ def test_plans_left_out_by_bounds_are_no_better(
         _check_as_run(next(sharing), *step)
 
 
+def test_two_processes_find_what_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=4x0.6mb")
+    cache = f"capture.cache_dir={folder / 'graphs'}"
+    request = Request(rows=1, space=Space(tensor_parallel=[1]))
+    candidates = _space(request, *step, cache, "runtime.host_launch_s=0")
+    refusals = [Refusals({}) for _ in range(2)]
+    alone, together = (
+        evaluated(candidates, request, refused, processes=processes)
+        for processes, refused in enumerate(refusals, 1)
+    )
+    assert alone.bounded
+    assert alone.unfit
+    assert len(alone.ranking) > 1
+    assert document((), request, together) == document((), request, alone)
+
+
 def test_recomputation_counts_before_a_plan_is_costed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +156,7 @@ def test_fewer_microbatches_rule_out_more_where_nothing_fits(
         placed.append(candidate.plan.microbatches)
         raise InfeasibleError(f"too large, {streams}", needed_bytes=2, available_bytes=1)
 
-    monkeypatch.setattr("runner.plans.search.costed", unfit)
+    monkeypatch.setattr("runner.plans.tasks.costed", unfit)
     step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=2x16gb")
     request = Request(space=Space(microbatches=[8, 32], schedule=["1f1b"]))
     candidates = _space(request, *step, checkpointing="none")
@@ -215,14 +232,8 @@ def test_no_plan_needs_less_memory_than_its_bound(
 
 def _with_memory(bounds: Bounds, sizes: Sequence[int]) -> Bounds:
     """Return `bounds` on devices of these sizes, with hardly any memory on further ones."""
-    topology = bounds.problem.topology
-    padded = [*sizes, *[1] * (topology.n_devices - len(sizes))]
-    devices = [
-        replace(device, memory_bytes=size)
-        for device, size in zip(topology.devices, padded, strict=True)
-    ]
-    limited = replace(topology, devices=tuple(devices))
-    return replace(bounds, problem=replace(bounds.problem, topology=limited))
+    padded = [*sizes, *[1] * (len(bounds.memory_bytes) - len(sizes))]
+    return replace(bounds, memory_bytes=tuple(padded))
 
 
 def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +279,7 @@ def build(batch_size, dtype):
             failed.append((config.data_parallel, config.checkpointing))
             raise
 
-    monkeypatch.setattr(search, "captured_subject", watched)
+    monkeypatch.setattr(tasks, "captured_subject", watched)
     step = ("model=custom", "model.factory=fixed_rows:build", "model.batch_size=2")
     cache = f"capture.cache_dir={folder / 'graphs'}"
     config = ("phase=training", "devices=4x16gb", "reserve=none", cache)
