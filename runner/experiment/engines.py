@@ -115,6 +115,8 @@ def _engine_plan(
         implementation=optimizer.implementation,
         same_dtype=not optimizer.master_weights and optimizer.state_dtype in (None, model.dtype),
         megatron=is_megatron(config),
+        float8=config.float8.name,
+        filter_fqns=tuple(config.float8.filter_fqns),
         weights=config.weights.name,
         group_size=config.weights.group_size,
         format_text=format_text(config, graph) if config.weights.name != "none" else "",

@@ -181,15 +181,20 @@ class Ahead:
                 return
 
 
+def _exit(*_: object) -> None:
+    """Exit as at the end of a program, so that what libraries have opened is cleaned up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes twice
+    sys.exit()
+
+
 def _serve(connection: Connection) -> None:
     """Run the tasks that come, until there is no one to ask for more.
 
     None is the answer to a task that fails for another reason than a user's error: it is run again
     by the process that asked, which reports that.
     """
-    # The process that asked ends this one, which then cleans up what libraries have opened.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asked ends this one
+    signal.signal(signal.SIGTERM, _exit)
     with suppress(EOFError, OSError), without_progress():
         while True:
             work = connection.recv()

@@ -48,8 +48,9 @@ def test_a_row_becomes_a_run() -> None:
     )
     assert plain.compute_share == 1
     assert "runtime=eager" in plain.overrides
-    compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile"})
-    assert "runtime=compiled" in compiled.overrides
+    assert not any(override.startswith("float8") for override in run.overrides)
+    compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile", "dtype": "float8 linears"})
+    assert {"runtime=compiled", "float8=tensorwise"} <= set(compiled.overrides)
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     assert "optimizer.master_weights=false" in plain.overrides
     assert plain.tokens == 4 * 8192
@@ -60,7 +61,7 @@ def test_a_row_becomes_a_run() -> None:
     [
         ({"parallel": "FSDP=16 asyncTP torch.compile"}, "nothing stands for asyncTP torch.compile"),
         ({"parallel": "FSDP=2 TP=8"}, "is more than FSDP"),
-        ({"dtype": "float8 linears"}, "products are in float8 linears"),
+        ({"dtype": "int8 linears"}, "products are in int8 linears"),
         ({"activation_checkpointing": None}, "activation checkpointing None is not known"),
         ({"model": "Llama-3.1-9B"}, "has no configuration here"),
         ({"hardware": "MI300X"}, "no training step on known devices"),

@@ -72,6 +72,21 @@ def test_stages_are_counted_in_whole_layers() -> None:
         stages_of(graph, on_devices(graph, *[0] * 7, 1))
 
 
+def test_float8_layers_are_torchtitans_alone() -> None:
+    plan = replace(SHARDED, float8="rowwise", filter_fqns=("lm_head",))
+    files = engine_files(plan)
+    assert [engine.name for engine in files.texts] == ["torchtitan"]
+    assert set(files.refusals.values()) >= {"its file has no float8 layers of torchao"}
+    toml = tomllib.loads(text_of(plan, "torchtitan"))
+    assert toml["model"]["converters"] == ["quantize.linear.float8"]
+    section = toml["quantize"]["linear"]["float8"]
+    assert section == {"recipe_name": "rowwise", "filter_fqns": ["output"]}
+    assert toml["compile"]["enable"] is True
+    unnamed = engine_files(replace(plan, filter_fqns=("mlp.up_proj",)))
+    assert not unnamed.texts
+    assert "it has another name for the layers mlp.up_proj" in unnamed.refusals.values()
+
+
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 @pytest.mark.parametrize("zero", [2, 3])
 def test_accelerate_launches_fsdp2_as_planned(

@@ -105,6 +105,9 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"
             continue
+        if plan.float8 != "none" and engine.write is not torchtitan_toml:
+            refusals[engine] = "its file has no float8 layers of torchao"
+            continue
         try:
             texts[engine] = engine.write(plan)
         except SpecError as error:

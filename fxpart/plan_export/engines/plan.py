@@ -76,6 +76,10 @@ class EnginePlan:
     """Whether optimizer state and weights are only in the dtype of the model."""
     megatron: bool = False
     """Whether the plan is for Megatron-LM's kernels."""
+    float8: str = "none"
+    """The recipe of linear layers that multiply in 8 bits, as in ``conf/float8``."""
+    filter_fqns: tuple[str, ...] = ()
+    """Parts of the paths of linear layers that do not."""
     weights: str = "none"
     """The weight quantization, as in ``conf/weights``."""
     group_size: int = 0

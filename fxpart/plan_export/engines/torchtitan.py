@@ -41,6 +41,9 @@ _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _CONTEXT_DEGREE = "context_parallel_degree"
 _CONTEXT: dict[str, object] = {"context_parallel_rotate_method": "allgather"}
+_FLOAT8 = "quantize.linear.float8"
+_FQNS = {"lm_head": "output"}
+"""torchtitan's names of modules, by those of transformers."""
 _RESHARD = {0: "default", 2: "never", 3: "always"}
 
 
@@ -57,7 +60,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
         raise SpecError(f"it has no pipeline for {name}")
     sharded, order = plan.zero > 0, plan.visible_devices(stages_first=True)
     sections: dict[str, dict[str, object]] = {
-        "model": {"name": name, "flavor": flavor},
+        "model": {"name": name, "flavor": flavor, **_converters(plan)},
         "optimizer": {
             "name": _OPTIMIZERS[plan.optimizer],
             "implementation": plan.implementation.replace("_", "-"),
@@ -78,6 +81,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
             **(_pipeline(plan) if plan.stages.count > 1 else {}),
         },
         "activation_checkpoint": _CHECKPOINTING[plan.checkpointing],
+        **_float8(plan),
     }
     launch = f"# {f'CUDA_VISIBLE_DEVICES={order} ' if order else ''}torchrun --nproc_per_node=..."
     lines = [f"{launch} -m torchtitan.train, {plan.devices} processes in all"]
@@ -94,6 +98,24 @@ def _flavor(plan: EnginePlan) -> tuple[str, str]:
         if known == sizes and has_defaults:
             return flavor
     raise SpecError("it has no flavor with these sizes")
+
+
+def _converters(plan: EnginePlan) -> dict[str, object]:
+    return {"converters": [_FLOAT8]} if plan.float8 != "none" else {}
+
+
+def _float8(plan: EnginePlan) -> dict[str, dict[str, object]]:
+    """Return the sections of linear layers in 8 bits, which need a compiled model."""
+    if plan.float8 == "none":
+        return {}
+    unknown = [fqn for fqn in plan.filter_fqns if fqn not in _FQNS]
+    if unknown:
+        raise SpecError(f"it has another name for the layers {unknown[0]}")
+    filter_fqns = [_FQNS[fqn] for fqn in plan.filter_fqns]
+    return {
+        _FLOAT8: {"recipe_name": plan.float8, "filter_fqns": filter_fqns},
+        "compile": {"enable": True, "components": ["model", "loss"]},
+    }
 
 
 def _refuse(plan: EnginePlan) -> None:
