@@ -33,8 +33,9 @@ from benchmarks.truth.planned_run import run_config
 from benchmarks.truth.row import Row
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import FxpartError
+from runner.config.device_sections import LinkConfig
 from runner.config.paths import conf_dir
-from runner.config.sections import Config, LinkConfig
+from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 

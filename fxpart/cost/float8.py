@@ -71,8 +71,8 @@ class TimesInFloat8:
 def linear_modules(graph: OpGraph, filter_fqns: Sequence[str] = ()) -> frozenset[str]:
     """Return the paths of modules that multiply by their own weight, transposed, in 16 bits.
 
-    Those are the ``nn.Linear`` of a model, whose weights may be gathered first. A layer whose weight
-    is tied to another module's, such as a head, is left out, and so is a path with one of
+    Those are the ``nn.Linear`` of a model, whose weights may be gathered first. A layer whose
+    weight is tied to another module's, such as a head, is left out, and so is a path with one of
     `filter_fqns` in it.
     """
     weights = set(graph.weight_names)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from fxpart.sharding.zero import STAGES
-from runner.config.sections import Config, ModeConfig, TierConfig
+from runner.config.device_sections import TierConfig
+from runner.config.sections import Config, ModeConfig
 from runner.config.specs import tiers_in
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec

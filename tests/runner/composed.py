@@ -33,6 +33,7 @@ GROUPS = (
     "devices",
     "execute",
     "finetune",
+    "float8",
     "latency",
     "mode",
     "model",

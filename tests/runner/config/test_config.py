@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from fxpart.placement import MODES
+from runner.config.device_sections import DevicesConfig, LinkConfig, PoolConfig
 from runner.config.paths import conf_dir
 from runner.config.read import read_config
-from runner.config.sections import DevicesConfig, LinkConfig, PoolConfig
 from runner.experiment.topology import build_topology
 from tests.runner.composed import GROUPS, composed, composed_with_hydra, read
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import SpecError
-from runner.config.sections import DevicesConfig, LinkConfig, PoolConfig, ReserveConfig
+from runner.config.device_sections import DevicesConfig, LinkConfig, PoolConfig
+from runner.config.sections import ReserveConfig
 from runner.config.specs import read_accelerator
 from runner.experiment.topology import build_topology, rounding_bytes
 from tests.runner.composed import read

@@ -2,7 +2,8 @@
 
 import pytest
 
-from runner.config.sections import Config, LinkConfig, ModeConfig, ModelConfig, PoolConfig
+from runner.config.device_sections import LinkConfig, PoolConfig
+from runner.config.sections import Config, ModeConfig, ModelConfig
 from runner.job.identity import Choices, deciding, for_jobs
 from runner.sweep.job_values import look_up, why_unknown
 
