@@ -11,6 +11,9 @@ measured ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
 - MPT is GPT-2's block without biases: transformers' own MPT computes attention as separate
   products, while the measured engine uses one fused kernel.
 - ``torch.compile`` is ``runtime=compiled``, which launches kernels from a CUDA graph.
+- Groups that share layers (``TP``) split sequences too. torchtitan computes the loss from shards of
+  the logits, which no run does: memory of these rows is left out, and time is predicted without its
+  limit. ``asyncTP`` is ``async_tensor_parallel=true``. Tokens are published per device of a group.
 - With gradient accumulation, each microbatch counts as a step.
 - Memory is what torch's allocator reserved.
 - A card limited to fewer watts than the H100's 700 is assumed to compute at the square root of that
@@ -48,12 +51,18 @@ _OLD_ATTENTION = "latency.curves.h100.torch_attention={family: a100, compute_sha
 """Share of an H100's peak that torch's attention reached with Ampere's instructions (Luo et al.:
 Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499)."""
 _GIB = 2**30
+_ANY_MEMORY = 10**12
 _NODE = 8
 """Devices per machine."""
 _WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
 """Rated power in the data sheets of the SXM cards."""
 _LINKS = {"h100": "nvlink4", "h200": "nvlink4", "a100": "nvlink3"}
-_CHECKPOINTING = {"none": "none", "selective": "selective", "full": "block"}
+_CHECKPOINTING = {
+    "none": "none",
+    "selective": "selective",
+    "per-op selective": "selective",
+    "full": "block",
+}
 _RESERVED = ("tensors", "unread weights", "kernel workspaces", "allocator", "library workspaces")
 """Parts of a device's memory that torch's allocator reserves."""
 _LLAMA = {
@@ -96,8 +105,8 @@ class Run:
     """Memory bandwidth of a device; None likewise."""
     compute_share: float
     """Share of the peaks in the accelerator's file that the card reaches."""
-    tokens: int
-    """Tokens per step of one device."""
+    tokens: float
+    """Tokens per step, over the devices that share them."""
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -142,41 +151,53 @@ def run_of(point: Mapping[str, Any]) -> Run:
     accelerator = f"a100_{gigabytes[1] if gigabytes else 80}gb" if family == "a100" else family
     rate, watts = re.search(r"([\d.]+) ?TB/s", hardware), re.search(r"(\d+) ?W\b", hardware)
     power = float(watts[1]) / _WATTS[family] if watts else 1.0
-    replicas, runtime = _replicas(str(point["parallel"]), int(point["n_devices"]))
+    replicas, tensor, parallel = _degrees(str(point["parallel"]), int(point["n_devices"]))
     batch, seq_len = _batch(str(point["batch"])), int(point["seq"])
     overrides = (
         *_model(str(point["model"]), seq_len),
         f"model.batch_size={batch * replicas}",
         f"model.seq_len={seq_len}",
-        *_devices(accelerator, family, replicas),
+        *_devices(accelerator, family, replicas * tensor),
         f"checkpointing={_checkpointing(point)}",
         *_numbers(str(point["dtype"])),
         "phase=training",
         f"data_parallel={replicas}",
         "zero=3",
-        f"runtime={runtime}",
+        *parallel,
         "mode=single",
         "latency=kernels",
         _OLD_ATTENTION,
         "tracking=none",
     )
     memory_bytes = int(gigabytes[1]) * 10**9 if gigabytes else None
+    if tensor > 1:
+        if point["metric"] == "peak_memory":
+            raise Inexpressible("the loss is computed from shards of the logits")
+        memory_bytes = _ANY_MEMORY  # here each device has all logits, for a moment
     bytes_per_s = float(rate[1]) * 1e12 if rate else None
     share = min(1.0, math.sqrt(power))
-    return Run(overrides, memory_bytes, bytes_per_s, share, batch * seq_len)
+    # Published per device; the devices of a tensor-parallel group share their examples.
+    return Run(overrides, memory_bytes, bytes_per_s, share, batch * seq_len / tensor)
 
 
-def _replicas(parallel: str, n_devices: int) -> tuple[int, str]:
-    """Return the number of devices FSDP shards over, if that is the only split, and the runtime."""
-    size = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(.*)", parallel)
-    if size is None or int(size[1]) != n_devices:
-        raise Inexpressible(f"{parallel} on {n_devices} devices is more than FSDP")
-    rest = size[2].replace("CP=1", "").strip()
-    if rest not in ("", "torch.compile"):
-        raise Inexpressible(f"nothing stands for {rest}")
+def _degrees(parallel: str, n_devices: int) -> tuple[int, int, tuple[str, ...]]:
+    """Return the replicas FSDP shards over, the devices of each, and the overrides for the rest."""
+    size = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(?: TP=(\d+)\b)?(.*)", parallel)
+    replicas, tensor = (int(size[1]), int(size[2] or 1)) if size else (0, 1)
+    if size is None or replicas * tensor != n_devices:
+        raise Inexpressible(
+            f"{parallel} on {n_devices} devices is more than FSDP and tensor groups"
+        )
+    rest = size[3].replace("CP=1", "").replace("async TP", "asyncTP").replace("vanilla TP", "")
+    words = rest.split()
+    if not set(words) <= {"torch.compile", "asyncTP"}:
+        raise Inexpressible(f"nothing stands for {rest.strip()}")
     if n_devices > _NODE and n_devices % _NODE:
         raise Inexpressible(f"{n_devices} devices are no whole machines of {_NODE}")
-    return n_devices, "compiled" if rest else "eager"
+    runtime = "compiled" if "torch.compile" in words else "eager"
+    groups = (f"tensor_parallel={tensor}", "sequence_parallel=true") if tensor > 1 else ()
+    overlap = ("async_tensor_parallel=true",) if "asyncTP" in words else ()
+    return replicas, tensor, (f"runtime={runtime}", *groups, *overlap)
 
 
 def _batch(text: str) -> int:
@@ -207,11 +228,11 @@ def _model(name: str, seq_len: int) -> tuple[str, ...]:
     )
 
 
-def _devices(accelerator: str, family: str, replicas: int) -> tuple[str, ...]:
+def _devices(accelerator: str, family: str, count: int) -> tuple[str, ...]:
     link = f"transfer_rate={_LINKS[family]}"
-    machines = replicas // _NODE
+    machines = count // _NODE
     if machines <= 1:
-        return f"devices={replicas}x{accelerator}", link
+        return f"devices={count}x{accelerator}", link
     pools = "+".join([f"{_NODE}x{accelerator}"] * machines)
     return (
         f"devices={pools}",

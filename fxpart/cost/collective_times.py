@@ -15,8 +15,10 @@ from fxpart.cost.tables import LatencySource
 __all__ = [
     "CollectiveGroup",
     "TimesWithCollectives",
+    "collective_axis",
     "collective_bytes",
     "collective_kinds",
+    "collective_seconds",
     "expert_weights",
 ]
 
@@ -66,7 +68,7 @@ def expert_weights(graph: OpGraph) -> IntArray:
     return np.array([w for w, name in names if name.startswith(tuple(prefixes))], dtype=np.int64)
 
 
-def _axis(target: str) -> str:
+def collective_axis(target: str) -> str:
     """Return the mesh axis of a collective."""
     if target.startswith(f"{_OURS}all_to_all"):
         return "expert"
@@ -97,11 +99,25 @@ class TimesWithCollectives:
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D)."""
         times = self.others.op_time_s(graph, topology).copy()
-        kinds = collective_kinds(graph)
-        for op, size_bytes in collective_bytes(graph).items():
-            group = self.groups[_axis(graph.targets[op])]
-            for device, link in enumerate(group.links[: topology.n_devices]):
-                times[op, device] = collective_time_s(
-                    kinds[op], size_bytes, group.size, link, group.curves
-                )
+        for op, seconds in collective_seconds(graph, self.groups).items():
+            known = seconds[: topology.n_devices]
+            times[op, : len(known)] = known
         return times
+
+
+def collective_seconds(
+    graph: OpGraph, groups: Mapping[str, CollectiveGroup]
+) -> dict[int, list[float]]:
+    """Return the time of each collective in the group of each device, in seconds.
+
+    `groups` are those of `TimesWithCollectives`.
+    """
+    kinds = collective_kinds(graph)
+    times = {}
+    for op, size_bytes in collective_bytes(graph).items():
+        group = groups[collective_axis(graph.targets[op])]
+        times[op] = [
+            collective_time_s(kinds[op], size_bytes, group.size, link, group.curves)
+            for link in group.links
+        ]
+    return times

@@ -341,6 +341,8 @@ class _Sections:
     """Number of neighbouring devices in a group that shares every operator."""
     sequence_parallel: bool = False
     """Whether groups also split activations between their layers along the sequence."""
+    async_tensor_parallel: bool = False
+    """Whether collectives of these groups run during the products beside them."""
     expert_parallel: int = 1
     """Replicas that each have some of the experts, and exchange tokens."""
     expert_imbalance: float = 1.0

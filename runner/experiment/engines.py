@@ -105,6 +105,7 @@ def _engine_plan(
         zero=config.zero,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
+        async_tensor_parallel=config.async_tensor_parallel,
         expert_parallel=config.expert_parallel,
         context_parallel=config.context_parallel,
         schedule=config.schedule.name,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
+from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
@@ -123,6 +124,8 @@ def _problem_of(
     times = with_float8(config, operator_times(config, subject, spec.key()))
     if dealt.exchanges:
         times = TimesWithCollectives(times, dealt.exchanges)
+    if config.async_tensor_parallel:
+        times = AsyncTensorTimes(times)
     problem = make_problem(graph, parallel.replica, times, config.objective)
     return problem, times, dealt
 

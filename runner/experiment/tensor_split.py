@@ -10,7 +10,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import DataParallel, ring_links, split_topology
 from fxpart.core.tensor_groups import TensorGroups, tensor_groups
 from fxpart.core.topology import Link, Topology
-from fxpart.cost.collective_times import CollectiveGroup, collective_bytes
+from fxpart.cost.collective_times import CollectiveGroup, collective_bytes, collective_seconds
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
@@ -45,7 +45,9 @@ class TensorSplit:
     collective_bytes: int
     """Bytes that they sum or gather."""
     collective_s: float
-    """Time of the collectives, all exposed: an operator needs each result."""
+    """Time of the collectives."""
+    exposed_s: float
+    """What of that operators wait for: all, unless collectives run during products."""
     shared: tuple[str, ...] = ()
     """What else replicas share, as text."""
     with_collectives: int = 1
@@ -61,6 +63,8 @@ def check_split(config: Config) -> None:
         raise SpecError(f"tensor_parallel={size} must be 1 or more")
     if config.sequence_parallel:
         _check_sequence(config)
+    if config.async_tensor_parallel:
+        _check_async(config)
     if size == 1:
         return
     conflicts = {
@@ -89,6 +93,24 @@ def _check_sequence(config: Config) -> None:
             f"sequence_parallel=true splits whole sequences, got phase={config.phase.name}; use"
             " phase=training or phase=inference"
         )
+
+
+def _check_async(config: Config) -> None:
+    """Raise `NotApplicableError` for plans in which torch does not split products into pieces."""
+    fitting = {
+        f"sequence_parallel={str(config.sequence_parallel).lower()}": (
+            "sequence_parallel=true",
+            config.sequence_parallel,
+        ),
+        f"runtime={config.runtime.name}": ("runtime=compiled", config.runtime.name == "compiled"),
+        f"engine={config.engine}": ("engine=torch", config.engine == "torch"),
+    }
+    for got, (needed, is_so) in fitting.items():
+        if not is_so:
+            raise NotApplicableError(
+                "async_tensor_parallel=true exchanges sequences during compiled products, got"
+                f" {got}; use {needed}, or async_tensor_parallel=false"
+            )
 
 
 class Dealt(NamedTuple):
@@ -167,9 +189,11 @@ def split_cost(
     sizes = collective_bytes(problem.graph)
     ops = np.array(sorted(sizes), dtype=np.int64)
     home = assignment.device_of[ops]
-    seconds = problem.costs.op_time_s[ops, home]
+    whole_s = collective_seconds(problem.graph, exchanges)
+    seconds = np.array([whole_s[op][device] for op, device in zip(ops, home, strict=True)])
     n = problem.topology.n_devices
     busy_s = np.bincount(home, weights=seconds, minlength=n)
+    exposed_s = np.bincount(home, weights=problem.costs.op_time_s[ops, home], minlength=n)
     busiest = int(busy_s.argmax())
     busiest_sizes = [sizes[op] for op in ops[home == busiest].tolist()]
     shared = tuple(
@@ -186,6 +210,7 @@ def split_cost(
         microbatches * len(busiest_sizes),
         microbatches * sum(busiest_sizes),
         microbatches * busy_s[busiest],
+        microbatches * exposed_s[busiest],
         shared,
         int(np.count_nonzero(busy_s)),
         microbatches,
@@ -199,10 +224,11 @@ def split_line(split: TensorSplit) -> str:
     busiest = f" of the busiest {'group' if split.size > 1 else 'device'}"
     busiest *= split.with_collectives > 1
     within = f" in {split.microbatches} microbatches" if split.microbatches > 1 else ""
+    waited = "all" if split.exposed_s == split.collective_s else format_s(split.exposed_s)
     return (
         f"{', '.join((*groups, *split.shared))};"
         f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)}"
-        f"{busiest}{within} {verb} {format_s(split.collective_s)}, all of it waited for"
+        f"{busiest}{within} {verb} {format_s(split.collective_s)}, {waited} of it waited for"
     )
 
 
@@ -213,5 +239,5 @@ def split_metrics(split: TensorSplit) -> dict[str, float]:
         "collectives": float(split.collectives),
         "collective_gib": split.collective_bytes / GIB,
         "collective_ms": split.collective_s * 1e3,
-        "exposed_collective_ms": split.collective_s * 1e3,
+        "exposed_collective_ms": split.exposed_s * 1e3,
     }

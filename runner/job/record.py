@@ -172,6 +172,7 @@ def _plan_text(config: Config) -> str:
         "sequence_parallel": (str(config.sequence_parallel).lower(), "false"),
         "data_parallel": (config.data_parallel, 1),
         "context_parallel": (config.context_parallel, 1),
+        "async_tensor_parallel": (config.async_tensor_parallel, False),
         "expert_parallel": (config.expert_parallel, 1),
         "zero": (config.zero, 0),
         "schedule": (config.schedule.name, "none"),

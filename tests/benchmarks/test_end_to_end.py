@@ -52,6 +52,12 @@ def test_a_row_becomes_a_run() -> None:
     compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile", "dtype": "float8 linears"})
     assert {"runtime=compiled", "float8=tensorwise"} <= set(compiled.overrides)
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
+    for stated, overlaps in {"vanilla TP": False, "async TP": True, "asyncTP": True}.items():
+        groups = run_of(POINT | {"parallel": f"FSDP=2 TP=8 {stated} torch.compile"})
+        assert {"tensor_parallel=8", "sequence_parallel=true"} <= set(groups.overrides)
+        assert ("async_tensor_parallel=true" in groups.overrides) == overlaps
+        assert "model.batch_size=4" in groups.overrides
+        assert groups.tokens == 2 * 8192 / 8
     assert "optimizer.master_weights=false" in plain.overrides
     assert plain.tokens == 4 * 8192
 
@@ -59,8 +65,9 @@ def test_a_row_becomes_a_run() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"parallel": "FSDP=16 asyncTP torch.compile"}, "nothing stands for asyncTP torch.compile"),
-        ({"parallel": "FSDP=2 TP=8"}, "is more than FSDP"),
+        ({"parallel": "FSDP=16 PP=1 torch.compile"}, "nothing stands for PP=1 torch.compile"),
+        ({"parallel": "FSDP=2 TP=4"}, "is more than FSDP"),
+        ({"parallel": "FSDP=2 TP=8", "metric": "peak_memory"}, "from shards of the logits"),
         ({"dtype": "int8 linears"}, "products are in int8 linears"),
         ({"activation_checkpointing": None}, "activation checkpointing None is not known"),
         ({"model": "Llama-3.1-9B"}, "has no configuration here"),

@@ -105,11 +105,20 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"
             continue
-        if plan.float8 != "none" and engine.write is not torchtitan_toml:
-            refusals[engine] = "its file has no float8 layers of torchao"
+        if engine.write is not torchtitan_toml and (reason := _torchtitans_alone(plan)):
+            refusals[engine] = reason
             continue
         try:
             texts[engine] = engine.write(plan)
         except SpecError as error:
             refusals[engine] = str(error)
     return EngineFiles(texts, refusals)
+
+
+def _torchtitans_alone(plan: EnginePlan) -> str:
+    """Return why only torchtitan's file can express the plan; empty if others may."""
+    if plan.float8 != "none":
+        return "its file has no float8 layers of torchao"
+    if plan.async_tensor_parallel:
+        return "its file has no asynchronous tensor parallelism of torch"
+    return ""

@@ -60,6 +60,8 @@ class EnginePlan:
     """One of `fxpart.sharding.zero.STAGES`."""
     tensor_parallel: int = 1
     sequence_parallel: bool = False
+    async_tensor_parallel: bool = False
+    """Whether collectives of tensor parallelism run during products."""
     expert_parallel: int = 1
     """Number of replicas that share the experts."""
     context_parallel: int = 1

@@ -41,6 +41,7 @@ _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _CONTEXT_DEGREE = "context_parallel_degree"
 _CONTEXT: dict[str, object] = {"context_parallel_rotate_method": "allgather"}
+_ASYNC = "enable_async_tensor_parallel"
 _FLOAT8 = "quantize.linear.float8"
 _FQNS = {"lm_head": "output"}
 """torchtitan's names of modules, by those of transformers."""
@@ -76,12 +77,13 @@ def torchtitan_toml(plan: EnginePlan) -> str:
             "data_parallel_shard_degree": plan.data_parallel if sharded else 1,
             "fsdp_reshard_after_forward": _RESHARD[plan.zero],
             "tensor_parallel_degree": plan.tensor_parallel,
+            **({_ASYNC: True} if plan.async_tensor_parallel else {}),
             "pipeline_parallel_degree": plan.stages.ranks,
             **(_CONTEXT | {_CONTEXT_DEGREE: cp} if (cp := plan.context_parallel) > 1 else {}),
             **(_pipeline(plan) if plan.stages.count > 1 else {}),
         },
         "activation_checkpoint": _CHECKPOINTING[plan.checkpointing],
-        **_float8(plan),
+        **_compiled(plan),
     }
     launch = f"# {f'CUDA_VISIBLE_DEVICES={order} ' if order else ''}torchrun --nproc_per_node=..."
     lines = [f"{launch} -m torchtitan.train, {plan.devices} processes in all"]
@@ -104,18 +106,18 @@ def _converters(plan: EnginePlan) -> dict[str, object]:
     return {"converters": [_FLOAT8]} if plan.float8 != "none" else {}
 
 
-def _float8(plan: EnginePlan) -> dict[str, dict[str, object]]:
-    """Return the sections of linear layers in 8 bits, which need a compiled model."""
-    if plan.float8 == "none":
-        return {}
-    unknown = [fqn for fqn in plan.filter_fqns if fqn not in _FQNS]
-    if unknown:
-        raise SpecError(f"it has another name for the layers {unknown[0]}")
-    filter_fqns = [_FQNS[fqn] for fqn in plan.filter_fqns]
-    return {
-        _FLOAT8: {"recipe_name": plan.float8, "filter_fqns": filter_fqns},
-        "compile": {"enable": True, "components": ["model", "loss"]},
-    }
+def _compiled(plan: EnginePlan) -> dict[str, dict[str, object]]:
+    """Return the sections of what needs a compiled model."""
+    sections: dict[str, dict[str, object]] = {}
+    if plan.float8 != "none":
+        unknown = [fqn for fqn in plan.filter_fqns if fqn not in _FQNS]
+        if unknown:
+            raise SpecError(f"it has another name for the layers {unknown[0]}")
+        filter_fqns = [_FQNS[fqn] for fqn in plan.filter_fqns]
+        sections[_FLOAT8] = {"recipe_name": plan.float8, "filter_fqns": filter_fqns}
+    if sections or plan.async_tensor_parallel:
+        sections["compile"] = {"enable": True, "components": ["model", "loss"]}
+    return sections
 
 
 def _refuse(plan: EnginePlan) -> None:

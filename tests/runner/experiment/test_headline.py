@@ -79,7 +79,7 @@ def test_the_cache_is_that_of_all_replicas_and_groups(
     replicas = _served(*prefill, "data_parallel=2", "devices=2x16gb")
     assert headline(replicas)["kv_cache_gib"] == whole
     result = _served(*prefill)
-    split = replace(result, split=TensorSplit(2, 1, 0, 0, 0.0))
+    split = replace(result, split=TensorSplit(2, 1, 0, 0, 0.0, 0.0))
     assert headline(split)["kv_cache_gib"] == 2 * whole
 
 
@@ -134,7 +134,7 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     logged["phase=generate"] = generated - steps
     of_zero = zero_metrics(ShardedStep(0.0, 0, 0, 0.0, 0.0))
     logged["degrees or zero"] = set(of_zero)
-    logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0))) - set(of_zero)
+    logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0, 0.0))) - set(of_zero)
     logged["execute"] = set(measured_metrics(measured))
     assert logged == {
         needs: {metric.name for metric in METRICS if metric.jobs == needs}

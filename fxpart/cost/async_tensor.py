@@ -1,0 +1,115 @@
+"""Asynchronous tensor parallelism: collectives that run during the products beside them.
+
+As torch's inductor does with ``_micro_pipeline_tp`` over symmetric memory: an all-gather whose
+result goes into products, and a product whose result is reduce-scattered, are split into as many
+pieces as there are ranks, so that one piece is sent while another is multiplied. What is left to
+wait for is the time by which the collective is longer than its products.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.topology import Topology
+from fxpart.cost.collective_times import collective_axis, collective_kinds
+from fxpart.cost.tables import LatencySource
+
+__all__ = ["AsyncTensorTimes", "products_beside"]
+
+_MOST_KEPT = 48
+"""Graphs whose products are kept: a recommendation alternates between this many."""
+_VIEWS = ("_unsafe_view", "alias", "expand", "permute", "reshape", "squeeze", "t", "transpose")
+_PIECES = ("cat", "chunk", "clone", "contiguous", "getitem", "split", "stack", "unbind")
+_MOVES = frozenset((*_VIEWS, *_PIECES, "unsqueeze", "view"))
+"""Operators that change no element: a gather along the sequence is one along the batch, and these.
+"""
+_AGAIN = "_again"
+"""Suffix of the names of operators that a checkpoint computes again."""
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.linear.")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AsyncTensorTimes:
+    """Operator times in which a collective takes what it is longer than its products."""
+
+    synchronous: LatencySource
+    """Source of the times, with collectives."""
+
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D)."""
+        times = self.synchronous.op_time_s(graph, topology).copy()
+        for collective, products in products_beside(graph).items():
+            times[collective] = np.maximum(times[collective] - times[products].sum(axis=0), 0.0)
+        return times
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def products_beside(graph: OpGraph) -> dict[int, list[int]]:
+    """Return the products of each collective of a tensor-parallel group that has any.
+
+    They read the result of an all-gather, or the reduce-scatter reads theirs, through operators
+    that change no element. A product is beside one collective only.
+    """
+    readers: dict[int, list[int]] = {}
+    for op in range(graph.n_ops):
+        for value in graph.reads_of(op).tolist():
+            readers.setdefault(int(graph.value_producer[value]), []).append(op)
+    found: dict[int, list[int]] = {}
+    taken = set[int]()
+    for op, kind in collective_kinds(graph).items():
+        if collective_axis(graph.targets[op]) != "tensor":
+            continue
+        if kind == "all_gather":
+            products = _after(graph, op, readers)
+        elif kind == "reduce_scatter":
+            products = _before(graph, op)
+        else:
+            continue
+        products = [product for product in products if product not in taken]
+        taken.update(products)
+        if products:
+            found[op] = products
+    return found
+
+
+def _is_product(graph: OpGraph, op: int) -> bool:
+    return graph.targets[op].startswith(_PRODUCTS) and bool(graph.flops[op])
+
+
+def _after(graph: OpGraph, gather: int, readers: dict[int, list[int]]) -> list[int]:
+    """Return the products, of the same pass, that read the result of an all-gather."""
+    products, queue, known = list[int](), [gather], {gather}
+    while queue:
+        for op in readers.get(queue.pop(), []):
+            if op in known or graph.is_backward[op] != graph.is_backward[gather]:
+                continue
+            known.add(op)
+            if _is_product(graph, op):
+                products.append(op)
+            elif _keeps_elements(graph, op):
+                queue.append(op)
+    # What was gathered again is also read by later products, which do not wait for it.
+    again = [op for op in products if graph.names[op].endswith(_AGAIN)]
+    return sorted(again or products)
+
+
+def _before(graph: OpGraph, scatter: int) -> list[int]:
+    """Return the product whose result a reduce-scatter sums, if it sums that of one alone."""
+    op = scatter
+    while True:
+        value = int(graph.reads_of(op)[0])
+        op = int(graph.value_producer[value])
+        if op < 0:
+            return []
+        if _is_product(graph, op):
+            return [op]
+        if not _keeps_elements(graph, op):
+            return []
+
+
+def _keeps_elements(graph: OpGraph, op: int) -> bool:
+    """Return whether an operator only moves elements, such as a view or a concatenation."""
+    target = graph.targets[op]
+    return target.removeprefix("aten.").partition(".")[0] in _MOVES
