@@ -23,8 +23,8 @@ _MOST_KEPT = 48
 _VIEWS = ("_unsafe_view", "alias", "expand", "permute", "reshape", "squeeze", "t", "transpose")
 _PIECES = ("cat", "chunk", "clone", "contiguous", "getitem", "split", "stack", "unbind")
 _MOVES = frozenset((*_VIEWS, *_PIECES, "unsqueeze", "view"))
-"""Operators that change no element: a gather along the sequence is one along the batch, and these.
-"""
+"""Operators that change no element: views, and what a gather along the sequence becomes around one
+along the batch."""
 _AGAIN = "_again"
 """Suffix of the names of operators that a checkpoint computes again."""
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.linear.")

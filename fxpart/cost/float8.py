@@ -14,9 +14,9 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray, OpGraph, storage_roots
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.tables import LatencySource
-from fxpart.errors import SpecError
+from fxpart.errors import NotApplicableError, SpecError
 
-__all__ = ["RECIPES", "TimesInFloat8", "cast_bytes", "linear_modules", "with_float8_rates"]
+__all__ = ["RECIPES", "TimesInFloat8", "cast_bytes", "linear_modules"]
 
 RECIPES: Mapping[str, int] = {"tensorwise": 2, "rowwise": 0}
 """Bytes read for the scale of each element, by torchao's name of the recipe.
@@ -51,15 +51,19 @@ class TimesInFloat8:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
         Raises:
-            SpecError: if a device cannot multiply in 8 bits.
+            SpecError: if a device cannot multiply in 8 bits, or no layer is in 16 bits.
 
         """
         times = self.others.op_time_s(graph, topology).copy()
         casts = cast_bytes(graph, self.recipe, linear_modules(graph, self.filter_fqns))
         products = np.array(list(casts), dtype=np.int64)
         if not len(products):
-            return times
-        faster = self.others.op_time_s(graph, with_float8_rates(topology))
+            raise NotApplicableError(
+                f"float8={self.recipe} found no linear layer that multiplies in bfloat16 or float16"
+                " by its own weight; use model.dtype=bfloat16, fewer float8.filter_fqns, or"
+                " float8=none"
+            )
+        faster = self.others.op_time_s(graph, _with_float8_rates(topology))
         # An operator that only moves these bytes.
         flops, moved = graph.flops.copy(), graph.moved_bytes.copy()
         flops[products], moved[products] = 0, list(casts.values())
@@ -107,7 +111,7 @@ def _products(graph: OpGraph) -> list[int]:
 
 
 def cast_bytes(graph: OpGraph, recipe: str, linear: frozenset[str]) -> dict[int, int]:
-    """Return the bytes moved to cast operands, by product of the modules `linear`, all of them.
+    """Return the bytes moved to cast operands, for each product of the modules `linear`.
 
     A tensor is cast once in a forward, and again in a backward, since 16 bits are saved: the first
     product that needs it is charged. It is written once for each side of a product that it is on,
@@ -147,7 +151,7 @@ def _operands(graph: OpGraph, op: int, roots: IntArray) -> list[tuple[int, int]]
     return operands
 
 
-def with_float8_rates(topology: Topology) -> Topology:
+def _with_float8_rates(topology: Topology) -> Topology:
     """Return the devices with the rates of 8 bits in place of those of 16 bits.
 
     Raises:

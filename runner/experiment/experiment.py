@@ -14,6 +14,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.collective_times import TimesWithCollectives
+from fxpart.cost.float8 import TimesInFloat8
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
@@ -173,7 +174,9 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
             subject.unconverted or subject.captured.graph,
             reads_text=subject.steps is None or subject.steps.reads_text,
         ),
-        times_note=source_note(config, times, problem.graph),
+        times_note=source_note(
+            config, times.others if isinstance(times, TimesInFloat8) else times, problem.graph
+        ),
         shards=costed.shards,
         split=split_cost(
             problem,

@@ -8,6 +8,7 @@ from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.core.graph import ENCODER_STATES, OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
+from runner.experiment.float8 import multiplies_in_float8
 from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates
 from runner.experiment.weight_format import format_text
@@ -105,7 +106,7 @@ def _phase(config: Config, graph: OpGraph, *, reads_text: bool) -> str:
         context = f" against {context_len} tokens" if context_len else ""
         return f"{config.phase.name}{context}"
     tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
-    products = "" if config.float8.name == "none" else f" in {config.float8.name} float8"
+    products = f" in {config.float8.name} float8" if multiplies_in_float8(config) else ""
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     recomputation = (
         "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"

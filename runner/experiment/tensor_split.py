@@ -47,7 +47,7 @@ class TensorSplit:
     collective_s: float
     """Time of the collectives."""
     exposed_s: float
-    """What of that operators wait for: all, unless collectives run during products."""
+    """The part of it that operators wait for: all, unless collectives run during products."""
     shared: tuple[str, ...] = ()
     """What else replicas share, as text."""
     with_collectives: int = 1

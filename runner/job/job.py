@@ -222,7 +222,7 @@ def _opening_run(
 def _switching_often() -> Iterator[None]:
     """Let a thread that returns from a compiled loop wait less for one that runs Python.
 
-    A search calls thousands of loops of a millisecond, and would wait five after each.
+    A search calls thousands of loops of a millisecond, and would wait 5 ms after each.
     """
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)

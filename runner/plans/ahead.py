@@ -25,7 +25,7 @@ __all__ = ["Ahead", "Task"]
 
 _T = TypeVar("_T")
 _HERE = 0
-"""The number of this process."""
+"""Number of this process among those that compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _result_of(work: Callable[[], object]) -> _Result:
 
 
 class Ahead:
-    """Computes results here and in other processes, `processes` in all.
+    """Computes tasks in this process and `processes` - 1 others.
 
     The others start with the first task for them, each with a thread here that gives it one task
     after the other, and end with the block.
@@ -65,6 +65,7 @@ class Ahead:
         self._others: list[SpawnProcess] = []
         self._changed = Condition()
         """Held to use what follows."""
+        self._has_ended = False
         self._asked: dict[Hashable, Task[Any]] = {}
         """Tasks that no process has begun, the first one first."""
         self._begun: set[Hashable] = set()
@@ -72,23 +73,28 @@ class Ahead:
         """The number of the process that first loaded each graph. Loading takes as long as placing
         a plan, so others leave that graph to it while they have something else to do."""
         self._results: dict[Hashable, _Result] = {}
+        self._faulty: set[Hashable] = set()
+        """Tasks that failed in another process for another reason than a user's error."""
 
     def __enter__(self) -> "Ahead":
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._has_ended, self._asked = True, {}
+            self._changed.notify_all()
         for process in self._others:
             process.terminate()
 
     @property
-    def looks(self) -> bool:
+    def has_others(self) -> bool:
         """Whether there are other processes to ask."""
         return bool(self._to_start or self._others)
 
     def ask(self, tasks: Iterable[Task[Any]]) -> None:
-        """Have the first of these `tasks` begun by other processes, instead of those asked for."""
+        """Replace the tasks that other processes may begin, the most urgent first."""
         with self._changed:
-            known = self._begun | self._results.keys()
+            known = self._begun | self._results.keys() | self._faulty
             self._asked = {task.key: task for task in tasks if task.key not in known}
             self._changed.notify_all()
         while self._to_start > 0 and self._asked:
@@ -109,11 +115,16 @@ class Ahead:
         while (following := self._to_run_here(task)) is not None:
             if following is task:
                 return task.work()
-            with without_progress():
-                result = _result_of(following.work)
+            try:
+                with without_progress():
+                    result = _result_of(following.work)
+            except Exception:  # a fault, raised if the turn of that task comes
+                self._faulty.add(following.key)
+                continue
             with self._changed:
                 self._results[following.key] = result
-        known = self._results.pop(task.key)
+        with self._changed:
+            known = self._results.pop(task.key)
         if known.error is not None:
             raise known.error
         value: _T = known.value
@@ -156,34 +167,47 @@ class Ahead:
 
         What it does not return is run here.
         """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked)
-                tasks = self._asked.values()
-                owned = (task for task in tasks if self._owner(task) == number)
-                free = (task for task in tasks if task.graph not in self._owners)
-                task = next(chain(owned, free, tasks))
-                del self._asked[task.key]
-                self._begun.add(task.key)
-                self._owners.setdefault(task.graph, number)
-            result, has_ended = None, False
-            try:
-                connection.send(task.work)
-                result = connection.recv()
-            except (EOFError, OSError):
-                has_ended = True
-            with self._changed:
-                self._begun.remove(task.key)
-                if result is not None:
-                    self._results[task.key] = result
-                self._changed.notify_all()
-            if has_ended:
-                return
+        with connection:
+            while (task := self._next_for(number)) is not None:
+                result, has_ended = None, False
+                try:
+                    connection.send(task.work)
+                    result = connection.recv()
+                except Exception:  # it has ended, or the task or its result cannot be pickled
+                    has_ended = True
+                with self._changed:
+                    self._begun.remove(task.key)
+                    if result is None:
+                        self._faulty.add(task.key)
+                    else:
+                        self._results[task.key] = result
+                    if has_ended:
+                        owned = [graph for graph, owner in self._owners.items() if owner == number]
+                        for graph in owned:
+                            del self._owners[graph]
+                    self._changed.notify_all()
+                if has_ended:
+                    return
+
+    def _next_for(self, number: int) -> Task[Any] | None:
+        """Return a task for another process, if possible of a graph it has; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._has_ended)
+            if self._has_ended:
+                return None
+            tasks = self._asked.values()
+            owned = (task for task in tasks if self._owner(task) == number)
+            free = (task for task in tasks if task.graph not in self._owners)
+            task = next(chain(owned, free, tasks))
+            del self._asked[task.key]
+            self._begun.add(task.key)
+            self._owners.setdefault(task.graph, number)
+            return task
 
 
 def _exit(*_: object) -> None:
     """Exit as at the end of a program, so that what libraries have opened is cleaned up."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes twice
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # multiprocessing sends it again at exit
     sys.exit()
 
 
@@ -197,10 +221,9 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, _exit)
     with suppress(EOFError, OSError), without_progress():
         while True:
-            work = connection.recv()
             try:
-                connection.send(_result_of(work))
-            except OSError:
+                connection.send(_result_of(connection.recv()))
+            except (EOFError, OSError):
                 raise
-            except Exception:  # `work` has a fault, or its result cannot be pickled
+            except Exception:  # a fault, or what cannot be pickled
                 connection.send(None)

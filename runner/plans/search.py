@@ -211,11 +211,11 @@ class _Search:
 
     def look_ahead(self, queue: Sequence[tuple[float, int, Candidate, bool]]) -> None:
         """Have other processes begin what the next plans of the `queue` seem to need."""
-        if not self._ahead.looks:
+        if not self._ahead.has_others:
             return
         tasks = list[Task[Any]]()
         for bound, _, candidate, is_sharp in nsmallest(_LOOKED_AT, queue):
-            if self.knows(candidate) or self._is_beaten(bound):
+            if self.knows(candidate) or self._is_beaten(bound) or self._failure(candidate):
                 continue
             if not is_sharp and not self._has_sharp(candidate):
                 tasks.append(self._sharp_task(candidate))
@@ -346,10 +346,9 @@ class _Search:
             FxpartError: if the task fails for another reason.
 
         """
+        if failure := self._failure(candidate):
+            raise failure
         graph, label = _graph(candidate), graph_label(candidate.config)
-        for known in (graph, label):
-            if known in self._failed:
-                raise self._failed[known]
         countdown.note(f"capturing {label}")
         try:
             with without_progress() if countdown.has_bar else nullcontext():
@@ -365,8 +364,16 @@ class _Search:
             refused = NotApplicableError(str(error.reason))
             self._failed[label if of_graph else graph] = refused
             raise refused from error
+        except (InfeasibleError, NotApplicableError):
+            self._captured = True
+            raise
         self._captured = True
         return result
+
+    def _failure(self, candidate: Candidate) -> NotApplicableError | None:
+        """Return why the graph of a plan could not be captured before, if so."""
+        by_plan = self._failed.get(_graph(candidate))
+        return by_plan or self._failed.get(graph_label(candidate.config))
 
     def _least(self, candidate: Candidate, bounds: Bounds) -> float:
         """Return a lower bound on the first part of the plan's key."""

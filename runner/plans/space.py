@@ -101,6 +101,7 @@ class Plan:
         changed = self.configuration(base)
         settings: dict[str, tuple[object, object]] = {
             **{name: (getattr(self, name), getattr(base, name)) for name in _DEGREES},
+            "async_tensor_parallel": (changed.async_tensor_parallel, base.async_tensor_parallel),
             "expert_imbalance": (changed.expert_imbalance, base.expert_imbalance),
             "model.batch_size": (self.batch_size, base.model.batch_size),
             "schedule": (self.schedule, base.schedule.name),
@@ -125,6 +126,7 @@ class Plan:
         return replace(
             base,
             **shared,
+            async_tensor_parallel=base.async_tensor_parallel and self.sequence_parallel,
             expert_imbalance=base.expert_imbalance if self.expert_parallel > 1 else 1.0,
             model=replace(base.model, batch_size=self.batch_size),
             mode=ModeConfig(self.mode, options),

@@ -17,6 +17,7 @@ from runner.experiment.check import check
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
+from runner.experiment.runtime import as_kernels
 from runner.experiment.subject import graph_to_place, shared_subject
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -35,7 +36,7 @@ _GROUPS = (
 
 def _graph(*overrides: str) -> OpGraph:
     config = read(*_GROUPS, *overrides)
-    return graph_to_place(config, shared_subject(config, model_spec(config)))
+    return as_kernels(config, graph_to_place(config, shared_subject(config, model_spec(config))), 1)
 
 
 def _by_module(graph: OpGraph, *, backward: bool) -> list[tuple[str, str, list[str]]]:

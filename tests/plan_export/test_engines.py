@@ -87,6 +87,17 @@ def test_float8_layers_are_torchtitans_alone() -> None:
     assert "it has another name for the layers mlp.up_proj" in unnamed.refusals.values()
 
 
+def test_asynchronous_groups_are_torchtitans_alone() -> None:
+    groups = replace(SHARDED, tensor_parallel=2, sequence_parallel=True, async_tensor_parallel=True)
+    files = engine_files(groups)
+    assert [engine.name for engine in files.texts] == ["torchtitan"]
+    assert "its file has no asynchronous tensor parallelism of torch" in files.refusals.values()
+    toml = tomllib.loads(text_of(groups, "torchtitan"))
+    assert toml["parallelism"]["enable_async_tensor_parallel"] is True
+    assert toml["compile"]["enable"] is True
+    assert "quantize" not in toml
+
+
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 @pytest.mark.parametrize("zero", [2, 3])
 def test_accelerate_launches_fsdp2_as_planned(

@@ -35,6 +35,7 @@ def test_only_times_change(sharded: tuple[str, ...]) -> None:
     assert eight.evaluation.latency_s > sixteen.evaluation.latency_s
     assert "in rowwise float8" in eight.subject_line
     assert "float8" not in sixteen.subject_line
+    assert eight.times_note == sixteen.times_note
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_only_times_change(sharded: tuple[str, ...]) -> None:
         (("float8.name=rowwide",), "float8=rowwide does not exist; nearest: rowwise"),
         (("float8.filter_fqns=[lm_head]",), "float8=none, with which all are"),
         (("float8=tensorwise", "finetune=lora"), "got finetune=lora; use finetune=none"),
+        (("float8=rowwise", "model.dtype=float32"), "found no linear layer that multiplies in"),
     ],
 )
 def test_what_does_not_combine_is_refused(overrides: tuple[str, ...], message: str) -> None:

@@ -47,8 +47,8 @@ def _begun(ahead: Ahead, *tasks: Task[int]) -> None:
 def test_results_are_those_of_one_process_in_any_order() -> None:
     tasks = [Task(number, number % 2, partial(_process_of, number)) for number in range(9)]
     with Ahead(1) as alone, Ahead(3) as ahead:
-        assert not alone.looks
-        assert ahead.looks
+        assert not alone.has_others
+        assert ahead.has_others
         alone.ask(tasks)
         assert [alone.result(task) for task in tasks] == [(n, os.getpid()) for n in range(9)]
         ahead.ask(tasks)
@@ -80,6 +80,27 @@ def test_user_errors_come_back_and_faults_are_raised_here(tmp_path: Path) -> Non
         with pytest.raises(ZeroDivisionError):
             ahead.result(faulty)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_cannot_be_sent_is_run_here() -> None:
+    with Ahead(2) as ahead:
+        unsendable = Task("lambda", 0, lambda: 3)
+        ahead.ask([unsendable])
+        assert ahead.result(unsendable) == 3
+        after = Task("after", 0, os.getpid)
+        ahead.ask([after])
+        assert ahead.result(after) == os.getpid()
+
+
+def test_a_fault_in_another_task_is_raised_at_its_turn(tmp_path: Path) -> None:
+    slow = Task("slow", 1, partial(time.sleep, 2.0))
+    faulty = Task("faulty", 0, partial(_faulty, tmp_path))
+    with Ahead(2) as ahead:
+        _begun(ahead, slow)  # type: ignore[arg-type]
+        ahead.ask([faulty])
+        ahead.result(slow)
+        with pytest.raises(ZeroDivisionError):
+            ahead.result(faulty)
 
 
 def test_the_tasks_of_a_process_that_ended_are_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
