@@ -26,6 +26,7 @@ from runner.output.units import GIB, format_s, format_size
 __all__ = [
     "Dealt",
     "TensorSplit",
+    "check_async",
     "check_split",
     "dealt_out",
     "split_cost",
@@ -64,7 +65,7 @@ def check_split(config: Config) -> None:
     if config.sequence_parallel:
         _check_sequence(config)
     if config.async_tensor_parallel:
-        _check_async(config)
+        check_async(config)
     if size == 1:
         return
     conflicts = {
@@ -95,7 +96,7 @@ def _check_sequence(config: Config) -> None:
         )
 
 
-def _check_async(config: Config) -> None:
+def check_async(config: Config) -> None:
     """Raise `NotApplicableError` for plans in which torch does not split products into pieces."""
     fitting = {
         f"sequence_parallel={str(config.sequence_parallel).lower()}": (

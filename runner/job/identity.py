@@ -246,6 +246,8 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "all_reduce": asdict(config.all_reduce) if _has_sums(config) else {},
         "tensor_parallel": config.tensor_parallel,
         "sequence_parallel": config.sequence_parallel,
+        "async_tensor_parallel": config.async_tensor_parallel,
+        "float8": asdict(config.float8),
         "mesh": [config.expert_parallel, config.expert_imbalance, config.context_parallel],
         "engine": config.engine,
         "zero": config.zero,

@@ -1,10 +1,11 @@
 """The identity of a run: what is logged of it, and when two runs are the same."""
 
+import inspect
 import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,32 @@ def key_of(config: Config) -> str:
         "devices.saturate_host=true",
         "mode=cost_aware",
         "price_per_hour={rtx_a4000: 3}",
+        "float8=rowwise",
+        "float8.filter_fqns=[lm_head]",
+        "async_tensor_parallel=true",
     ],
 )
 def test_settings_that_affect_the_result_change_the_key(override: str) -> None:
     assert key_of(read(*BASE)) != key_of(read(*BASE, override))
+
+
+def test_every_setting_counts_or_is_known_not_to() -> None:
+    source = inspect.getsource(identity)
+    unread = {field.name for field in fields(Config) if f"config.{field.name}" not in source}
+    # What a job is told, shows and records; the model's key has two, a function reads the prices.
+    assert unread == {
+        "context_len",
+        "figures",
+        "finetune",
+        "price_per_hour",
+        "question",
+        "resume",
+        "rerun",
+        "tracking",
+        "verbose",
+        "where",
+        "zip",
+    }
 
 
 @pytest.mark.parametrize("replicas", ["data_parallel=2", "context_parallel=2", "mode=recommend"])

@@ -15,6 +15,7 @@ from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject, shared_subject
 from runner.plans import refused, tasks
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
+from runner.plans.chosen import best_of
 from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.refused import captured_subject
 from runner.plans.request import Request, Space
@@ -129,6 +130,28 @@ def test_two_processes_find_what_one_does(folder: Path, monkeypatch: pytest.Monk
     assert alone.unfit
     assert len(alone.ranking) > 1
     assert document((), request, together) == document((), request, alone)
+
+
+def test_plans_without_sequence_parallelism_ignore_asynchronous_collectives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    step = ("phase=training", "devices=2x16gb", "runtime=compiled", "async_tensor_parallel=true")
+    base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *step)
+    request = Request(space=Space(checkpointing=["none"], schedule=["none"]))
+    outcome = best_of({"": base}, request, {}, 1, prefix="recommend.")
+    shares = {costed.candidate.plan.sequence_parallel for costed in outcome.ranking}
+    assert shares == {False, True}
+    for costed in outcome.ranking:
+        shared = costed.candidate.plan.sequence_parallel
+        assert costed.candidate.config.async_tensor_parallel == shared
+        assert ("async_tensor_parallel=false" in costed.candidate.overrides) != shared
+        if shared:
+            assert costed.metrics["exposed_collective_ms"] < costed.metrics["collective_ms"]
+    with pytest.raises(NotApplicableError, match="got runtime=eager; use runtime=compiled"):
+        best_of(
+            {"": read(*TINY_LLAMA, *step, "runtime=eager")}, request, {}, 1, prefix="recommend."
+        )
 
 
 def test_recomputation_counts_before_a_plan_is_costed(
