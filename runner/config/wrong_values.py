@@ -5,6 +5,7 @@ Only its exceptions' types, public attributes and messages are used.
 
 import re
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import (
@@ -17,7 +18,7 @@ from omegaconf.errors import (
 
 from fxpart.core.device_spec import parse_size_bytes
 from fxpart.errors import SpecError, nearest_names
-from runner.config import sections
+from runner.config import device_sections, sections
 from runner.config.passwords import without_password
 from runner.config.paths import conf_dir
 
@@ -27,6 +28,13 @@ _MOST_WRITTEN = 1e15
 """Largest number to write out in digits."""
 _LONGEST_VALUE = 80
 """Most characters of a value to show."""
+_SECTIONS: dict[str, Any] = {
+    name: getattr(module, name)
+    for module in (sections, device_sections)
+    for name in module.__all__
+    if name.endswith("Config")
+}
+"""The classes of sections by name."""
 
 
 def refused_by_omegaconf(error: OmegaConfBaseException, override: str = "") -> str:
@@ -123,7 +131,7 @@ def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
         )
     several = re.search(r"is not a subclass of (\w+)|Cannot assign", message)
     class_name = (several and several[1]) or ""
-    if several and (key or class_name in sections.__all__):
+    if several and (key or class_name in _SECTIONS):
         return _needs_several(setting, key, value, class_name)
     if class_name.endswith("LauncherConf"):
         message += "; a launcher is chosen in defaults: `- override /hydra/launcher: joblib`"
@@ -132,7 +140,7 @@ def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
 
 def _needs_several(setting: str, key: str, value: str, class_name: str) -> str:
     """Return the error for a single value in place of a section, whose class may be known."""
-    section = getattr(sections, class_name, None)
+    section = _SECTIONS.get(class_name)
     if not key:  # while merging whole files, the error names only the class
         known = fields(sections.Schema)
         key = next((field.name for field in known if section and field.type is section), "")
