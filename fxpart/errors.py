@@ -4,7 +4,7 @@ A message is one line that states what was requested, what is available, and wha
 """
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import gcd
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "nearest_degrees",
     "nearest_names",
     "one_line",
+    "refuse_unfitting",
     "show_bytes",
     "show_unequal_bytes",
     "told_apart",
@@ -40,6 +41,20 @@ class SpecError(FxpartError, ValueError):
 
 class NotApplicableError(SpecError):
     """Valid choices that cannot be combined, so that a grid over both skips the combination."""
+
+
+def refuse_unfitting(needing: str, fitting: Mapping[str, tuple[str, bool]], otherwise: str) -> None:
+    """Raise `NotApplicableError` for the first choice that does not suit another.
+
+    Args:
+        needing: the other choice, and what it needs.
+        fitting: by choice as typed, the one that is needed, and whether the choice suits.
+        otherwise: the choice that needs nothing.
+
+    """
+    for got, (needed, suits) in fitting.items():
+        if not suits:
+            raise NotApplicableError(f"{needing}, got {got}; use {needed}, or {otherwise}")
 
 
 class CaptureError(FxpartError, RuntimeError):

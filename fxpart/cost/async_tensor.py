@@ -6,11 +6,14 @@ pieces as there are ranks, so that one piece is sent while another is multiplied
 wait for is the time by which the collective is longer than its products.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
+from fxpart.core.fusion import operator_name
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.collective_times import collective_axis, collective_kinds
@@ -27,26 +30,26 @@ _MOVES = frozenset((*_VIEWS, *_PIECES, "unsqueeze", "view"))
 along the batch."""
 _AGAIN = "_again"
 """Suffix of the names of operators that a checkpoint computes again."""
-_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.linear.")
+_PRODUCTS = ("mm", "addmm", "linear")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AsyncTensorTimes:
     """Operator times in which a collective takes what it is longer than its products."""
 
-    synchronous: LatencySource
-    """Source of the times, with collectives."""
+    others: LatencySource
+    """Source of the times, with collectives that run by themselves."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D)."""
-        times = self.synchronous.op_time_s(graph, topology).copy()
+        times = self.others.op_time_s(graph, topology).copy()
         for collective, products in products_beside(graph).items():
             times[collective] = np.maximum(times[collective] - times[products].sum(axis=0), 0.0)
         return times
 
 
 @lru_cache(maxsize=_MOST_KEPT)
-def products_beside(graph: OpGraph) -> dict[int, list[int]]:
+def products_beside(graph: OpGraph) -> Mapping[int, list[int]]:
     """Return the products of each collective of a tensor-parallel group that has any.
 
     They read the result of an all-gather, or the reduce-scatter reads theirs, through operators
@@ -56,8 +59,8 @@ def products_beside(graph: OpGraph) -> dict[int, list[int]]:
     for op in range(graph.n_ops):
         for value in graph.reads_of(op).tolist():
             readers.setdefault(int(graph.value_producer[value]), []).append(op)
-    found: dict[int, list[int]] = {}
-    taken = set[int]()
+    products_of: dict[int, list[int]] = {}
+    assigned = set[int]()
     for op, kind in collective_kinds(graph).items():
         if collective_axis(graph.targets[op]) != "tensor":
             continue
@@ -67,15 +70,15 @@ def products_beside(graph: OpGraph) -> dict[int, list[int]]:
             products = _before(graph, op)
         else:
             continue
-        products = [product for product in products if product not in taken]
-        taken.update(products)
+        products = [product for product in products if product not in assigned]
+        assigned.update(products)
         if products:
-            found[op] = products
-    return found
+            products_of[op] = products
+    return MappingProxyType(products_of)
 
 
 def _is_product(graph: OpGraph, op: int) -> bool:
-    return graph.targets[op].startswith(_PRODUCTS) and bool(graph.flops[op])
+    return bool(graph.flops[op]) and operator_name(graph.targets[op]) in _PRODUCTS
 
 
 def _after(graph: OpGraph, gather: int, readers: dict[int, list[int]]) -> list[int]:
@@ -111,5 +114,4 @@ def _before(graph: OpGraph, scatter: int) -> list[int]:
 
 def _keeps_elements(graph: OpGraph, op: int) -> bool:
     """Return whether an operator only moves elements, such as a view or a concatenation."""
-    target = graph.targets[op]
-    return target.removeprefix("aten.").partition(".")[0] in _MOVES
+    return operator_name(graph.targets[op]) in _MOVES

@@ -14,7 +14,6 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.collective_times import TimesWithCollectives
-from fxpart.cost.float8 import TimesInFloat8
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
@@ -30,7 +29,7 @@ from runner.experiment.fitting_plan import bounded, fitting_plan
 from runner.experiment.float8 import with_float8
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
-from runner.experiment.operator_times import operator_times, source_note
+from runner.experiment.operator_times import innermost, operator_times, source_note
 from runner.experiment.rates import price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas
@@ -153,6 +152,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
             if costed.placement.offloaded
             else whole_modules(config, problem, assignment, place)
         )
+    source = innermost(times)
     return Result(
         subject,
         problem,
@@ -163,7 +163,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         tokens=config.model.seq_len,
         price_per_hour=price_per_hour(config),
         step=spec.step,
-        measured_on=getattr(times, "device_name", None),
+        measured_on=getattr(source, "device_name", None),
         schedule=costed.schedule,
         replicas=replicas,
         device_memory=costed.device_memory,
@@ -174,9 +174,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
             subject.unconverted or subject.captured.graph,
             reads_text=subject.steps is None or subject.steps.reads_text,
         ),
-        times_note=source_note(
-            config, times.others if isinstance(times, TimesInFloat8) else times, problem.graph
-        ),
+        times_note=source_note(config, source, problem.graph),
         shards=costed.shards,
         split=split_cost(
             problem,

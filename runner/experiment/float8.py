@@ -2,7 +2,7 @@
 
 from fxpart.cost.float8 import RECIPES, TimesInFloat8
 from fxpart.cost.tables import LatencySource
-from fxpart.errors import NotApplicableError, SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names, refuse_unfitting
 from runner.config.sections import Config
 from runner.experiment.training import finetunes, is_megatron, is_training
 
@@ -43,12 +43,9 @@ def check_float8(config: Config) -> None:
             config.capture.symbolic == "none",
         ),
     }
-    for got, (needed, is_so) in fitting.items():
-        if not is_so:
-            raise NotApplicableError(
-                f"float8={recipe} multiplies in 8 bits in a compiled training step, got {got}; use"
-                f" {needed}, or float8=none"
-            )
+    refuse_unfitting(
+        f"float8={recipe} multiplies in 8 bits in a compiled training step", fitting, "float8=none"
+    )
 
 
 def with_float8(config: Config, times: LatencySource) -> LatencySource:

@@ -12,11 +12,14 @@ import numpy as np
 from fxpart.capture.captured import step_key
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
+from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.calibration import read_calibration
+from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import CurveFamily, family_from
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.curves.tables import MeasuredTables
+from fxpart.cost.float8 import TimesInFloat8
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.tables import LatencySource
@@ -32,6 +35,7 @@ from runner.output.terminal import counted, progress
 __all__ = [
     "MOST_MEASURED",
     "check_latency",
+    "innermost",
     "is_measured",
     "operator_times",
     "ring_curves",
@@ -281,6 +285,13 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
     "trace": _traced,
 }
 """The values of ``latency.source``."""
+
+
+def innermost(times: LatencySource) -> LatencySource:
+    """Return the source of times without what a plan adds: collectives, and products in 8 bits."""
+    while isinstance(times, TimesWithCollectives | AsyncTensorTimes | TimesInFloat8):
+        times = times.others
+    return times
 
 
 def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:

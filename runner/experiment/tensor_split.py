@@ -13,7 +13,7 @@ from fxpart.core.topology import Link, Topology
 from fxpart.cost.collective_times import CollectiveGroup, collective_bytes, collective_seconds
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.problem import Problem
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, refuse_unfitting
 from runner.config.sections import Config
 from runner.experiment.mesh import replica_count, replica_degrees
 from runner.experiment.operator_times import ring_curves
@@ -106,12 +106,11 @@ def check_async(config: Config) -> None:
         f"runtime={config.runtime.name}": ("runtime=compiled", config.runtime.name == "compiled"),
         f"engine={config.engine}": ("engine=torch", config.engine == "torch"),
     }
-    for got, (needed, is_so) in fitting.items():
-        if not is_so:
-            raise NotApplicableError(
-                "async_tensor_parallel=true exchanges sequences during compiled products, got"
-                f" {got}; use {needed}, or async_tensor_parallel=false"
-            )
+    refuse_unfitting(
+        "async_tensor_parallel=true exchanges sequences during compiled products",
+        fitting,
+        "async_tensor_parallel=false",
+    )
 
 
 class Dealt(NamedTuple):

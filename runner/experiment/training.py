@@ -4,7 +4,7 @@ import math
 
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import CHECKPOINTING, StepOptions
-from fxpart.errors import NotApplicableError, SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names, refuse_unfitting
 from runner.config.sections import BUDGET, Config, FinetuneConfig
 
 __all__ = [
@@ -164,7 +164,7 @@ def check_decided(config: Config) -> None:
 
 def _check_megatron(config: Config) -> None:
     """Raise `NotApplicableError` if Megatron-LM, or our plan of it, lacks a feature of `config`."""
-    wrong = {
+    fitting = {
         f"phase={config.phase.name}": ("phase=training", is_training(config)),
         f"model.loss={config.model.loss}": ("model.loss=own", config.model.loss == "own"),
         f"data_parallel={config.data_parallel} zero={config.zero}": (
@@ -188,12 +188,11 @@ def _check_megatron(config: Config) -> None:
             config.backward_order == "autograd",
         ),
     }
-    for got, (fitting, is_so) in wrong.items():
-        if not is_so:
-            raise NotApplicableError(
-                "engine=megatron plans a training step with Megatron's distributed optimizer, got "
-                f"{got}; use {fitting}, or engine=torch"
-            )
+    refuse_unfitting(
+        "engine=megatron plans a training step with Megatron's distributed optimizer",
+        fitting,
+        "engine=torch",
+    )
 
 
 def _check_order(config: Config) -> None:

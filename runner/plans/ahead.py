@@ -74,7 +74,7 @@ class Ahead:
         a plan, so others leave that graph to it while they have something else to do."""
         self._results: dict[Hashable, _Result] = {}
         self._faulty: set[Hashable] = set()
-        """Tasks that failed in another process for another reason than a user's error."""
+        """Tasks that failed ahead of their turn for another reason than a user's error."""
 
     def __enter__(self) -> "Ahead":
         return self
@@ -119,7 +119,8 @@ class Ahead:
                 with without_progress():
                     result = _result_of(following.work)
             except Exception:  # a fault, raised if the turn of that task comes
-                self._faulty.add(following.key)
+                with self._changed:
+                    self._faulty.add(following.key)
                 continue
             with self._changed:
                 self._results[following.key] = result

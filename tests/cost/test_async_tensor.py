@@ -118,3 +118,12 @@ def test_a_run_reports_what_is_exposed() -> None:
 def test_what_torch_does_not_overlap_is_refused(override: str, needed: str) -> None:
     with pytest.raises(NotApplicableError, match=needed):
         check(read(*_GROUPS, "async_tensor_parallel=true", override))
+
+
+def test_the_source_of_times_is_named_whatever_a_plan_adds() -> None:
+    step = (*_GROUPS, "devices=2xh100")
+    alone = ("tensor_parallel=1", "sequence_parallel=false")
+    added = (alone, (), ("async_tensor_parallel=true", "float8=rowwise"))
+    configs = [read(*step, *overrides) for overrides in added]
+    notes = [plan(config, model_spec(config), advises=False).times_note for config in configs]
+    assert notes == ["of curves of h100"] * 3

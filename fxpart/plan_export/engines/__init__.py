@@ -105,7 +105,7 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"
             continue
-        if engine.write is not torchtitan_toml and (reason := _torchtitans_alone(plan)):
+        if engine.write is not torchtitan_toml and (reason := _needs_torchtitan(plan)):
             refusals[engine] = reason
             continue
         try:
@@ -115,8 +115,8 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
     return EngineFiles(texts, refusals)
 
 
-def _torchtitans_alone(plan: EnginePlan) -> str:
-    """Return why only torchtitan's file can express the plan; empty if others may."""
+def _needs_torchtitan(plan: EnginePlan) -> str:
+    """Return why no file but torchtitan's can express the plan; empty if others may."""
     if plan.float8 != "none":
         return "its file has no float8 layers of torchao"
     if plan.async_tensor_parallel:

@@ -1,9 +1,10 @@
 """The ranking of plans in a space."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject, shared_subject
-from runner.plans import refused, tasks
+from runner.plans import refused, search, tasks
+from runner.plans.ahead import Ahead, Task
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.chosen import best_of
 from runner.plans.evaluate import Candidate, Costed, Outcome
@@ -121,11 +123,25 @@ def test_two_processes_find_what_one_does(folder: Path, monkeypatch: pytest.Monk
     cache = f"capture.cache_dir={folder / 'graphs'}"
     request = Request(rows=1, space=Space(tensor_parallel=[1]))
     candidates = _space(request, *step, cache, "runtime.host_launch_s=0")
+    found_elsewhere = set[str]()
+
+    class Waiting(Ahead):
+        """Leaves all that is asked to the other process, which would else begin too late."""
+
+        def ask(self, tasks: Iterable[Task[Any]]) -> None:
+            super().ask(tasks)
+            with self._changed:
+                done = self._changed.wait_for(lambda: not (self._asked or self._begun), 120)
+                keys: Iterable[Any] = self._results
+                found_elsewhere.update(kind for kind, *_ in keys)
+            assert done
+
     refusals = [Refusals({}) for _ in range(2)]
-    alone, together = (
-        evaluated(candidates, request, refused, processes=processes)
-        for processes, refused in enumerate(refusals, 1)
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "Ahead", Waiting)
+        together = evaluated(candidates, request, refusals[1], processes=2)
+    alone = evaluated(candidates, request, refusals[0])
+    assert found_elsewhere == {"bounds", "cost"}
     assert alone.bounded
     assert alone.unfit
     assert len(alone.ranking) > 1
