@@ -1,6 +1,7 @@
 """Run a tensor-parallel model with torch's own styles, on the plan of the model class."""
 
 import gc
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
@@ -45,13 +47,14 @@ class Counted:
 def tensor_run(rank: int, size: int, spec: ModelSpec) -> Counted:
     """Return the counts of this process for the model of `spec`, split over the group."""
     with seeded(0, CPU):
-        built = build_model(replace(spec, sequence_parallel=False), CPU)
+        built = build_model(replace(spec, sequence_parallel=False, loss_parallel=False), CPU)
     mesh = init_device_mesh("cpu", (size,))
     if spec.sequence_parallel:
-        _parallelize_sequences(built.module, mesh)
+        _parallelize_sequences(built.module, mesh, splits_loss=spec.loss_parallel)
     else:
         parallelize(built.module, mesh)
-    return counted_run(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
+    with loss_parallel() if spec.loss_parallel else nullcontext():
+        return counted_run(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
 
 
 def whole_run(rank: int, size: int, spec: ModelSpec) -> Counted:
@@ -88,13 +91,24 @@ def parallelize(module: nn.Module, mesh: Any, excluded: tuple[str, ...] = ()) ->
     parallelize_module(module, mesh, {path: torch_styles[style] for path, style in styles.items()})
 
 
-def _parallelize_sequences(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a DeviceMesh
-    """Split a model as torchtitan splits its Llama: norms run on pieces of the sequence."""
+def _parallelize_sequences(
+    module: nn.Module,
+    mesh: Any,  # noqa: ANN401 - a DeviceMesh
+    *,
+    splits_loss: bool,
+) -> None:
+    """Split a model as torchtitan splits its Llama: norms run on pieces of the sequence.
+
+    With `splits_loss`, logits stay split for `loss_parallel`.
+    """
     styles, pieces = tensor_plan(module), Shard(1)
+    logits = Shard(-1) if splits_loss else Replicate()
     torch_styles: dict[str, ParallelStyle] = {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(output_layouts=pieces),
-        "colwise_gather_output": ColwiseParallel(input_layouts=pieces, output_layouts=Replicate()),
+        "colwise_gather_output": ColwiseParallel(
+            input_layouts=pieces, output_layouts=logits, use_local_output=not splits_loss
+        ),
         "embedding_rowwise": RowwiseParallel(input_layouts=Replicate(), output_layouts=pieces),
     }
     plan = {path: torch_styles[style] for path, style in styles.items()}

@@ -5,7 +5,7 @@ run with data, it communicates with that many neighbours in `torch.distributed`.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "embedded_rows",
     "gather_context",
     "gather_sequence",
+    "largest_of_group",
     "place_in",
     "process_group",
     "scatter_sequence",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _REDUCE, _GATHER = "fxpart::all_reduce", "fxpart::all_gather"
+_LARGEST = "fxpart::all_reduce.max"
 _SUM, _JOIN = "fxpart::sum_gradient", "fxpart::joined_parts"
 _ROWS = "fxpart::embedded_rows"
 _SCATTER = "fxpart::reduce_scatter"
@@ -45,6 +47,12 @@ _SEQUENCE = 1
 def all_reduce(x: Tensor, group: int) -> Tensor:
     """Return the sum of `x` over the group, in new memory; its gradient is the identity."""
     result: Tensor = torch.ops.fxpart.all_reduce(x, group)
+    return result
+
+
+def largest_of_group(x: Tensor, group: int) -> Tensor:
+    """Return the elementwise maximum of `x` over the group, in new memory; it has no gradient."""
+    result: Tensor = torch.ops.fxpart.all_reduce.max(x, group)
     return result
 
 
@@ -143,6 +151,7 @@ def _neighbours(size: int, world: dist.ProcessGroup | None) -> dist.ProcessGroup
 
 
 torch.library.define(_REDUCE, _SCHEMA)
+torch.library.define(_LARGEST, _SCHEMA)
 torch.library.define(_GATHER, _SCHEMA)
 torch.library.define(_ROWS, "(Tensor ids, Tensor weight, int group, int rank) -> Tensor")
 torch.library.define(_SCATTER, _SCHEMA)
@@ -154,11 +163,14 @@ torch.library.define(IN_ORDER, _SCHEMA)
 torch.library.define(_BY_DEVICE, _SCHEMA)
 
 
-@torch.library.impl(_REDUCE, "CPU")
-def _reduced(x: Tensor, group: int) -> Tensor:
+def _reduced(x: Tensor, group: int, operation: dist.ReduceOp.RedOpType) -> Tensor:
     result = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, group=process_group(group))
+    dist.all_reduce(result, operation, group=process_group(group))
     return result
+
+
+torch.library.impl(_REDUCE, "CPU", partial(_reduced, operation=dist.ReduceOp.SUM))
+torch.library.impl(_LARGEST, "CPU", partial(_reduced, operation=dist.ReduceOp.MAX))
 
 
 def _reduced_shape(x: Tensor, group: int) -> Tensor:
@@ -216,7 +228,8 @@ torch.library.register_fake(_SCATTER_IN_PLACE, _scattered_sequence_shape)
 torch.library.register_fake(_GATHER_AGAIN, _gathered_positions_shape)
 torch.library.register_fake(_GATHER_CONTEXT, _gathered_positions_shape)
 torch.library.register_fake(_SCATTER_CONTEXT, _scattered_sequence_shape)
-torch.library.register_fake(_REDUCE, _reduced_shape)
+for _name in (_REDUCE, _LARGEST):
+    torch.library.register_fake(_name, _reduced_shape)
 torch.library.register_fake(_SCATTER, _scattered_shape)
 torch.library.register_fake(_GATHER, _gathered_shape)
 

@@ -22,6 +22,7 @@ from fxpart.sharding.collectives import (
     scatter_sequence,
     sum_gradient,
 )
+from fxpart.sharding.loss_parallel import compute_loss_on_shards
 from fxpart.sharding.sequence import Regions, count_positions, regions_of
 from fxpart.sharding.tensor_plan import check_heads, tensor_plan
 
@@ -40,9 +41,11 @@ class _Group:
     """Shard and split dimension by the id of the whole parameter, which tied modules share."""
     wholes: list[nn.Parameter] = field(default_factory=list)
     """References that keep the ids valid."""
+    splits_loss: bool = False
+    """Whether the head's outputs stay split, for a loss over a split vocabulary."""
     is_megatron: bool = False
-    """Whether the head's outputs stay split, for a loss over a split vocabulary, and positions come
-    before the batch, so that gathered pieces of a sequence need no copy."""
+    """Whether positions come before the batch, so that gathered pieces of a sequence need no copy,
+    and are gathered again in the backward."""
     regions: Regions | None = None
     """The regions with whole activations under sequence parallelism; None without it."""
 
@@ -72,6 +75,7 @@ def shard_module(
     *,
     sequence: bool = False,
     megatron: bool = False,
+    loss_parallel: bool = False,
     whole: Sequence[str] = (),
 ) -> nn.Module:
     """Reduce `module` in place to the part on device `rank` of a group of `group`; return it.
@@ -84,13 +88,14 @@ def shard_module(
         sequence: whether activations between split layers are split along the sequence (Korthikanti
             et al., arXiv:2205.05198), as by torch's `SequenceParallel`.
         megatron: whether pieces of a sequence are gathered again in the backward instead of saving
-            the whole, and the loss is computed on parts of the vocabulary.
+            the whole, and the loss of `as_megatron` is computed on parts of the vocabulary.
+        loss_parallel: whether the model's own loss is, as by torch's `loss_parallel`.
         whole: modules to leave alone whatever the plan says, such as experts that are distributed
             otherwise.
 
     Raises:
-        NotApplicableError: if the model has no plan, a style is unknown, or the group does not
-            divide a size.
+        NotApplicableError: if the model has no plan, a style is unknown, the group does not divide
+            a size, or `loss_parallel` does not suit the model.
 
     """
     if group == 1:
@@ -100,7 +105,9 @@ def shard_module(
     inside = tuple(f"{path}." for path in whole)
     styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    state = _Group(group, rank, is_megatron=megatron)
+    state = _Group(group, rank, splits_loss=megatron or loss_parallel, is_megatron=megatron)
+    if loss_parallel:
+        compute_loss_on_shards(module, group, rank)
     if sequence:
         state.regions = regions_of(module, styles, whole)
     for path, style in styles.items():
@@ -209,7 +216,7 @@ def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
         # The input lives until the outputs are gathered, as with torch's `ColwiseParallel` hooks.
         x = group.entered(x, path)
         part = forward(x, *args, **kwargs)
-        return part if group.is_megatron else all_gather(part, group.size)
+        return part if group.splits_loss else all_gather(part, group.size)
 
     _wrap(module, run)
 

@@ -343,6 +343,8 @@ class _Sections:
     """Whether groups also split activations between their layers along the sequence."""
     async_tensor_parallel: bool = False
     """Whether collectives of these groups run during the products beside them."""
+    loss_parallel: bool = False
+    """Whether these groups compute the loss of a step from shards of the logits."""
     expert_parallel: int = 1
     """Replicas that each have some of the experts, and exchange tokens."""
     expert_imbalance: float = 1.0

@@ -106,6 +106,7 @@ def _engine_plan(
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
         async_tensor_parallel=config.async_tensor_parallel,
+        loss_parallel=config.loss_parallel,
         expert_parallel=config.expert_parallel,
         context_parallel=config.context_parallel,
         schedule=config.schedule.name,

@@ -38,6 +38,7 @@ def model_spec(config: Config) -> ModelSpec:
         autocast=model.autocast,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
+        loss_parallel=config.loss_parallel,
         expert_parallel=config.expert_parallel,
         expert_imbalance=config.expert_imbalance,
         context_parallel=config.context_parallel,

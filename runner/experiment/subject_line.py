@@ -51,6 +51,8 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         parts.append(f"tensor_parallel={config.tensor_parallel}")
     if config.sequence_parallel:
         parts.append("sequence_parallel=true")
+    if config.loss_parallel:
+        parts.append("loss_parallel=true")
     degrees = ("expert_parallel", "context_parallel")
     parts += [f"{name}={getattr(config, name)}" for name in degrees if getattr(config, name) > 1]
     if config.expert_imbalance != 1:

@@ -20,6 +20,7 @@ from runner.experiment.operator_times import ring_curves
 from runner.experiment.runtime import host_launch_s
 from runner.experiment.serving import is_serving
 from runner.experiment.topology import build_topology
+from runner.experiment.training import is_training
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -27,6 +28,7 @@ __all__ = [
     "Dealt",
     "TensorSplit",
     "check_async",
+    "check_loss_parallel",
     "check_split",
     "dealt_out",
     "split_cost",
@@ -66,6 +68,8 @@ def check_split(config: Config) -> None:
         _check_sequence(config)
     if config.async_tensor_parallel:
         check_async(config)
+    if config.loss_parallel:
+        check_loss_parallel(config)
     if size == 1:
         return
     conflicts = {
@@ -110,6 +114,24 @@ def check_async(config: Config) -> None:
         "async_tensor_parallel=true exchanges sequences during compiled products",
         fitting,
         "async_tensor_parallel=false",
+    )
+
+
+def check_loss_parallel(config: Config) -> None:
+    """Raise `NotApplicableError` for plans without a loss over a split vocabulary."""
+    fitting = {
+        f"tensor_parallel={config.tensor_parallel}": (
+            "tensor_parallel=2 or more",
+            config.tensor_parallel > 1,
+        ),
+        f"phase={config.phase.name}": ("phase=training", is_training(config)),
+        f"engine={config.engine}": ("engine=torch", config.engine == "torch"),
+        f"model.loss={config.model.loss}": ("model.loss=own", config.model.loss == "own"),
+    }
+    refuse_unfitting(
+        "loss_parallel=true computes the model's own loss from shards of the logits",
+        fitting,
+        "loss_parallel=false",
     )
 
 

@@ -237,7 +237,8 @@ def _sharded_by(config: Config) -> str:
     engines = []
     if config.tensor_parallel > 1:
         norms = " and SequenceParallel for its norms" if config.sequence_parallel else ""
-        engines.append(f"parallelize_module by the plan of the model's class{norms}")
+        loss = " with loss_parallel" if config.loss_parallel else ""
+        engines.append(f"parallelize_module by the plan of the model's class{norms}{loss}")
     if config.zero == 1:
         engines.append(f"{_REPLICAS} with ZeroRedundancyOptimizer")
     if config.zero > 1:

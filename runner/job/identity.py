@@ -247,6 +247,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "tensor_parallel": config.tensor_parallel,
         "sequence_parallel": config.sequence_parallel,
         "async_tensor_parallel": config.async_tensor_parallel,
+        "loss_parallel": config.loss_parallel,
         "float8": asdict(config.float8),
         "mesh": [config.expert_parallel, config.expert_imbalance, config.context_parallel],
         "engine": config.engine,

@@ -209,6 +209,7 @@ def _chosen(config: Config) -> dict[str, object]:
         "tensor_parallel": (config.tensor_parallel, 1),
         "sequence_parallel": (config.sequence_parallel, False),
         "async_tensor_parallel": (config.async_tensor_parallel, False),
+        "loss_parallel": (config.loss_parallel, False),
         "expert_parallel": (config.expert_parallel, 1),
         "expert_imbalance": (config.expert_imbalance, 1.0),
         "context_parallel": (config.context_parallel, 1),

@@ -98,6 +98,23 @@ def test_asynchronous_groups_are_torchtitans_alone() -> None:
     assert "quantize" not in toml
 
 
+@pytest.mark.parametrize("loss_parallel", [False, True])
+def test_losses_of_shards_are_torchtitans_alone_which_has_them_by_default(
+    loss_parallel: bool,
+) -> None:
+    groups = replace(SHARDED, tensor_parallel=2, sequence_parallel=True)
+    plan = replace(groups, loss_parallel=loss_parallel)
+    assert _parallelism(plan)["disable_loss_parallel"] is not loss_parallel
+    refusals = engine_files(plan).refusals.values()
+    assert ("its file has no loss_parallel of torch" in refusals) == loss_parallel
+    assert "disable_loss_parallel" not in _parallelism(SHARDED)
+
+
+def _parallelism(plan: EnginePlan) -> dict[str, object]:
+    section: dict[str, object] = tomllib.loads(text_of(plan, "torchtitan"))["parallelism"]
+    return section
+
+
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 @pytest.mark.parametrize("zero", [2, 3])
 def test_accelerate_launches_fsdp2_as_planned(

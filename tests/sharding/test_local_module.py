@@ -168,3 +168,8 @@ def test_a_bidirectional_mask_is_not_treated_as_causal() -> None:
     spec = llama(2, attn_implementation="eager", pad_token_id=0)
     with pytest.raises(NotApplicableError, match="as products is not causal"):
         build_model(replace(spec, architecture="EuroBertForMaskedLM", sequence_parallel=True))
+
+
+def test_only_losses_of_causal_language_models_are_split() -> None:
+    with pytest.raises(NotApplicableError, match="Linear is not one; set loss_parallel=false"):
+        shard_module(nn.Linear(2, 2), 2, plan={}, loss_parallel=True)

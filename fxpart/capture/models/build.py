@@ -169,6 +169,7 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
             spec.tensor_parallel,
             sequence=spec.sequence_parallel,
             megatron=is_megatron,
+            loss_parallel=spec.loss_parallel,
             whole=expert_paths(module) if spec.expert_parallel > 1 else (),
         )
     if spec.context_parallel > 1:

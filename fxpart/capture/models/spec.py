@@ -34,6 +34,7 @@ save (`fxpart.sharding.megatron`)."""
 _USUAL: Mapping[str, object] = {
     "tensor_parallel": 1,
     "sequence_parallel": False,
+    "loss_parallel": False,
     "expert_parallel": 1,
     "expert_imbalance": 1.0,
     "context_parallel": 1,
@@ -127,6 +128,8 @@ class ModelSpec:
     """Number of devices that share every operator; the model is the part of one of them."""
     sequence_parallel: bool = False
     """Whether these also split, along the sequence, the operators between the shared layers."""
+    loss_parallel: bool = False
+    """Whether these compute the loss from shards of the logits."""
     expert_parallel: int = 1
     """Number of devices that hold some of the experts each and exchange tokens; likewise."""
     expert_imbalance: float = 1.0

@@ -121,4 +121,6 @@ def _needs_torchtitan(plan: EnginePlan) -> str:
         return "its file has no float8 layers of torchao"
     if plan.async_tensor_parallel:
         return "its file has no asynchronous tensor parallelism of torch"
+    if plan.loss_parallel:
+        return "its file has no loss_parallel of torch"
     return ""

@@ -62,6 +62,8 @@ class EnginePlan:
     sequence_parallel: bool = False
     async_tensor_parallel: bool = False
     """Whether collectives of tensor parallelism run during products."""
+    loss_parallel: bool = False
+    """Whether the loss is computed from shards of the logits."""
     expert_parallel: int = 1
     """Number of replicas that share the experts."""
     context_parallel: int = 1

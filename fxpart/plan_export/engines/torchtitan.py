@@ -42,6 +42,7 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _CONTEXT_DEGREE = "context_parallel_degree"
 _CONTEXT: dict[str, object] = {"context_parallel_rotate_method": "allgather"}
 _ASYNC = "enable_async_tensor_parallel"
+_WHOLE_LOSS = "disable_loss_parallel"
 _FLOAT8 = "quantize.linear.float8"
 _FQNS = {"lm_head": "output"}
 """torchtitan's names of modules, by those of transformers."""
@@ -77,6 +78,8 @@ def torchtitan_toml(plan: EnginePlan) -> str:
             "data_parallel_shard_degree": plan.data_parallel if sharded else 1,
             "fsdp_reshard_after_forward": _RESHARD[plan.zero],
             "tensor_parallel_degree": plan.tensor_parallel,
+            # By default it computes the loss from shards.
+            **({_WHOLE_LOSS: not plan.loss_parallel} if plan.tensor_parallel > 1 else {}),
             **({_ASYNC: True} if plan.async_tensor_parallel else {}),
             "pipeline_parallel_degree": plan.stages.ranks,
             **(_CONTEXT | {_CONTEXT_DEGREE: cp} if (cp := plan.context_parallel) > 1 else {}),

@@ -72,6 +72,38 @@ def test_collectives_are_those_of_all_microbatches() -> None:
     assert "; 12 collectives of 42.00 KiB in 3 microbatches take" in split_line(step.split)
 
 
+def test_a_loss_of_shards_sums_numbers_of_positions_instead_of_gathering_logits() -> None:
+    groups = ("devices=2x16gb", "tensor_parallel=2", "mode=single")
+    step = (*groups, "phase=training", "optimizer=none", "model.seq_len=256")
+    gathered, shards = (_planned(*step, f"loss_parallel={on}") for on in ("false", "true"))
+    kinds = [
+        Counter(collective_kinds(result.captured.graph).values()) for result in (gathered, shards)
+    ]
+    assert kinds[1] - kinds[0] == Counter(all_reduce=3)
+    assert kinds[0] - kinds[1] == Counter(all_gather=1)
+    # One gather of 256 x 256 bfloat16 logits, and three sums of 256 float32 numbers.
+    difference = headline(gathered)["collective_gib"] - headline(shards)["collective_gib"]
+    assert difference * GIB == pytest.approx(2 * 256 * 256 - 3 * 4 * 256)
+    assert shards.evaluation.devices[0].peak_bytes < gathered.evaluation.devices[0].peak_bytes
+    assert "loss_parallel=true" in shards.subject_line
+
+
+@pytest.mark.parametrize(
+    ("override", "needed"),
+    [
+        ("tensor_parallel=1", "tensor_parallel=2 or more"),
+        ("phase=inference", "phase=training"),
+        ("engine=megatron", "engine=torch"),
+        ("model.loss=mean", "model.loss=own"),
+    ],
+)
+def test_a_loss_of_shards_needs_shards_and_a_loss(override: str, needed: str) -> None:
+    step = ("devices=2x16gb", "tensor_parallel=2", "phase=training", "loss_parallel=true")
+    message = f"got {override}; use {needed}, or loss_parallel=false"
+    with pytest.raises(NotApplicableError, match=re.escape(message)):
+        check_split(read(*TINY_LLAMA, *step, override))
+
+
 def test_a_piece_of_the_sequence_is_kept_between_layers() -> None:
     groups = ("devices=4x16gb", "data_parallel=2", "tensor_parallel=2", "model.batch_size=4")
     step = (*groups, "phase=training", "mode=single", "optimizer=none")

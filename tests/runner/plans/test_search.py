@@ -414,3 +414,21 @@ def test_a_bound_is_written_with_its_unit(objective: str, name: str) -> None:
     rows = document((), Request(objective), outcome)["bounded"]
     assert isinstance(rows, list)
     assert [{key: row[key] for key in row if "bound" in key} for row in rows] == [{name: 0.125}]
+
+
+def test_plans_without_tensor_parallelism_ignore_losses_of_shards(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    step = ("phase=training", "devices=2x16gb", "loss_parallel=true")
+    base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *step)
+    request = Request(space=Space(checkpointing=["none"], schedule=["none"]))
+    outcome = best_of({"": base}, request, {}, 1, prefix="recommend.")
+    degrees = {costed.candidate.plan.tensor_parallel for costed in outcome.ranking}
+    assert degrees == {1, 2}
+    for costed in outcome.ranking:
+        splits = costed.candidate.plan.tensor_parallel > 1
+        assert costed.candidate.config.loss_parallel == splits
+        assert ("loss_parallel=false" in costed.candidate.overrides) != splits
+    with pytest.raises(NotApplicableError, match="got engine=megatron; use engine=torch"):
+        best_of({"": replace(base, engine="megatron")}, request, {}, 1, prefix="recommend.")
