@@ -170,7 +170,7 @@ def _comparison_rows(
 
 def _zero_row(name: str, spec: ModelSpec, count: int, stage: int) -> list[str]:
     forecast = predicted_zero(spec, count, stage, "adamw")
-    runs = run_group(count, zero_run, spec, stage, "adamw")
+    runs = run_group(count, zero_run, spec, stage, ("adamw", None))
     counted = max(run.step_bytes for run in runs)
     same = all(Counter(run.step_collectives) == forecast.step_collectives for run in runs)
     actual = Counter(runs[0].step_collectives)

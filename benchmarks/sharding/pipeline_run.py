@@ -8,14 +8,14 @@ block and on the stage.
 import gc
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
@@ -58,7 +58,7 @@ _CPU = torch.device("cpu")
 PASSED_BYTES = MICROBATCHES * _BATCH * _TOKENS * 64 * 4
 """Receive buffers of each stage; the plan of a run has none."""
 LOGITS_BYTES = _BATCH * _TOKENS * _VOCABULARY * 4
-"""Logits of one microbatch, which the engine keeps in addition to the plan of a run."""
+"""Logits of one microbatch in float32, which the engine keeps in addition to the plan of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,13 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def pipeline_run(rank: int, size: int, stage: int, schedule: str) -> PipelineCounted:
-    """Return the counts of this process for a step with ZeRO `stage`, 2 or 3."""
+def pipeline_run(
+    rank: int, size: int, stage: int, schedule: str, reduce_dtype: str | None = None
+) -> PipelineCounted:
+    """Return the counts of this process for a step with ZeRO `stage`, 2 or 3.
+
+    With `reduce_dtype`, the model is in bfloat16 and its gradients are summed in that dtype.
+    """
     assert size == STAGES * REPLICAS
     mesh = init_device_mesh("cpu", (STAGES, REPLICAS), mesh_dim_names=("pp", "dp"))
     position, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
@@ -123,9 +128,12 @@ def pipeline_run(rank: int, size: int, stage: int, schedule: str) -> PipelineCou
         whole = Part(range(_LAYERS))
     module = Part(range(position * layers_per_stage, (position + 1) * layers_per_stage))
     module.load_state_dict({name: whole.state_dict()[name] for name in module.state_dict()})
+    module = module.to(_dtype(reduce_dtype))
+    reduced = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce_dtype or "", None))
+    sharded = partial(fully_shard, mesh=mesh["dp"], mp_policy=reduced)
     for block in module.h.values():
-        fully_shard(block, mesh=mesh["dp"], reshard_after_forward=stage == 3)
-    fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+        sharded(block, reshard_after_forward=stage == 3)
+    sharded(module, reshard_after_forward=False)
     generator = torch.Generator().manual_seed(1)
     shape = (REPLICAS, MICROBATCHES * _BATCH, _TOKENS)
     ids = torch.randint(0, _VOCABULARY, shape, generator=generator)[replica].clone()
@@ -158,16 +166,22 @@ def _step(engine: Any, position: int, ids: Tensor) -> tuple[float, ...]:  # noqa
     return tuple(loss.item() for loss in losses)
 
 
-def predicted_pipeline(stage: int, schedule: str) -> tuple[PipelineCounted, ...]:
+def _dtype(reduce_dtype: str | None) -> torch.dtype:
+    return torch.float32 if reduce_dtype is None else torch.bfloat16
+
+
+def predicted_pipeline(
+    stage: int, schedule: str, reduce_dtype: str | None = None
+) -> tuple[PipelineCounted, ...]:
     """Return the predicted counts of the processes of each pipeline stage."""
-    problem, cut, shards = _sharded_problem(stage)
+    problem, cut, shards = _sharded_problem(stage, reduce_dtype)
     stages = engine_stages(problem, cut, shards)
     peaks = engine_peak_bytes(
         schedule,
         stages,
         MICROBATCHES,
         training=True,
-        result_bytes=LOGITS_BYTES,
+        result_bytes=LOGITS_BYTES // 4 * _dtype(reduce_dtype).itemsize,
     )
     rows = ordered_actions(schedule, STAGES, 1, MICROBATCHES, training=True)
     counted = []
@@ -192,16 +206,19 @@ def planned_pipeline(stage: int, schedule: str) -> ScheduleResult:
 
 
 @cache
-def _sharded_problem(stage: int) -> tuple[Problem, Assignment, WeightShards]:
+def _sharded_problem(
+    stage: int, reduce_dtype: str | None = None
+) -> tuple[Problem, Assignment, WeightShards]:
     """Return the step of one microbatch, the stage of each operator, and the sharded weights."""
     with torch.device("meta"):
         ids = torch.zeros((_BATCH, _TOKENS), dtype=torch.int64)
-        graph = joint_graph(_WithLoss(), (ids, ids))
-    spec = DeviceSpec("large", 2**40, {"float32": 1e12}, 1e12)
+        graph = joint_graph(_WithLoss().to(_dtype(reduce_dtype)), (ids, ids))
+    spec = DeviceSpec("large", 2**40, {"float32": 1e12, "bfloat16": 1e12}, 1e12)
     topology = uniform_topology((spec,) * STAGES, Link(1e9))
     problem = make_problem(graph, topology, LatencyModel())
     gradients = tuple(range(len(graph.gradient_values)))
-    shards = WeightShards(REPLICAS, gradients, stage == 3, (Link(1e9),) * STAGES)
+    links = (Link(1e9),) * STAGES
+    shards = WeightShards(REPLICAS, gradients, stage == 3, links, reduce_dtype=reduce_dtype)
     return problem, _halves(graph), shards
 
 

@@ -50,11 +50,18 @@ def predicted(spec: ModelSpec, tensor_parallel: int = 1) -> Predicted:
     )
 
 
-def predicted_zero(spec: ModelSpec, replicas: int, stage: int, optimizer: str) -> Predicted:
+def predicted_zero(
+    spec: ModelSpec,
+    replicas: int,
+    stage: int,
+    optimizer: str,
+    reduce_dtype: str | None = None,
+) -> Predicted:
     """Return the predictions for a step of one of `replicas` with ZeRO `stage`, 2 or 3."""
     built = build_model(spec)
     inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
-    graph = with_zero(joint_graph(built.module, (), inputs), stage, replicas).graph
+    step = joint_graph(built.module, (), inputs)
+    graph = with_zero(step, stage, replicas, reduce_dtype=reduce_dtype).graph
     collectives: Counter[tuple[str, int]] = Counter()
     for op, target in enumerate(graph.targets):
         if target == GATHER:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
 from benchmarks.sharding.observer import Observer, local_parts
@@ -22,25 +22,35 @@ from fxpart.execution.device import seeded
 __all__ = ["resizing", "zero_run"]
 
 
-def zero_run(rank: int, size: int, spec: ModelSpec, stage: int, optimizer: str) -> Counted:
-    """Return the counts of this process for a step with ZeRO `stage`, 2 or 3, over the group."""
+def zero_run(
+    rank: int, size: int, spec: ModelSpec, stage: int, updates: tuple[str, str | None]
+) -> Counted:
+    """Return the counts of this process for a step with ZeRO `stage`, 2 or 3, over the group.
+
+    `updates` are the optimizer and the dtype in which gradients are summed, None for their own.
+    """
+    optimizer_name, reduce_dtype = updates
     with seeded(0, CPU):
         built = build_model(spec, CPU)
     module, mesh = built.module, init_device_mesh("cpu", (size,))
     blocks = list(dict.fromkeys(block_of(name) for name, _ in module.named_parameters()))
+    reduced = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce_dtype or "", None))
+    sharded = partial(fully_shard, mesh=mesh, mp_policy=reduced)
     for name in blocks:
         if name:
-            fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=stage == 3)
-    fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    updates = torch.optim.AdamW(module.parameters(), foreach=False) if optimizer != "none" else None
+            sharded(module.get_submodule(name), reshard_after_forward=stage == 3)
+    sharded(module, reshard_after_forward=False)
+    optimizer = None
+    if optimizer_name != "none":
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
     inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
-    loss = _step(module, inputs, updates)
+    loss = _step(module, inputs, optimizer)
     module.zero_grad(set_to_none=True)
     gc.collect()
-    state = [] if updates is None else list(updates.state.values())
+    state = [] if optimizer is None else list(optimizer.state.values())
     observer = Observer([list(module.parameters()), list(module.buffers()), inputs, state])
     with observer, resizing(observer):
-        _step(module, inputs, updates)
+        _step(module, inputs, optimizer)
     weights = sum(t.nbytes for t in local_parts(list(module.parameters())))
     counted = tuple(observer.collectives)
     return Counted(weights, 0, observer.peak_bytes[0], (), counted, None, loss)

@@ -7,8 +7,9 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
+from fxpart.core.optimizer import ITEMSIZE
 
-__all__ = ["COPY", "GATHER", "Block", "blocks_of", "share", "weights_read"]
+__all__ = ["COPY", "GATHER", "Block", "blocks_of", "reduced_bytes", "share", "weights_read"]
 
 GATHER, COPY = "fsdp.all_gather", "fsdp.copy"
 """Targets of an all-gather, which produces the whole tensor, and of copies from and to buffers."""
@@ -46,6 +47,29 @@ class Block:
 def share(size_bytes: int, replicas: int) -> int:
     """Return the bytes of each replica's shard of a tensor."""
     return -(-size_bytes // replicas)
+
+
+def reduced_bytes(
+    graph: OpGraph, gradients: Sequence[int], reduce_dtype: str | None, replicas: int = 1
+) -> int:
+    """Return the bytes of gradients in the dtype of their reduction, padded to equal shards.
+
+    Args:
+        graph: a training step.
+        gradients: indices of its gradients.
+        reduce_dtype: the dtype in which replicas sum and accumulate them; None for their own.
+        replicas: number of shards.
+
+    """
+    makers = graph.value_producer[graph.gradient_values[list(gradients)]].tolist()
+    weights = graph.gradient_weights[list(gradients)].tolist()
+    size_of = {}
+    for weight, maker in zip(weights, makers, strict=True):
+        size = share(int(graph.weight_bytes[weight]), replicas) * replicas
+        if reduce_dtype is not None:
+            size = size // ITEMSIZE[graph.dtypes[maker]] * ITEMSIZE[reduce_dtype]
+        size_of[weight] = size
+    return sum(size_of.values())
 
 
 def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:

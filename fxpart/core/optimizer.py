@@ -24,6 +24,7 @@ from fxpart.errors import SpecError, nearest_names
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "ITEMSIZE",
     "OPTIMIZERS",
     "STATE_DTYPES",
     "AddedOperators",
@@ -101,7 +102,7 @@ IMPLEMENTATIONS = ("for_loop", "foreach", "fused")
 STATE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Dtypes of optimizer state."""
 
-_ITEMSIZE = {
+ITEMSIZE = {
     "float64": 8,
     "float32": 4,
     "bfloat16": 2,
@@ -252,16 +253,16 @@ def _trained(graph: OpGraph) -> _Trained:
 
 def _sizes(trained: _Trained, optimizer: Optimizer) -> Sizes:
     for name, dtype in zip(trained.names, trained.dtypes, strict=True):
-        if dtype not in _ITEMSIZE:
+        if dtype not in ITEMSIZE:
             raise SpecError(
                 f"optimizer={optimizer.name} cannot update {name}, whose gradient is of dtype"
-                f" {dtype}; there are: {', '.join(_ITEMSIZE)}"
+                f" {dtype}; there are: {', '.join(ITEMSIZE)}"
             )
-    itemsize = np.array([_ITEMSIZE[dtype] for dtype in trained.dtypes], dtype=np.int64)
+    itemsize = np.array([ITEMSIZE[dtype] for dtype in trained.dtypes], dtype=np.int64)
     has_master = (itemsize < MASTER_ITEMSIZE).astype(np.int64) * optimizer.master_weights
     state_itemsize = np.where(has_master > 0, MASTER_ITEMSIZE, itemsize)
     if optimizer.state_dtype is not None:
-        state_itemsize = np.full_like(itemsize, _ITEMSIZE[optimizer.state_dtype])
+        state_itemsize = np.full_like(itemsize, ITEMSIZE[optimizer.state_dtype])
     return Sizes(trained.gradient_bytes // itemsize, itemsize, state_itemsize, has_master)
 
 

@@ -298,7 +298,8 @@ def _stage(
     return EngineStage(
         weight_bytes=_weight_bytes(cut, stage)
         - (shards.whole_bytes - shards.shard_bytes if shards else 0),
-        gradient_bytes=storages.bytes_of(storages.gradient),
+        gradient_bytes=storages.bytes_of(storages.gradient)
+        + (shards.accumulation_bytes if shards else 0),
         input_bytes=input_bytes,
         received_bytes=received_bytes,
         received_gradient_bytes=received_gradient_bytes,

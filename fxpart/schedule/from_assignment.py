@@ -225,7 +225,7 @@ def _stage(
         forward_s=seconds[0],
         backward_s=seconds[1],
         weight_bytes=weights - earlier_weights - (shards.whole_bytes if shards else 0),
-        gradient_bytes=storages.gradient,
+        gradient_bytes=storages.gradient + (shards.accumulation_bytes if shards else 0),
         input_bytes=storages.inputs,
         output_bytes=storages.output,
         saved_bytes=storages.saved,

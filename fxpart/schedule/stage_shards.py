@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from fxpart.core.blocks import Block, blocks_of, share, weights_read
+from fxpart.core.blocks import Block, blocks_of, reduced_bytes, share, weights_read
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link
 from fxpart.cost.collectives import CollectiveCurves, collective_time_s
@@ -60,6 +60,8 @@ class WeightShards:
     """The slowest link between replicas, by device."""
     curves: CollectiveCurves | None = None
     """Measured curves of these links, as for `collective_time_s`."""
+    reduce_dtype: str | None = None
+    """The dtype in which gradients are accumulated and scattered; None for their own."""
 
 
 class Collective(NamedTuple):
@@ -110,6 +112,8 @@ class StageShards:
     everything else."""
     gradient_bytes: int
     """Size of the whole gradients that are scattered."""
+    accumulation_bytes: int = 0
+    """What these need beyond the dtype of a microbatch's own gradients; included."""
 
     def after(self, kind: str) -> Gathered:
         """Return what is gathered after a forward (``F``) or a backward (``B``)."""
@@ -188,19 +192,26 @@ def stage_shards(
         return None
     sizes = [int(graph.weight_bytes[list(block.weights)].sum()) for block in blocks]
     buffers = [_padded(graph, block, shards.replicas) for block in blocks]
+    reduced = [
+        reduced_bytes(graph, block.gradients, shards.reduce_dtype, shards.replicas)
+        for block in blocks
+    ]
     gathers, scatters = (
-        tuple(_collective(kind, size, shards, device) for size in buffers)
-        for kind in ("all_gather", "reduce_scatter")
+        tuple(_collective(kind, size, shards, device) for size in sizes_of_kind)
+        for kind, sizes_of_kind in (("all_gather", buffers), ("reduce_scatter", reduced))
     )
     plan = _Stage(graph, blocks, sizes, buffers, shards.reshards)
     copies_s = [2 * size / copy_bytes_per_s for size in buffers]
     block_times_s = [(c.seconds, copy_s) for c, copy_s in zip(gathers, copies_s, strict=True)]
     forward = np.asarray(ops) < graph.first_backward
+    kept, cast = _accumulated(graph, blocks, ops, shards.reduce_dtype)
+    lifetimes = (lifetimes[0], lifetimes[1].beside(kept), lifetimes[2].beside(cast))
     works = ((ops[forward], op_s[forward]), (ops[~forward], op_s[~forward]))
     nothing, root, whole = (
         _needs(plan, gathered, lifetimes, works, block_times_s) for gathered in Gathered
     )
-    reduce_peak_bytes, gradient_bytes = _reduced(graph, blocks, ops, plan, shards.replicas)
+    gradients = [_of_stage(graph, block, ops) for block in blocks]
+    gradient_bytes = [reduced_bytes(graph, made, shards.reduce_dtype) for made in gradients]
     return StageShards(
         needs=(nothing, root, whole),
         reshards=shards.reshards,
@@ -209,9 +220,10 @@ def stage_shards(
         scatters=scatters,
         whole_bytes=sum(sizes),
         shard_bytes=sum(size // shards.replicas for size in buffers),
-        reduce_s=sum(c.seconds for c in scatters) + sum(copies_s),
-        reduce_peak_bytes=reduce_peak_bytes,
-        gradient_bytes=gradient_bytes,
+        reduce_s=sum(c.seconds for c in scatters) + 2 * sum(reduced) / copy_bytes_per_s,
+        reduce_peak_bytes=_reduce_peak_bytes(plan, gradient_bytes, reduced, shards.replicas),
+        gradient_bytes=sum(gradient_bytes),
+        accumulation_bytes=int(cast.size.sum()),
     )
 
 
@@ -364,27 +376,61 @@ def _wait_s(
     return end_s - work_done_s
 
 
-def _reduced(
-    graph: OpGraph, blocks: Sequence[Block], ops: IntArray, plan: _Stage, replicas: int
-) -> tuple[int, int]:
-    """Return the peak while gradients are scattered block by block, and the bytes of all gradients.
+def _of_stage(graph: OpGraph, block: Block, ops: IntArray) -> list[int]:
+    """Return the gradients of a block that `ops` compute; others are terms of other stages."""
+    stage = set(ops.tolist())
+    return [g for g in block.gradients if int(_maker(graph, g)) in stage]
+
+
+def _accumulated(
+    graph: OpGraph, blocks: Sequence[Block], ops: IntArray, reduce_dtype: str | None
+) -> tuple[Lifetimes, Lifetimes]:
+    """Return what gradients of another dtype than that of their sum add to each backward.
+
+    FSDP2 adds the gradients of a block to their sums after its backward, until which they live. In
+    the first backward it casts them instead; here each is as large as its cast from the start.
+
+    Returns:
+        What is added to a backward, and to the first one.
+
+    """
+    kept, cast = [], []
+    for block in blocks if reduce_dtype is not None else ():
+        for gradient in _of_stage(graph, block, ops):
+            maker, own_bytes = _maker(graph, gradient), reduced_bytes(graph, [gradient], None)
+            more_bytes = reduced_bytes(graph, [gradient], reduce_dtype) - own_bytes
+            if more_bytes:
+                kept.append((maker + 1, block.last_backward, own_bytes))
+                cast.append((maker, graph.n_ops - 1, more_bytes))
+    return Lifetimes.of(kept), Lifetimes.of(cast)
+
+
+def _reduce_peak_bytes(
+    plan: _Stage, gradients: Sequence[int], reduced: Sequence[int], replicas: int
+) -> int:
+    """Return the peak while gradients are scattered block by block.
 
     For each block, the weights are freed, and the gradients are copied into a buffer and freed. The
-    buffer is kept until the next one is allocated.
+    buffer is kept until the next one is allocated. What is scattered is cast to the dtype of the
+    weights.
+
+    Args:
+        plan: the stage.
+        gradients: bytes of the gradients of each block.
+        reduced: bytes of its buffer.
+        replicas: number of shards.
+
     """
-    stage = set(ops.tolist())
-    stage_gradients = [
-        [g for g in block.gradients if int(_maker(graph, g)) in stage] for block in blocks
-    ]
-    gradients = [int(graph.weight_bytes[graph.gradient_weights[m]].sum()) for m in stage_gradients]
     peak = live_bytes = sum(plan.sizes) + sum(gradients)
     shards = 0
-    for size, whole, buffer in zip(plan.sizes, gradients, plan.buffers, strict=True):
+    sizes = zip(plan.sizes, gradients, plan.buffers, reduced, strict=True)
+    for size, whole, weights, buffer in sizes:
         live_bytes -= size
         peak = max(peak, live_bytes + buffer + shards)
-        live_bytes, shards = live_bytes - whole, shards + buffer // replicas
-        peak = max(peak, live_bytes + buffer + shards)
-    return peak, sum(gradients)
+        part, own_part = buffer // replicas, weights // replicas
+        live_bytes, shards = live_bytes - whole, shards + own_part
+        peak = max(peak, live_bytes + buffer + shards + (part if part != own_part else 0))
+    return peak
 
 
 def _maker(graph: OpGraph, gradient: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_paths import block_of
+from fxpart.core.optimizer import ITEMSIZE, STATE_DTYPES
 from fxpart.core.temporaries import with_temporaries
 from fxpart.core.weight_state import with_state
 from fxpart.errors import SpecError
@@ -18,7 +19,6 @@ from fxpart.errors import SpecError
 __all__ = ["kept_gradient_bytes", "with_main_gradients"]
 
 _MAIN_ITEMSIZE = 4
-_ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
@@ -39,10 +39,10 @@ def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
             "operators compute; capture a training step with phase=training"
         )
     dtypes = [graph.dtypes[op] for op in makers.tolist()]
-    odd = next((dtype for dtype in dtypes if dtype not in _ITEMSIZE), None)
+    odd = next((dtype for dtype in dtypes if dtype not in STATE_DTYPES), None)
     if odd is not None:
         raise SpecError(f"engine=megatron accumulates real-valued gradients, but one is {odd}")
-    itemsize = np.array([_ITEMSIZE[dtype] for dtype in dtypes], dtype=np.int64)
+    itemsize = np.array([ITEMSIZE[dtype] for dtype in dtypes], dtype=np.int64)
     main_bytes = graph.value_bytes[gradients] // itemsize * _MAIN_ITEMSIZE
     graph = with_state(graph, graph.gradient_weights, [main_bytes])
     roots = _roots(graph, gradients)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fxpart.core.blocks import COPY, GATHER, Block, blocks_of, share, weights_read
+from fxpart.core.blocks import COPY, GATHER, Block, blocks_of, reduced_bytes, share, weights_read
 from fxpart.core.graph import IntArray, OpGraph, csr
 from fxpart.errors import SpecError
 
@@ -40,7 +40,12 @@ class Sharded:
 
 
 def with_zero(
-    graph: OpGraph, stage: int, replicas: int, weight_replicas: IntArray | None = None
+    graph: OpGraph,
+    stage: int,
+    replicas: int,
+    weight_replicas: IntArray | None = None,
+    *,
+    reduce_dtype: str | None = None,
 ) -> Sharded:
     """Shard a training step without updates; the result is what one of `replicas` runs.
 
@@ -52,6 +57,8 @@ def with_zero(
         replicas: number of replicas.
         weight_replicas: number of replicas that have each weight; all by default. From stage 2 on,
             weights that not all have, such as experts, must be on a single one. Shape (W,).
+        reduce_dtype: from stage 2 on, the dtype in which gradients are scattered, as by FSDP2
+            (`MixedPrecisionPolicy`); None for their own.
 
     Raises:
         SpecError: if the stage does not exist, the graph has no gradients (or for stage 1 a
@@ -79,7 +86,8 @@ def with_zero(
         )
     frozen = graph.frozen_weights
     frozen = frozen[weight_replicas[frozen] == replicas]
-    return _rebuild(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas), frozen))
+    sharded = np.flatnonzero(sharing == replicas)
+    return _rebuild(_Sharding(graph, stage, replicas, sharded, frozen, reduce_dtype=reduce_dtype))
 
 
 def _with_gradient_shards(graph: OpGraph, sharing: IntArray) -> Sharded:
@@ -149,9 +157,17 @@ class _Sharding:
     """The operators that FSDP2 adds to a graph."""
 
     def __init__(
-        self, graph: OpGraph, stage: int, replicas: int, sharded: IntArray, frozen: IntArray
+        self,
+        graph: OpGraph,
+        stage: int,
+        replicas: int,
+        sharded: IntArray,
+        frozen: IntArray,
+        *,
+        reduce_dtype: str | None,
     ) -> None:
         self.graph, self.stage, self.replicas = graph, stage, replicas
+        self.reduce_dtype = reduce_dtype
         self.sharded: list[int] = sharded.tolist()
         """Indices of sharded gradients; others are on a single replica."""
         self.before: dict[int, list[_Op]] = {}
@@ -260,13 +276,18 @@ class _Sharding:
             if buffer is not None:
                 self._insert(position, _Op(f"wait.{name}", WAIT, block, [buffer], [], 0, True))
             whole = self._whole_bytes(block.trained)
+            reduced = reduced_bytes(graph, block.gradients, self.reduce_dtype, self.replicas)
             gradient_values = [int(graph.gradient_values[g]) for g in block.gradients]
-            buffer = _Result(f"copy_in.{name}", whole, whole)
-            copy = _Op(buffer.name, COPY, block, list(gradient_values), [buffer], 2 * whole, True)
+            buffer = _Result(f"copy_in.{name}", reduced, reduced)
+            moved = whole + reduced
+            copy = _Op(buffer.name, COPY, block, list(gradient_values), [buffer], moved, True)
             self._insert(position, copy)
-            part = self.share(whole)
+            part, reduced_part = self.share(whole), self.share(reduced)
             result = _Result(f"reduce_scatter.{name}", part, part, stays=True)
             scatter = _Op(result.name, SCATTER, block, [buffer], [result], 0, True)
+            if reduced_part != part:  # cast to the dtype of the weights
+                reduced_name = f"{result.name}.{self.reduce_dtype}"
+                scatter.results.append(_Result(reduced_name, reduced_part, reduced_part))
             for g, value in zip(block.gradients, gradient_values, strict=True):
                 size = self.share(int(graph.value_bytes[value]))
                 shard = _Result(f"{graph.value_names[value]}.part", size, 0, result, True)

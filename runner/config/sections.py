@@ -337,6 +337,9 @@ class _Sections:
     """Replicas that share the batch."""
     zero: int = 0
     """ZeRO stage of a training step: one of `fxpart.sharding.zero.STAGES`."""
+    reduce_dtype: str | None = None
+    """For stages 2 and 3: dtype in which gradients are scattered and accumulated, one of
+    `fxpart.core.optimizer.STATE_DTYPES`; None for that of the weights."""
     tensor_parallel: int = 1
     """Number of neighbouring devices in a group that shares every operator."""
     sequence_parallel: bool = False

@@ -103,6 +103,7 @@ def _engine_plan(
         tokens=tokens or model.seq_len,
         data_parallel=config.data_parallel,
         zero=config.zero,
+        reduce_dtype=config.reduce_dtype,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
         async_tensor_parallel=config.async_tensor_parallel,

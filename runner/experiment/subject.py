@@ -159,7 +159,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "kv_cache": config.kv_cache,
         "prompt_len": config.prompt_len,  # the spec has only the total length of a generation
         "data_parallel": config.data_parallel,
-        "zero": [config.zero, config.zero > 0 and in_stages(config)],
+        "zero": [config.zero, config.reduce_dtype, config.zero > 0 and in_stages(config)],
         "all_reduce": asdict(config.all_reduce),
     }
     return stable_digest(parts)

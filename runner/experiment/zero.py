@@ -10,13 +10,14 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.blocks import GATHER
 from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.optimizer import STATE_DTYPES
 from fxpart.core.weight_state import with_state
 from fxpart.cost.all_reduce import with_buckets
 from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.prefetch import ShardedStep, sharded_step
 from fxpart.cost.problem import Problem
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, nearest_names, refuse_unfitting
 from fxpart.schedule.stage_shards import WeightShards
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.sharding.zero import SCATTER, STAGES, WAIT, with_zero
@@ -28,6 +29,7 @@ from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
 __all__ = [
+    "check_reduce_dtype",
     "check_shard_devices",
     "check_zero",
     "in_stages",
@@ -58,6 +60,8 @@ def check_zero(config: Config) -> None:
     stage = config.zero
     if stage not in STAGES:
         raise SpecError(f"zero={stage} does not exist; there are {', '.join(map(str, STAGES))}")
+    if config.reduce_dtype is not None:
+        check_reduce_dtype(config)
     if stage == 0:
         return
     missing = {}
@@ -82,6 +86,20 @@ def check_zero(config: Config) -> None:
         )
     if stage >= GATHERING:
         _check_schedule(config)
+
+
+def check_reduce_dtype(config: Config) -> None:
+    """Raise `SpecError` if gradients are not scattered, or not in such a dtype."""
+    setting = f"reduce_dtype={config.reduce_dtype}"
+    if config.reduce_dtype not in STATE_DTYPES:
+        raise SpecError(
+            f"{setting} is not known; {nearest_names(config.reduce_dtype or '', STATE_DTYPES)}"
+        )
+    fitting = {
+        f"zero={config.zero}": ("zero=2 or 3", config.zero >= GATHERING),
+        f"engine={config.engine}": ("engine=torch", not is_megatron(config)),
+    }
+    refuse_unfitting(f"{setting} is of scattered gradients", fitting, "reduce_dtype=null")
 
 
 def _check_schedule(config: Config) -> None:
@@ -148,7 +166,9 @@ def weight_shards(
         return None
     gradients = tuple(_sharded_gradients(config, problem.graph).tolist())
     reshards = config.zero > GATHERING
-    return WeightShards(parallel.n_replicas, gradients, reshards, parallel.links, curves)
+    return WeightShards(
+        parallel.n_replicas, gradients, reshards, parallel.links, curves, config.reduce_dtype
+    )
 
 
 def _sharded_gradients(config: Config, graph: OpGraph) -> IntArray:
@@ -166,7 +186,8 @@ def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[Op
         graph = with_buckets(graph, partial)
     # The pipeline stage that gathers a weight is known only after placement.
     stage = min(config.zero, 1) if in_stages(config) else config.zero
-    sharded = with_zero(graph, stage, replica_count(config), weight_replicas(config, graph))
+    replicas, of_weights = replica_count(config), weight_replicas(config, graph)
+    sharded = with_zero(graph, stage, replicas, of_weights, reduce_dtype=config.reduce_dtype)
     remaining = partial
     if config.zero >= GATHERING:
         remaining = partial[~np.isin(partial, graph.gradient_values)]

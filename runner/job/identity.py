@@ -252,6 +252,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "mesh": [config.expert_parallel, config.expert_imbalance, config.context_parallel],
         "engine": config.engine,
         "zero": config.zero,
+        "reduce_dtype": config.reduce_dtype,
         "symbolic": config.capture.symbolic,
         "batch_sweep": config.batch_sweep if config.capture.symbolic != "none" else None,
         "serving_sweep": asdict(config.serving_sweep),

@@ -206,6 +206,7 @@ def _chosen(config: Config) -> dict[str, object]:
         "output_len": (config.output_len, None),
         "data_parallel": (config.data_parallel, 1),
         "zero": (config.zero, 0),
+        "reduce_dtype": (config.reduce_dtype, None),
         "tensor_parallel": (config.tensor_parallel, 1),
         "sequence_parallel": (config.sequence_parallel, False),
         "async_tensor_parallel": (config.async_tensor_parallel, False),

@@ -8,6 +8,7 @@ from runner.config.sections import RECOMMEND, Config, ModeConfig, ScheduleConfig
 from runner.experiment.check import check_all
 from runner.experiment.mesh import check_imbalance
 from runner.experiment.tensor_split import check_async, check_loss_parallel
+from runner.experiment.zero import check_reduce_dtype
 from runner.output.terminal import counted
 from runner.plans.evaluate import Candidate, Outcome, none_fits
 from runner.plans.request import Request, Space, check_price, check_request
@@ -116,12 +117,20 @@ def best_of(
     for devices, base in bases.items():
         # Checked below, for the degrees that plans have.
         check_all(
-            replace(base, expert_imbalance=1.0, async_tensor_parallel=False, loss_parallel=False)
+            replace(
+                base,
+                expert_imbalance=1.0,
+                async_tensor_parallel=False,
+                loss_parallel=False,
+                reduce_dtype=None,
+            )
         )
         if base.async_tensor_parallel:
             check_async(replace(base, sequence_parallel=True))
         if base.loss_parallel:
             check_loss_parallel(replace(base, tensor_parallel=2))
+        if base.reduce_dtype is not None:
+            check_reduce_dtype(replace(base, zero=2))
         check_price(base, request)
         space = plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices)
         candidates += _candidates(base, space, mode_given=mode_given)

@@ -102,6 +102,7 @@ class Plan:
         settings: dict[str, tuple[object, object]] = {
             **{name: (getattr(self, name), getattr(base, name)) for name in _DEGREES},
             "async_tensor_parallel": (changed.async_tensor_parallel, base.async_tensor_parallel),
+            "reduce_dtype": (changed.reduce_dtype, base.reduce_dtype),
             "loss_parallel": (changed.loss_parallel, base.loss_parallel),
             "expert_imbalance": (changed.expert_imbalance, base.expert_imbalance),
             "model.batch_size": (self.batch_size, base.model.batch_size),
@@ -128,6 +129,7 @@ class Plan:
             base,
             **shared,
             async_tensor_parallel=base.async_tensor_parallel and self.sequence_parallel,
+            reduce_dtype=base.reduce_dtype if self.zero >= GATHERING else None,
             loss_parallel=base.loss_parallel and self.tensor_parallel > 1,
             expert_imbalance=base.expert_imbalance if self.expert_parallel > 1 else 1.0,
             model=replace(base.model, batch_size=self.batch_size),
@@ -138,6 +140,8 @@ class Plan:
 
 def shown(value: object) -> str:
     """Return a value as typed on a command line."""
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

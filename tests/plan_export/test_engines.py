@@ -110,6 +110,15 @@ def test_losses_of_shards_are_torchtitans_alone_which_has_them_by_default(
     assert "disable_loss_parallel" not in _parallelism(SHARDED)
 
 
+def test_sums_in_another_dtype_are_torchtitans_alone_which_has_float32() -> None:
+    summed = replace(SHARDED, reduce_dtype="float32")
+    assert [engine.name for engine in engine_files(summed).texts] == ["torchtitan"]
+    assert "its file has no dtype for summing gradients" in engine_files(summed).refusals.values()
+    note = "# It sums gradients in float32, as planned with reduce_dtype=float32"
+    assert note not in text_of(summed, "torchtitan")
+    assert note in text_of(SHARDED, "torchtitan").splitlines()
+
+
 def _parallelism(plan: EnginePlan) -> dict[str, object]:
     section: dict[str, object] = tomllib.loads(text_of(plan, "torchtitan"))["parallelism"]
     return section

@@ -55,3 +55,34 @@ def test_two_blocks_on_one_device(reshards: bool) -> None:
     assert result.shards.exposed_s == pytest.approx(gathers + 2, rel=0.01)
     bare = simulate_schedule("1f1b", stage_costs(this, placed), 3)
     assert result.step_s - bare.step_s >= result.shards.exposed_s
+
+
+def test_gradients_are_summed_in_another_dtype() -> None:
+    blocks = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(2)]).to(torch.bfloat16)
+    graph = joint_graph(blocks, (torch.zeros(1, 16, dtype=torch.bfloat16),))
+    spec = DeviceSpec("fast", 10**9, {"float32": 1e15}, 1e15)
+    this = problem(graph, uniform_topology((spec,), Link(1.0)))
+    placed = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
+    links = (Link(512.0),)
+    own, cast = (
+        stage_costs(this, placed, WeightShards(2, (0, 1), True, links, reduce_dtype=dtype)).stages[
+            0
+        ]
+        for dtype in (None, "float32")
+    )
+    assert own.shards is not None
+    assert cast.shards is not None
+    weight = WEIGHT_BYTES // 2
+    assert own.gradient_bytes == own.shards.gradient_bytes == 2 * weight
+    assert cast.gradient_bytes == cast.shards.gradient_bytes == 4 * weight
+    assert [s.size_bytes for s in cast.shards.scatters] == [2 * weight] * 2
+    assert [s.size_bytes for s in cast.shards.gathers] == [weight] * 2
+    # Two weights and two sums of twice their size; the first weight makes room for a buffer of that
+    # size, and is scattered into half a sum and half a weight.
+    assert cast.shards.reduce_peak_bytes == (6 - 1 + 2) * weight
+    assert own.shards.reduce_peak_bytes == 4 * weight
+    whole, cast_whole = own.shards.needs[2], cast.shards.needs[2]
+    assert cast_whole.backward_peak_bytes == whole.backward_peak_bytes
+    # In the first backward both sums are twice as large, when the last activation is gone.
+    grown = cast_whole.first_backward_peak_bytes - whole.first_backward_peak_bytes
+    assert grown == pytest.approx(2 * weight, abs=32)

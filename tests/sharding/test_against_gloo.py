@@ -138,7 +138,8 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
         in_pieces,
         tensor_run(rank, size, _of_words(in_shards)),
         tensor_run(rank, size, spec),
-        *[zero_run(rank, size, step_spec, stage, "adamw") for step_spec, stage in _sharded(spec)],
+        *[zero_run(rank, size, *sharded, ("adamw", None)) for sharded in _sharded(spec)],
+        zero_run(rank, size, _of_gradients(spec), 3, ("none", "float32")),
         (expert_run(rank, size, MIXTRAL), experts_run(rank, size, MIXTRAL)),
         (context_run(rank, size, LONGER), context_parts(rank, size, LONGER)),
         (
@@ -155,6 +156,11 @@ def _of_words(spec: ModelSpec) -> ModelSpec:
     return replace(spec, config={**spec.config, "vocab_size": 4096})
 
 
+def _of_gradients(spec: ModelSpec) -> ModelSpec:
+    """Return a model in 16 bits whose gradients decide the peak of a step."""
+    return replace(spec, dtype="bfloat16", batch_size=1)
+
+
 def _sharded(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
     """Return the models and stages of sharded steps: all weights trained, and adapters alone."""
     tuned = replace(spec, lora=LORA, config={**spec.config, "num_hidden_layers": 2})
@@ -163,7 +169,7 @@ def _sharded(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
 
 def stages_and_experts(rank: int, size: int) -> tuple[Any, ...]:
     """Run two stages of two replicas, and experts over two tensor-parallel groups."""
-    counted = pipeline_run(rank, size, 3, "1f1b")
+    counted = [pipeline_run(rank, size, 3, "1f1b", dtype) for dtype in (None, "float32")]
     return counted, expert_run(rank, size, MIXTRAL, 2), experts_run(rank, size, MIXTRAL, 2)
 
 
@@ -180,7 +186,10 @@ def test_llama_on_two_devices() -> None:
     _check_experts([run[-3] for run in runs])
     _check_contexts([run[-2] for run in runs])
     _check_experts_of_one_group([run[-1] for run in runs])
-    for _, in_pieces, on_shards, split, *sharded, _, _, _ in runs:
+    cast = predicted_zero(_of_gradients(spec), 2, 3, "none", "float32")
+    for _, in_pieces, on_shards, split, *sharded, summed, _, _, _ in runs:
+        assert summed.step_bytes == pytest.approx(cast.step_bytes, rel=0.02)
+        assert Counter(summed.step_collectives) == cast.step_collectives
         comparisons = (
             (in_pieces, pieces, whole),
             (on_shards, shards, whole_words),
@@ -208,10 +217,13 @@ def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
     forecast = predicted_pipeline(3, "1f1b")
     both_runs = run_group(4, stages_and_experts)
     _check_experts_of_groups([run[1:] for run in both_runs])
-    runs = [run[0] for run in both_runs]
-    for expected, counted in zip((forecast[0], *forecast, forecast[1]), runs, strict=True):
-        assert counted.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
-        assert counted.collectives == expected.collectives
+    runs, cast_runs = ([run[0][i] for run in both_runs] for i in range(2))
+    # In 16 bits, with gradients summed in 32.
+    cast_forecast = predicted_pipeline(3, "1f1b", "float32")
+    for stages, stage_runs in ((forecast, runs), (cast_forecast, cast_runs)):
+        for expected, counted in zip((stages[0], *stages, stages[1]), stage_runs, strict=True):
+            assert counted.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.02)
+            assert counted.collectives == expected.collectives
     # The plan of a run, plus the buffers of torch's engine.
     plan = planned_pipeline(3, "1f1b")
     of_engine = (PASSED_BYTES, PASSED_BYTES + LOGITS_BYTES)

@@ -80,6 +80,25 @@ def test_a_root_alone_by_hand(layer: OpGraph) -> None:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_are_scattered_in_another_dtype_by_hand(stage: int) -> None:
+    half = joint_graph(Layer().to(torch.bfloat16), (torch.zeros(4, 16, dtype=torch.bfloat16),))
+    graph = with_zero(half, stage, 4, reduce_dtype="float32").graph
+    (scatter,) = [op for op, target in enumerate(graph.targets) if target == SCATTER]
+    # A weight of 512 bytes: its gradient is cast into a buffer of 1024, of which each replica gets
+    # 256, cast back to a shard of 128.
+    (buffer,) = graph.reads_of(scatter).tolist()
+    assert graph.value_bytes[buffer] == 1024
+    assert graph.moved_bytes[graph.value_producer[buffer]] == 512 + 1024
+    results = graph.value_producer == scatter
+    assert sorted(graph.value_alloc_bytes[results].tolist()) == [0, 128, 256]
+    assert graph.value_bytes[graph.gradient_values].tolist() == [128]
+    state = with_optimizer(graph, Optimizer("adamw")).weight_state_bytes
+    assert state.tolist() == [2 * 128 + STEP_COUNTER_BYTES]
+    own = with_zero(half, stage, 4, reduce_dtype="bfloat16").graph
+    assert own.value_bytes.tolist() == with_zero(half, stage, 4).graph.value_bytes.tolist()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
 def test_shards_have_the_dtype_of_their_gradients(stage: int) -> None:
     step = joint_graph(Positions(), (torch.zeros(4, 16),))
     assert step.dtypes[0] == "int64"

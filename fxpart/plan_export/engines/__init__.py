@@ -123,4 +123,6 @@ def _needs_torchtitan(plan: EnginePlan) -> str:
         return "its file has no asynchronous tensor parallelism of torch"
     if plan.loss_parallel:
         return "its file has no loss_parallel of torch"
+    if plan.reduce_dtype not in (None, plan.dtype):
+        return "its file has no dtype for summing gradients"
     return ""

@@ -58,6 +58,8 @@ class EnginePlan:
     data_parallel: int = 1
     zero: int = 0
     """One of `fxpart.sharding.zero.STAGES`."""
+    reduce_dtype: str | None = None
+    """Dtype in which gradients are scattered; None for that of the weights."""
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     async_tensor_parallel: bool = False

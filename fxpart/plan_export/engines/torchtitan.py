@@ -42,6 +42,9 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _CONTEXT_DEGREE = "context_parallel_degree"
 _CONTEXT: dict[str, object] = {"context_parallel_rotate_method": "allgather"}
 _ASYNC = "enable_async_tensor_parallel"
+_REDUCE_DTYPE = "float32"
+"""The only dtype of its gradients, ``mixed_precision_reduce``."""
+_REDUCED = f"reduce_dtype={_REDUCE_DTYPE}"
 _WHOLE_LOSS = "disable_loss_parallel"
 _FLOAT8 = "quantize.linear.float8"
 _FQNS = {"lm_head": "output"}
@@ -90,6 +93,8 @@ def torchtitan_toml(plan: EnginePlan) -> str:
     }
     launch = f"# {f'CUDA_VISIBLE_DEVICES={order} ' if order else ''}torchrun --nproc_per_node=..."
     lines = [f"{launch} -m torchtitan.train, {plan.devices} processes in all"]
+    if plan.zero and (plan.reduce_dtype or plan.dtype) != _REDUCE_DTYPE:
+        lines.append(f"# It sums gradients in {_REDUCE_DTYPE}, as planned with {_REDUCED}")
     for title, values in sections.items():
         lines += ["", f"[{title}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items())]
     return "\n".join(lines) + "\n"

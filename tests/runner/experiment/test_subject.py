@@ -81,6 +81,13 @@ def test_settings_that_affect_the_graph_make_another(
     assert subject(config).captured.graph is first
 
 
+def test_the_dtype_of_sums_is_part_of_the_graph(config: Config) -> None:
+    step = replace(config, phase=replace(config.phase, name="training"), data_parallel=2, zero=3)
+    step = with_batch(step, 2)
+    plain, wider = (subject(replace(step, reduce_dtype=d)).captured for d in (None, "float64"))
+    assert wider.graph.value_bytes.sum() > plain.graph.value_bytes.sum()
+
+
 def test_an_optimizer_is_part_of_the_graph(config: Config) -> None:
     step = replace(config, phase=replace(config.phase, name="training"))
     plain = replace(step, optimizer=replace(step.optimizer, name="none"))

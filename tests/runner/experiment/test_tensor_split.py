@@ -379,6 +379,15 @@ _TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
             ),
             "at most 3 on a device in torch's schedules, got mode.interleave=4; use 2 or 3",
         ),
+        (
+            ("reduce_dtype=float32",),
+            "reduce_dtype=float32 is of scattered gradients, got zero=0; use zero=2 or 3, or "
+            "reduce_dtype=null",
+        ),
+        (
+            ("zero=3", "reduce_dtype=fp32", *_TWO_REPLICAS),
+            "reduce_dtype=fp32 is not known; nearest: float32",
+        ),
     ],
 )
 def test_impossible_sharding_is_refused(overrides: tuple[str, ...], message: str) -> None:

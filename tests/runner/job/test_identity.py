@@ -59,6 +59,7 @@ def key_of(config: Config) -> str:
         "float8.filter_fqns=[lm_head]",
         "async_tensor_parallel=true",
         "loss_parallel=true",
+        "reduce_dtype=float32",
     ],
 )
 def test_settings_that_affect_the_result_change_the_key(override: str) -> None:

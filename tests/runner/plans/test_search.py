@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
+from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError, SpecError
 from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
@@ -414,6 +414,22 @@ def test_a_bound_is_written_with_its_unit(objective: str, name: str) -> None:
     rows = document((), Request(objective), outcome)["bounded"]
     assert isinstance(rows, list)
     assert [{key: row[key] for key in row if "bound" in key} for row in rows] == [{name: 0.125}]
+
+
+def test_plans_without_scatters_ignore_the_dtype_of_sums(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    base = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", "reduce_dtype=float32")
+    space = Space(checkpointing=["none"], schedule=["none"], tensor_parallel=[1])
+    outcome = best_of({"": base}, Request(space=space), {}, 1, prefix="recommend.")
+    assert {costed.candidate.plan.zero for costed in outcome.ranking} >= {0, 3}
+    for costed in outcome.ranking:
+        scatters = costed.candidate.plan.zero >= 2
+        assert costed.candidate.config.reduce_dtype == ("float32" if scatters else None)
+        assert ("reduce_dtype=null" in costed.candidate.overrides) != scatters
+    with pytest.raises(SpecError, match="reduce_dtype=fp32 is not known"):
+        best_of({"": replace(base, reduce_dtype="fp32")}, Request(space=space), {}, 1, prefix="x.")
 
 
 def test_plans_without_tensor_parallelism_ignore_losses_of_shards(
