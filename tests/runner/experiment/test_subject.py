@@ -82,8 +82,9 @@ def test_settings_that_affect_the_graph_make_another(
 
 
 def test_the_dtype_of_sums_is_part_of_the_graph(config: Config) -> None:
-    step = replace(config, phase=replace(config.phase, name="training"), data_parallel=2, zero=3)
-    step = with_batch(step, 2)
+    sharded = ("phase=training", "devices=2x16gb", "data_parallel=2", "zero=3")
+    step = read(*OWN, "model.factory=mine:build", "model.batch_size=2", *sharded)
+    step = replace(step, capture=config.capture)
     plain, wider = (subject(replace(step, reduce_dtype=d)).captured for d in (None, "float64"))
     assert wider.graph.value_bytes.sum() > plain.graph.value_bytes.sum()
 
