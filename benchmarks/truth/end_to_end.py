@@ -11,9 +11,13 @@ measured ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
 - MPT is GPT-2's block without biases: transformers' own MPT computes attention as separate
   products, while the measured engine uses one fused kernel.
 - ``torch.compile`` is ``runtime=compiled``, which launches kernels from a CUDA graph.
-- Groups that share layers (``TP``) split sequences too. torchtitan computes the loss from shards of
-  the logits, which no run does: memory of these rows is left out, and time is predicted without its
-  limit. ``asyncTP`` is ``async_tensor_parallel=true``. Tokens are published per device of a group.
+- torchtitan sums gradients in float32 (``mixed_precision_reduce``), which is ``reduce_dtype``.
+- Groups that share layers (``TP``) split sequences too, and compute the loss from shards of the
+  logits, torchtitan's default. ``asyncTP`` is ``async_tensor_parallel=true``. Tokens are published
+  per device of a group.
+- Pipelines (``PP``) run as many microbatches as they have stages, torchtitan's default at that time
+  (``pipeline_parallel_microbatches``), and keep weights gathered after a forward, ``zero=2``. Their
+  time and the bytes of their tensors follow from runs with fewer layers, in which they are linear.
 - With gradient accumulation, each microbatch counts as a step.
 - Memory is what torch's allocator reserved.
 - A card limited to fewer watts than the H100's 700 is assumed to compute at the square root of that
@@ -24,7 +28,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,6 @@ from omegaconf import OmegaConf
 from benchmarks.truth.measured import count_left_out, published
 from benchmarks.truth.planned_run import run_config
 from benchmarks.truth.row import Row
-from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import FxpartError
 from runner.config.device_sections import LinkConfig
 from runner.config.paths import conf_dir
@@ -51,7 +54,6 @@ _OLD_ATTENTION = "latency.curves.h100.torch_attention={family: a100, compute_sha
 """Share of an H100's peak that torch's attention reached with Ampere's instructions (Luo et al.:
 Dissecting the Nvidia Hopper GPU architecture, arXiv:2402.13499)."""
 _GIB = 2**30
-_ANY_MEMORY = 10**12
 _NODE = 8
 """Devices per machine."""
 _WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
@@ -72,10 +74,16 @@ _LLAMA = {
         "model=llama3_70b",
         "model.config.hidden_size=16384",
         "model.config.intermediate_size=53248",
-        "model.config.num_hidden_layers=126",
         "model.config.num_attention_heads=128",
     ),
 }
+_LAYERS = {"405b": 126}
+"""Layers of models that differ in them from the model that is named."""
+_SCHEDULES = {
+    "1F1B": ("schedule=1f1b",),
+    "interleaved-1F1B": ("schedule=interleaved", "mode.interleave=2"),
+}
+"""Schedules of pipelines; interleaved stages are two on each device, as in torchtitan."""
 _MPT = {
     "125m": (768, 12, 12),
     "350m": (1024, 24, 16),
@@ -107,6 +115,18 @@ class Run:
     """Share of the peaks in the accelerator's file that the card reaches."""
     tokens: float
     """Tokens per step, over the devices that share them."""
+    pipeline: "Pipeline | None" = None
+    """How a pipeline of many layers follows from `overrides`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The layers of a pipeline."""
+
+    chunks: int
+    """Stages of all devices."""
+    layers: int
+    """Layers of the model."""
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -151,53 +171,94 @@ def run_of(point: Mapping[str, Any]) -> Run:
     accelerator = f"a100_{gigabytes[1] if gigabytes else 80}gb" if family == "a100" else family
     rate, watts = re.search(r"([\d.]+) ?TB/s", hardware), re.search(r"(\d+) ?W\b", hardware)
     power = float(watts[1]) / _WATTS[family] if watts else 1.0
-    replicas, tensor, parallel = _degrees(str(point["parallel"]), int(point["n_devices"]))
+    degrees = _degrees(str(point["parallel"]), int(point["n_devices"]))
     batch, seq_len = _batch(str(point["batch"])), int(point["seq"])
+    model, layers = _model(str(point["model"]), seq_len)
+    pipeline = None
+    if degrees.stages > 1:
+        if layers is None:
+            raise Inexpressible(f"pipelines of {point['model']} have no number of layers here")
+        pipeline = Pipeline(degrees.chunks, layers)
+    elif layers:
+        model = (*model, f"model.config.num_hidden_layers={layers}")
+    reduced = ("reduce_dtype=float32",) if _ENGINES[0] in str(point["source"]) else ()
     overrides = (
-        *_model(str(point["model"]), seq_len),
-        f"model.batch_size={batch * replicas}",
+        *model,
+        f"model.batch_size={_share(batch, degrees.stages) * degrees.replicas}",
         f"model.seq_len={seq_len}",
-        *_devices(accelerator, family, replicas * tensor),
+        *_devices(accelerator, family, int(point["n_devices"])),
         f"checkpointing={_checkpointing(point)}",
         *_numbers(str(point["dtype"])),
         "phase=training",
-        f"data_parallel={replicas}",
-        "zero=3",
-        *parallel,
-        "mode=single",
+        *degrees.overrides,
+        *reduced,
         "latency=kernels",
         _OLD_ATTENTION,
         "tracking=none",
     )
     memory_bytes = int(gigabytes[1]) * 10**9 if gigabytes else None
-    if tensor > 1:
-        if point["metric"] == "peak_memory":
-            raise Inexpressible("the loss is computed from shards of the logits")
-        memory_bytes = _ANY_MEMORY  # here each device has all logits, for a moment
     bytes_per_s = float(rate[1]) * 1e12 if rate else None
     share = min(1.0, math.sqrt(power))
-    # Published per device; the devices of a tensor-parallel group share their examples.
-    return Run(overrides, memory_bytes, bytes_per_s, share, batch * seq_len / tensor)
+    # Published per device, several of which share their examples.
+    tokens = batch * seq_len * degrees.replicas / int(point["n_devices"])
+    return Run(overrides, memory_bytes, bytes_per_s, share, tokens, pipeline)
 
 
-def _degrees(parallel: str, n_devices: int) -> tuple[int, int, tuple[str, ...]]:
-    """Return the replicas FSDP shards over, the devices of each, and the overrides for the rest."""
-    size = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(?: TP=(\d+)\b)?(.*)", parallel)
-    replicas, tensor = (int(size[1]), int(size[2] or 1)) if size else (0, 1)
-    if size is None or replicas * tensor != n_devices:
-        raise Inexpressible(
-            f"{parallel} on {n_devices} devices is more than FSDP and tensor groups"
-        )
-    rest = size[3].replace("CP=1", "").replace("async TP", "asyncTP").replace("vanilla TP", "")
-    words = rest.split()
-    if not set(words) <= {"torch.compile", "asyncTP"}:
-        raise Inexpressible(f"nothing stands for {rest.strip()}")
+@dataclass(frozen=True, slots=True)
+class _Degrees:
+    """The degrees of a plan."""
+
+    replicas: int
+    """Replicas over which weights are sharded, each with examples of its own."""
+    stages: int
+    chunks: int
+    """Stages of all devices."""
+    overrides: tuple[str, ...]
+
+
+def _degrees(parallel: str, n_devices: int) -> _Degrees:
+    """Return the degrees stated by `parallel`, a text such as ``FSDP=8 TP=8 PP=8 1F1B``."""
+    sharded = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(.*)", parallel)
+    words = sharded[2].replace("async TP", "asyncTP").replace("vanilla TP", "") if sharded else ""
+    sizes = {name: int(size) for name, size in re.findall(r"\b(TP|PP|CP)=(\d+)\b", words)}
+    rest = set(re.sub(r"\b(TP|PP|CP)=\d+\b", "", words).split())
+    replicas = int(sharded[1]) if sharded else 0
+    tensor, stages, context = (sizes.get(name, 1) for name in ("TP", "PP", "CP"))
+    if replicas * tensor * stages * context != n_devices:
+        raise Inexpressible(f"{parallel} are not the degrees of {n_devices} devices")
+    schedules = rest & _SCHEDULES.keys()
+    unknown = rest - _SCHEDULES.keys() - {"torch.compile", "asyncTP"}
+    if unknown or len(schedules) != int(stages > 1):
+        raise Inexpressible(f"nothing stands for {' '.join(sorted(unknown)) or parallel}")
     if n_devices > _NODE and n_devices % _NODE:
         raise Inexpressible(f"{n_devices} devices are no whole machines of {_NODE}")
-    runtime = "compiled" if "torch.compile" in words else "eager"
-    groups = (f"tensor_parallel={tensor}", "sequence_parallel=true") if tensor > 1 else ()
-    overlap = ("async_tensor_parallel=true",) if "asyncTP" in words else ()
-    return replicas, tensor, (f"runtime={runtime}", *groups, *overlap)
+    groups = (f"tensor_parallel={tensor}", "sequence_parallel=true", "loss_parallel=true")
+    overlap = ("async_tensor_parallel=true",) if "asyncTP" in rest else ()
+    plan: tuple[str, ...] = ("mode=single", "zero=3")
+    chunks = stages
+    if schedules:
+        schedule = _SCHEDULES[schedules.pop()]
+        chunks *= len(schedule)
+        plan = ("mode=equal_layers", "zero=2", f"microbatches={stages}", *schedule)
+    return _Degrees(
+        replicas,
+        stages,
+        chunks,
+        (
+            f"runtime={'compiled' if 'torch.compile' in rest else 'eager'}",
+            f"data_parallel={replicas}",
+            *((f"context_parallel={context}",) if context > 1 else ()),
+            *(groups if tensor > 1 else ()),
+            *overlap,
+            *plan,
+        ),
+    )
+
+
+def _share(batch: int, microbatches: int) -> int:
+    if batch % microbatches:
+        raise Inexpressible(f"a batch of {batch} is not {microbatches} equal microbatches")
+    return batch // microbatches
 
 
 def _batch(text: str) -> int:
@@ -207,15 +268,16 @@ def _batch(text: str) -> int:
     return int(size[1])
 
 
-def _model(name: str, seq_len: int) -> tuple[str, ...]:
+def _model(name: str, seq_len: int) -> tuple[tuple[str, ...], int | None]:
+    """Return the overrides of a model, and its layers if these do not state them."""
     llama = re.fullmatch(r"llama-3(?:\.\d)?-(\w+)", name.lower())
     if llama and llama[1] in _LLAMA:
-        return _LLAMA[llama[1]]
+        return _LLAMA[llama[1]], _LAYERS.get(llama[1])
     mpt = re.fullmatch(r"mpt-(\w+)", name.lower())
     if mpt is None or mpt[1] not in _MPT:
         raise Inexpressible(f"{name} has no configuration here")
     width, layers, heads = _MPT[mpt[1]]
-    return (
+    overrides = (
         "model=gpt2",
         f"model.name={mpt[0]}",
         f"model.config.n_embd={width}",
@@ -226,6 +288,7 @@ def _model(name: str, seq_len: int) -> tuple[str, ...]:
         "model.config.activation_function=gelu",
         *(f"+model.config.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")),
     )
+    return overrides, None
 
 
 def _devices(accelerator: str, family: str, count: int) -> tuple[str, ...]:
@@ -257,22 +320,53 @@ def _numbers(dtype: str) -> tuple[str, ...]:
 
 
 def _predicted(run: Run, metric: str) -> float:
-    latency_s, memory = _planned(run)
     if metric == "tokens_per_s_per_gpu":
-        return run.tokens / latency_s
+        return run.tokens / _figures(run).step_s
     if metric == "peak_memory":
-        parts = [size.expected for part, size in memory.parts.items() if part in _RESERVED]
-        return sum(parts) / _GIB
+        figures = _figures(run)
+        return (figures.tensor_bytes + figures.other_bytes) / _GIB
     raise Inexpressible(f"{metric} is not predicted")
 
 
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """The time of a step, and what the allocator reserves on the device that needs the most."""
+
+    step_s: float
+    tensor_bytes: float
+    other_bytes: float
+
+
+def _figures(run: Run) -> _Figures:
+    """Return the figures of a run; a pipeline's tensors and time are linear in its layers."""
+    if run.pipeline is None:
+        return _planned(run)
+    chunks = run.pipeline.chunks
+    few, more = (
+        _planned(replace(run, overrides=(*run.overrides, f"model.config.num_hidden_layers={n}")))
+        for n in (chunks, 2 * chunks)
+    )
+    further = run.pipeline.layers / chunks - 2
+
+    def extended(few_layers: float, more_layers: float) -> float:
+        return more_layers + further * (more_layers - few_layers)
+
+    return _Figures(
+        extended(few.step_s, more.step_s),
+        extended(few.tensor_bytes, more.tensor_bytes),
+        more.other_bytes,
+    )
+
+
 @cache
-def _planned(run: Run) -> tuple[float, DeviceMemory]:
-    """Return the time of a step, and the memory of the device that needs the most."""
+def _planned(run: Run) -> _Figures:
     config = _config(run)
     result = plan(config, model_spec(config))
-    largest_need = max(result.device_memory, key=lambda need: need.needed.expected)
-    return result.evaluation.latency_s, largest_need
+    needs = max(result.device_memory, key=lambda need: need.needed.expected).parts
+    reserved = {part: size.expected for part, size in needs.items() if part in _RESERVED}
+    step_s = result.schedule.step_s if result.schedule else result.evaluation.latency_s
+    tensor_bytes = reserved.pop("tensors")
+    return _Figures(step_s, tensor_bytes, sum(reserved.values()))
 
 
 def _config(run: Run) -> Config:
