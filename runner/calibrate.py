@@ -99,6 +99,7 @@ def parsed(arguments: "Sequence[str]") -> Request:
 def _calibrate(request: Request) -> int:
     from fxpart.cost.calibration import write_calibration
     from fxpart.cost.fit import calibrate
+    from runner.experiment.operator_times import busy_note
     from runner.output.terminal import show
 
     # Reject what is cheap to check before measuring anything.
@@ -107,6 +108,9 @@ def _calibrate(request: Request) -> int:
     samples = [_sample(config) for config in configs]
     calibration = calibrate(samples)
     write_calibration(request.file, calibration)
+    for config, (_, profile) in zip(configs, samples, strict=True):
+        if note := busy_note(profile):
+            show(f"{config.model.name}: {note}")
     _show_errors([config.model.name for config in configs], samples, calibration)
     show(f"use it: latency=calibrated latency.file={request.file}")
     return 0

@@ -36,7 +36,7 @@ class OperatorProfile:
     executed: int = 0
     """Number of operators that were run for this profile; 0 if every time was cached."""
     lost_share: float = 0.0
-    """Share of the measuring time in which the processor ran other work."""
+    """Share of the measured time in which the processor ran other work."""
 
     def __post_init__(self) -> None:
         """Check that times and samples have equal lengths, and times are finite and >= 0."""
@@ -128,6 +128,7 @@ def write_profile(path: Path, graph: OpGraph, profile: OperatorProfile) -> None:
         "torch": installed_version("torch"),
         "seconds": profile.seconds.tolist(),
         "samples": profile.samples.tolist(),
+        "lost_share": profile.lost_share,
     }
     write_whole(path, json.dumps(document), f"the profile to {path.parent}", _ADVICE)
 
@@ -145,6 +146,7 @@ def read_profile(path: Path, graph: OpGraph) -> OperatorProfile | None:
             np.array(document["seconds"], dtype=np.float64),
             np.array(document["samples"], dtype=np.int64),
             str(document["device_name"]),
+            lost_share=float(document.get("lost_share", 0.0)),
         )
     except (FxpartError, KeyError, ValueError, TypeError, OverflowError):
         return None

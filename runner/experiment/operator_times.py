@@ -48,7 +48,8 @@ MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
 _READ_BY = {"tables": ("kernels",), "file": ("calibrated", "trace")}
 """The sources that read each setting that names files."""
 _MOST_LOST = 0.3
-"""Largest share of time lost to other work with several threads; a single one has its own clock."""
+"""Largest share of time lost to other work with which several threads may be measured, and the
+times of a single one, which has its own clock, are used again."""
 _BUSY = 0.1
 """Least share of time lost to other work that is reported."""
 
@@ -253,7 +254,7 @@ def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> O
     }
     path = profile_path(cache_dir, key, latency.device) if cache_dir else None
     cached = read_profile(path, graph) if path else None
-    if cached is not None:
+    if cached is not None and cached.lost_share <= _MOST_LOST:
         return cached
     with progress(f"measuring {counted(graph.n_ops, 'operator')} on {latency.device}"):
         measured = _measured(latency, subject, cache_dir)
@@ -301,13 +302,21 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
     if isinstance(times, LatencyModel):
         return _roofline_note(config)
     if isinstance(times, TraceTimes):
-        return f"of {config.latency.file}: {times.coverage(graph).sentence()}"
-    if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:
-        return (
-            f"other processes used the processor for {times.lost_share:.0%} of the measurement; "
-            "operators are charged for their own processor time"
-        )
+        covered = times.coverage(graph).sentence()
+        return f"of {config.latency.file}, the same for every device: {covered}"
+    if isinstance(times, OperatorProfile):
+        return busy_note(times)
     return ""
+
+
+def busy_note(times: OperatorProfile) -> str:
+    """Return a note on other work during a measurement; empty if there was little."""
+    if times.lost_share <= _BUSY:
+        return ""
+    return (
+        f"other processes used the processor for {times.lost_share:.0%} of the measurement; "
+        "operators are charged for their own processor time"
+    )
 
 
 def _curves_note(config: Config, times: KernelModel, graph: OpGraph) -> str:

@@ -48,6 +48,13 @@ class OperatorTime:
     seconds: float
     """Median of the samples."""
     samples: int
+    lost_share: float = 0.0
+    """Share of the measurement in which the processor ran other work."""
+
+    def is_better(self, other: "OperatorTime") -> bool:
+        """Return whether this has more samples, or lost less time, and is not worse otherwise."""
+        own, others = (self.samples, -self.lost_share), (other.samples, -other.lost_share)
+        return own != others and all(x >= y for x, y in zip(own, others, strict=True))
 
 
 def times_path(cache_dir: Path, device_name: str) -> Path:
@@ -72,11 +79,14 @@ def _operator_time(entry: Mapping[str, object]) -> OperatorTime:
     if not isinstance(samples, int) or samples < 1 or not isinstance(shapes, list):
         raise ValueError(f"samples are {samples!r}")
     listed = tuple(tuple(int(size) for size in shape) for shape in shapes)
-    return OperatorTime(str(entry["target"]), listed, float(seconds), samples)
+    lost_share = entry.get("lost_share", 0.0)
+    if not isinstance(lost_share, float | int) or not 0 <= lost_share <= 1:
+        raise ValueError(f"lost_share is {lost_share!r}")
+    return OperatorTime(str(entry["target"]), listed, float(seconds), samples, float(lost_share))
 
 
 def write_times(path: Path, entries: Mapping[str, OperatorTime]) -> None:
-    """Add `entries` to the file, keeping for each signature the entry with more samples.
+    """Add `entries` to the file, unless it has a better one of their signature.
 
     Raises:
         CacheError: if the folder cannot be written.
@@ -86,7 +96,7 @@ def write_times(path: Path, entries: Mapping[str, OperatorTime]) -> None:
         merged = read_times(path)
         for name, entry in entries.items():
             existing = merged.get(name)
-            if existing is None or existing.samples <= entry.samples:
+            if existing is None or not existing.is_better(entry):
                 merged[name] = entry
         document = {
             "schema": _SCHEMA,
@@ -97,6 +107,7 @@ def write_times(path: Path, entries: Mapping[str, OperatorTime]) -> None:
                     "shapes": entry.shapes,
                     "seconds": entry.seconds,
                     "samples": entry.samples,
+                    "lost_share": entry.lost_share,
                 }
                 for name, entry in sorted(merged.items())
             },
@@ -160,9 +171,10 @@ def profile_operators(
     least `repeats` samples are not measured again.
 
     Other work on the processor is detected by comparing two clocks. For a single thread, its own
-    CPU time then counts, and `OperatorProfile.lost_share` reports the share of time lost to others.
-    Several threads wait for each other, so if the lost share exceeds `most_lost`, their times are
-    refused and not cached.
+    CPU time then counts, and `OperatorProfile.lost_share` reports the share of time lost to others,
+    in this measurement or when cached times were measured. If it exceeds `most_lost`, cached times
+    are measured again; several threads wait for each other, so their times are refused and not
+    cached.
 
     Raises:
         SpecError: if the device is missing, `repeats` is below 1, the graph is of another program,
@@ -179,25 +191,33 @@ def profile_operators(
     path = times_path(cache_dir, name) if cache_dir else None
     stored = read_times(path) if path else {}
     measured_signatures = frozenset(
-        key for key, entry in stored.items() if entry.samples >= repeats
+        key
+        for key, entry in stored.items()
+        if entry.samples >= repeats and entry.lost_share <= most_lost
     )
-    executed, lost, fresh = 0, 0.0, dict[str, OperatorTime]()
+    executed, fresh = 0, dict[str, OperatorTime]()
     if any(step.signature not in measured_signatures for step in steps):
         measured = measure(
             steps, placeholders_of(program, target), repeats + 1, measured_signatures, deadline_s
         )
         lost = measured.lost_s / max(measured.taken_s, 1e-9)
         _refuse_busy(target, lost, most_lost)
-        executed, fresh = measured.executed, _entries(steps, measured.seconds)
+        executed, fresh = measured.executed, _entries(steps, measured.seconds, lost)
     if path and fresh:
         write_times(path, fresh)
-    times = {**stored, **fresh}
+    for key in fresh.keys() & stored.keys():
+        if stored[key].samples >= repeats and stored[key].is_better(fresh[key]):
+            fresh[key] = stored[key]
+    known = {**stored, **fresh}
+    times = [known[step.signature] for step in steps]
+    seconds = np.array([entry.seconds for entry in times], dtype=np.float64)
+    lost_s = seconds @ np.array([entry.lost_share for entry in times])
     return OperatorProfile(
-        np.array([times[step.signature].seconds for step in steps], dtype=np.float64),
-        np.array([times[step.signature].samples for step in steps], dtype=np.int64),
+        seconds,
+        np.array([entry.samples for entry in times], dtype=np.int64),
         name,
         executed,
-        lost,
+        float(lost_s / max(seconds.sum(), 1e-9)),
     )
 
 
@@ -214,7 +234,9 @@ def _refuse_busy(device: torch.device, lost: float, most_lost: float) -> None:
         )
 
 
-def _entries(steps: list[Step], seconds: dict[str, list[float]]) -> dict[str, OperatorTime]:
+def _entries(
+    steps: list[Step], seconds: dict[str, list[float]], lost_share: float
+) -> dict[str, OperatorTime]:
     """Return the median of each signature's runs, without the first if there are several."""
     entries: dict[str, OperatorTime] = {}
     for step in steps:
@@ -226,5 +248,6 @@ def _entries(steps: list[Step], seconds: dict[str, list[float]]) -> dict[str, Op
                 tuple(tuple(shape) for shape in shapes_of(step.node)),
                 median(counted),
                 len(counted),
+                lost_share,
             )
     return entries

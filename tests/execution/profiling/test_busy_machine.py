@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,10 +40,14 @@ class _Paused(nn.Module):
         return torch.ops.fxpart_busy.pause(torch.relu(x))  # type: ignore[no-any-return]
 
 
-def _profile(model: nn.Module, threads: int, most_lost: float = 0.3) -> OperatorProfile:
+def _profile(
+    model: nn.Module, threads: int, most_lost: float = 0.3, cache_dir: Path | None = None
+) -> OperatorProfile:
     program = export_program(model, (torch.zeros(64, 64),))
     with torch_threads(threads):
-        return profile_operators(program, op_graph(program), repeats=1, most_lost=most_lost)
+        return profile_operators(
+            program, op_graph(program), repeats=1, most_lost=most_lost, cache_dir=cache_dir
+        )
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -51,6 +56,18 @@ def test_a_thread_is_not_charged_for_the_work_of_others() -> None:
     assert (profile.seconds < PAUSE_S / 2).all()
     assert (profile.seconds > 0).all()
     assert profile.lost_share > 0.5
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_times_of_a_busy_machine_are_measured_again_or_said_to_be(tmp_path: Path) -> None:
+    first = _profile(_Paused(), 1, cache_dir=tmp_path)
+    accepted = _profile(_Paused(), 1, most_lost=1.0, cache_dir=tmp_path)
+    assert accepted.executed == 0
+    assert accepted.lost_share == pytest.approx(first.lost_share)
+    assert accepted.lost_share > 0.5
+    again = _profile(_Paused(), 1, cache_dir=tmp_path)
+    assert again.executed > 0
+    assert again.lost_share <= accepted.lost_share
 
 
 @pytest.mark.usefixtures("interrupted")

@@ -13,8 +13,8 @@ from fxpart.execution.profiling.api import OperatorTime, read_times, times_path,
 WRITES = 20
 
 
-def _time(seconds: float, samples: int = 5) -> OperatorTime:
-    return OperatorTime("aten.linear.default", ((2, 3), (4, 3)), seconds, samples)
+def _time(seconds: float, samples: int = 5, lost_share: float = 0.0) -> OperatorTime:
+    return OperatorTime("aten.linear.default", ((2, 3), (4, 3)), seconds, samples, lost_share)
 
 
 def test_written_times_are_read_back(tmp_path: Path) -> None:
@@ -33,6 +33,18 @@ def test_entries_are_added_and_more_samples_win(tmp_path: Path) -> None:
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".json", ".lock"]
 
 
+def test_of_as_many_samples_those_with_less_other_work_win(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    write_times(path, {"a": _time(1.0, 9, 0.5), "b": _time(2.0, 5, 0.1), "c": _time(3.0, 2)})
+    assert read_times(path)["a"].lost_share == 0.5
+    write_times(path, {"a": _time(4.0, 5), "b": _time(5.0, 5, 0.2), "c": _time(6.0, 3, 0.4)})
+    assert read_times(path) == {
+        "a": _time(4.0, 5),
+        "b": _time(2.0, 5, 0.1),
+        "c": _time(6.0, 3, 0.4),
+    }
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -47,6 +59,8 @@ def test_entries_are_added_and_more_samples_win(tmp_path: Path) -> None:
         ' {"target": "t", "shapes": [], "seconds": NaN, "samples": 5}}}',
         '{"schema": "fxpart-operator-times", "version": 1, "entries": {"a":'
         ' {"target": "t", "shapes": [], "seconds": 1.0, "samples": 0}}}',
+        '{"schema": "fxpart-operator-times", "version": 1, "entries": {"a":'
+        ' {"target": "t", "shapes": [], "seconds": 1.0, "samples": 5, "lost_share": -1}}}',
     ],
 )
 def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:

@@ -17,6 +17,7 @@ from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError, SpecError
 from runner.config.specs import accelerator_files
+from runner.experiment import operator_times as operator_times_module
 from runner.experiment.check import check_all
 from runner.experiment.operator_times import check_latency, operator_times, source_note
 from runner.experiment.subject import Subject
@@ -318,3 +319,26 @@ def test_a_damaged_trace_is_refused_before_a_capture(tmp_path: Path) -> None:
     damaged.write_text('{"traceEvents": [')
     with pytest.raises(FxpartError, match=r"trace\.json"):
         check_latency(read("latency=trace", f"latency.file={damaged}"))
+
+
+def test_times_of_a_trace_are_said_to_be_of_every_device(
+    program: ExportedProgram, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        program.module()(torch.zeros(4, 32))
+    profiler.export_chrome_trace(str(path))
+    config, traced = read("latency=trace", f"latency.file={path}"), subject(program)
+    note = source_note(config, operator_times(config, traced, MODEL), traced.captured.graph)
+    assert note.startswith(f"of {path}, the same for every device: ")
+    assert "3 of 3 operators" in note
+
+
+def test_a_busy_profile_is_measured_again(
+    program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = read("latency=profiled", f"capture.cache_dir={tmp_path}", "latency.repeats=1")
+    monkeypatch.setattr(operator_times_module, "_MOST_LOST", -0.01)  # as if more were lost
+    operator_times(config, subject(program), MODEL)
+    with pytest.raises(AssertionError, match="measured again"):
+        operator_times(config, subject(program, known=True), MODEL)
