@@ -45,7 +45,16 @@ from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 
-__all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
+__all__ = [
+    "NAME",
+    "SOURCE",
+    "Figures",
+    "Inexpressible",
+    "Pipeline",
+    "Run",
+    "rows",
+    "run_of",
+]
 
 NAME = "training steps on FSDP"
 SOURCE = "pytorch/torchtitan (BSD-3) and mosaicml/llm-foundry (Apache-2.0), as their benchmarks say"
@@ -79,11 +88,8 @@ _LLAMA = {
 }
 _LAYERS = {"405b": 126}
 """Layers of models that differ in them from the model that is named."""
-_SCHEDULES = {
-    "1F1B": ("schedule=1f1b",),
-    "interleaved-1F1B": ("schedule=interleaved", "mode.interleave=2"),
-}
-"""Schedules of pipelines; interleaved stages are two on each device, as in torchtitan."""
+_SCHEDULES = {"1F1B": 1, "interleaved-1F1B": 2}
+"""Stages on each device by schedule; two are torchtitan's default if they are interleaved."""
 _MPT = {
     "125m": (768, 12, 12),
     "350m": (1024, 24, 16),
@@ -234,16 +240,16 @@ def _degrees(parallel: str, n_devices: int) -> _Degrees:
         raise Inexpressible(f"{n_devices} devices are no whole machines of {_NODE}")
     groups = (f"tensor_parallel={tensor}", "sequence_parallel=true", "loss_parallel=true")
     overlap = ("async_tensor_parallel=true",) if "asyncTP" in rest else ()
+    chunks = _SCHEDULES[schedules.pop()] if schedules else 1
     plan: tuple[str, ...] = ("mode=single", "zero=3")
-    chunks = stages
-    if schedules:
-        schedule = _SCHEDULES[schedules.pop()]
-        chunks *= len(schedule)
-        plan = ("mode=equal_layers", "zero=2", f"microbatches={stages}", *schedule)
+    if stages > 1:
+        plan = ("mode=equal_layers", "zero=2", f"microbatches={stages}", "schedule=1f1b")
+    if chunks > 1:
+        plan = (*plan[:-1], "schedule=interleaved", f"mode.interleave={chunks}")
     return _Degrees(
         replicas,
         stages,
-        chunks,
+        stages * chunks,
         (
             f"runtime={'compiled' if 'torch.compile' in rest else 'eager'}",
             f"data_parallel={replicas}",
@@ -329,7 +335,7 @@ def _predicted(run: Run, metric: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Figures:
+class Figures:
     """The time of a step, and what the allocator reserves on the device that needs the most."""
 
     step_s: float
@@ -337,7 +343,7 @@ class _Figures:
     other_bytes: float
 
 
-def _figures(run: Run) -> _Figures:
+def _figures(run: Run) -> Figures:
     """Return the figures of a run; a pipeline's tensors and time are linear in its layers."""
     if run.pipeline is None:
         return _planned(run)
@@ -351,7 +357,7 @@ def _figures(run: Run) -> _Figures:
     def extended(few_layers: float, more_layers: float) -> float:
         return more_layers + further * (more_layers - few_layers)
 
-    return _Figures(
+    return Figures(
         extended(few.step_s, more.step_s),
         extended(few.tensor_bytes, more.tensor_bytes),
         more.other_bytes,
@@ -359,14 +365,14 @@ def _figures(run: Run) -> _Figures:
 
 
 @cache
-def _planned(run: Run) -> _Figures:
+def _planned(run: Run) -> Figures:
     config = _config(run)
     result = plan(config, model_spec(config))
     needs = max(result.device_memory, key=lambda need: need.needed.expected).parts
     reserved = {part: size.expected for part, size in needs.items() if part in _RESERVED}
     step_s = result.schedule.step_s if result.schedule else result.evaluation.latency_s
     tensor_bytes = reserved.pop("tensors")
-    return _Figures(step_s, tensor_bytes, sum(reserved.values()))
+    return Figures(step_s, tensor_bytes, sum(reserved.values()))
 
 
 def _config(run: Run) -> Config:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.truth import end_to_end
-from benchmarks.truth.end_to_end import Inexpressible, rows, run_of
+from benchmarks.truth.end_to_end import Figures, Inexpressible, Pipeline, Run, rows, run_of
 
 POINT: dict[str, Any] = {
     "source": "github:pytorch/torchtitan benchmarks/llama3.md",
@@ -54,7 +54,8 @@ def test_a_row_becomes_a_run() -> None:
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     for stated, overlaps in {"vanilla TP": False, "async TP": True, "asyncTP": True}.items():
         groups = run_of(POINT | {"parallel": f"FSDP=2 TP=8 {stated} torch.compile"})
-        assert {"tensor_parallel=8", "sequence_parallel=true"} <= set(groups.overrides)
+        shares = {"tensor_parallel=8", "sequence_parallel=true", "loss_parallel=true"}
+        assert shares <= set(groups.overrides)
         assert ("async_tensor_parallel=true" in groups.overrides) == overlaps
         assert "model.batch_size=4" in groups.overrides
         assert groups.tokens == 2 * 8192 / 8
@@ -62,12 +63,46 @@ def test_a_row_becomes_a_run() -> None:
     assert plain.tokens == 4 * 8192
 
 
+def test_a_pipeline_s_figures_follow_from_those_of_fewer_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parallel = "FSDP=4 TP=8 PP=8 CP=2 interleaved-1F1B asyncTP torch.compile"
+    deep = {"model": "Llama-3.1-405B", "n_devices": 512, "batch": "local 32"}
+    run = run_of(POINT | deep | {"parallel": parallel})
+    assert {
+        "model.batch_size=16",
+        "data_parallel=4",
+        "context_parallel=2",
+        "zero=2",
+        "reduce_dtype=float32",
+        "microbatches=8",
+        "schedule=interleaved",
+        "mode.interleave=2",
+    } <= set(run.overrides)
+    assert run.tokens == 32 * 8192 * 4 / 512
+    assert run.pipeline == Pipeline(chunks=16, layers=126)
+
+    def planned(few: Run) -> Figures:
+        # Of a second for each layer of a stage, on a start of ten.
+        layers = int(few.overrides[-1].removeprefix("model.config.num_hidden_layers="))
+        return Figures(10 + layers / 16, 20 + 2 * layers / 16, layers)
+
+    monkeypatch.setattr(end_to_end, "_planned", planned)
+    figures = end_to_end._figures(run)
+    assert figures == Figures(10 + 126 / 16, 20 + 2 * 126 / 16, 32)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"parallel": "FSDP=16 PP=1 torch.compile"}, "nothing stands for PP=1 torch.compile"),
-        ({"parallel": "FSDP=2 TP=4"}, "is more than FSDP"),
-        ({"parallel": "FSDP=2 TP=8", "metric": "peak_memory"}, "from shards of the logits"),
+        ({"parallel": "FSDP=16 EP=2 torch.compile"}, "nothing stands for EP=2"),
+        ({"parallel": "FSDP=2 TP=4"}, "are not the degrees of 16 devices"),
+        ({"parallel": "FSDP=8 PP=2"}, "nothing stands for FSDP=8 PP=2"),
+        ({"parallel": "FSDP=8 PP=2 1F1B"}, "pipelines of Llama-3.1-8B have no number of layers"),
+        (
+            {"model": "Llama-3.1-405B", "parallel": "FSDP=4 PP=4 1F1B"},
+            "a batch of 2 is not 4 equal microbatches",
+        ),
         ({"dtype": "int8 linears"}, "products are in int8 linears"),
         ({"activation_checkpointing": None}, "activation checkpointing None is not known"),
         ({"model": "Llama-3.1-9B"}, "has no configuration here"),
@@ -97,7 +132,7 @@ def test_rows_are_planned_or_named(
     points = [
         tiny,
         tiny | {"metric": "peak_memory", "value": 0.1, "unit": "GiB"},
-        tiny | {"parallel": "FSDP=2 CP=2"},
+        tiny | {"parallel": "FSDP=2 EP=2"},
         POINT | {"source": "another engine"},
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
@@ -109,5 +144,5 @@ def test_rows_are_planned_or_named(
     assert 1.5 * weights < memory.predicted < 30 * weights
     printed = capsys.readouterr().out
     assert "MPT-tiny" in printed
-    assert "nothing stands for CP=2" in printed
+    assert "nothing stands for EP=2" in printed
     assert "1 rows are left out: {'tokens_per_s_per_gpu': 1}" in printed
