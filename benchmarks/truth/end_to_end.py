@@ -10,7 +10,8 @@ measured ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
 - ``float8``: torchao's linear layers, ``float8=tensorwise``. FSDP gathers weights in bfloat16 here.
 - MPT is GPT-2's block without biases: transformers' own MPT computes attention as separate
   products, while the measured engine uses one fused kernel.
-- ``torch.compile`` is ``runtime=compiled``, which launches kernels from a CUDA graph.
+- ``torch.compile`` compiles each block by itself, ``runtime=compiled runtime.regional=true``. Rows
+  of 2025-06 also compiled the loss, which no run expresses together with such blocks.
 - torchtitan sums gradients in float32 (``mixed_precision_reduce``), which is ``reduce_dtype``.
 - Groups that share layers (``TP``) split sequences too, and compute the loss from shards of the
   logits, torchtitan's default. ``asyncTP`` is ``async_tensor_parallel=true``. Tokens are published
@@ -88,6 +89,7 @@ _LLAMA = {
 }
 _LAYERS = {"405b": 126}
 """Layers of models that differ in them from the model that is named."""
+_COMPILED = ("runtime=compiled", "runtime.regional=true")
 _SCHEDULES = {"1F1B": 1, "interleaved-1F1B": 2}
 """Stages on each device by schedule; two are torchtitan's default if they are interleaved."""
 _MPT = {
@@ -251,7 +253,7 @@ def _degrees(parallel: str, n_devices: int) -> _Degrees:
         stages,
         stages * chunks,
         (
-            f"runtime={'compiled' if 'torch.compile' in rest else 'eager'}",
+            *(_COMPILED if "torch.compile" in rest else ("runtime=eager",)),
             f"data_parallel={replicas}",
             *((f"context_parallel={context}",) if context > 1 else ()),
             *(groups if tensor > 1 else ()),

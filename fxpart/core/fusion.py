@@ -115,11 +115,14 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
 
     Args:
         graph: the captured graph.
-        inside: fusion boundary of each operator, such as its block from `blocks_of`.
+        inside: fusion boundary of each operator, such as its block from `blocks_of`; None for an
+            operator that is not compiled.
 
     """
-    graph = without_python(graph)
-    search = _Search(graph, inside or ("",) * graph.n_ops)
+    compiled = np.array([part is not None for part in inside] or [True] * graph.n_ops)
+    graph = without_python(graph, compiled)
+    alone = (op if part is None else part for op, part in enumerate(inside))
+    search = _Search(graph, tuple(alone) or ("",) * graph.n_ops)
     for op in range(graph.n_ops):
         search.visit(op)
     search.join_neighbours()

@@ -366,6 +366,12 @@ def storage_roots(graph: OpGraph) -> IntArray:
     return root
 
 
-def without_python(graph: OpGraph) -> OpGraph:
-    """Return `graph` without Python references, so values are freed after their last reader."""
-    return replace(graph, value_held=_nothing_held())
+def without_python(graph: OpGraph, ops: npt.NDArray[np.bool_] | None = None) -> OpGraph:
+    """Return `graph` without Python references, so values are freed after their last reader.
+
+    With `ops`, shape (n,), only the results of these operators are.
+    """
+    if ops is None or not len(graph.value_held):
+        return replace(graph, value_held=_nothing_held())
+    freed = (graph.value_producer >= 0) & ops[graph.value_producer]
+    return replace(graph, value_held=np.where(freed, -1, graph.value_held))

@@ -156,6 +156,8 @@ class RuntimeConfig:
     captured graph, which frees a value after its last reader; ``compiled``: fused kernels."""
     host_launch_s: float | None = None
     """Host time to launch an operator; by default that of the accelerators' usual hosts."""
+    regional: bool = False
+    """For ``compiled``: whether each block is compiled by itself, and the rest runs in Python."""
 
 
 @dataclass

@@ -39,7 +39,8 @@ def compiled_whole(
         searched: `problem` with the memory that the mode was given.
 
     """
-    if config.runtime.name != "compiled" or problem.topology.n_devices == 1:
+    runtime = config.runtime
+    if runtime.name != "compiled" or runtime.regional or problem.topology.n_devices == 1:
         return problem, assignment
     is_alone = devices_compiled_for(assignment) == 1
     divides = config.mode.name in SEARCHES and config.objective == "latency"

@@ -108,6 +108,7 @@ def _engine_plan(
         sequence_parallel=config.sequence_parallel,
         async_tensor_parallel=config.async_tensor_parallel,
         loss_parallel=config.loss_parallel,
+        compiles_loss=not config.runtime.regional,
         expert_parallel=config.expert_parallel,
         context_parallel=config.context_parallel,
         schedule=config.schedule.name,

@@ -2,9 +2,11 @@
 
 from functools import lru_cache
 
+import numpy as np
+
 from fxpart.core.assignment import Assignment
 from fxpart.core.fusion import blocks_of, fused
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import OpGraph, without_python
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 from runner.output.units import format_s
@@ -14,6 +16,7 @@ __all__ = [
     "as_kernels",
     "check_runtime",
     "devices_compiled_for",
+    "held_as_run",
     "host_launch_s",
     "host_line",
 ]
@@ -29,6 +32,11 @@ def check_runtime(config: Config) -> None:
     name = config.runtime.name
     if name not in RUNTIMES:
         raise SpecError(f"runtime={name} does not exist; {nearest_names(name, RUNTIMES)}")
+    if config.runtime.regional and name != "compiled":
+        raise NotApplicableError(
+            f"runtime.regional=true compiles the blocks of a model, got runtime={name}; use "
+            "runtime=compiled, or runtime.regional=false"
+        )
     if name != "compiled":
         return
     latency = config.latency
@@ -50,13 +58,24 @@ def as_kernels(config: Config, graph: OpGraph, devices: int, *, is_kept: bool = 
     """Return `graph` fused into kernels for ``runtime=compiled``, and unchanged otherwise.
 
     A single device compiles the whole model. Several compile it block by block, or module by module
-    at a coarser granularity, since a model may be cut between blocks or modules. `is_kept` caches
-    the result; leave that out for a graph that is used once.
+    at a coarser granularity, since a model may be cut between blocks or modules. With
+    ``runtime.regional``, only blocks are compiled. `is_kept` caches the result; leave that out for
+    a graph that is used once.
     """
     if config.runtime.name != "compiled":
         return graph
     make = _kept_kernels if is_kept else _kernels
-    return make(graph, config.granularity if devices > 1 else "")
+    granularity = config.granularity if devices > 1 else ""
+    return make(graph, granularity, regional=config.runtime.regional)
+
+
+def held_as_run(config: Config, graph: OpGraph) -> OpGraph:
+    """Return `graph` with the values that Python holds under ``runtime``."""
+    if config.runtime.name == "eager":
+        return graph
+    if config.runtime.regional:
+        return without_python(graph, np.array([bool(block) for block in blocks_of(graph)]))
+    return without_python(graph)
 
 
 def devices_compiled_for(assignment: Assignment) -> int:
@@ -64,11 +83,15 @@ def devices_compiled_for(assignment: Assignment) -> int:
     return len(set(assignment.devices_of_partition))
 
 
-def _kernels(graph: OpGraph, granularity: str) -> OpGraph:
-    if not granularity:
+def _kernels(graph: OpGraph, granularity: str, *, regional: bool) -> OpGraph:
+    if not granularity and not regional:
         return fused(graph)
-    is_whole = granularity != "operator"
-    return fused(graph, graph.group.tolist() if is_whole else blocks_of(graph))
+    blocks = blocks_of(graph)
+    whole = granularity not in ("", "operator")
+    parts: list[object] = graph.group.tolist() if whole else list(blocks)
+    if regional:
+        parts = [part if block else None for part, block in zip(parts, blocks, strict=True)]
+    return fused(graph, parts)
 
 
 _kept_kernels = lru_cache(maxsize=_MOST_KEPT)(_kernels)

@@ -11,11 +11,12 @@ import numpy as np
 from fxpart.capture.captured import captured_symbolic
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import with_chosen_experts
-from fxpart.core.graph import CACHE, OpGraph, without_python
+from fxpart.core.graph import CACHE, OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
+from runner.experiment.runtime import held_as_run
 from runner.experiment.serving import as_served, served_at_any_size, with_served_cache
 
 __all__ = ["ServingSteps", "Sizes", "keep", "serving_steps"]
@@ -128,9 +129,7 @@ class ServingSteps:
 
     def _at(self, symbolic: SymbolicGraph, batch: int, length: int) -> OpGraph:
         graph = symbolic.at(**dict(zip(symbolic.symbols, (batch, length), strict=False)))
-        if self.config.runtime.name != "eager":
-            graph = without_python(graph)
-        return with_chosen_experts(graph)
+        return with_chosen_experts(held_as_run(self.config, graph))
 
     def _piece(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> SymbolicGraph:
         """Return a capture that holds for these sizes, making one if necessary."""

@@ -24,7 +24,7 @@ from fxpart.capture.captured import (
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import with_chosen_experts
 from fxpart.core.granularity import group_operators
-from fxpart.core.graph import IntArray, OpGraph, without_python
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.optimizer import with_optimizer
 from fxpart.core.phases import check_phase
 from fxpart.core.reserve import rounded
@@ -42,6 +42,7 @@ from runner.experiment.mesh import (
     weight_replicas,
 )
 from runner.experiment.objective import published_graph
+from runner.experiment.runtime import held_as_run
 from runner.experiment.serving import as_served, generates, is_serving
 from runner.experiment.serving_steps import ServingSteps, serving_steps
 from runner.experiment.topology import rounding_bytes
@@ -367,7 +368,7 @@ def _fixed_size_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic
 
 def _as_run(config: Config, graph: OpGraph) -> OpGraph:
     """Return `graph` with optimizer updates, and values held as under ``runtime``."""
-    graph = graph if config.runtime.name == "eager" else without_python(graph)
+    graph = held_as_run(config, graph)
     if is_megatron(config) and config.zero == 0:
         graph, _ = with_main_gradients(graph)
     if not is_training(config):

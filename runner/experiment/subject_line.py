@@ -43,6 +43,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         _phase(config, graph, reads_text=reads_text),
         f"kv_cache={config.kv_cache}" if config.kv_cache != "auto" else "",
         f"runtime={config.runtime.name}" if config.runtime.name != "eager" else "",
+        "runtime.regional=true" if config.runtime.regional else "",
         _mode(config),
         config.devices.spec,
         config.transfer_rate.name,

@@ -50,7 +50,8 @@ def test_a_row_becomes_a_run() -> None:
     assert "runtime=eager" in plain.overrides
     assert not any(override.startswith("float8") for override in run.overrides)
     compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile", "dtype": "float8 linears"})
-    assert {"runtime=compiled", "float8=tensorwise"} <= set(compiled.overrides)
+    by_blocks = {"runtime=compiled", "runtime.regional=true"}
+    assert by_blocks | {"float8=tensorwise"} <= set(compiled.overrides)
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     for stated, overlaps in {"vanilla TP": False, "async TP": True, "asyncTP": True}.items():
         groups = run_of(POINT | {"parallel": f"FSDP=2 TP=8 {stated} torch.compile"})

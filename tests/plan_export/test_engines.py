@@ -94,7 +94,9 @@ def test_asynchronous_groups_are_torchtitans_alone() -> None:
     assert "its file has no asynchronous tensor parallelism of torch" in files.refusals.values()
     toml = tomllib.loads(text_of(groups, "torchtitan"))
     assert toml["parallelism"]["enable_async_tensor_parallel"] is True
-    assert toml["compile"]["enable"] is True
+    assert toml["compile"] == {"enable": True, "components": ["model", "loss"]}
+    in_blocks = tomllib.loads(text_of(replace(groups, compiles_loss=False), "torchtitan"))
+    assert in_blocks["compile"] == {"enable": True, "components": ["model"]}
     assert "quantize" not in toml
 
 

@@ -64,6 +64,8 @@ class EnginePlan:
     sequence_parallel: bool = False
     async_tensor_parallel: bool = False
     """Whether collectives of tensor parallelism run during products."""
+    compiles_loss: bool = True
+    """Whether the loss of a compiled model is compiled too."""
     loss_parallel: bool = False
     """Whether the loss is computed from shards of the logits."""
     expert_parallel: int = 1

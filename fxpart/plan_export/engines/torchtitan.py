@@ -124,7 +124,8 @@ def _compiled(plan: EnginePlan) -> dict[str, dict[str, object]]:
         filter_fqns = [_FQNS[fqn] for fqn in plan.filter_fqns]
         sections[_FLOAT8] = {"recipe_name": plan.float8, "filter_fqns": filter_fqns}
     if sections or plan.async_tensor_parallel:
-        sections["compile"] = {"enable": True, "components": ["model", "loss"]}
+        components = ["model", "loss"] if plan.compiles_loss else ["model"]
+        sections["compile"] = {"enable": True, "components": components}
     return sections
 
 

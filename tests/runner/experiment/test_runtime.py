@@ -57,6 +57,37 @@ def test_compiled_starts_kernels_at_once_and_stores_nothing_inside(phase: str) -
     assert compiled.evaluation.devices[0].peak_bytes <= graph.evaluation.devices[0].peak_bytes
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_regions_are_compiled_and_the_rest_runs_in_python(devices: int) -> None:
+    mode = "mode=single" if devices == 1 else "mode=pipeline"
+    step = (*_GPT2[:-2], f"devices={devices}x16gb", "phase=training", "optimizer=none", mode)
+    eager, regional, whole = (
+        plan(config, model_spec(config)).problem.graph
+        for config in (
+            read(*step),
+            read(*step, "runtime=compiled", "runtime.regional=true"),
+            read(*step, "runtime=compiled"),
+        )
+    )
+    in_block = np.array([bool(block) for block in blocks_of(eager)])
+    assert kernel_count(whole) < kernel_count(regional) < kernel_count(eager)
+    changed = regional.moved_bytes != eager.moved_bytes
+    assert changed.any()
+    assert not changed[~in_block].any()
+    # The logits in float32 are stored, and Python holds values as it does in eager mode.
+    made = eager.value_producer >= 0
+    outside = made & ~in_block[eager.value_producer]
+    assert (regional.value_alloc_bytes == eager.value_alloc_bytes)[outside].all()
+    assert (regional.value_held == eager.value_held)[outside].all()
+    assert (regional.value_held[made & ~outside] == -1).all()
+    assert (regional.value_held[outside] >= 0).any()
+
+
+def test_only_a_compiled_model_has_regions() -> None:
+    with pytest.raises(FxpartError, match="got runtime=graph; use runtime=compiled, or"):
+        check(read("runtime=graph", "runtime.regional=true"))
+
+
 def test_kernels_stay_within_devices_and_blocks_that_may_be_cut() -> None:
     config = read(*_GPT2[:-2], "runtime=compiled", "mode=pipeline", "devices=2x16gb")
     result = plan(config, model_spec(config))
