@@ -1,10 +1,19 @@
-"""Calls in a captured graph: identity of tensors, written operands, and bodies of regions."""
+"""Calls in a captured graph: tensors and storages, written operands, and bodies of regions."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["REGIONS", "body_of", "place_in_memory", "storage_key", "written_operands"]
+__all__ = [
+    "REGIONS",
+    "body_of",
+    "keep_all_terms",
+    "place_in_memory",
+    "storage_key",
+    "written_operands",
+]
 
 REGIONS = (
     torch.ops.higher_order.wrap_with_set_grad_enabled,
@@ -27,6 +36,25 @@ def place_in_memory(tensor: Tensor) -> tuple[object, ...]:
     # A storage without memory (empty, or on the meta device) has no address.
     address = storage.data_ptr() or -storage_key(tensor)
     return address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def keep_all_terms(operands: Iterable[Tensor], loss: Tensor) -> None:
+    """Resize the storage of a reduced loss to that of all its terms, as torch leaves it.
+
+    `mse_loss` and `smooth_l1_loss` allocate their result with the shape of the terms;
+    `binary_cross_entropy` and `soft_margin_loss` compute the terms in it. All then resize it to a
+    scalar, which frees nothing (``ATen/native/Loss.cpp`` and ``cuda/Loss.cu``: the same on every
+    device). Their kernels for fake and meta tensors allocate only the scalar.
+
+    Args:
+        operands: the tensors that the loss is computed from, of concrete sizes.
+        loss: the result, fake or meta.
+
+    """
+    shapes = [operand.shape for operand in operands]
+    terms = torch.broadcast_shapes(*shapes).numel()  # type: ignore[no-untyped-call]
+    storage = loss.untyped_storage()
+    storage.resize_(max(int(storage.nbytes()), int(terms) * loss.element_size()))
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr, storage_roots, without_python
 
-__all__ = ["REDUCING", "blocks_of", "fused", "kernel_count", "operator_name"]
+__all__ = ["REDUCING", "blocks_of", "fused", "is_shrunk_loss", "kernel_count", "operator_name"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -55,6 +56,7 @@ _NORMS = _names("""
 """Reductions whose results are as large as their inputs."""
 REDUCING = _WINDOWS | _GATHERS | _REDUCTIONS | _NORMS
 """These read elements several times, or out of storage order."""
+_SHRUNK_LOSSES = _names("binary_cross_entropy mse_loss smooth_l1_loss soft_margin_loss")
 # ``batch_norm`` is the inference variant, with running statistics; training calls other operators.
 _ELEMENT_BYTES = {
     **{"float64": 8.0, "complex64": 8.0, "int64": 8.0, "complex128": 16.0, "bool": 1.0},
@@ -120,7 +122,7 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
 
     """
     compiled = np.array([part is not None for part in inside] or [True] * graph.n_ops)
-    graph = without_python(graph, compiled)
+    graph = _with_small_losses(without_python(graph, compiled), compiled)
     alone = (op if part is None else part for op, part in enumerate(inside))
     search = _Search(graph, tuple(alone) or ("",) * graph.n_ops)
     for op in range(graph.n_ops):
@@ -130,10 +132,27 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
     return _rewritten(graph, search, kernels) if kernels else graph
 
 
+def _with_small_losses(graph: OpGraph, compiled: npt.NDArray[np.bool_]) -> OpGraph:
+    """Return `graph` with no more stored of a compiled loss than its result."""
+    targets = enumerate(graph.targets)
+    losses = [op for op, target in targets if compiled[op] and is_shrunk_loss(target)]
+    is_loss = np.isin(graph.value_producer, losses)
+    small = np.minimum(graph.value_alloc_bytes, graph.value_bytes)
+    return replace(graph, value_alloc_bytes=np.where(is_loss, small, graph.value_alloc_bytes))
+
+
 def operator_name(target: str) -> str:
     """Return the plain name of an operator's target, such as ``add`` for ``aten.add_.Tensor``."""
     name = target.split(".")[-2] if "." in target else target
     return name if name.endswith("__") else name.removesuffix("_")
+
+
+def is_shrunk_loss(target: str) -> bool:
+    """Return whether an operator is a loss that, reduced, keeps the storage of all its terms.
+
+    Compiled, it stores only its result. See `keep_all_terms` of `fxpart.capture.calls`.
+    """
+    return operator_name(target) in _SHRUNK_LOSSES
 
 
 def _elements(dtype: str, size: float) -> float:

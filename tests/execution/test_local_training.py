@@ -223,3 +223,29 @@ def test_a_model_that_changes_when_it_is_exported_is_refused(*, training: bool) 
     )
     with pytest.raises(ExecutionError, match="results differ from the unsplit model's by"):
         refuse_another_model(chain, real, training=training, threads=1)
+
+
+class _Loss(nn.Module):
+    """A layer and a loss of its results, which is then weighted."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.layer, self.loss = nn.Linear(8, 8), getattr(nn.functional, name)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.layer(x).sigmoid(), y) * 2  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "l1_loss"],
+)
+def test_the_peak_with_a_loss_is_that_of_a_run(name: str) -> None:
+    """All but the last keep the storage of all their terms."""
+    module, data = _Loss(name).eval(), (torch.ones(6, 8), torch.ones(6, 8))
+    real, step = _trainable(module, *data), joint_capture(module, data)
+    run = run_local(real, _on(real, *[0] * real.graph.n_ops), 1, repeats=1, training=True)
+    on_one = np.zeros(step.graph.n_ops, dtype=np.int64)
+    (predicted,) = predicted_peaks(step.graph, on_one, 1)
+    # Torch holds the gradient of the loss, which is 1, until the end.
+    assert run.peak_bytes[0] - predicted == 4

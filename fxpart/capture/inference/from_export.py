@@ -14,9 +14,16 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.call_costs import CallCounter, CallCounts, moved_bytes
-from fxpart.capture.calls import REGIONS, body_of, storage_key, written_operands
+from fxpart.capture.calls import (
+    REGIONS,
+    body_of,
+    keep_all_terms,
+    storage_key,
+    written_operands,
+)
 from fxpart.capture.inference.eager_lifetimes import HELD, positions_held, values_held
 from fxpart.capture.sizes import Sizes, example_sizes
+from fxpart.core.fusion import is_shrunk_loss
 from fxpart.core.graph import OpGraph
 from fxpart.core.temporaries import with_temporaries
 from fxpart.errors import CaptureError
@@ -45,6 +52,10 @@ def op_graph(
     placeholders = program.graph.find_nodes(op="placeholder")
     example = example_sizes(placeholders)
     reading = _Reading(sizes or example, example, counter or CallCounter())
+    for body in program.graph_module.modules():
+        for node in body.graph.nodes if isinstance(body, fx.GraphModule) else ():
+            if node.op == "call_function" and is_shrunk_loss(str(node.target)):
+                keep_all_terms(reading.inputs(node), reading.sizes.of(node))
     for node in program.graph.nodes:
         if node.op == "placeholder":
             _add_placeholder(reading, program, node)

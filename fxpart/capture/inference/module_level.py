@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.call_costs import moved_bytes
-from fxpart.capture.calls import storage_key
+from fxpart.capture.calls import keep_all_terms, storage_key
 from fxpart.capture.inference.from_export import compute_dtype
 from fxpart.capture.models.user_code import user_errors, user_line
+from fxpart.core.fusion import is_shrunk_loss
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CaptureError, one_line
 
@@ -84,7 +86,7 @@ class _Recorder(fx.Interpreter):
         """Run one node and add it."""
         inputs = [t for i in n.all_input_nodes for t in _tensors(self._results.get(i))]
         versions = [t._version for t in inputs]
-        with FlopCounterMode(display=False) as counter:
+        with _WholeLosses(), FlopCounterMode(display=False) as counter:
             result = super().run_node(n)
         self._results[n] = result
         if n.op == "placeholder":
@@ -183,6 +185,25 @@ class _Recorder(fx.Interpreter):
         """Return the operator's name for `moved_bytes`."""
         names = {"Embedding": "embedding", "EmbeddingBag": "embedding_bag"}
         return names.get(self._callee(node), self._callee(node))
+
+
+class _WholeLosses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context manager in which reduced losses keep the storage of all their terms, also on meta."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - as torch calls it
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        if is_shrunk_loss(str(func)):
+            keep_all_terms(_tensors((args, kwargs)), result)
+        return result
 
 
 def _tensors(result: object) -> Iterator[torch.Tensor]:
