@@ -208,6 +208,7 @@ def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # n
     """
     from fxpart.capture.models.image_grids import grid_values, with_grids
     from fxpart.capture.models.inputs import example_inputs
+    from fxpart.capture.models.labels import with_own_loss
 
     if spec.step is not None:
         from fxpart.capture.models.cached_step import prepare_step
@@ -216,6 +217,8 @@ def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # n
     dtype: torch.dtype = getattr(torch, spec.dtype)
     has_labels = spec.loss == "own"
     inputs = example_inputs(module, spec.batch_size, spec.seq_len, dtype, labels=has_labels)
+    if has_labels:
+        with_own_loss(module)
     if grids := grid_values(module, spec.batch_size):
         with_grids(module, grids)
     return inputs

@@ -2,19 +2,23 @@
 
 The signature of ``forward`` determines which arguments are labels, by the rule of `Trainer`
 (`transformers.utils.generic.find_labels`); their shapes and dtypes follow from the task in the name
-of the class, from the configuration, and from the shapes of the other inputs.
+of the class, from the configuration, and from the shapes of the other inputs. Values of time series
+are labels too, under names which users pass to `Trainer` (``label_names``), and models that compare
+images with texts compute their loss without labels (``return_loss``).
 """
 
+import inspect
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.utils.generic import find_labels
 
-__all__ = ["drawn_labels", "label_inputs"]
+__all__ = ["drawn_labels", "label_inputs", "with_own_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class _Labels:
 
 
 _ANSWER = ("start_positions", "end_positions")
+_OF_SERIES = ("future_values", "target_values")
 _ONE_OF_TWO = ("next_sentence_label", "sentence_order_label")
 _OF_TOKENS = ("LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration", "PreTraining", "Seq2Seq")
 _OF_EXAMPLES = (
@@ -41,6 +46,8 @@ _OF_REPLACED_TOKENS = ("ElectraForPreTraining", "FunnelForPreTraining")
 """Classes that predict for each token whether it was replaced."""
 _BY_VALUES = ("CTC",)
 """Classes that branch on the values of their labels, which a capture lacks."""
+_LOSS_UNUSABLE = ("PeAudioFrameLevelModel", "VideoPrismClipModel")
+"""Classes whose loss does not fit their results, or is not the first of them."""
 
 
 def label_inputs(
@@ -69,13 +76,25 @@ def label_inputs(
     }
 
 
+def with_own_loss(model: Any) -> None:  # noqa: ANN401
+    """Let all later calls of `model` return the loss that they compute if asked to.
+
+    So do collators of models that compare images, recordings or videos with texts, as in
+    transformers' ``run_clip.py``: each text belongs to the image of its row.
+    """
+    asked = inspect.signature(model.forward).parameters.get("return_loss")
+    if asked is None or asked.default is True or type(model).__name__ in _LOSS_UNUSABLE:
+        return
+    model.forward = partial(model.forward, return_loss=True)
+
+
 def drawn_labels(
     model: Any,  # noqa: ANN401
     inputs: Mapping[str, Tensor],
     device: torch.device,
 ) -> dict[str, Tensor]:
     """Return random values of the labels among `inputs`, drawn from torch's generators."""
-    if not any("label" in name or name in _ANSWER for name in inputs):
+    if not any("label" in name or name in (*_ANSWER, *_OF_SERIES) for name in inputs):
         return {}
     return {
         name: torch.randint(labels.classes, labels.sizes, device=device)
@@ -91,7 +110,9 @@ def _labels_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, _Labels]: 
     if any(word in kind for word in _BY_VALUES):
         return {}
     labels: dict[str, _Labels] = {}
-    for name in find_labels(type(model)):  # type: ignore[no-untyped-call]
+    parameters = inspect.signature(type(model).forward).parameters
+    of_series = (name for name in _OF_SERIES if name in parameters)
+    for name in (*find_labels(type(model)), *of_series):  # type: ignore[no-untyped-call]
         shape = _labels(name, model, inputs)
         if shape is not None:
             labels[name] = shape
@@ -107,7 +128,24 @@ def _labels(name: str, model: Any, inputs: Mapping[str, Tensor]) -> _Labels | No
         return _Labels((batch,), 2)
     if name in _ANSWER:
         return _Labels((batch,), shape[-1]) if shape else None
+    if name in _OF_SERIES:
+        return _series_labels(kind, name, model.config, batch)
     return _task_labels(kind, model.config, main, shape) if name == "labels" else None
+
+
+def _series_labels(kind: str, name: str, config: Any, batch: int) -> _Labels | None:  # noqa: ANN401
+    """Return the labels of PatchTST and PatchTSMixer; other models take such values as inputs."""
+    channels = getattr(config, "num_input_channels", None)
+    if type(channels) is not int:
+        return None
+    if name == "target_values" and kind.endswith("Classification"):
+        return _Labels((batch,), config.num_targets)
+    # A likelihood (`nll`) branches on whether the values are possible.
+    if config.loss != "mse" or not kind.endswith(("ForPrediction", "ForRegression")):
+        return None
+    if name == "target_values":
+        return _Labels((batch, config.num_targets), 0)
+    return _Labels((batch, config.prediction_length, channels), 0)
 
 
 def _task_labels(

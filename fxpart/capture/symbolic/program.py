@@ -1,6 +1,8 @@
 """`symbolic_program`: capture a model, or a training step, once for any input sizes."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +119,24 @@ def _is_view(before: Tensor, after: Tensor) -> bool:
 
 
 # Capture.
+
+
+@contextmanager
+def _symbolic_lengths(module: nn.Module) -> Iterator[None]:
+    """Let `len` of a tensor be its symbolic size in the file that defines the forward of `module`.
+
+    Python's `len` returns a number, which fixes the batch: models that compare images with texts
+    number their rows by ``torch.arange(len(logits))``. Not thread-safe.
+    """
+    names = getattr(inspect.unwrap(type(module).forward), "__globals__", {})
+    if "len" in names:
+        yield
+        return
+    names["len"] = lambda sized: sized.shape[0] if isinstance(sized, Tensor) else len(sized)
+    try:
+        yield
+    finally:
+        del names["len"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -238,6 +258,10 @@ class _Subject:
 
     def captured(self, shapes: ShapesCollection) -> tuple[JointProgram | None, ExportedProgram]:
         """Return the step, in training, and the program."""
+        with _symbolic_lengths(self.module):
+            return self._captured(shapes)
+
+    def _captured(self, shapes: ShapesCollection) -> tuple[JointProgram | None, ExportedProgram]:
         if self.phase != "training":
             # Torch remembers what operators return; with symbolic sizes that takes longer than
             # finding it out again.

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.utils.generic import ModelOutput
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.models.symbolic_inputs import symbolic_inputs
+from fxpart.capture.symbolic.api import symbolic_graph
 from fxpart.capture.symbolic.program import symbolic_program
 from fxpart.capture.training.joint import joint_capture
 from fxpart.core.graph import OpGraph
@@ -38,6 +40,23 @@ _SPEECH = {
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
     "vocab_size": 32,
+}
+_SERIES = {
+    "num_input_channels": 3,
+    "context_length": 32,
+    "prediction_length": 6,
+    "patch_length": 8,
+    "patch_stride": 8,
+    "num_targets": 5,
+    "d_model": 16,
+}
+_PATCH_TST = {**_SERIES, **_TINY, "ffn_dim": 16}
+_MIXER = {**_SERIES, "num_layers": 1}
+_CLIP_PART = {**_TINY, "intermediate_size": 32}
+_CLIP = {
+    "text_config": {**_CLIP_PART, "vocab_size": 50, "max_position_embeddings": 16},
+    "vision_config": {**_CLIP_PART, "image_size": 32, "patch_size": 16},
+    "projection_dim": 8,
 }
 
 
@@ -92,6 +111,18 @@ _BY_TASK = [
         ),
         {"labels": (3,)},
     ),
+    *(
+        (_spec(name, config, seq_len=None), labels)
+        for name, config, labels in (
+            ("PatchTSTForPrediction", _PATCH_TST, {"future_values": (3, 6, 3)}),
+            ("PatchTSTForRegression", _PATCH_TST, {"target_values": (3, 5)}),
+            ("PatchTSTForClassification", _PATCH_TST, {"target_values": (3,)}),
+            ("PatchTSMixerForPrediction", _MIXER, {"future_values": (3, 6, 3)}),
+            ("PatchTSMixerForRegression", _MIXER, {"target_values": (3, 5)}),
+            ("PatchTSMixerForTimeSeriesClassification", _MIXER, {"target_values": (3,)}),
+        )
+    ),
+    (_spec("CLIPModel", _CLIP), {}),
 ]
 
 
@@ -147,6 +178,43 @@ def test_a_model_without_a_loss_gets_no_labels() -> None:
     # Its loss is computed from the values of labels, which a capture does not have.
     config = {**_TINY, **_SPEECH, "intermediate_size": 32}
     assert [*build_model(_spec("Wav2Vec2ForCTC", config, seq_len=1600)).kwargs] == ["input_values"]
+
+
+def test_a_likelihood_of_a_series_gets_no_values() -> None:
+    spec = _spec("PatchTSTForPrediction", {**_PATCH_TST, "loss": "nll"}, seq_len=None)
+    assert [*build_model(spec).kwargs] == ["past_values"]
+    assert [*build_model(_spec("PatchTSTModel", _PATCH_TST, seq_len=None)).kwargs] == [
+        "past_values"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "last"),
+    [
+        (_spec("PatchTSTForPrediction", _PATCH_TST, seq_len=None), "mse_loss"),
+        (_spec("CLIPModel", _CLIP), "div"),
+    ],
+    ids=lambda of: getattr(of, "name", ""),
+)
+def test_a_step_computes_the_loss_of_the_model(spec: ModelSpec, last: str) -> None:
+    graph = _step(spec)
+    assert not is_mean_of_outputs(graph)
+    assert f"aten.{last}." in graph.targets[graph.first_backward - 1]
+    assert is_mean_of_outputs(_step(replace(spec, loss="mean")))
+
+
+def test_the_batch_of_a_contrastive_loss_may_be_symbolic() -> None:
+    """Each text is compared with all images, so scores grow with the square of the batch."""
+    spec = _spec("CLIPModel", _CLIP)
+    inputs = symbolic_inputs(spec)
+    built = inputs.built
+    symbolic = symbolic_graph(
+        built.module, built.args, built.kwargs, dims=inputs.dims, phase="training"
+    )
+    fresh = _step(replace(spec, batch_size=9))
+    assert _peak(symbolic.at(batch=9)) == _peak(fresh)
+    assert symbolic.at(batch=9).flops.sum() == fresh.flops.sum()
+    assert [2] in symbolic.exponents.tolist()
 
 
 def sum_of_squares(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
