@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fxpart.capture.models.shape_request import (
     IMAGE,
@@ -19,10 +20,19 @@ from fxpart.capture.models.shape_request import (
     unknown,
 )
 
-__all__ = ["flattened_shape", "high_res_shape", "pixel_shape", "pixels"]
+__all__ = [
+    "flattened_shape",
+    "hidden_patches",
+    "hidden_patches_shape",
+    "high_res_shape",
+    "pixel_shape",
+    "pixels",
+]
 
 _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_FRAMES = 16
+_HIDDEN_SHARE = 0.9
+"""Share of the patches of a video that pre-training hides (VideoMAE, arXiv:2203.12602)."""
 _LINE_HEIGHT = 48
 """Pixels of an image of one line of text, which PaddleOCR's recognition models reduce to a row."""
 _IMAGE_SIZES = ("image_size", "img_size", "input_size", "crop_size", "max_img_size")
@@ -146,3 +156,26 @@ def flattened_shape(name: str, request: Request) -> Shape:
     if type(patches) is not int or type(values) is not int:
         raise unknown(name, request)
     return Shape((request.batch_size, patches, 2 + values))
+
+
+def hidden_patches_shape(name: str, request: Request) -> Shape:
+    """Return the shape of the mask of a video's patches, which are cut in space and in time."""
+    config = request.model.config
+    patch = part_setting(config, ("patch_size",), IMAGE)
+    tubelet = part_setting(config, ("tubelet_size",), IMAGE)
+    if type(patch) is not int or type(tubelet) is not int:
+        raise unknown(name, request)
+    _, height, width = pixels(request)
+    frames = _frames(request, _DEFAULT_FRAMES)
+    patches = (frames // tubelet) * (height // patch) * (width // patch)
+    return Shape((request.batch_size, patches), is_real=False, is_mask=True)
+
+
+def hidden_patches(like: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """Return a mask shaped like `like` that hides as many patches in every row.
+
+    Their number determines sizes inside the model, and all captures and runs have the same.
+    """
+    rows, patches = like.shape
+    is_hidden = torch.arange(patches, device=device) < round(_HIDDEN_SHARE * patches)
+    return is_hidden.expand(rows, patches).clone()

@@ -18,7 +18,13 @@ from fxpart.capture.models.audio_shapes import (
     feature_shape,
 )
 from fxpart.capture.models.image_grids import has_grid, patch_sizes
-from fxpart.capture.models.image_shapes import flattened_shape, high_res_shape, pixel_shape, pixels
+from fxpart.capture.models.image_shapes import (
+    flattened_shape,
+    hidden_patches_shape,
+    high_res_shape,
+    pixel_shape,
+    pixels,
+)
 from fxpart.capture.models.shape_request import (
     AUDIO,
     IMAGE,
@@ -35,7 +41,9 @@ from fxpart.capture.models.shape_request import (
 from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.errors import SpecError
 
-__all__ = ["ANY_DATA", "input_shape", "is_tokens", "positions"]
+__all__ = ["ANY_DATA", "HIDDEN_PATCHES", "input_shape", "is_tokens", "positions"]
+HIDDEN_PATCHES = "bool_masked_pos"
+"""The mask of the patches that a model pre-trained on videos must fill in."""
 ANY_DATA = "inputs"
 """The input of a model that takes all modalities under one name."""
 _REGIONS = 36
@@ -158,6 +166,7 @@ def _any_shape(name: str, request: Request) -> Shape:
 _RULES = {
     ANY_DATA: _any_shape,
     "bbox": _box_shape,
+    HIDDEN_PATCHES: hidden_patches_shape,
     "inputs_embeds": _embedded_shape,
     "flattened_patches": flattened_shape,
     "high_res_pixel_values": high_res_shape,

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.capture.models.image_grids import GRIDS
+from fxpart.capture.models.image_shapes import hidden_patches
 from fxpart.capture.models.input_shapes import (
     ANY_DATA,
+    HIDDEN_PATCHES,
     input_shape,
     is_tokens,
     positions,
 )
 from fxpart.capture.models.labels import drawn_labels, label_inputs
-from fxpart.capture.models.shape_request import Request, text_config
+from fxpart.capture.models.shape_request import Request, Shape, text_config
 from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "ordinary_inputs", "positions"]
@@ -157,10 +159,14 @@ def example_inputs(
             f" sequence length, got seq_len={seq_len}; set model.seq_len=null"
         )
     inputs = {
-        name: torch.empty(shape.sizes, dtype=dtype if shape.is_real else torch.int64, device="meta")
+        name: torch.empty(shape.sizes, dtype=_dtype(shape, dtype), device="meta")
         for name, shape in shapes.items()
     }
     return inputs | (label_inputs(model, inputs, dtype) if labels else {})
+
+
+def _dtype(shape: Shape, real: torch.dtype) -> torch.dtype:
+    return torch.bool if shape.is_mask else real if shape.is_real else torch.int64
 
 
 def drawn_inputs(
@@ -171,7 +177,8 @@ def drawn_inputs(
     """Return tensors like `inputs` on `device`, drawn from torch's generators.
 
     Real numbers are normally distributed; tokens are uniform over the rows of the model's
-    embedding, labels over the classes. No position is masked from attention.
+    embedding, labels over the classes. No position is masked from attention; of the patches of a
+    video to fill in, as many are hidden as in pre-training.
 
     Args:
         model: a transformers model.
@@ -188,6 +195,8 @@ def drawn_inputs(
         if name in labels
         else torch.ones_like(like, device=device)
         if name.endswith("attention_mask")
+        else hidden_patches(like, device)
+        if name == HIDDEN_PATCHES
         else torch.randn(like.shape, dtype=like.dtype, device=device)
         if like.is_floating_point()
         else torch.randint(_values(model, name), like.shape, dtype=like.dtype, device=device)
@@ -205,11 +214,14 @@ def ordinary_inputs(
 ) -> dict[str, Tensor]:
     """Return typical values on the CPU for the integer tensors among `inputs`.
 
-    All tokens are the same ordinary one, except the special tokens that a head looks for.
+    All tokens are the same ordinary one, except the special tokens that a head looks for; masks of
+    patches hide the usual share.
     """
     return {
         name: _with_separators(model, name, torch.full(like.shape, _ORDINARY, dtype=like.dtype))
         if is_tokens(name)
+        else hidden_patches(like)
+        if name == HIDDEN_PATCHES
         else torch.zeros(like.shape, dtype=like.dtype)
         for name, like in inputs.items()
         if not like.is_floating_point()

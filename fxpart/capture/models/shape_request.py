@@ -56,6 +56,8 @@ class Shape:
     is_real: bool = True
     """Whether the input is real-valued, in the dtype of the weights; otherwise it is int64."""
     uses_seq_len: bool = False
+    is_mask: bool = False
+    """Whether it is boolean instead."""
 
 
 def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream

@@ -7,6 +7,7 @@ import torch
 
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_capture
 from fxpart.errors import SpecError
 
 ONE = {"num_hidden_layers": 1}
@@ -190,6 +191,37 @@ def test_images(architecture: str, config: dict[str, Any], expected: dict[str, A
 )
 def test_recordings(architecture: str, config: dict[str, Any], expected: dict[str, Any]) -> None:
     assert shapes(architecture, config, None) == expected
+
+
+_VIDEO = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 32,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_frames": 6,
+}
+
+
+def test_a_video_is_filled_in_where_a_mask_hides_it() -> None:
+    """Three pairs of frames with 4 x 4 patches, of which 90 % are hidden."""
+    spec = ModelSpec("m", "VideoMAEForPreTraining", _VIDEO, batch_size=2, loss="own")
+    planned, real = build_model(spec), build_model(spec, torch.device("cpu"))
+    for built in (planned, real):
+        mask = built.kwargs["bool_masked_pos"]
+        assert (mask.shape, mask.dtype) == ((2, 3 * 16), torch.bool)
+    assert real.kwargs["bool_masked_pos"].sum(dim=1).tolist() == [43, 43]
+    graph = joint_capture(planned.module, (), planned.kwargs).graph
+    assert graph.targets[graph.first_backward - 1] == "aten.mse_loss.default"
+    # Predicted are pairs of hidden patches of 8 x 8 pixels of 3 colours, so is the loss's storage.
+    loss = graph.value_producer == graph.first_backward - 1
+    assert graph.value_alloc_bytes[loss].tolist() == [2 * 43 * 2 * 8 * 8 * 3 * 4]
+    real.module(**real.kwargs)["loss"].backward()
 
 
 def test_a_part_takes_a_key_that_only_the_model_knows() -> None:
