@@ -134,6 +134,22 @@ class Reversal(Function):
         return -first, None
 
 
+class Masking(Function):
+    """Makes a mask while it sets up its context, and keeps it as an attribute."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clamp(min=0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ANN401
+        ctx.mask = inputs[0] > 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient * ctx.mask  # type: ignore[no-any-return]
+
+
 class Reversible(Function):
     """Keeps its results only, and finds the weights in a module of its context."""
 
@@ -224,6 +240,20 @@ class Mixed(nn.Module):
         return self.down(torch.sigmoid(x))  # type: ignore[no-any-return]
 
 
+class Residual(nn.Module):
+    """Layers whose results only a Function saves."""
+
+    def __init__(self, function: type[Function]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.function.apply(layer(x))  # type: ignore[no-untyped-call]
+        return x
+
+
 def _bloom() -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import BloomConfig, BloomForCausalLM
 
@@ -248,6 +278,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "twice": _mixed("twice"),
     "reversal": _mixed("reversal"),
     "mixed": _mixed("straight", "locals", "own graph", "recomputing", "reversal"),
+    "masking": lambda: (Residual(Masking), {"x": torch.randn(64, 16)}),
     "reversible": lambda: (Holding(Reversible), {"x": torch.randn(64, 16)}),
     "bloom": _bloom,
 }

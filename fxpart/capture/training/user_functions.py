@@ -22,7 +22,7 @@ from fxpart.errors import CaptureError
 
 __all__ = ["exported_functions", "functions_called", "refuse_other_weights", "traced_weights"]
 
-_FORWARD, _BACKWARD = "forward", "backward"
+_FORWARD, _SETUP, _BACKWARD = "forward", "setup_context", "backward"
 _NAME = "fxpart_user::function"
 torch.library.define(_NAME, "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")
 
@@ -118,6 +118,20 @@ def _replaced(function: type[Function]) -> Callable[..., Any]:
     return forward
 
 
+def _set_up_once(function: type[Function]) -> Callable[..., None]:
+    """Return the replacement for the `setup_context` of `function` during an export.
+
+    The call that is exported sets up its own context when it applies the Function.
+    """
+    original = function.setup_context
+
+    def setup_context(*args: Any) -> None:  # noqa: ANN401 - a context, any arguments and results
+        if _applying:
+            original(*args)
+
+    return setup_context
+
+
 def _refused(function: type[Function]) -> Callable[..., Any]:
     """Return the replacement for the backward of `function` during an export."""
     original = function.backward
@@ -142,6 +156,11 @@ def exported_functions() -> Iterator[None]:
     """
     functions = [f for f in _subclasses(Function) if not f.__module__.startswith("torch.")]
     replaced = [(function, _FORWARD, _replaced(function)) for function in functions]
+    replaced += [
+        (function, _SETUP, _set_up_once(function))
+        for function in functions
+        if function.setup_context is not Function.setup_context
+    ]
     replaced += [
         (function, _BACKWARD, _refused(function))
         for function in functions
