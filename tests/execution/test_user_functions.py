@@ -134,6 +134,21 @@ class Reversal(Function):
         return -first, None
 
 
+class Attributes(Function):
+    """Keeps an argument, a tensor of its own and its result as attributes of its context."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        inner = torch.tanh(x)
+        ctx.pair = [inner, x]
+        ctx.result = inner * 2
+        return ctx.result  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient * ctx.pair[0] + ctx.result  # type: ignore[no-any-return]
+
+
 class Masking(Function):
     """Makes a mask while it sets up its context, and keeps it as an attribute."""
 
@@ -278,6 +293,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "twice": _mixed("twice"),
     "reversal": _mixed("reversal"),
     "mixed": _mixed("straight", "locals", "own graph", "recomputing", "reversal"),
+    "attributes": lambda: (Residual(Attributes), {"x": torch.randn(64, 16)}),
     "masking": lambda: (Residual(Masking), {"x": torch.randn(64, 16)}),
     "reversible": lambda: (Holding(Reversible), {"x": torch.randn(64, 16)}),
     "bloom": _bloom,

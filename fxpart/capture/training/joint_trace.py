@@ -267,12 +267,7 @@ class _Step:
             if node.meta.get(LEAF) and index is not None:
                 tensors[index].requires_grad_()
         leaves: list[Tensor] = []
-        forward = _Forward(self.program.graph_module, labels, self.options, leaves)
-        results = forward.run(*self._inputs(tensors))
-        # As in a function that returns only the loss.
-        _hold(results, (TO_THE_END,))
-        labels.begin(NOWHERE)
-        loss = self._loss(results)
+        loss = self._loss(labels, tensors, leaves)
         labels.tag(loss, {})
         trained = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         gradients: Sequence[Tensor | None] = ()
@@ -310,7 +305,13 @@ class _Step:
     def _placeholders(self) -> list[fx.Node]:
         return list(self.program.graph.find_nodes(op="placeholder"))
 
-    def _loss(self, results: object) -> Tensor:
+    def _loss(self, labels: Labels, tensors: Sequence[Tensor], leaves: list[Tensor]) -> Tensor:
+        """Run the forward and return its loss."""
+        forward = _Forward(self.program.graph_module, labels, self.options, leaves)
+        results = forward.run(*self._inputs(tensors))
+        # As in a function that returns only the loss.
+        _hold(results, (TO_THE_END,))
+        labels.begin(NOWHERE)
         result = first_real(tree_leaves(results))
         if result is not None:
             return loss_of(result)
@@ -374,7 +375,7 @@ class _Forward(fx.Interpreter):
         self._current = self._within or n.name
         self._labels.begin(Label(stack, exported=self._current, call=n.meta.get(CALL)))
         if n.target is torch.ops.fxpart_user.function.default:
-            self._labels.python.begin()
+            self._labels.python.begin(self.map_nodes_to_values(n.args, n))
             result = super().run_node(n)
             self._labels.python.end(result)
         else:

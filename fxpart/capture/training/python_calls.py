@@ -35,7 +35,8 @@ class _Seen:
 class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds the last node traced before a tensor made inside a user's function is released.
 
-    Tensors are watched if they are made between `begin` and `end`.
+    Tensors are watched if they are made between `begin` and `end`; arguments and results, which
+    their caller releases, only for contexts that hold them to the end.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -50,10 +51,15 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Number of tensors seen before the function that is running."""
         self._alive: dict[int, list[_Seen]] = {}
         """The tensors that are alive, by storage."""
+        self._arguments: list[tuple[weakref.ref[Tensor], fx.Node]] = []
 
-    def begin(self) -> None:
-        """Watch the tensors that a function makes from here on."""
+    def begin(self, arguments: object = ()) -> None:
+        """Watch the tensors that a function makes from here on, and its `arguments`."""
         self._watching, self._begun = True, len(self._seen)
+        for argument in tree_leaves(arguments):
+            node = _node_of(argument)
+            if node is not None:
+                self._arguments.append((weakref.ref(argument), node))
 
     def end(self, results: object) -> None:
         """Stop watching, also the `results` of the function."""
@@ -64,9 +70,10 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def hold_to_the_end(self) -> None:
         """Record that what contexts still hold, which the loss keeps, lives to the last node."""
-        for seen in self._seen:
-            if seen.tensor is not None and seen.tensor() is not None and not seen.is_result:
-                self.last[seen.owner] = next(iter(reversed(self._graph.nodes)))
+        watched = [(seen.tensor, seen.owner) for seen in self._seen] + self._arguments
+        for tensor, node in watched:
+            if tensor is not None and tensor() is not None:
+                self.last[node] = next(iter(reversed(self._graph.nodes)))
 
     def _release(self, storage: int, seen: _Seen, _: weakref.ref[Tensor]) -> None:
         self._alive[storage].remove(seen)
@@ -81,12 +88,10 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
-        mode = get_proxy_mode()
-        if self._watching and mode is not None:
-            for leaf in tree_leaves(result):
-                slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, Tensor) else None
-                if slot is not None:
-                    self._see(leaf, slot.proxy.node)
+        for leaf in tree_leaves(result) if self._watching else ():
+            node = _node_of(leaf)
+            if node is not None:
+                self._see(leaf, node)
         return result
 
     def _see(self, tensor: Tensor, node: fx.Node) -> None:
@@ -99,3 +104,12 @@ class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen.tensor = weakref.ref(tensor, partial(self._release, storage, seen))
         self._seen.append(seen)
         alive.append(seen)
+
+
+def _node_of(leaf: object) -> fx.Node | None:
+    """Return the node of a tensor in the graph that is being traced, if it has one."""
+    mode = get_proxy_mode()
+    if mode is None or not isinstance(leaf, Tensor):
+        return None
+    slot = get_proxy_slot(leaf, mode.tracer, None)
+    return None if slot is None else slot.proxy.node

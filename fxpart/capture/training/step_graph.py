@@ -177,7 +177,7 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     held = np.full(graph.n_values, -1, dtype=np.int64)
     held[: len(graph.value_held)] = graph.value_held
     for value, op in (_expression_ends(graph, formula) | last_held).items():
-        held[value] = max(held[value], op) if value not in last_held else op
+        held[value] = max(held[value], op)
     return _with_gradients(replace(extended, value_held=held), gradients)
 
 
