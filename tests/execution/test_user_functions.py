@@ -414,6 +414,46 @@ def test_a_function_that_reads_a_weight_from_a_list_is_named() -> None:
         joint_capture(module, (torch.randn(2, 4, device="meta"),))
 
 
+class Normalizing(Function):
+    """Divides by its largest element, a number in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.largest = x.max().item()
+        return x / ctx.largest  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient / ctx.largest  # type: ignore[no-any-return]
+
+
+class Branching(Function):
+    """Branches on its gradient in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient * 2 if gradient.sum() > 0 else gradient
+
+
+class Selecting(Branching):
+    """Selects elements of its gradient by a mask."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient * gradient[gradient > 0].sum()
+
+
+@pytest.mark.parametrize("function", [Normalizing, Branching, Selecting])
+def test_a_function_that_needs_values_is_named(function: type[Function]) -> None:
+    name = function.__name__
+    with pytest.raises(CaptureError, match=rf"{name}, a torch.autograd.Function.* needs the val"):
+        joint_capture(Residual(function), (torch.randn(4, 16),))
+
+
 def test_a_stage_with_a_user_function_cannot_be_saved() -> None:
     module, x = Mixed("straight", "reversal"), torch.randn(4, 16)
     step = joint_capture(module, (x,))

@@ -25,6 +25,7 @@ from fxpart.capture.models.user_code import user_errors, user_line, where_raised
 from fxpart.errors import CaptureError, one_line
 
 __all__ = [
+    "VALUES",
     "by_known_values",
     "capture_failure",
     "export_program",
@@ -99,9 +100,9 @@ def _none(position_ids: object) -> None:
     return None
 
 
-_BRANCHES = (
-    "the model branches on the values of a tensor, or makes tensors whose size depends on them"
-)
+VALUES = "the values of a tensor"
+"""In messages of errors that an export with known values may avoid."""
+_BRANCHES = f"the model branches on {VALUES}, or makes tensors whose size depends on them"
 _READS = "the model reads tensor values while it runs; take its branches from shapes"
 _UNPACKED = "leave out pack_padded_sequence: sequences of equal length do not need it"
 _BY_GRAD = "take the gradients by torch.autograd.grad(..., create_graph=True)"
@@ -315,7 +316,7 @@ def _known_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Ten
 
 def _by_values(error: CaptureError) -> bool:
     """Return whether the export failed because of data-dependent shapes."""
-    return any(hint in str(error) for hint in (_BRANCHES, _READS))
+    return any(hint in str(error) for hint in (VALUES, _READS))
 
 
 def _has_unknown_sizes(program: torch.export.ExportedProgram) -> bool:

@@ -25,7 +25,8 @@ from fxpart.capture.training.joint_trace import StepTrace, cpu_twin, trace_step
 from fxpart.capture.training.user_functions import (
     functions_called,
     refuse_other_weights,
-    traced_weights,
+    refuse_unknown_sizes,
+    traced_functions,
 )
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError
@@ -61,9 +62,10 @@ def joint_program(
     with mode:
         inputs = _inputs(program, fakes, needs_gradient)
     functions = functions_called(program.graph_module)
-    with traced_weights(module, functions, inputs.weights(program)):
+    with traced_functions(module, functions, inputs.weights(program)):
         step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
     refuse_other_weights(step.graph_module, functions)
+    refuse_unknown_sizes(step.graph_module, functions)
     if blocks:
         checkpoint_blocks(step.graph_module.graph, blocks, how=options.checkpointing)
     gather_again(step.graph_module.graph)

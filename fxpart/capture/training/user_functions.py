@@ -14,13 +14,23 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx, nn
 from torch.autograd import Function
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fxpart.capture.calls import storage_key
+from fxpart.capture.inference.export import VALUES
+from fxpart.capture.models.user_code import user_line
+from fxpart.capture.training.joint_labels import FORWARD
 from fxpart.errors import CaptureError
 
-__all__ = ["exported_functions", "functions_called", "refuse_other_weights", "traced_weights"]
+__all__ = [
+    "exported_functions",
+    "functions_called",
+    "refuse_other_weights",
+    "refuse_unknown_sizes",
+    "traced_functions",
+]
 
 _FORWARD, _SETUP, _BACKWARD = "forward", "setup_context", "backward"
 _NAME = "fxpart_user::function"
@@ -43,6 +53,8 @@ class _Call:
 
 _TWO_DEVICES = "found at least two devices"
 """In torch's error for a tensor of the model, on meta, among those of the trace."""
+_BY_VALUES = ("DataDependent", "PendingUnbacked", "data-dependent", ".numpy()")
+"""In torch's errors, by name or message, for code that needs values which a trace does not have."""
 _TENSOR = object()
 _SIZE = object()
 _calls: list[_Call] = []
@@ -98,7 +110,12 @@ def _recorded(function: type[Function], args: tuple[Any, ...]) -> Any:  # noqa: 
     ]
     recorded_call = _Call(function, structure, blanks)
     _calls.append(recorded_call)
-    results = iter(torch.ops.fxpart_user.function(tensors, sizes, len(_calls) - 1))
+    try:
+        results = iter(torch.ops.fxpart_user.function(tensors, sizes, len(_calls) - 1))
+    except Exception as error:
+        if not _needs_values(error):
+            raise
+        raise _reads_values([function.__qualname__], user_line(error)) from error
     assert recorded_call.results is not None, "the operator has been run"
     flat, structure = recorded_call.results
     return tree_unflatten([next(results) if leaf is _TENSOR else leaf for leaf in flat], structure)
@@ -180,13 +197,15 @@ def exported_functions() -> Iterator[None]:
 
 
 @contextmanager
-def traced_weights(
+def traced_functions(
     module: nn.Module, functions: Sequence[str], weights: Mapping[str, Tensor]
 ) -> Iterator[None]:
     """Let `functions` applied in the block find `weights`, by name, in `module` and its parts.
 
     A Function may keep a module in its context, as reversible networks do, and read its weights in
     forward and backward. Without Functions, the module is left alone. Not thread-safe.
+
+    Raises CaptureError if their code needs a tensor that is not known, or the values of one.
     """
     if not functions:
         yield
@@ -195,16 +214,43 @@ def traced_weights(
         with _reparametrize_module(module, dict(weights)):
             yield
     except Exception as error:
-        if _TWO_DEVICES not in str(error):
-            raise
-        raise _unknown_weight(functions) from error
+        if _TWO_DEVICES in str(error):
+            raise _unknown_weight(functions) from error
+        if _needs_values(error):
+            raise _reads_values(functions, user_line(error)) from error
+        raise
 
 
 def refuse_other_weights(traced: fx.GraphModule, functions: Sequence[str]) -> None:
-    """Raise CaptureError if `traced`, a trace under `traced_weights`, holds a weight itself."""
+    """Raise CaptureError if `traced`, a trace under `traced_functions`, holds a weight itself."""
     holders = (node.target for node in traced.graph.find_nodes(op="get_attr"))
     if functions and any(isinstance(getattr(traced, str(h)), nn.Parameter) for h in holders):
         raise _unknown_weight(functions)
+
+
+def refuse_unknown_sizes(traced: fx.GraphModule, functions: Sequence[str]) -> None:
+    """Raise CaptureError if a backward, of `functions` then, makes tensors of unknown sizes."""
+    tensors = (
+        (node, leaf)
+        for node in traced.graph.nodes
+        for leaf in tree_leaves(node.meta.get("val"))
+        if isinstance(leaf, Tensor)
+    )
+    first = next((node for node, tensor in tensors if free_unbacked_symbols(tensor)), None)
+    if functions and first is not None and first.meta.get(FORWARD) is not None:
+        raise _reads_values(functions)
+
+
+def _needs_values(error: Exception) -> bool:
+    return any(text in f"{type(error).__name__} {error}" for text in _BY_VALUES)
+
+
+def _reads_values(functions: Sequence[str], line: str = "") -> CaptureError:
+    return CaptureError(
+        f"{', '.join(functions)}, a torch.autograd.Function{line}, needs {VALUES}, as by .item(), a"
+        " branch or a mask as an index, which a captured step does not have; compute with tensors"
+        " of known shapes there, such as x / x.max() or torch.where"
+    )
 
 
 def _unknown_weight(functions: Sequence[str]) -> CaptureError:
