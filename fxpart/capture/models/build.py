@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import SymFloat, SymInt, Tensor, nn
 from torch.export import register_dataclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -104,14 +104,32 @@ def _compute_loss(module: nn.Module, name: str) -> None:
         except Exception as error:
             error.add_note(f"{LOSS_NOTE}{name}")
             raise
-        if isinstance(loss, Tensor) and loss.dim() == 0:
-            return loss
-        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
-        raise SpecError(f"model.loss={name} returned {got}; return a tensor of one number")
+        return _checked_loss(loss, module, name)
 
     signature = inspect.signature(forward)
     # On the module itself: a wrapper module would change the path of every submodule.
     module.forward = forward_and_loss
+
+
+def _checked_loss(loss: object, module: nn.Module, name: str) -> Tensor:
+    """Return `loss`, as returned by the user's function of that name for a result of `module`."""
+    trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    if isinstance(loss, int | float | SymInt | SymFloat):
+        wrong = "a number of Python; return a tensor of one number, without .item()"
+    elif not isinstance(loss, Tensor):
+        wrong = f"{type(loss)}; return a tensor of one number"
+    elif loss.dim():
+        wrong = f"a tensor of shape {tuple(loss.shape)}; return a tensor of one number"
+    elif not loss.is_floating_point():
+        wrong = f"a tensor of {loss.dtype}; return a floating-point one, which has a gradient"
+    elif trains and not loss.requires_grad:
+        wrong = (
+            "a tensor that depends on no weight with a gradient; compute it from the model's"
+            " result, without detach or torch.no_grad"
+        )
+    else:
+        return loss
+    raise SpecError(f"model.loss={name} returned {wrong}")
 
 
 def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
