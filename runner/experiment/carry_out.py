@@ -13,7 +13,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
-from fxpart.cost.tables import freed_after_readers
+from fxpart.cost.tables import MemoryTables, freed_after_readers
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.execution.forward_devices import forward_devices
 from fxpart.schedule import (
@@ -177,9 +177,8 @@ def _local(task: _Task) -> Measured:
         throughput_per_s=run.throughput_per_s,
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
-        # In the split graph, no Python variables of the model keep values alive.
         predicted_peak_bytes=tuple(
-            int(peak) for peak in peak_bytes(freed_after_readers(problem.memory), home, devices)
+            int(peak) for peak in peak_bytes(_memory_as_split(task), home, devices)
         ),
         allocator_peak_bytes=run.allocator_peak_bytes,
         max_difference=run.max_difference,
@@ -189,6 +188,20 @@ def _local(task: _Task) -> Measured:
         device_name=run.device_name,
         threads=run.threads,
     )
+
+
+def _memory_as_split(task: _Task) -> MemoryTables:
+    """Return the tables of the split graph, where no variables of the model keep values alive.
+
+    A user's Function, which runs as it is under autograd, does.
+    """
+    memory = task.problem.memory
+    freed = freed_after_readers(memory)
+    if task.step is None or task.config.backward_order != "autograd":
+        return freed
+    graph, kept = task.problem.graph, task.step.kept_by_functions()
+    is_kept = [op >= 0 and graph.names[op] in kept for op in graph.value_producer.tolist()]
+    return freed._replace(held=np.where(is_kept, memory.held, freed.held))
 
 
 def _run_here(task: _Task, devices: int) -> "LocalRun":

@@ -26,6 +26,7 @@ from fxpart.capture.inference.export import (
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.models.user_code import user_errors
 from fxpart.capture.symbolic.whole_slices import drop_whole_slices
+from fxpart.capture.training.joint_labels import KEPT
 from fxpart.capture.training.joint_program import gradients_of, joint_program
 from fxpart.capture.training.own_checkpoints import checkpointed_calls, label_checkpoints
 from fxpart.capture.training.step_graph import exported_names_of, step_graph
@@ -171,6 +172,13 @@ class JointCapture:
     """See `JointProgram`."""
     exported_names: tuple[str, ...]
     """For each operator, its call node in `forward`; ``""`` for the loss and in the backward."""
+
+    def kept_by_functions(self) -> frozenset[str]:
+        """Return the operators whose results a user's Function or autograd holds in any run.
+
+        That is beyond their last readers, whether or not variables of the model hold results.
+        """
+        return frozenset(node.name for node in self.program.graph.nodes if KEPT in node.meta)
 
 
 def joint_graph(

@@ -37,6 +37,21 @@ def checkpointed(batch_size, dtype, width=64):
             return checkpoint(super().forward, x, use_reentrant=False).tanh()
     model = nn.Sequential(nn.Linear(width, width), Again(width, width))
     return model, (torch.zeros(batch_size, width),)
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x.tanh()
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.x
+
+def keeping(batch_size, dtype, width=64):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return Keeping.apply(super().forward(x))
+    return nn.Sequential(*(Layer(width, width) for _ in range(4))), (torch.ones(batch_size, width),)
 """
 
 
@@ -229,6 +244,27 @@ def test_a_step_that_recomputes_by_itself_is_planned_and_not_run(folder: Path) -
     assert done.code == 2, done.out
     assert "recompute nothing, but the model calls torch.utils.checkpoint itself" in done.error
     assert "gpipe: " in done.out
+
+
+def test_what_a_function_keeps_is_in_the_peak_of_a_run(folder: Path) -> None:
+    (folder / "more.py").write_text(MORE_MODELS)
+    done = run(
+        folder,
+        *OWN,
+        "mode=single",
+        "devices=1xcpu",
+        "model.factory=more:keeping",
+        "model.batch_size=32",
+        *AS_RUN,
+        "execute=local",
+        "execute.repeats=1",
+        "tracking=none",
+        "hydra.run.dir=outputs/keeping",
+    )
+    assert done.code == 0, done.err
+    metrics = result_of(folder / "outputs" / "keeping")["metrics"]
+    # But for the four bytes of the loss, held by the run.
+    assert metrics["predicted_peak_gib"] * 2**30 == metrics["measured_peak_gib"] * 2**30 - 4
 
 
 @pytest.mark.parametrize(
