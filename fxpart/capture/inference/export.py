@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.attention_layout import with_fused_layout
 from fxpart.capture.inference.eager_lifetimes import BACKWARD_CALLED, watched_export
 from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
@@ -343,5 +342,4 @@ def _exported(
         device,
         unmasked_attention(module.forward, args, inputs),
     ):
-        program = without_transforms(watched_export(module, args, inputs, dynamic_shapes))
-        return with_fused_layout(program)
+        return without_transforms(watched_export(module, args, inputs, dynamic_shapes))
