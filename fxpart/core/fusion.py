@@ -118,13 +118,14 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
     Args:
         graph: the captured graph.
         inside: fusion boundary of each operator, such as its block from `blocks_of`; None for an
-            operator that is not compiled.
+            operator that is not compiled. Only if all are does Python hold nothing.
 
     """
-    compiled = np.array([part is not None for part in inside] or [True] * graph.n_ops)
-    graph = _with_small_losses(without_python(graph, compiled), compiled)
-    alone = (op if part is None else part for op, part in enumerate(inside))
-    search = _Search(graph, tuple(alone) or ("",) * graph.n_ops)
+    parts = list(inside) or [""] * graph.n_ops
+    compiled = np.array([part is not None for part in parts])
+    graph = _with_small_losses(without_python(graph) if compiled.all() else graph, compiled)
+    # Each operator that is not compiled is a part of its own.
+    search = _Search(graph, [("alone", op) if p is None else p for op, p in enumerate(parts)])
     for op in range(graph.n_ops):
         search.visit(op)
     search.join_neighbours()

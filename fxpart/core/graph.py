@@ -5,6 +5,7 @@ its own storage, or is a view (or an in-place result) of another value, its *bas
 values: they are storages resident on every device with an operator that uses them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -366,12 +367,16 @@ def storage_roots(graph: OpGraph) -> IntArray:
     return root
 
 
-def without_python(graph: OpGraph, ops: npt.NDArray[np.bool_] | None = None) -> OpGraph:
+def without_python(graph: OpGraph, compiled: Sequence[str] = ()) -> OpGraph:
     """Return `graph` without Python references, so values are freed after their last reader.
 
-    With `ops`, shape (n,), only the results of these operators are.
+    With `compiled`, the compiled part of each operator, or an empty text, only references that end
+    within the part that made the value are dropped. Length n.
     """
-    if ops is None or not len(graph.value_held):
+    if not compiled or not len(graph.value_held):
         return replace(graph, value_held=_nothing_held())
-    freed = (graph.value_producer >= 0) & ops[graph.value_producer]
-    return replace(graph, value_held=np.where(freed, -1, graph.value_held))
+    part = np.array(compiled)
+    made, held = part[graph.value_producer], part[graph.value_held]
+    known = (graph.value_producer >= 0) & (graph.value_held >= 0)
+    is_inside = known & (made == held) & (made != "")
+    return replace(graph, value_held=np.where(is_inside, -1, graph.value_held))

@@ -29,6 +29,8 @@ from fxpart.sharding.tensor_plan import check_heads, tensor_plan
 __all__ = ["shard_module"]
 
 _Forward = Callable[..., Any]
+_GATHERED = ("colwise_gather_output", "colwise_rep")
+"""Styles of layers whose outputs are split and then gathered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,8 +43,8 @@ class _Group:
     """Shard and split dimension by the id of the whole parameter, which tied modules share."""
     wholes: list[nn.Parameter] = field(default_factory=list)
     """References that keep the ids valid."""
-    splits_loss: bool = False
-    """Whether the head's outputs stay split, for a loss over a split vocabulary."""
+    split_head: str | None = None
+    """Path of the head, if its outputs stay split for a loss over a split vocabulary."""
     is_megatron: bool = False
     """Whether positions come before the batch, so that gathered pieces of a sequence need no copy,
     and are gathered again in the backward."""
@@ -105,9 +107,11 @@ def shard_module(
     inside = tuple(f"{path}." for path in whole)
     styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    state = _Group(group, rank, splits_loss=megatron or loss_parallel, is_megatron=megatron)
+    state = _Group(group, rank, is_megatron=megatron)
     if loss_parallel:
         compute_loss_on_shards(module, group, rank)
+    if loss_parallel or megatron:
+        state.split_head = _head_of(module, styles)
     if sequence:
         state.regions = regions_of(module, styles, whole)
     for path, style in styles.items():
@@ -124,6 +128,19 @@ def shard_module(
     if state.regions is not None:
         _split_sequence(module, state, state.regions)
     return module
+
+
+def _head_of(module: nn.Module, styles: Mapping[str, str]) -> str:
+    """Return the path of the layer that computes the logits, which the plan must split."""
+    model: Any = module
+    head = model.get_output_embeddings()
+    path: str = next(path for path, part in module.named_modules() if part is head)
+    if styles.get(path) not in _GATHERED:
+        raise NotApplicableError(
+            f"a loss of shards needs logits that are split over the vocabulary, but the plan of "
+            f"{type(module).__name__} leaves {path} whole; set loss_parallel=false engine=torch"
+        )
+    return path
 
 
 def _split_sequence(module: nn.Module, group: _Group, regions: Regions) -> None:
@@ -164,7 +181,7 @@ def _shard(module: nn.Module, name: str, group: _Group, style: str, path: str) -
 
 def _dimension(style: str, whole: Tensor) -> int | None:
     """Return the dimension along which a parameter is split, None if it is replicated."""
-    if style in ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise"):
+    if style in ("colwise", "packed_colwise", *_GATHERED):
         return max(whole.ndim - 2, 0)
     if style == "embedding_rowwise":
         return 0
@@ -216,7 +233,7 @@ def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
         # The input lives until the outputs are gathered, as with torch's `ColwiseParallel` hooks.
         x = group.entered(x, path)
         part = forward(x, *args, **kwargs)
-        return part if group.splits_loss else all_gather(part, group.size)
+        return part if path == group.split_head else all_gather(part, group.size)
 
     _wrap(module, run)
 

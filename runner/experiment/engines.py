@@ -1,6 +1,7 @@
 """Launch files of a plan for engines: torchtitan, DeepSpeed, vLLM and others."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -82,6 +83,12 @@ def _hosted_files(config: Config, graph: OpGraph, offloaded: Offloaded) -> Engin
     return engine_files(_engine_plan(config, graph, stages, ()))
 
 
+def _compiled(config: Config) -> Literal["none", "blocks", "whole"]:
+    if config.runtime.name != "compiled":
+        return "none"
+    return "blocks" if config.runtime.regional else "whole"
+
+
 def _engine_plan(
     config: Config, graph: OpGraph, stages: Stages, needs: Sequence[DeviceMemory]
 ) -> EnginePlan:
@@ -108,7 +115,7 @@ def _engine_plan(
         sequence_parallel=config.sequence_parallel,
         async_tensor_parallel=config.async_tensor_parallel,
         loss_parallel=config.loss_parallel,
-        compiles_loss=not config.runtime.regional,
+        compiled=_compiled(config),
         expert_parallel=config.expert_parallel,
         context_parallel=config.context_parallel,
         schedule=config.schedule.name,

@@ -48,8 +48,8 @@ MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
 _READ_BY = {"tables": ("kernels",), "file": ("calibrated", "trace")}
 """The sources that read each setting that names files."""
 _MOST_LOST = 0.3
-"""Largest share of time lost to other work with which several threads may be measured, and the
-times of a single one, which has its own clock, are used again."""
+"""Largest share of time lost to other work. Above it, several threads are refused, and cached times
+of one thread, which has its own clock, are measured again."""
 _BUSY = 0.1
 """Least share of time lost to other work that is reported."""
 

@@ -2,8 +2,6 @@
 
 from functools import lru_cache
 
-import numpy as np
-
 from fxpart.core.assignment import Assignment
 from fxpart.core.fusion import blocks_of, fused
 from fxpart.core.graph import OpGraph, without_python
@@ -74,7 +72,7 @@ def held_as_run(config: Config, graph: OpGraph) -> OpGraph:
     if config.runtime.name == "eager":
         return graph
     if config.runtime.regional:
-        return without_python(graph, np.array([bool(block) for block in blocks_of(graph)]))
+        return without_python(graph, blocks_of(graph))
     return without_python(graph)
 
 
@@ -90,7 +88,9 @@ def _kernels(graph: OpGraph, granularity: str, *, regional: bool) -> OpGraph:
     whole = granularity not in ("", "operator")
     parts: list[object] = graph.group.tolist() if whole else list(blocks)
     if regional:
-        parts = [part if block else None for part, block in zip(parts, blocks, strict=True)]
+        parts = [
+            (block, part) if block else None for part, block in zip(parts, blocks, strict=True)
+        ]
     return fused(graph, parts)
 
 

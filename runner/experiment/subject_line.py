@@ -63,6 +63,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
     replicas = replica_count(config)
     if replicas > 1:
         sharded = f", zero={config.zero}" if config.zero else ""
+        sharded += f", reduce_dtype={config.reduce_dtype}" if config.reduce_dtype else ""
         parts.append(f"{replicas} replicas{sharded}")
     return ", ".join(part for part in parts if part)
 

@@ -243,7 +243,10 @@ def _sharded_by(config: Config) -> str:
         engines.append(f"{_REPLICAS} with ZeroRedundancyOptimizer")
     if config.zero > 1:
         whole = "each stage of a pipeline" if in_stages(config) else "the model"
-        engines.append(f"fully_shard on each numbered block and on {whole}{_unchecked(config)}")
+        reduced = config.reduce_dtype
+        policy = f" with MixedPrecisionPolicy(reduce_dtype=torch.{reduced})" if reduced else ""
+        blocks = f"fully_shard on each numbered block and on {whole}{policy}"
+        engines.append(f"{blocks}{_unchecked(config)}")
     if config.context_parallel > 1:
         engines.append("context_parallel, which is experimental")
     carriers_of_all = [f"torch's {', '.join(engines)}"] if engines else []

@@ -10,7 +10,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.blocks import GATHER
 from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.core.optimizer import STATE_DTYPES
+from fxpart.core.optimizer import ITEMSIZE, STATE_DTYPES
 from fxpart.core.weight_state import with_state
 from fxpart.cost.all_reduce import with_buckets
 from fxpart.cost.collectives import CollectiveCurves, collective_time_s
@@ -24,7 +24,7 @@ from fxpart.sharding.zero import SCATTER, STAGES, WAIT, with_zero
 from runner.config.sections import Config
 from runner.experiment.degrees import device_count
 from runner.experiment.mesh import GATHERING, replica_count, weight_replicas
-from runner.experiment.training import finetunes, is_megatron
+from runner.experiment.training import finetunes, is_megatron, is_training
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -89,17 +89,28 @@ def check_zero(config: Config) -> None:
 
 
 def check_reduce_dtype(config: Config) -> None:
-    """Raise `SpecError` if gradients are not scattered, or not in such a dtype."""
+    """Refuse a dtype that gradients are not scattered in.
+
+    Raises:
+        SpecError: if it is unknown.
+        NotApplicableError: if it has fewer bits than the weights, or nothing is scattered.
+
+    """
     setting = f"reduce_dtype={config.reduce_dtype}"
     if config.reduce_dtype not in STATE_DTYPES:
         raise SpecError(
             f"{setting} is not known; {nearest_names(config.reduce_dtype or '', STATE_DTYPES)}"
         )
+    dtype = config.model.dtype
+    has_bits = ITEMSIZE[config.reduce_dtype] >= ITEMSIZE.get(dtype, 0)
     fitting = {
+        f"phase={config.phase.name}": ("phase=training", is_training(config)),
         f"zero={config.zero}": ("zero=2 or 3", config.zero >= GATHERING),
         f"engine={config.engine}": ("engine=torch", not is_megatron(config)),
+        f"model.dtype={dtype}": ("a dtype of as many bits or more", has_bits),
     }
-    refuse_unfitting(f"{setting} is of scattered gradients", fitting, "reduce_dtype=null")
+    needing = f"{setting} is the dtype in which gradients are scattered"
+    refuse_unfitting(needing, fitting, "reduce_dtype=null")
 
 
 def _check_schedule(config: Config) -> None:

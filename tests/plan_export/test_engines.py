@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -81,7 +82,6 @@ def test_float8_layers_are_torchtitans_alone() -> None:
     assert toml["model"]["converters"] == ["quantize.linear.float8"]
     section = toml["quantize"]["linear"]["float8"]
     assert section == {"recipe_name": "rowwise", "filter_fqns": ["output"]}
-    assert toml["compile"]["enable"] is True
     unnamed = engine_files(replace(plan, filter_fqns=("mlp.up_proj",)))
     assert not unnamed.texts
     assert "it has another name for the layers mlp.up_proj" in unnamed.refusals.values()
@@ -94,10 +94,20 @@ def test_asynchronous_groups_are_torchtitans_alone() -> None:
     assert "its file has no asynchronous tensor parallelism of torch" in files.refusals.values()
     toml = tomllib.loads(text_of(groups, "torchtitan"))
     assert toml["parallelism"]["enable_async_tensor_parallel"] is True
-    assert toml["compile"] == {"enable": True, "components": ["model", "loss"]}
-    in_blocks = tomllib.loads(text_of(replace(groups, compiles_loss=False), "torchtitan"))
-    assert in_blocks["compile"] == {"enable": True, "components": ["model"]}
     assert "quantize" not in toml
+
+
+@pytest.mark.parametrize(
+    ("compiled", "components"), [("blocks", ["model"]), ("whole", ["model", "loss"])]
+)
+def test_torchtitan_compiles_blocks(
+    compiled: Literal["blocks", "whole"], components: list[str]
+) -> None:
+    text = text_of(replace(SHARDED, compiled=compiled), "torchtitan")
+    assert tomllib.loads(text)["compile"] == {"enable": True, "components": components}
+    note = "# It compiles each block by itself, unlike this plan: runtime.regional=true"
+    assert (note in text.splitlines()) == (compiled == "whole")
+    assert "compile" not in tomllib.loads(text_of(SHARDED, "torchtitan"))
 
 
 @pytest.mark.parametrize("loss_parallel", [False, True])
@@ -115,8 +125,11 @@ def test_losses_of_shards_are_torchtitans_alone_which_has_them_by_default(
 def test_sums_in_another_dtype_are_torchtitans_alone_which_has_float32() -> None:
     summed = replace(SHARDED, reduce_dtype="float32")
     assert [engine.name for engine in engine_files(summed).texts] == ["torchtitan"]
-    assert "its file has no dtype for summing gradients" in engine_files(summed).refusals.values()
-    note = "# It sums gradients in float32, as planned with reduce_dtype=float32"
+    assert (
+        "fxpart writes no dtype for summing gradients into its file"
+        in engine_files(summed).refusals.values()
+    )
+    note = "# It sums gradients in float32, unlike this plan: reduce_dtype=float32"
     assert note not in text_of(summed, "torchtitan")
     assert note in text_of(SHARDED, "torchtitan").splitlines()
 

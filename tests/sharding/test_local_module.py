@@ -22,6 +22,7 @@ from fxpart.cost.collective_times import (
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError, SpecError
 from fxpart.sharding.local_module import shard_module
+from fxpart.sharding.tensor_plan import tensor_plan
 from tests.sketch import devices
 
 CPU = torch.device("cpu")
@@ -173,3 +174,19 @@ def test_a_bidirectional_mask_is_not_treated_as_causal() -> None:
 def test_only_losses_of_causal_language_models_are_split() -> None:
     with pytest.raises(NotApplicableError, match="Linear is not one; set loss_parallel=false"):
         shard_module(nn.Linear(2, 2), 2, plan={}, loss_parallel=True)
+
+
+def test_only_the_head_stays_split_for_a_loss_of_shards() -> None:
+    whole = build_model(llama(1)).module
+    plan = tensor_plan(whole) | {"model.layers.0.mlp.up_proj": "colwise_gather_output"}
+    part = shard_module(whole, 2, plan=plan, loss_parallel=True)
+    hidden = torch.zeros(1, 8, HIDDEN, device="meta")
+    assert part.get_submodule("model.layers.0.mlp.up_proj")(hidden).shape[-1] == INNER
+    assert part.get_submodule("lm_head")(hidden).shape[-1] == VOCABULARY // 2
+
+
+def test_a_loss_of_shards_needs_a_head_that_is_split() -> None:
+    whole = build_model(llama(1)).module
+    plan = {path: style for path, style in tensor_plan(whole).items() if path != "lm_head"}
+    with pytest.raises(NotApplicableError, match="LlamaForCausalLM leaves lm_head whole"):
+        shard_module(whole, 2, plan=plan, loss_parallel=True)

@@ -172,7 +172,7 @@ def hidden_patches_shape(name: str, request: Request) -> Shape:
 
 
 def hidden_patches(like: Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """Return a mask shaped like `like` that hides as many patches in every row.
+    """Return a mask shaped like `like` that hides the same number of patches in every row.
 
     Their number determines sizes inside the model, and all captures and runs have the same.
     """

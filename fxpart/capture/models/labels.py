@@ -141,7 +141,8 @@ def _series_labels(kind: str, name: str, config: Any, batch: int) -> _Labels | N
     if name == "target_values" and kind.endswith("Classification"):
         return _Labels((batch,), config.num_targets)
     # A likelihood (`nll`) branches on whether the values are possible.
-    if config.loss != "mse" or not kind.endswith(("ForPrediction", "ForRegression")):
+    is_square = getattr(config, "loss", None) == "mse"
+    if not is_square or not kind.endswith(("ForPrediction", "ForRegression")):
         return None
     if name == "target_values":
         return _Labels((batch, config.num_targets), 0)

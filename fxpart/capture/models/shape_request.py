@@ -57,7 +57,7 @@ class Shape:
     """Whether the input is real-valued, in the dtype of the weights; otherwise it is int64."""
     uses_seq_len: bool = False
     is_mask: bool = False
-    """Whether it is boolean instead."""
+    """Whether the input is boolean; `is_real` is then ignored."""
 
 
 def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream

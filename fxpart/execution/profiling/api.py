@@ -205,10 +205,8 @@ def profile_operators(
         executed, fresh = measured.executed, _entries(steps, measured.seconds, lost)
     if path and fresh:
         write_times(path, fresh)
-    for key in fresh.keys() & stored.keys():
-        if stored[key].samples >= repeats and stored[key].is_better(fresh[key]):
-            fresh[key] = stored[key]
-    known = {**stored, **fresh}
+    better = {key for key in fresh.keys() & stored.keys() if stored[key].is_better(fresh[key])}
+    known = {**fresh, **{key: e for key, e in stored.items() if key not in fresh or key in better}}
     times = [known[step.signature] for step in steps]
     seconds = np.array([entry.seconds for entry in times], dtype=np.float64)
     lost_s = seconds @ np.array([entry.lost_share for entry in times])

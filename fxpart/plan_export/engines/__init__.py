@@ -124,5 +124,5 @@ def _needs_torchtitan(plan: EnginePlan) -> str:
     if plan.loss_parallel:
         return "its file has no loss_parallel of torch"
     if plan.reduce_dtype not in (None, plan.dtype):
-        return "its file has no dtype for summing gradients"
+        return "fxpart writes no dtype for summing gradients into its file"
     return ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -64,8 +65,8 @@ class EnginePlan:
     sequence_parallel: bool = False
     async_tensor_parallel: bool = False
     """Whether collectives of tensor parallelism run during products."""
-    compiles_loss: bool = True
-    """Whether the loss of a compiled model is compiled too."""
+    compiled: Literal["none", "blocks", "whole"] = "none"
+    """What is compiled: each block by itself, or the whole model with its loss."""
     loss_parallel: bool = False
     """Whether the loss is computed from shards of the logits."""
     expert_parallel: int = 1

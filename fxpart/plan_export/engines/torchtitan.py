@@ -94,7 +94,9 @@ def torchtitan_toml(plan: EnginePlan) -> str:
     launch = f"# {f'CUDA_VISIBLE_DEVICES={order} ' if order else ''}torchrun --nproc_per_node=..."
     lines = [f"{launch} -m torchtitan.train, {plan.devices} processes in all"]
     if plan.zero and (plan.reduce_dtype or plan.dtype) != _REDUCE_DTYPE:
-        lines.append(f"# It sums gradients in {_REDUCE_DTYPE}, as planned with {_REDUCED}")
+        lines.append(f"# It sums gradients in {_REDUCE_DTYPE}, unlike this plan: {_REDUCED}")
+    if plan.compiled == "whole":
+        lines.append("# It compiles each block by itself, unlike this plan: runtime.regional=true")
     for title, values in sections.items():
         lines += ["", f"[{title}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items())]
     return "\n".join(lines) + "\n"
@@ -123,8 +125,8 @@ def _compiled(plan: EnginePlan) -> dict[str, dict[str, object]]:
             raise SpecError(f"it has another name for the layers {unknown[0]}")
         filter_fqns = [_FQNS[fqn] for fqn in plan.filter_fqns]
         sections[_FLOAT8] = {"recipe_name": plan.float8, "filter_fqns": filter_fqns}
-    if sections or plan.async_tensor_parallel:
-        components = ["model", "loss"] if plan.compiles_loss else ["model"]
+    if plan.compiled != "none":
+        components = ["model", "loss"] if plan.compiled == "whole" else ["model"]
         sections["compile"] = {"enable": True, "components": components}
     return sections
 

@@ -381,8 +381,15 @@ _TWO_REPLICAS = ("phase=training", "data_parallel=2", "devices=2x16gb")
         ),
         (
             ("reduce_dtype=float32",),
-            "reduce_dtype=float32 is of scattered gradients, got zero=0; use zero=2 or 3, or "
-            "reduce_dtype=null",
+            "in which gradients are scattered, got phase=inference; use phase=training",
+        ),
+        (
+            ("reduce_dtype=float32", *_TWO_REPLICAS),
+            "got zero=0; use zero=2 or 3, or reduce_dtype=null",
+        ),
+        (
+            ("zero=3", "reduce_dtype=float16", "model.dtype=float32", *_TWO_REPLICAS),
+            "got model.dtype=float32; use a dtype of as many bits or more",
         ),
         (
             ("zero=3", "reduce_dtype=fp32", *_TWO_REPLICAS),
