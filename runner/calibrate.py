@@ -110,7 +110,7 @@ def _calibrate(request: Request) -> int:
     write_calibration(request.file, calibration)
     for config, (_, profile) in zip(configs, samples, strict=True):
         if note := busy_note(profile):
-            show(f"{config.model.name}: {note}")
+            show(f"times of {config.model.name}: {note}")
     _show_errors([config.model.name for config in configs], samples, calibration)
     show(f"use it: latency=calibrated latency.file={request.file}")
     return 0
