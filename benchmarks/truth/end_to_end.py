@@ -192,7 +192,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
     reduced = ("reduce_dtype=float32",) if _ENGINES[0] in str(point["source"]) else ()
     overrides = (
         *model,
-        f"model.batch_size={_share(batch, degrees.stages) * degrees.replicas}",
+        f"model.batch_size={_microbatch(batch, degrees.stages) * degrees.replicas}",
         f"model.seq_len={seq_len}",
         *_devices(accelerator, family, int(point["n_devices"])),
         f"checkpointing={_checkpointing(point)}",
@@ -214,7 +214,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class _Degrees:
-    """The degrees of a plan."""
+    """How a plan shares a model: the degrees that decide sizes, and the overrides for all."""
 
     replicas: int
     """Replicas over which weights are sharded, each with examples of its own."""
@@ -243,11 +243,12 @@ def _degrees(parallel: str, n_devices: int) -> _Degrees:
     groups = (f"tensor_parallel={tensor}", "sequence_parallel=true", "loss_parallel=true")
     overlap = ("async_tensor_parallel=true",) if "asyncTP" in rest else ()
     chunks = _SCHEDULES[schedules.pop()] if schedules else 1
+    schedule: tuple[str, ...] = ("schedule=1f1b",)
+    if chunks > 1:
+        schedule = ("schedule=interleaved", f"mode.interleave={chunks}")
     plan: tuple[str, ...] = ("mode=single", "zero=3")
     if stages > 1:
-        plan = ("mode=equal_layers", "zero=2", f"microbatches={stages}", "schedule=1f1b")
-    if chunks > 1:
-        plan = (*plan[:-1], "schedule=interleaved", f"mode.interleave={chunks}")
+        plan = ("mode=equal_layers", "zero=2", f"microbatches={stages}", *schedule)
     return _Degrees(
         replicas,
         stages,
@@ -263,7 +264,8 @@ def _degrees(parallel: str, n_devices: int) -> _Degrees:
     )
 
 
-def _share(batch: int, microbatches: int) -> int:
+def _microbatch(batch: int, microbatches: int) -> int:
+    """Return the examples of a microbatch."""
     if batch % microbatches:
         raise Inexpressible(f"a batch of {batch} is not {microbatches} equal microbatches")
     return batch // microbatches

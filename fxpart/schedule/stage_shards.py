@@ -204,13 +204,15 @@ def stage_shards(
     copies_s = [2 * size / copy_bytes_per_s for size in buffers]
     block_times_s = [(c.seconds, copy_s) for c, copy_s in zip(gathers, copies_s, strict=True)]
     forward = np.asarray(ops) < graph.first_backward
-    kept, cast = _accumulated(graph, blocks, ops, shards.reduce_dtype)
+    stage_ops = set(ops.tolist())
+    # Others are terms of other stages.
+    gradients = [[g for g in block.gradients if _maker(graph, g) in stage_ops] for block in blocks]
+    kept, cast = _accumulated(graph, blocks, gradients, shards.reduce_dtype)
     lifetimes = (lifetimes[0], lifetimes[1].beside(kept), lifetimes[2].beside(cast))
     works = ((ops[forward], op_s[forward]), (ops[~forward], op_s[~forward]))
     nothing, root, whole = (
         _needs(plan, gathered, lifetimes, works, block_times_s) for gathered in Gathered
     )
-    gradients = [_of_stage(graph, block, ops) for block in blocks]
     gradient_bytes = [reduced_bytes(graph, made, shards.reduce_dtype) for made in gradients]
     return StageShards(
         needs=(nothing, root, whole),
@@ -376,27 +378,30 @@ def _wait_s(
     return end_s - work_done_s
 
 
-def _of_stage(graph: OpGraph, block: Block, ops: IntArray) -> list[int]:
-    """Return the gradients of a block that `ops` compute; others are terms of other stages."""
-    stage = set(ops.tolist())
-    return [g for g in block.gradients if int(_maker(graph, g)) in stage]
-
-
 def _accumulated(
-    graph: OpGraph, blocks: Sequence[Block], ops: IntArray, reduce_dtype: str | None
+    graph: OpGraph,
+    blocks: Sequence[Block],
+    gradients: Sequence[Sequence[int]],
+    reduce_dtype: str | None,
 ) -> tuple[Lifetimes, Lifetimes]:
     """Return what gradients of another dtype than that of their sum add to each backward.
 
     FSDP2 adds the gradients of a block to their sums after its backward, until which they live. In
     the first backward it casts them instead; here each is as large as its cast from the start.
 
+    Args:
+        graph: a training step of one microbatch.
+        blocks: the blocks of the stage.
+        gradients: those that it computes, by block.
+        reduce_dtype: as in `WeightShards`.
+
     Returns:
         What is added to a backward, and to the first one.
 
     """
     kept, cast = [], []
-    for block in blocks if reduce_dtype is not None else ():
-        for gradient in _of_stage(graph, block, ops):
+    for block, of_block in zip(blocks, gradients, strict=True) if reduce_dtype else ():
+        for gradient in of_block:
             maker, own_bytes = _maker(graph, gradient), reduced_bytes(graph, [gradient], None)
             more_bytes = reduced_bytes(graph, [gradient], reduce_dtype) - own_bytes
             if more_bytes:

@@ -86,6 +86,22 @@ def _request(mode: ModeConfig) -> Request:
     return request
 
 
+def _check_base(base: Config) -> None:
+    """Refuse a configuration that no plan can vary.
+
+    Settings that only some plans use are checked for such a plan; `expert_imbalance` is checked
+    when it is known whether there is one.
+    """
+    without = replace(base, async_tensor_parallel=False, loss_parallel=False, reduce_dtype=None)
+    check_all(replace(without, expert_imbalance=1.0))
+    if base.async_tensor_parallel:
+        check_async(replace(base, sequence_parallel=True))
+    if base.loss_parallel:
+        check_loss_parallel(replace(base, tensor_parallel=2))
+    if base.reduce_dtype is not None:
+        check_reduce_dtype(replace(base, zero=2))
+
+
 def best_of(
     bases: Mapping[str, Config],
     request: Request,
@@ -115,22 +131,7 @@ def best_of(
     """
     refusals, candidates = Refusals({}), list[Candidate]()
     for devices, base in bases.items():
-        # Checked below, for the degrees that plans have.
-        check_all(
-            replace(
-                base,
-                expert_imbalance=1.0,
-                async_tensor_parallel=False,
-                loss_parallel=False,
-                reduce_dtype=None,
-            )
-        )
-        if base.async_tensor_parallel:
-            check_async(replace(base, sequence_parallel=True))
-        if base.loss_parallel:
-            check_loss_parallel(replace(base, tensor_parallel=2))
-        if base.reduce_dtype is not None:
-            check_reduce_dtype(replace(base, zero=2))
+        _check_base(base)
         check_price(base, request)
         space = plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices)
         candidates += _candidates(base, space, mode_given=mode_given)

@@ -52,10 +52,10 @@ def op_graph(
     placeholders = program.graph.find_nodes(op="placeholder")
     example = example_sizes(placeholders)
     reading = _Reading(sizes or example, example, counter or CallCounter())
-    for body in program.graph_module.modules():
-        for node in body.graph.nodes if isinstance(body, fx.GraphModule) else ():
-            if node.op == "call_function" and is_shrunk_loss(str(node.target)):
-                keep_all_terms(reading.inputs(node), reading.sizes.of(node))
+    bodies = (m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule))
+    for node in (node for body in bodies for node in body.graph.nodes):
+        if node.op == "call_function" and is_shrunk_loss(str(node.target)):
+            keep_all_terms(reading.inputs(node), reading.sizes.of(node))
     for node in program.graph.nodes:
         if node.op == "placeholder":
             _add_placeholder(reading, program, node)

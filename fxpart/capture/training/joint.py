@@ -174,9 +174,9 @@ class JointCapture:
     """For each operator, its call node in `forward`; ``""`` for the loss and in the backward."""
 
     def kept_by_functions(self) -> frozenset[str]:
-        """Return the operators whose results a user's Function or autograd holds in any run.
+        """Return the operators whose results a user's Function or autograd holds.
 
-        That is beyond their last readers, whether or not variables of the model hold results.
+        They outlive their last readers, even if no variable of the model holds them.
         """
         return frozenset(node.name for node in self.program.graph.nodes if KEPT in node.meta)
 

@@ -35,8 +35,8 @@ class _Seen:
 class PythonCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds the last node traced before a tensor made inside a user's function is released.
 
-    Tensors are watched if they are made between `begin` and `end`; arguments and results, which
-    their caller releases, only for contexts that hold them to the end.
+    Tensors are watched if they are made between `begin` and `end`. Of arguments and results, which
+    their caller releases, it only finds those that a context holds to the end.
     """
 
     def __init__(self, graph: fx.Graph) -> None:

@@ -229,7 +229,7 @@ def refuse_other_weights(traced: fx.GraphModule, functions: Sequence[str]) -> No
 
 
 def refuse_unknown_sizes(traced: fx.GraphModule, functions: Sequence[str]) -> None:
-    """Raise CaptureError if a backward, of `functions` then, makes tensors of unknown sizes."""
+    """Raise CaptureError if a backward makes tensors of unknown sizes; only `functions` do."""
     tensors = (
         (node, leaf)
         for node in traced.graph.nodes

@@ -205,8 +205,11 @@ def profile_operators(
         executed, fresh = measured.executed, _entries(steps, measured.seconds, lost)
     if path and fresh:
         write_times(path, fresh)
-    better = {key for key in fresh.keys() & stored.keys() if stored[key].is_better(fresh[key])}
-    known = {**fresh, **{key: e for key, e in stored.items() if key not in fresh or key in better}}
+    known = stored | {
+        key: entry
+        for key, entry in fresh.items()
+        if key not in stored or not stored[key].is_better(entry)
+    }
     times = [known[step.signature] for step in steps]
     seconds = np.array([entry.seconds for entry in times], dtype=np.float64)
     lost_s = seconds @ np.array([entry.lost_share for entry in times])
