@@ -6,7 +6,8 @@ a run of the module itself with random weights on the CPU, by a dispatch mode ov
 independent of the prediction: a forward pass in eval mode, and the second training step in train
 mode with labels and AdamW. The forward pass is also compared with its modules placed on 2 and 3
 devices, where a storage counts on the device of the module that creates it, and on every other
-device that reads it until the last read there.
+device that reads it until the last call that reads it there returns: a call holds its arguments.
+What a module keeps from its first call, such as a cache of position biases, counts too.
 
 ``--only NAME`` selects one architecture.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -202,14 +204,18 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         self.now += 1
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor):
-                self._read(leaf)
+        self.read((args, kwargs))
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._make(leaf)
         return result
+
+    def read(self, operands: object) -> None:
+        """Record a read of all tensors in `operands`, on the present device and at this time."""
+        for leaf in tree_leaves(operands):
+            if isinstance(leaf, Tensor):
+                self._read(leaf)
 
     def _read(self, tensor: Tensor) -> None:
         storage = self._known.get(tensor.untyped_storage()._cdata)
@@ -246,6 +252,25 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [int(row.max()) for row in np.cumsum(change, axis=1)]
 
 
+class _Arguments(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Record that a call holds its arguments until it returns, after the last kernel in it."""
+
+    def __init__(self, counter: _Counter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401 - as torch calls it
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        self._counter.read((args, kwargs))
+        return result
+
+
 def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int) -> list[int]:
     """Return the measured peak bytes of each device in a forward, less weights and inputs."""
     module = built.module
@@ -262,13 +287,12 @@ def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int)
         counter.here = outer.pop()
 
     handles: list[RemovableHandle] = []
-    with torch.no_grad():
-        # Not counted: the first call fills the caches of the module.
+    for part in path_of:
+        handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+    with torch.no_grad(), counter, _Arguments(counter):
+        # The first call fills the caches of the module, which the second has from its start.
         module(*built.args, **built.kwargs)
-        for part in path_of:
-            handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
-        with counter:
-            module(*built.args, **built.kwargs)
+        module(*built.args, **built.kwargs)
     for handle in handles:
         handle.remove()
     return counter.peaks(devices)
@@ -327,9 +351,13 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
     graph = capture_graph(planned.module, planned.args, planned.kwargs)
     step = joint_capture(trained.module.train(), trained.args, trained.kwargs, _CPU_STEP).graph
     with seeded(0, _CPU):
+        # A module that was called has its caches, so each measurement has its own.
         real = build_model(without_labels, _CPU)
         forward = forward_peak_bytes(real.module, real.args, real.kwargs)
-        split_errors = [_worst_device_error(graph, real, devices) for devices in (2, 3)]
+        split_errors = [
+            _worst_device_error(graph, build_model(without_labels, _CPU), devices)
+            for devices in (2, 3)
+        ]
         real = build_model(spec, _CPU)
         updates = real_optimizer("adamw", real.module.parameters())
         counted = step_peak_bytes(real.module.train(), real.args, real.kwargs, updates).peak_bytes

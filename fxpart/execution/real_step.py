@@ -98,16 +98,15 @@ def forward_peak_bytes(
 ) -> int:
     """Return the peak bytes of one call of `module` without gradients.
 
-    Weights, buffers and inputs count throughout, tied ones once. The module is called in its
-    current mode, after an uncounted call that fills its caches.
+    Weights, buffers and inputs count throughout, tied ones once. The module is called twice in its
+    current mode: the second call has what the module keeps from the first, such as caches.
     """
     named = dict(kwargs or {})
-    with torch.no_grad():
+    counter = LiveBytes([storage_sizes(_resident(module, args, named, None))])
+    with torch.no_grad(), counter:
         module(*args, **named)
         gc.collect()
-        counter = LiveBytes([storage_sizes(_resident(module, args, named, None))])
-        with counter:
-            module(*args, **named)
+        module(*args, **named)
     return counter.peak_bytes[0]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.inference.attention_layout import with_fused_layout
 from fxpart.capture.inference.eager_lifetimes import BACKWARD_CALLED, watched_export
 from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
@@ -342,4 +343,5 @@ def _exported(
         device,
         unmasked_attention(module.forward, args, inputs),
     ):
-        return without_transforms(watched_export(module, args, inputs, dynamic_shapes))
+        program = without_transforms(watched_export(module, args, inputs, dynamic_shapes))
+        return with_fused_layout(program)
