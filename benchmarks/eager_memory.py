@@ -252,11 +252,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [int(row.max()) for row in np.cumsum(change, axis=1)]
 
 
-class _Arguments(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _Arguments(TorchFunctionMode):
     """Record that a call holds its arguments until it returns, after the last kernel in it."""
 
     def __init__(self, counter: _Counter) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._counter = counter
 
     def __torch_function__(

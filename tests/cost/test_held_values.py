@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.eager_memory import counted_by_device, placed, predicted_by_device
 from fxpart.capture.api import capture_graph
@@ -58,6 +59,32 @@ def test_devices_hold_the_local_variables_of_their_blocks(devices: int) -> None:
     # A local variable of 16,000 bytes is read once, two operators before its block returns.
     freed = predicted_by_device(without_python(graph), device_of_path, devices)
     assert max(freed) <= max(counted) - 4000
+
+
+class _Attends(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+
+class _Masked(nn.Module):
+    """Attention, by several kernels of which the first alone reads a mask from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attends = _Attends()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.attends(x, x[0] > 0)
+        return result
+
+
+def test_a_received_argument_is_held_until_its_call_returns() -> None:
+    built = BuiltModel(_Masked(), (torch.ones(1, 8, 8),), {})
+    with sdpa_kernel(SDPBackend.MATH):
+        here, there = (counted_by_device(built, {"attends": device}, 2) for device in (0, 1))
+    assert here[1] == 0
+    # The mask has 64 bytes, on both devices if it is read on the other.
+    assert there == [64, here[0]]
 
 
 def test_a_published_architecture_on_three_devices() -> None:

@@ -57,6 +57,23 @@ def test_local_variables_of_python_count() -> None:
     assert forward_peak_bytes(Keeps(), x) == forward_peak_bytes(Drops(), x) + 16
 
 
+class Caches(nn.Module):
+    """Keeps a result of 32 bytes from its first call, made after the peak of that call."""
+
+    kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x.repeat(3) * 2).sum()
+        if self.kept is None:
+            self.kept = x.repeat(2)
+        return y
+
+
+def test_what_a_module_keeps_from_its_first_call_counts_in_the_second() -> None:
+    # The input, three copies of it, twice these, and what was kept.
+    assert forward_peak_bytes(Caches(), (torch.ones(4),)) == 16 + 48 + 48 + 32
+
+
 def test_a_forward_keeps_nothing_for_a_backward() -> None:
     class Chain(nn.Module):
         def __init__(self) -> None:
