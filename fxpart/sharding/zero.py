@@ -325,6 +325,14 @@ class _Columns:
         self.values.extend(results)
         self.producers.extend([number] * len(results))
 
+    def of_ops(self, inserted: Callable[[_Op], Any], present: Sequence[Any]) -> list[Any]:
+        """Return an entry for each operator: `inserted` of those added, else that of `present`."""
+        return [inserted(op) if isinstance(op, _Op) else present[op] for op in self.ops]
+
+    def of_values(self, inserted: Callable[[_Result], Any], present: Sequence[Any]) -> list[Any]:
+        """Return the same for each value."""
+        return [inserted(v) if isinstance(v, _Result) else present[v] for v in self.values]
+
     def numbers(self, values: Iterable[int | _Result]) -> list[int]:
         return list(dict.fromkeys(self.value_of[value] for value in values))
 
@@ -369,65 +377,79 @@ def _dtype(sharding: _Sharding, block: Block) -> str:
 def _rebuild(sharding: _Sharding) -> Sharded:
     """Return the graph with all operators inserted."""
     graph, columns = sharding.graph, _Columns(sharding)
-    ops, values = columns.ops, columns.values
-    scattered = {int(v) for v in graph.gradient_values[sharding.sharded].tolist()}
-    first_op_of_block = {block.name: block.first for block in sharding.blocks}
-    dtype_of = {block.name: _dtype(sharding, block) for block in sharding.blocks}
-
-    def of_ops(inserted: Callable[[_Op], Any], present: Sequence[Any]) -> list[Any]:
-        return [inserted(op) if isinstance(op, _Op) else present[op] for op in ops]
-
-    def of_values(inserted: Callable[[_Result], Any], present: Sequence[Any]) -> list[Any]:
-        return [inserted(v) if isinstance(v, _Result) else present[v] for v in values]
-
-    groups = of_ops(
-        lambda op: int(graph.group[first_op_of_block[op.block.name]]), graph.group.tolist()
-    )
-    first: dict[int, int] = {}
-    read_start, reads = csr([columns.reads(op) for op in ops])
-    use_start, uses = csr([columns.uses(op) for op in ops])
-    bases = of_values(lambda v: v.base if v.base is not None else -1, graph.value_base.tolist())
-    sizes = graph.weight_bytes.copy()
+    sizes, value_held, attention = graph.weight_bytes.copy(), graph.value_held, graph.attention
     for weight in sharding.block_of_weight:
         sizes[weight] = sharding.share(int(sizes[weight]))
-    is_output = [
-        v not in scattered and bool(graph.value_is_output[v]) for v in range(graph.n_values)
-    ]
-    shards = [sharding.shards.get(g, v) for g, v in enumerate(graph.gradient_values.tolist())]
-    value_held, attention = graph.value_held, graph.attention.copy()
     if len(value_held):
         last = [columns.number_of[op] if op >= 0 else -1 for op in value_held.tolist()]
-        value_held = np.array(of_values(lambda _: -1, last), dtype=np.int64)
+        value_held = np.array(columns.of_values(lambda _: -1, last), dtype=np.int64)
     if len(attention):
+        attention = attention.copy()
         attention[:, 0] = [columns.number_of[op] for op in attention[:, 0].tolist()]
+    shards = [sharding.shards.get(g, v) for g, v in enumerate(graph.gradient_values.tolist())]
     sharded = replace(
         graph,
-        names=tuple(of_ops(lambda op: op.name, graph.names)),
-        modules=tuple(of_ops(lambda op: op.block.name, graph.modules)),
-        targets=tuple(of_ops(lambda op: op.target, graph.targets)),
-        dtypes=tuple(of_ops(lambda op: dtype_of[op.block.name], graph.dtypes)),
-        flops=np.array(of_ops(lambda _: 0, graph.flops.tolist()), dtype=np.int64),
-        moved_bytes=np.array(of_ops(lambda op: op.moved_bytes, graph.moved_bytes.tolist())),
-        group=np.array([first.setdefault(key, number) for number, key in enumerate(groups)]),
-        value_names=tuple(of_values(lambda v: v.name, graph.value_names)),
-        value_producer=np.array(columns.producers, dtype=np.int64),
-        value_bytes=np.array(of_values(lambda v: v.size_bytes, graph.value_bytes.tolist())),
-        value_alloc_bytes=np.array(
-            of_values(lambda v: v.alloc_bytes, graph.value_alloc_bytes.tolist())
-        ),
-        value_base=np.array(
-            [-1 if base == -1 else columns.value_of[base] for base in bases], dtype=np.int64
-        ),
-        value_is_output=np.array(of_values(lambda v: v.stays, is_output), dtype=np.bool_),
-        read_start=read_start,
-        reads=reads,
+        **_op_columns(columns),
+        **_value_columns(columns),
         weight_bytes=sizes,
-        use_start=use_start,
-        uses=uses,
-        forward_of=np.array([columns.forward_of(n, op) for n, op in enumerate(ops)]),
         gradient_values=np.array(columns.numbers(shards), dtype=np.int64),
         attention=attention,
         value_held=value_held,
     )
     value_of = np.array([columns.value_of[v] for v in range(graph.n_values)], dtype=np.int64)
     return Sharded(sharded, value_of)
+
+
+def _op_columns(columns: _Columns) -> dict[str, Any]:
+    """Return the fields of the rebuilt graph that have an entry for each operator."""
+    sharding, graph, ops = columns.sharding, columns.graph, columns.ops
+    first_op_of_block = {block.name: block.first for block in sharding.blocks}
+    dtype_of = {block.name: _dtype(sharding, block) for block in sharding.blocks}
+    groups = columns.of_ops(
+        lambda op: int(graph.group[first_op_of_block[op.block.name]]), graph.group.tolist()
+    )
+    first: dict[int, int] = {}
+    read_start, reads = csr([columns.reads(op) for op in ops])
+    use_start, uses = csr([columns.uses(op) for op in ops])
+    flops = columns.of_ops(lambda _: 0, graph.flops.tolist())
+    moved_bytes = columns.of_ops(lambda op: op.moved_bytes, graph.moved_bytes.tolist())
+    return {
+        "names": tuple(columns.of_ops(lambda op: op.name, graph.names)),
+        "modules": tuple(columns.of_ops(lambda op: op.block.name, graph.modules)),
+        "targets": tuple(columns.of_ops(lambda op: op.target, graph.targets)),
+        "dtypes": tuple(columns.of_ops(lambda op: dtype_of[op.block.name], graph.dtypes)),
+        "flops": np.array(flops, dtype=np.int64),
+        "moved_bytes": np.array(moved_bytes),
+        "group": np.array([first.setdefault(key, number) for number, key in enumerate(groups)]),
+        "read_start": read_start,
+        "reads": reads,
+        "use_start": use_start,
+        "uses": uses,
+        "forward_of": np.array([columns.forward_of(n, op) for n, op in enumerate(ops)]),
+    }
+
+
+def _value_columns(columns: _Columns) -> dict[str, Any]:
+    """Return the fields of the rebuilt graph that have an entry for each value."""
+    graph = columns.graph
+    scattered = {int(v) for v in graph.gradient_values[columns.sharding.sharded].tolist()}
+    is_output = [
+        v not in scattered and bool(graph.value_is_output[v]) for v in range(graph.n_values)
+    ]
+    alloc_bytes = columns.of_values(lambda v: v.alloc_bytes, graph.value_alloc_bytes.tolist())
+    bases = columns.of_values(
+        lambda v: v.base if v.base is not None else -1, graph.value_base.tolist()
+    )
+    base_numbers = [-1 if base == -1 else columns.value_of[base] for base in bases]
+    return {
+        "value_names": tuple(columns.of_values(lambda v: v.name, graph.value_names)),
+        "value_producer": np.array(columns.producers, dtype=np.int64),
+        "value_bytes": np.array(
+            columns.of_values(lambda v: v.size_bytes, graph.value_bytes.tolist())
+        ),
+        "value_alloc_bytes": np.array(alloc_bytes),
+        "value_base": np.array(base_numbers, dtype=np.int64),
+        "value_is_output": np.array(
+            columns.of_values(lambda v: v.stays, is_output), dtype=np.bool_
+        ),
+    }

@@ -113,28 +113,43 @@ def with_less_memory(
     needs: Sequence[DeviceMemory],
     share: float = 1.0,
     *,
-    is_scheduled: bool,
+    in_proportion: bool,
 ) -> Problem:
     """Return `problem` with less tensor memory on the kinds of device that a plan overfills.
 
-    The new limit is the plan's peak in `evaluation`, less a `share` of the bytes that lack room, or
-    in a schedule less their share of the tensors. All devices of a kind get the lowest such limit,
-    since the next plan may fill another of them.
+    The new limit is the plan's peak in `evaluation`, less a `share` of the bytes that lack room.
+    All devices of a kind get the lowest such limit, since the next plan may fill another of them,
+    but those with room enough for what they have in this plan keep that.
+
+    Args:
+        problem: the problem, with the limits of that plan.
+        evaluation: the cost of the plan.
+        needs: what each device needs in the plan.
+        share: share of the missing bytes, above 0 and at most 1.
+        in_proportion: whether tensors of the plan take more than its peaks, since it has a schedule
+            or a prefill that modes do not know. The missing bytes are then of these tensors.
+
     """
     devices = problem.topology.devices
     limits: dict[str, int] = {}
+    kept = [0] * len(devices)
     for need in needs:
         if need.device >= len(devices):  # the host, whose memory is accounted for separately
             continue
         missing: float = need.needed.expected - need.total_bytes
-        if missing > 0:
-            spec, use = devices[need.device], evaluation.devices[need.device]
-            planned_bytes = min(spec.memory_bytes, use.peak_bytes)
-            if is_scheduled:  # which holds more inputs than the one that modes plan for
-                missing *= planned_bytes / max(1, need.parts["tensors"].expected)
-            limit_bytes = max(1, int(planned_bytes - share * missing))
-            limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
-    limited = tuple(_limited(spec, limits.get(spec.name, spec.memory_bytes)) for spec in devices)
+        spec, use = devices[need.device], evaluation.devices[need.device]
+        planned_bytes = min(spec.memory_bytes, use.peak_bytes)
+        if missing <= 0:
+            kept[need.device] = planned_bytes
+            continue
+        if in_proportion:
+            missing *= planned_bytes / max(1, need.parts["tensors"].expected)
+        limit_bytes = max(1, int(planned_bytes - share * missing))
+        limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
+    limited = tuple(
+        _limited(spec, max(kept_bytes, limits.get(spec.name, spec.memory_bytes)))
+        for spec, kept_bytes in zip(devices, kept, strict=True)
+    )
     return replace(problem, topology=replace(problem.topology, devices=limited))
 
 

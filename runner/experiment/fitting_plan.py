@@ -37,6 +37,8 @@ from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
 """Most attempts to find a plan that fits, before everything is moved to tiers."""
+_MOST_PLANS_OF_GENERATION = 6
+"""The same of a generation, for each of these shares."""
 _SHARES_OF_MISSING = (1.0, 0.5, 0.25)
 """Shares of the missing bytes by which the memory of a generation's search is lowered each time."""
 _ONE_PLAN = ("single", "equal_layers", "aot_based")
@@ -103,16 +105,17 @@ def fitting_plan(
     # A mode plans for a generation's decode: the missing bytes of its prefill may be far more than
     # what a plan of the decode has to move.
     is_generation = subject.steps is not None and first.placement.offloaded is None
+    most_plans = _MOST_PLANS_OF_GENERATION if is_generation else _MOST_PLANS
     for share in _SHARES_OF_MISSING if is_generation else (1.0,):
         searched, planned = problem, first
         with suppress(InfeasibleError):
-            for _ in range(_MOST_PLANS - 1):
+            for _ in range(most_plans - 1):
                 searched = with_less_memory(
                     searched,
                     planned.evaluation,
                     planned.device_memory,
                     share,
-                    is_scheduled=planned.schedule is not None,
+                    in_proportion=is_generation or planned.schedule is not None,
                 )
                 planned = candidate = attempt(searched, before=candidate)
                 if candidate.fits:

@@ -57,7 +57,7 @@ def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> N
     peak_bytes = plan.devices[0].peak_bytes
     tensors = {"tensors": Interval(peak_bytes, peak_bytes, peak_bytes)}
     need = DeviceMemory(0, tensors | {"driver context": Interval(0, 102 - peak_bytes, 200)}, 100)
-    less = with_less_memory(this, plan, [need], is_scheduled=False)
+    less = with_less_memory(this, plan, [need], in_proportion=False)
     assert [spec.memory_bytes for spec in less.topology.devices] == [
         peak_bytes - 2,
         peak_bytes - 2,
@@ -70,18 +70,30 @@ def test_a_lack_of_a_schedule_is_a_share_of_its_memory() -> None:
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
     need = DeviceMemory(0, {"tensors": Interval(200, 200, 200)}, 100)
-    less = with_less_memory(this, plan, [need], is_scheduled=True)
+    less = with_less_memory(this, plan, [need], in_proportion=True)
     assert less.topology.devices[0].memory_bytes == peak_bytes // 2
 
 
-def test_bytes_that_a_larger_step_lacks_are_taken_from_those_of_the_placed_one() -> None:
-    """As those of a prefill, whose weights are the ones of the decode that the mode places."""
+def test_a_share_of_the_missing_bytes_is_taken_from_those_of_the_plan() -> None:
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
     need = DeviceMemory(0, {"tensors": Interval(103, 103, 103)}, 100)
     for share, bytes_less in ((1.0, 3), (1 / 3, 1)):
-        less = with_less_memory(this, plan, [need], share, is_scheduled=False)
+        less = with_less_memory(this, plan, [need], share, in_proportion=False)
         assert less.topology.devices[0].memory_bytes == peak_bytes - bytes_less
+
+
+def test_a_device_with_room_keeps_what_it_holds() -> None:
+    this, _ = _on_three(100)
+    plan = evaluate(this, partition_by_device(this.graph, np.array([0, 1, 1, 2])))
+    first, second, third = (device.peak_bytes for device in plan.devices)
+    needs = [
+        DeviceMemory(0, {"tensors": Interval(first, 100 + first - 1, 200)}, 100),
+        DeviceMemory(1, {"tensors": Interval(second, second, second)}, 100),
+        DeviceMemory(2, {"tensors": Interval(third, third, third)}, 100),
+    ]
+    less = with_less_memory(this, plan, needs, in_proportion=False)
+    assert [spec.memory_bytes for spec in less.topology.devices] == [1, second, 100]
 
 
 def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:

@@ -405,13 +405,16 @@ def test_models_with_an_encoder_are_known_by_name_or_class(architecture: str) ->
     assert steps.has_encoder == has_encoder_and_decoder(architecture)
 
 
-def test_a_prompt_that_needs_far_more_than_its_tokens_is_spread_as_far_as_needed() -> None:
+@pytest.mark.parametrize("batch_size", [32, 40])
+def test_a_prompt_that_needs_far_more_than_its_tokens_is_spread_as_far_as_needed(
+    batch_size: int,
+) -> None:
     """The bytes that its first plan lacks are more than a device has for the tokens' plan."""
     config = read(
         "model=llama3_1_8b",
         "model.config.num_hidden_layers=2",
         *_lengths(1024, 128),
-        *("model.batch_size=32", "devices=4x6gb", "mode=size_based"),
+        *(f"model.batch_size={batch_size}", "devices=4x6gb", "mode=size_based"),
     )
     result = plan(config, model_spec(config))
     assert len({int(device) for device in result.assignment.device_of}) > 1
