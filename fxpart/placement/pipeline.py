@@ -421,11 +421,11 @@ def _by_shares(
         # From the whole memory, where the load is smallest but stages rarely fit together, down to
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
-        stages = whole.with_memory([int(sizes[home] * share) for home in homes]).least_load()
-        if stages is not None:
-            yield _cuts(stages)
-        elif line.first_backward == problem.graph.n_ops:
-            return  # less memory allows none either; with a backward the search may still find one
+        solver = whole.with_memory([int(sizes[home] * share) for home in homes])
+        stages = solver.least_load() if solver.reaches_end() else None
+        if stages is None:
+            return  # less memory allows none either
+        yield _cuts(stages)
 
 
 def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:

@@ -20,10 +20,15 @@ from torch._C import _TorchDispatchModeKey
 from torch._ops import _get_dispatch_mode_pre_dispatch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    get_proxy_slot,
+    snapshot_fake,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.inference.attention_layout import lay_out_as_fused
 from fxpart.capture.inference.inner_gradients import (
     SavedResults,
     decomposed_as_by_autograd,
@@ -181,6 +186,8 @@ class _Watch(TorchFunctionMode):
             with self._saved.tracing(mode):
                 return self._with_gradients(mode, call)
         result = call()
+        if lay_out_as_fused(func, args, kwargs or {}, result):
+            get_proxy_slot(result, mode.tracer).proxy.node.meta["val"] = snapshot_fake(result)
         self._calls += 1
         for leaf in tree_leaves(result):
             slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, Tensor) else None

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.attention_layout import with_fused_layout
 from fxpart.capture.inference.eager_lifetimes import BACKWARD_CALLED, watched_export
 from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
@@ -47,6 +46,7 @@ _EXPORTING = "is_torchdynamo_exporting"
 _COMPILING = "is_torchdynamo_compiling"
 _PACKED = "find_packed_sequence_indices"
 _POSITIONS = "position_ids"
+_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 @contextmanager
@@ -344,4 +344,24 @@ def _exported(
         unmasked_attention(module.forward, args, inputs),
     ):
         program = without_transforms(watched_export(module, args, inputs, dynamic_shapes))
-        return with_fused_layout(program)
+    return _without_checks_of_weights(program)
+
+
+def _without_checks_of_weights(
+    program: torch.export.ExportedProgram,
+) -> torch.export.ExportedProgram:
+    """Return `program` without assertions about tensors of the module itself, which are known.
+
+    An assertion stays with the operator before it, and would take its weight there.
+    """
+    signature = program.graph_signature
+    own = {
+        *signature.inputs_to_parameters,
+        *signature.inputs_to_buffers,
+        *signature.inputs_to_lifted_tensor_constants,
+    }
+    for node in program.graph.find_nodes(op="call_function", target=_CHECK):
+        if node.args[0].name in own:
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+    return program

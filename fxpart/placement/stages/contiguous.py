@@ -82,9 +82,11 @@ class StageSolver:
 
     def __init__(self, line: StageLine, slots: Slots) -> None:
         self._line = line
-        # Devices of equal speed share load limits.
-        self._table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
-        self._kind_of_device: IntArray = kind.reshape(-1)
+        # Devices of equal speed share load limits. Sorting such long rows would take much longer.
+        kinds = dict[bytes, int]()
+        kind = [kinds.setdefault(row.tobytes(), len(kinds)) for row in line.load_before_s]
+        self._table = line.load_before_s[[kind.index(number) for number in range(len(kinds))]]
+        self._kind_of_device: IntArray = np.array(kind, dtype=np.int64)
         # Shared with solvers for other slots.
         self._reaches = ReachTable(line)
         self._times_of_link = dict[tuple[float, ...], FloatArray]()
@@ -221,15 +223,27 @@ class StageSolver:
         reach.fits[stage.begin] = min(int(reach.fits[stage.begin]), stage.end - 1)
         reach.fails[stage.begin] = min(int(reach.fails[stage.begin]), stage.end)
 
-    def furthest(self, begin: int) -> int:
-        """Return the furthest end of a stage from `begin` on the first slot."""
-        reach, count = self._reach(0), self._line.n_units
+    def furthest(self, begin: int, slot: int = 0) -> int:
+        """Return the furthest end of a stage from `begin` on a slot."""
+        reach, count = self._reach(slot), self._line.n_units
         targets = np.full(count + 1, count, dtype=np.int64)
         stretches = self._line.stretches
         with stretches.lock:
             stretches.make_room()
             settle(*stretches.tables, self._line.cuts, np.array([begin]), targets, reach)
         return int(reach.fits[begin])
+
+    def reaches_end(self) -> bool:
+        """Return whether stages as long as memory allows, one after the other, reach the end.
+
+        If not, hardly any cut fits: only where a stage that begins later needs more memory.
+        """
+        end = 0
+        for slot in range(len(self._slots.devices)):
+            end = self.furthest(end, slot)
+            if end == self._line.n_units:
+                return True
+        return False
 
     def _first_bound(self, least_s: float, most_s: float) -> float | None:
         """Return the smallest bound with a cut that fits; `least_s` is that without memory."""
@@ -242,6 +256,9 @@ class StageSolver:
                 return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
                     1 + EQUAL_LOADS
                 )
+            # Where memory allows no cut at all, one look at the largest bound tells.
+            if low_s == least_s and self._cuts(most_s) is None:
+                return None
             low_s, step = high_s, 1.5 * step
         return None
 

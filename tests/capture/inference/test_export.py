@@ -110,3 +110,21 @@ def test_an_interrupt_is_passed_on() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         export_program(Doing(interrupted), (torch.zeros(1, 4),))
+
+
+class _Casts(nn.Module):
+    """A linear layer that casts its weight to the dtype that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+def test_a_weight_is_used_by_the_operators_of_its_module_alone() -> None:
+    module = nn.Sequential(_Casts(), _Casts())
+    graph = op_graph(export_program(module.to("meta"), (torch.ones(2, 8, device="meta"),)))
+    assert graph.modules == ("0", "0", "1", "1")
+    assert [graph.modules[op] for op in graph.users] == ["0", "1"]
