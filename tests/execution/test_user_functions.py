@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.training.joint import joint_capture
@@ -165,6 +166,27 @@ class Masking(Function):
         return gradient * ctx.mask  # type: ignore[no-any-return]
 
 
+class Unread(Function):
+    """Saves its input for a gradient that nothing needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x)
+        return x * 2, x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, to_double: Tensor | None, to_power: Tensor | None) -> Tensor:  # noqa: ANN401
+        (x,) = ctx.saved_tensors
+        gradient = 0 if to_double is None else to_double * 2
+        return gradient if to_power is None else gradient + to_power * x.exp()  # type: ignore[return-value]
+
+    @classmethod
+    def doubled(cls, x: Tensor) -> Tensor:
+        """Apply it, and return its first result."""
+        return cls.apply(x)[0]  # type: ignore[no-any-return,no-untyped-call]
+
+
 class Reversible(Function):
     """Keeps its results only, and finds the weights in a module of its context."""
 
@@ -258,14 +280,14 @@ class Mixed(nn.Module):
 class Residual(nn.Module):
     """Layers whose results only a Function saves."""
 
-    def __init__(self, function: type[Function]) -> None:
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.function = function
+        self.call = call
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = x + self.function.apply(layer(x))  # type: ignore[no-untyped-call]
+            x = x + self.call(layer(x))
         return x
 
 
@@ -293,8 +315,9 @@ CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "twice": _mixed("twice"),
     "reversal": _mixed("reversal"),
     "mixed": _mixed("straight", "locals", "own graph", "recomputing", "reversal"),
-    "attributes": lambda: (Residual(Attributes), {"x": torch.randn(64, 16)}),
-    "masking": lambda: (Residual(Masking), {"x": torch.randn(64, 16)}),
+    "attributes": lambda: (Residual(Attributes.apply), {"x": torch.randn(64, 16)}),
+    "masking": lambda: (Residual(Masking.apply), {"x": torch.randn(64, 16)}),
+    "unread": lambda: (Residual(Unread.doubled), {"x": torch.randn(64, 16)}),
     "reversible": lambda: (Holding(Reversible), {"x": torch.randn(64, 16)}),
     "bloom": _bloom,
 }
@@ -451,7 +474,7 @@ class Selecting(Branching):
 def test_a_function_that_needs_values_is_named(function: type[Function]) -> None:
     name = function.__name__
     with pytest.raises(CaptureError, match=rf"{name}, a torch.autograd.Function.* needs the val"):
-        joint_capture(Residual(function), (torch.randn(4, 16),))
+        joint_capture(Residual(function.apply), (torch.randn(4, 16),))
 
 
 def test_a_stage_with_a_user_function_cannot_be_saved() -> None:
@@ -459,3 +482,16 @@ def test_a_stage_with_a_user_function_cannot_be_saved() -> None:
     step = joint_capture(module, (x,))
     with pytest.raises(CaptureError, match=r"StraightThrough, Reversal, a torch.autograd.Function"):
         stage_program(step.forward.module(), (x,), "stage 0")
+
+
+def test_a_reentrant_checkpoint_whose_backward_reads_nothing_is_captured() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return checkpoint(Unread.doubled, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+    graphs = [
+        joint_capture(Residual(call), (torch.randn(64, 16),), {}, _CPU).graph
+        for call in (doubled, Unread.doubled)
+    ]
+    products = [sum("mul" in target for target in graph.targets) for graph in graphs]
+    # Three in the forward and in the backward; those of the forward are computed again.
+    assert products == [9, 6]

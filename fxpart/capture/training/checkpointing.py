@@ -144,10 +144,12 @@ class StepNodes:
     def first_formula(self, run: BlockRun) -> fx.Node:
         """Return the node before which the values for the backward of `run` are recomputed.
 
-        That is the first node of its first formula that reads a value of the forward, or a weight.
+        That is the first node of its first formula that reads a value of the forward, or a weight;
+        if none does, the first of all.
         """
         calls = self.backward[run.number]
-        first = next(n for n in calls if any(map(self._is_saved, n.all_input_nodes)))
+        readers = (n for n in calls if any(map(self._is_saved, n.all_input_nodes)))
+        first = next(readers, calls[0])
         formula = first.meta[FORMULA]
         if formula is None:
             return first

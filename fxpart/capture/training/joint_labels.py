@@ -167,7 +167,9 @@ def _storages(node: fx.Node) -> set[int]:
 
 def _saved_storages(node: Node) -> set[int]:
     """Return the storages of the tensors that one of autograd's nodes saved."""
-    names = (name for name in dir(node) if name.startswith("_saved_"))
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    if isinstance(node, BackwardCFunction):
+        names.append("saved_tensors")  # by a user's `save_for_backward`
     leaves = tree_leaves([getattr(node, name) for name in names])
     return {storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
