@@ -13,6 +13,7 @@ from runner.config.specs import tiers_in
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import is_captured
+from runner.experiment.serving import generates
 from runner.experiment.training import is_training
 from runner.experiment.zero import in_stages
 from runner.output.terminal import progress
@@ -25,6 +26,8 @@ _FITS_WHERE_IT_DOES = "size_based"
 """A fast mode; whatever it can place, searches can place too."""
 _SEARCHES = ("kl_based", "cost_aware", "optimal", "sparse_nn")
 _SPREADS_WHERE_IT_CAN = (*_SEARCHES, _FITS_WHERE_IT_DOES)
+_PLANS_OF_GENERATION = ("size_based", "pipeline", "kl_based")
+"""Modes that may find a plan of a generation where others do not, the fastest first."""
 _HOSTS_GB = (64, 256, 1024, 4096)
 """Sizes of host memory, in GB, that are proposed as a tier."""
 
@@ -92,7 +95,7 @@ def _has_graph(config: Config) -> bool:
 
 def _quickly(config: Config) -> Config:
     """Return a configuration without a search, which fits only if `config` fits."""
-    if config.mode.name not in _SEARCHES or config.schedule.name != "none":
+    if config.mode.name not in _SEARCHES or config.schedule.name != "none" or generates(config):
         return config
     return replace(config, mode=replace(config.mode, name=_FITS_WHERE_IT_DOES, options={}))
 
@@ -120,6 +123,7 @@ def changes(
     searched = _searched(config)
     if searched is not None:
         yield Change("mode=kl_based", searched)
+    yield from _of_modes_of_generation(config)
     yield from _of_host_memory(config, needed_bytes)
     size = config.model.batch_size // 2
     while size >= 1 and size % config.data_parallel == 0:
@@ -133,6 +137,15 @@ def changes(
     if searched is not None:
         for change in _of_more_devices(searched):
             yield Change(f"mode=kl_based {change.overrides}", change.config)
+
+
+def _of_modes_of_generation(config: Config) -> Iterator[Change]:
+    """Yield other modes: each plans for a decode, and none finds all plans whose prefill fits."""
+    if not generates(config) or config.mode.name not in _PLANS_OF_GENERATION:
+        return
+    for name in _PLANS_OF_GENERATION:
+        if name != config.mode.name:
+            yield Change(f"mode={name}", replace(config, mode=ModeConfig(name, {})))
 
 
 def _searched(config: Config) -> Config | None:

@@ -45,15 +45,16 @@ def lay_out_as_fused(
         return False
     if not isinstance(result, FakeTensor) or result.device.type != _META:
         return False
-    with disable_proxy_modes_tracing(), result.fake_mode, torch.no_grad():
-        args, kwargs = tree_map(_on_cpu, (args, dict(kwargs)))
-        strides = _ATTENTION(*args, **kwargs).stride()
-    if strides == result.stride():
-        return False
     version = result._version
-    # Of the tensor at hand alone: autograd and the trace have seen its call.
-    with no_dispatch(), torch._C._AutoDispatchBelowAutograd():
-        result.as_strided_(result.shape, strides)
+    with disable_proxy_modes_tracing():
+        with result.fake_mode, torch.no_grad():
+            args, kwargs = tree_map(_on_cpu, (args, dict(kwargs)))
+            strides = _ATTENTION(*args, **kwargs).stride()
+        if strides == result.stride():
+            return False
+        # Of the tensor at hand alone: autograd and the trace have seen its call.
+        with no_dispatch(), torch._C._AutoDispatchBelowAutograd():
+            result.as_strided_(result.shape, strides)
     _unsafe_set_version_counter((result,), (version,))
     return True
 

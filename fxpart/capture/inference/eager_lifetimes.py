@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     get_proxy_slot,
     snapshot_fake,
+    track_tensor_tree,
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -187,7 +188,10 @@ class _Watch(TorchFunctionMode):
                 return self._with_gradients(mode, call)
         result = call()
         if lay_out_as_fused(func, args, kwargs or {}, result):
-            get_proxy_slot(result, mode.tracer).proxy.node.meta["val"] = snapshot_fake(result)
+            proxy = get_proxy_slot(result, mode.tracer).proxy
+            proxy.node.meta["val"] = snapshot_fake(result)
+            # Symbolic strides are traced too.
+            track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
         self._calls += 1
         for leaf in tree_leaves(result):
             slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, Tensor) else None
