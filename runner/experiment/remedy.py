@@ -12,8 +12,8 @@ from runner.config.sections import Config, ModeConfig
 from runner.config.specs import tiers_in
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec
-from runner.experiment.subject import is_captured
 from runner.experiment.serving import generates
+from runner.experiment.subject import is_captured
 from runner.experiment.training import is_training
 from runner.experiment.zero import in_stages
 from runner.output.terminal import progress
@@ -121,9 +121,10 @@ def changes(
     if config.granularity != "operator":
         yield Change("granularity=operator", replace(config, granularity="operator"))
     searched = _searched(config)
-    if searched is not None:
+    if generates(config) and config.mode.name in _PLANS_OF_GENERATION:
+        yield from _of_modes_of_generation(config)
+    elif searched is not None:
         yield Change("mode=kl_based", searched)
-    yield from _of_modes_of_generation(config)
     yield from _of_host_memory(config, needed_bytes)
     size = config.model.batch_size // 2
     while size >= 1 and size % config.data_parallel == 0:
@@ -141,8 +142,6 @@ def changes(
 
 def _of_modes_of_generation(config: Config) -> Iterator[Change]:
     """Yield other modes: each plans for a decode, and none finds all plans whose prefill fits."""
-    if not generates(config) or config.mode.name not in _PLANS_OF_GENERATION:
-        return
     for name in _PLANS_OF_GENERATION:
         if name != config.mode.name:
             yield Change(f"mode={name}", replace(config, mode=ModeConfig(name, {})))

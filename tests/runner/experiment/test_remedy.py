@@ -46,6 +46,17 @@ def test_a_mode_that_spreads_is_tried_with_more_devices() -> None:
     assert equal == [change.removeprefix("mode=kl_based ") for change in many] + many
 
 
+def test_other_modes_are_tried_for_a_generation() -> None:
+    generation = ("phase=generate", "prompt_len=8", "output_len=8", "devices=2x16gb")
+    assert names(*generation, "mode=kl_based")[:3] == [
+        "mode=size_based",
+        "mode=pipeline",
+        "devices=2x16gb+host64gb",
+    ]
+    assert names(*generation, "mode=pipeline")[:2] == ["mode=size_based", "mode=kl_based"]
+    assert names(*generation, "mode=single")[0] == "mode=kl_based"
+
+
 def test_a_host_with_enough_memory_is_tried() -> None:
     """Most modes name the number of devices needed in their error, whose memory may be a host's."""
 
