@@ -423,9 +423,10 @@ def _by_shares(
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         solver = whole.with_memory([int(sizes[home] * share) for home in homes])
         stages = solver.least_load() if solver.reaches_end() else None
-        if stages is None:
-            return  # less memory allows none either
-        yield _cuts(stages)
+        if stages is not None:
+            yield _cuts(stages)
+        elif line.first_backward == problem.graph.n_ops:
+            return  # less memory allows none either; with a backward the search may still find one
 
 
 def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:

@@ -220,9 +220,19 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
         calls.append(solver)
 
     monkeypatch.setattr(StageSolver, "least_load", none_fit)
+    monkeypatch.setattr(StageSolver, "reaches_end", lambda _: True)
     with pytest.raises(InfeasibleError):
         make_mode("pipeline", {"interleave": 2})(_problem(3, 12, 2, 1.0, training=training))
     assert len(calls) == tries
+
+
+def test_stages_as_long_as_memory_allows_reach_the_end_or_not() -> None:
+    line = stage_line(problem(chain(6), devices(99, 99)))
+    needs = StageSolver(line, Slots([0, 1], [99, 99], False)).peak_bytes(0, 3)
+    for memory_bytes, reaches in ((needs, True), (needs - 1, False)):
+        solver = StageSolver(line, Slots([0, 1], [memory_bytes] * 2, False))
+        assert solver.reaches_end() is reaches
+        assert (solver.least_load() is not None) is reaches
 
 
 def test_stages_of_a_step_begin_with_their_own_operators() -> None:

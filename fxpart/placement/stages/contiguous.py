@@ -256,8 +256,8 @@ class StageSolver:
                 return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
                     1 + EQUAL_LOADS
                 )
-            # Where memory allows no cut at all, one look at the largest bound tells.
-            if low_s == least_s and self._cuts(most_s) is None:
+            # Where memory allows no cut at all, one look at the largest bound tells. It takes long.
+            if low_s == least_s and not self.reaches_end() and self._cuts(most_s) is None:
                 return None
             low_s, step = high_s, 1.5 * step
         return None
