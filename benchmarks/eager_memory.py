@@ -13,6 +13,7 @@ What a module keeps from its first call, such as a cache of position biases, cou
 """
 
 import argparse
+import gc
 import re
 import warnings
 import weakref
@@ -190,6 +191,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, resident: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.here = -1, 0
+        self._resident = list(resident)  # kept alive: a call may replace some
         self.storages: list[_Storage] = []
         self._known: dict[int, _Storage | None] = {
             t.untyped_storage()._cdata: None for t in resident
@@ -266,13 +268,15 @@ class _Arguments(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
+        begun = self._counter.now
         result = func(*args, **(kwargs or {}))
-        self._counter.read((args, kwargs))
+        if self._counter.now > begun:  # it ran a kernel, and was no look at a shape
+            self._counter.read((args, kwargs))
         return result
 
 
 def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int) -> list[int]:
-    """Return the measured peak bytes of each device in a forward, less weights and inputs."""
+    """Return the measured peak bytes of each device in two forwards, less weights and inputs."""
     module = built.module
     inputs = [x for x in tree_leaves((built.args, built.kwargs)) if isinstance(x, Tensor)]
     counter = _Counter([*module.parameters(), *module.buffers(), *inputs])
@@ -292,6 +296,7 @@ def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int)
     with torch.no_grad(), counter, _Arguments(counter):
         # The first call fills the caches of the module, which the second has from its start.
         module(*built.args, **built.kwargs)
+        gc.collect()
         module(*built.args, **built.kwargs)
     for handle in handles:
         handle.remove()

@@ -96,13 +96,14 @@ def real_optimizer(
 def forward_peak_bytes(
     module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> int:
-    """Return the peak bytes of one call of `module` without gradients.
+    """Return the peak bytes of two calls of `module` without gradients.
 
-    Weights, buffers and inputs count throughout, tied ones once. The module is called twice in its
+    Weights, buffers and inputs count throughout, tied ones once. The module is called in its
     current mode: the second call has what the module keeps from the first, such as caches.
     """
     named = dict(kwargs or {})
-    counter = LiveBytes([storage_sizes(_resident(module, args, named, None))])
+    resident = _resident(module, args, named, None)  # kept alive: the first call may replace some
+    counter = LiveBytes([storage_sizes(resident)])
     with torch.no_grad(), counter:
         module(*args, **named)
         gc.collect()

@@ -38,12 +38,10 @@ def whole_model_bytes(problem: Problem) -> int:
 
 
 def describe_devices(memory_bytes: list[int]) -> str:
-    """Describe devices as in ``2 x 80.00 GB + 4 x 16.00 GB = 224.00 GB``, one as its memory."""
-    if len(memory_bytes) == 1:
-        return show_bytes(memory_bytes[0])
+    """Describe devices as in ``2 x 80.00 GB + 4 x 16.00 GB = 224.00 GB`` or ``1 x 80.00 GB``."""
     runs = [(len(list(run)), size) for size, run in groupby(memory_bytes)]
     parts = " + ".join(f"{count} x {show_bytes(size)}" for count, size in runs)
-    return f"{parts} = {show_bytes(sum(memory_bytes))}"
+    return parts if len(memory_bytes) == 1 else f"{parts} = {show_bytes(sum(memory_bytes))}"
 
 
 def describe_reserve(devices: Sequence[DeviceSpec]) -> str:

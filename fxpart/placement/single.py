@@ -47,10 +47,12 @@ def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
     if assignment is None:
         memory = [device.memory_bytes for device in problem.topology.devices]
         needed = whole_model_bytes(problem)
-        several = f"largest of the devices {describe_devices(memory)}"
+        holder = f"largest of the devices {describe_devices(memory)}"
+        if len(memory) == 1:
+            holder = "device"
         raise InfeasibleError(
-            f"single: the model needs {show_bytes(needed)} ({needed} bytes), the"
-            f" {several if len(memory) > 1 else 'device'} has {show_bytes(max(memory))}"
+            f"single: the model needs {show_bytes(needed)} ({needed} bytes), the {holder} has"
+            f" {show_bytes(max(memory))}"
             f" ({max(memory)} bytes){describe_reserve(problem.topology.devices)};"
             " take a larger device, or mode=size_based or mode=kl_based over several",
             needed_bytes=needed,

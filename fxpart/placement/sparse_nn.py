@@ -145,7 +145,8 @@ def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
 
 
 def _refuse_unequal(problem: Problem) -> None:
-    sizes = problem.topology.memory_bytes.tolist()
+    # Less of a device may be for tensors than of another like it, if a plan was too large there.
+    sizes = [device.total_bytes for device in problem.topology.devices]
     if len(set(sizes)) > 1:
         raise SpecError(
             "mode=sparse_nn needs devices of equal memory, but there are "
@@ -157,7 +158,7 @@ def _refuse_unequal(problem: Problem) -> None:
 def _packed(problem: Problem, units: list[IntArray]) -> list[tuple[int, ...]]:
     """Return the tables of each device in use, in device order."""
     devices = problem.topology.memory_bytes.tolist()
-    capacity, sizes = devices[0], table_sizes(problem, units)
+    capacity, sizes = min(devices), table_sizes(problem, units)
     # A stable sort keeps equal tables in graph order.
     table_bytes = [weight_bytes_of(problem.memory, operators) for operators in units]
     order = sorted(range(len(units)), key=lambda unit: -table_bytes[unit])

@@ -114,41 +114,42 @@ def with_less_memory(
     share: float = 1.0,
     *,
     in_proportion: bool,
+    keeps_fitting: bool = False,
 ) -> Problem:
     """Return `problem` with less tensor memory on the kinds of device that a plan overfills.
 
     The new limit is the plan's peak in `evaluation`, less a `share` of the bytes that lack room.
-    All devices of a kind get the lowest such limit, since the next plan may fill another of them,
-    but those with room enough for what they have in this plan keep that.
+    All devices of a kind get the lowest such limit, since the next plan may fill another of them.
 
     Args:
         problem: the problem, with the limits of that plan.
         evaluation: the cost of the plan.
         needs: what each device needs in the plan.
         share: share of the missing bytes, above 0 and at most 1.
-        in_proportion: whether tensors of the plan take more than its peaks, since it has a schedule
-            or a prefill that modes do not know. The missing bytes are then of these tensors.
+        in_proportion: whether the missing bytes are of more tensors than those of `evaluation`, as
+            with a schedule or a prefill; the limit is then lowered in the same proportion.
+        keeps_fitting: whether devices with enough room keep their peaks of this plan at least.
 
     """
     devices = problem.topology.devices
     limits: dict[str, int] = {}
-    kept = [0] * len(devices)
+    peak_with_room_bytes = [0] * len(devices)
     for need in needs:
         if need.device >= len(devices):  # the host, whose memory is accounted for separately
             continue
-        missing: float = need.needed.expected - need.total_bytes
+        missing_bytes: float = need.needed.expected - need.total_bytes
         spec, use = devices[need.device], evaluation.devices[need.device]
         planned_bytes = min(spec.memory_bytes, use.peak_bytes)
-        if missing <= 0:
-            kept[need.device] = planned_bytes
+        if missing_bytes <= 0:
+            peak_with_room_bytes[need.device] = planned_bytes if keeps_fitting else 0
             continue
         if in_proportion:
-            missing *= planned_bytes / max(1, need.parts["tensors"].expected)
-        limit_bytes = max(1, int(planned_bytes - share * missing))
+            missing_bytes *= planned_bytes / max(1, need.parts["tensors"].expected)
+        limit_bytes = max(1, int(planned_bytes - share * missing_bytes))
         limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
     limited = tuple(
-        _limited(spec, max(kept_bytes, limits.get(spec.name, spec.memory_bytes)))
-        for spec, kept_bytes in zip(devices, kept, strict=True)
+        _limited(spec, max(peak_bytes, limits.get(spec.name, spec.memory_bytes)))
+        for spec, peak_bytes in zip(devices, peak_with_room_bytes, strict=True)
     )
     return replace(problem, topology=replace(problem.topology, devices=limited))
 

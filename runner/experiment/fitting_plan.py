@@ -37,10 +37,10 @@ from runner.output.terminal import quiet
 
 _MOST_PLANS = 4
 """Most attempts to find a plan that fits, before everything is moved to tiers."""
-_MOST_PLANS_OF_GENERATION = 6
-"""The same of a generation, for each of these shares."""
 _SHARES_OF_MISSING = (1.0, 0.5, 0.25)
 """Shares of the missing bytes by which the memory of a generation's search is lowered each time."""
+_MOST_PLANS_BY_SHARE = 6
+"""Most plans of a generation for each of `_SHARES_OF_MISSING`, the first included."""
 _ONE_PLAN = ("single", "equal_layers", "aot_based")
 """Modes with a single plan for a model and its devices, whatever their memory."""
 _LATER_SHARE = 0.25
@@ -90,8 +90,8 @@ def fitting_plan(
     """Return a plan that fits with the memory needed besides tensors, without lower bounds.
 
     Modes know the fixed reserve of each device, but the memory of the allocator and of kernels
-    depends on the plan. If that does not fit, the mode runs again with that much less memory, and
-    finally with everything possible in tiers, if there are any.
+    depends on the plan. If that does not fit, the mode runs again with that much less memory, in a
+    generation with shares of that, and finally with everything possible in tiers, if there are any.
 
     Raises:
         InfeasibleError: if no plan is found that fits.
@@ -105,7 +105,7 @@ def fitting_plan(
     # A mode plans for a generation's decode: the missing bytes of its prefill may be far more than
     # what a plan of the decode has to move.
     is_generation = subject.steps is not None and first.placement.offloaded is None
-    most_plans = _MOST_PLANS_OF_GENERATION if is_generation else _MOST_PLANS
+    most_plans = _MOST_PLANS_BY_SHARE if is_generation else _MOST_PLANS
     for share in _SHARES_OF_MISSING if is_generation else (1.0,):
         searched, planned = problem, first
         with suppress(InfeasibleError):
@@ -116,6 +116,7 @@ def fitting_plan(
                     planned.device_memory,
                     share,
                     in_proportion=is_generation or planned.schedule is not None,
+                    keeps_fitting=is_generation,
                 )
                 planned = candidate = attempt(searched, before=candidate)
                 if candidate.fits:

@@ -26,7 +26,7 @@ _FITS_WHERE_IT_DOES = "size_based"
 """A fast mode; whatever it can place, searches can place too."""
 _SEARCHES = ("kl_based", "cost_aware", "optimal", "sparse_nn")
 _SPREADS_WHERE_IT_CAN = (*_SEARCHES, _FITS_WHERE_IT_DOES)
-_PLANS_OF_GENERATION = ("size_based", "pipeline", "kl_based")
+_MODES_OF_GENERATION = ("size_based", "pipeline", "kl_based")
 """Modes that may find a plan of a generation where others do not, the fastest first."""
 _HOSTS_GB = (64, 256, 1024, 4096)
 """Sizes of host memory, in GB, that are proposed as a tier."""
@@ -39,6 +39,8 @@ class Change(NamedTuple):
     config: Config
     captures: bool = False
     """Whether it needs another captured graph."""
+    keeps_mode: bool = False
+    """Whether its own mode has to be tried, not one that is faster and fits only if it does."""
 
 
 def with_remedy(
@@ -65,7 +67,7 @@ def with_remedy(
             if change.captures and not (may_capture or _has_graph(change.config)):
                 continue
             try:
-                place(_quickly(change.config))
+                place(change.config if change.keeps_mode else _quickly(change.config))
             except NotApplicableError:
                 continue
             except FxpartError:
@@ -95,7 +97,7 @@ def _has_graph(config: Config) -> bool:
 
 def _quickly(config: Config) -> Config:
     """Return a configuration without a search, which fits only if `config` fits."""
-    if config.mode.name not in _SEARCHES or config.schedule.name != "none" or generates(config):
+    if config.mode.name not in _SEARCHES or config.schedule.name != "none":
         return config
     return replace(config, mode=replace(config.mode, name=_FITS_WHERE_IT_DOES, options={}))
 
@@ -121,7 +123,7 @@ def changes(
     if config.granularity != "operator":
         yield Change("granularity=operator", replace(config, granularity="operator"))
     searched = _searched(config)
-    if generates(config) and config.mode.name in _PLANS_OF_GENERATION:
+    if generates(config):
         yield from _of_modes_of_generation(config)
     elif searched is not None:
         yield Change("mode=kl_based", searched)
@@ -142,9 +144,10 @@ def changes(
 
 def _of_modes_of_generation(config: Config) -> Iterator[Change]:
     """Yield other modes: each plans for a decode, and none finds all plans whose prefill fits."""
-    for name in _PLANS_OF_GENERATION:
+    for name in _MODES_OF_GENERATION:
         if name != config.mode.name:
-            yield Change(f"mode={name}", replace(config, mode=ModeConfig(name, {})))
+            changed = replace(config, mode=replace(config.mode, name=name, options={}))
+            yield Change(f"mode={name}", changed, keeps_mode=True)
 
 
 def _searched(config: Config) -> Config | None:

@@ -23,6 +23,7 @@ from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import CaptureError
 from fxpart.execution.real_step import step_peak_bytes
+from tests.execution.test_user_functions import Residual, Unread
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -198,3 +199,16 @@ def test_hooks_of_another_thread_are_left_alone() -> None:
         thread.start()
         thread.join()
     assert not failures
+
+
+def test_a_reentrant_checkpoint_whose_backward_reads_nothing_is_captured() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return checkpoint(Unread.doubled, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+    graphs = [
+        joint_capture(Residual(call), (torch.randn(64, 16),), {}, _CPU).graph
+        for call in (doubled, Unread.doubled)
+    ]
+    products = [sum("mul" in target for target in graph.targets) for graph in graphs]
+    # Three in the forward and in the backward; those of the forward are computed again.
+    assert products == [9, 6]

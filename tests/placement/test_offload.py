@@ -137,7 +137,7 @@ def test_full_tiers_are_an_error() -> None:
         offloaded(blocks(8), devices(45), Tiers(host(5), disk), PREFETCH)
     # The memory is that of the devices, not what the copies leave of it.
     with pytest.raises(
-        InfeasibleError, match=r"room for copies of 200 B do not fit the devices, 45 B;"
+        InfeasibleError, match=r"room for copies of 200 B do not fit the devices, 1 x 45 B;"
     ) as refused:
         offloaded(blocks(8, weight=100), devices(45), Tiers(host()), PREFETCH)
     assert refused.value.available_bytes == 45

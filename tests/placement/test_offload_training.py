@@ -87,7 +87,7 @@ def test_as_few_states_as_necessary_go_to_the_host() -> None:
     with pytest.raises(InfeasibleError, match="optimizer states, with their weights and gradients"):
         updated_on_host(graph, 64, "auto", 20)
     with pytest.raises(
-        InfeasibleError, match=r"with states of 3 modules .*do not fit the devices, 20 B"
+        InfeasibleError, match=r"with states of 3 modules .*do not fit the devices, 1 x 20 B"
     ):
         updated_on_host(graph, 20, "auto", 1000)
 

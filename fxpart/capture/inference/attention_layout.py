@@ -4,7 +4,10 @@ Fused attention returns its result laid out as its query, in torch's kernels for
 attention and cuDNN for CUDA. Models view queries as (batch, tokens, heads, width) and transpose
 them, so transposed back the result is contiguous, and `contiguous` or `reshape` copies nothing. On
 meta, torch computes attention by its definition, whose result is laid out by heads: `contiguous`
-would be a copy that no device makes, or be missing where devices make one.
+would copy where no device does, and copy nothing where devices do.
+
+Calls inside a torch function written in Python, such as `nn.MultiheadAttention`'s, and in models
+that take gradients in their forward, keep the layout of the definition.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _unsafe_set_version_counter
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.nn import functional
 from torch.utils._mode_utils import no_dispatch
@@ -22,7 +25,6 @@ from torch.utils._pytree import tree_map
 __all__ = ["lay_out_as_fused"]
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-_META = "meta"
 _CPU = torch.device("cpu")
 
 
@@ -43,9 +45,8 @@ def lay_out_as_fused(
     """
     if function is not functional.scaled_dot_product_attention:
         return False
-    if not isinstance(result, FakeTensor) or result.device.type != _META:
+    if not isinstance(result, FakeTensor) or result.device.type != "meta":
         return False
-    version = result._version
     with disable_proxy_modes_tracing():
         with result.fake_mode, torch.no_grad():
             args, kwargs = tree_map(_on_cpu, (args, dict(kwargs)))
@@ -53,9 +54,12 @@ def lay_out_as_fused(
         if strides == result.stride():
             return False
         # Of the tensor at hand alone: autograd and the trace have seen its call.
-        with no_dispatch(), torch._C._AutoDispatchBelowAutograd():
+        with (
+            no_dispatch(),
+            torch._C._AutoDispatchBelowAutograd(),
+            _unsafe_preserve_version_counter(result),
+        ):
             result.as_strided_(result.shape, strides)
-    _unsafe_set_version_counter((result,), (version,))
     return True
 
 

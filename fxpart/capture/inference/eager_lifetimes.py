@@ -23,7 +23,6 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     get_proxy_slot,
-    snapshot_fake,
     track_tensor_tree,
 )
 from torch.overrides import TorchFunctionMode
@@ -188,9 +187,8 @@ class _Watch(TorchFunctionMode):
                 return self._with_gradients(mode, call)
         result = call()
         if lay_out_as_fused(func, args, kwargs or {}, result):
+            # Sets the meta of its node again, and traces symbolic strides.
             proxy = get_proxy_slot(result, mode.tracer).proxy
-            proxy.node.meta["val"] = snapshot_fake(result)
-            # Symbolic strides are traced too.
             track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
         self._calls += 1
         for leaf in tree_leaves(result):

@@ -46,7 +46,7 @@ _EXPORTING = "is_torchdynamo_exporting"
 _COMPILING = "is_torchdynamo_compiling"
 _PACKED = "find_packed_sequence_indices"
 _POSITIONS = "position_ids"
-_CHECK = torch.ops.aten._assert_tensor_metadata.default
+_METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 @contextmanager
@@ -352,7 +352,7 @@ def _without_checks_of_weights(
 ) -> torch.export.ExportedProgram:
     """Return `program` without assertions about tensors of the module itself, which are known.
 
-    An assertion stays with the operator before it, and would take its weight there.
+    An assertion is placed with the operator before it, whose device would hold the weight too.
     """
     signature = program.graph_signature
     own = {
@@ -360,7 +360,7 @@ def _without_checks_of_weights(
         *signature.inputs_to_buffers,
         *signature.inputs_to_lifted_tensor_constants,
     }
-    for node in program.graph.find_nodes(op="call_function", target=_CHECK):
+    for node in program.graph.find_nodes(op="call_function", target=_METADATA_CHECK):
         if node.args[0].name in own:
             program.graph.erase_node(node)
     program.graph_module.recompile()

@@ -145,7 +145,7 @@ class StepNodes:
         """Return the node before which the values for the backward of `run` are recomputed.
 
         That is the first node of its first formula that reads a value of the forward, or a weight;
-        if none does, the first of all.
+        if none does, the first node of its backward.
         """
         calls = self.backward[run.number]
         readers = (n for n in calls if any(map(self._is_saved, n.all_input_nodes)))

@@ -1,6 +1,7 @@
 """Labels of the nodes in a training step's graph, written while the graph is traced."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,10 +168,12 @@ def _storages(node: fx.Node) -> set[int]:
 
 def _saved_storages(node: Node) -> set[int]:
     """Return the storages of the tensors that one of autograd's nodes saved."""
-    names = [name for name in dir(node) if name.startswith("_saved_")]
-    if isinstance(node, BackwardCFunction):
-        names.append("saved_tensors")  # by a user's `save_for_backward`
+    names = (name for name in dir(node) if name.startswith("_saved_"))
     leaves = tree_leaves([getattr(node, name) for name in names])
+    if isinstance(node, BackwardCFunction):
+        # By a user's `save_for_backward`. Overwritten since, only a backward that reads it fails.
+        with suppress(RuntimeError):
+            leaves += tree_leaves(node.saved_tensors)
     return {storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
 

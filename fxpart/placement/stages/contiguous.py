@@ -82,11 +82,13 @@ class StageSolver:
 
     def __init__(self, line: StageLine, slots: Slots) -> None:
         self._line = line
-        # Devices of equal speed share load limits. Sorting such long rows would take much longer.
-        kinds = dict[bytes, int]()
-        kind = [kinds.setdefault(row.tobytes(), len(kinds)) for row in line.load_before_s]
-        self._table = line.load_before_s[[kind.index(number) for number in range(len(kinds))]]
-        self._kind_of_device: IntArray = np.array(kind, dtype=np.int64)
+        # Devices of equal speed share load limits. `np.unique` of such long rows would sort them.
+        kind_of_row = dict[bytes, int]()
+        kinds = [
+            kind_of_row.setdefault(row.tobytes(), len(kind_of_row)) for row in line.load_before_s
+        ]
+        self._table = line.load_before_s[np.unique(kinds, return_index=True)[1]]
+        self._kind_of_device: IntArray = np.array(kinds, dtype=np.int64)
         # Shared with solvers for other slots.
         self._reaches = ReachTable(line)
         self._times_of_link = dict[tuple[float, ...], FloatArray]()
@@ -234,9 +236,10 @@ class StageSolver:
         return int(reach.fits[begin])
 
     def reaches_end(self) -> bool:
-        """Return whether stages as long as memory allows, one after the other, reach the end.
+        """Return whether stages, each as long as memory allows, reach the end, slot by slot.
 
-        If not, hardly any cut fits: only where a stage that begins later needs more memory.
+        Without a backward, False means almost always that no cut fits; with one, that none was
+        found: a longer stage may need less memory.
         """
         end = 0
         for slot in range(len(self._slots.devices)):
@@ -256,7 +259,8 @@ class StageSolver:
                 return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
                     1 + EQUAL_LOADS
                 )
-            # Where memory allows no cut at all, one look at the largest bound tells. It takes long.
+            # If not even the largest bound allows a cut, which takes long to find out, memory
+            # allows none; with a backward, nearly always.
             if low_s == least_s and not self.reaches_end() and self._cuts(most_s) is None:
                 return None
             low_s, step = high_s, 1.5 * step

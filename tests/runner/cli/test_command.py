@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_gets_a_hint(folder: Path) -> None:
     done = run(folder, *OWN, "devices=1x0.06mb", "mode=size_based", "hydra.run.dir=outputs/big")
     assert done.code == 2
     assert "the smallest number of such devices found to hold it is 2" in done.error
-    assert "the devices have 60.00 kB (60000 bytes)" in done.error
+    assert "the devices have 1 x 60.00 kB (60000 bytes)" in done.error
     result = json.loads((folder / "outputs" / "big" / "result.json").read_text())
     assert result["status"] == "infeasible"
     assert not (folder / "outputs" / "big" / "assignment.json").exists()

@@ -92,8 +92,10 @@ def test_a_device_with_room_keeps_what_it_holds() -> None:
         DeviceMemory(1, {"tensors": Interval(second, second, second)}, 100),
         DeviceMemory(2, {"tensors": Interval(third, third, third)}, 100),
     ]
-    less = with_less_memory(this, plan, needs, in_proportion=False)
+    less = with_less_memory(this, plan, needs, in_proportion=False, keeps_fitting=True)
     assert [spec.memory_bytes for spec in less.topology.devices] == [1, second, 100]
+    less = with_less_memory(this, plan, needs, in_proportion=False)
+    assert [spec.memory_bytes for spec in less.topology.devices] == [1, 1, 100]
 
 
 def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:

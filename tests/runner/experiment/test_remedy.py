@@ -54,7 +54,9 @@ def test_other_modes_are_tried_for_a_generation() -> None:
         "devices=2x16gb+host64gb",
     ]
     assert names(*generation, "mode=pipeline")[:2] == ["mode=size_based", "mode=kl_based"]
-    assert names(*generation, "mode=single")[0] == "mode=kl_based"
+    for name in ("single", "cost_aware"):
+        modes = ["mode=size_based", "mode=pipeline", "mode=kl_based"]
+        assert names(*generation, f"mode={name}")[:3] == modes
 
 
 def test_a_host_with_enough_memory_is_tried() -> None:
