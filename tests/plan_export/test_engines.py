@@ -220,7 +220,7 @@ def test_each_engine_names_degrees_of_experts_and_sequences_its_own_way() -> Non
     assert titan["data_parallel_shard_degree"] == 2
     assert "parallelism_config_cp_size: 4" in text_of(longer, "accelerate")
     assert "num_processes: 8" in text_of(longer, "accelerate")
-    mixture = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2}
+    mixture = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
     shared = replace(MEGATRON, data_parallel=8, expert_parallel=4, zero=1, model=mixture)
     mixtral = replace(shared, architecture="MixtralForCausalLM", context_parallel=2)
     arguments = text_of(mixtral, "Megatron-LM").split("\n")

@@ -168,7 +168,8 @@ def _check_fields(model: Mapping[str, object]) -> None:
             raise SpecError(f"{key}=true cannot be written as its arguments")
     if model.get("hidden_act", "silu") != "silu":
         raise SpecError("only hidden_act=silu can be written as its arguments")
-    if unknown := sorted(model.keys() - _TRANSLATED - _WITHOUT_EFFECT):
+    stated = {key for key, value in model.items() if value is not None}
+    if unknown := sorted(stated - _TRANSLATED - _WITHOUT_EFFECT):
         raise SpecError(f"{', '.join(unknown)} of the model cannot be written as its arguments")
 
 
