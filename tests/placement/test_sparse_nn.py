@@ -96,6 +96,19 @@ def test_unequal_devices_are_refused() -> None:
         make_mode("sparse_nn")(this)
 
 
+def test_equal_devices_of_which_one_has_less_to_spare_are_filled_to_the_least() -> None:
+    graph, size = model_of_tables(60, 50, 40, 30), 28 + 3 + 3 + 90
+    this = _sparse(graph, 4, size + 10)
+    first, *others = this.topology.devices
+    less = replace(first, memory_bytes=size, reserved_bytes=10)
+    equal = replace(this, topology=replace(this.topology, devices=(less, *others)))
+    placed, expected = (
+        make_mode("sparse_nn")(equal),
+        make_mode("sparse_nn")(_sparse(graph, 4, size)),
+    )
+    assert placed.partition_of.tolist() == expected.partition_of.tolist()
+
+
 def test_a_model_without_embeddings_is_refused() -> None:
     graph = replace(model_of_tables(60, 50), targets=("aten.linear.default",) * 4)
     with pytest.raises(SpecError, match="no embedding operators; take mode=size_based"):
