@@ -18,7 +18,6 @@ stages of each device fit together. Then cuts are shifted to balance the devices
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_homes
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError
 from fxpart.placement.device_order import (
     fastest_first,
     moved,
@@ -374,40 +373,61 @@ def _interleaved(
     )
     devices = _devices_in_use(problem, line, max(count, interleave), interleave)
     homes = [stage % devices for stage in range(max(count, interleave))]
-    cuts, anywhere_s = _shifted(problem, line, homes, options)
-    allowed_s = anywhere_s * (1 + (options.boundary_gain or 0.0))
-    for row in rows:
-        if row.n_units >= len(homes):
-            with suppress(InfeasibleError):
-                at_modules, busy_s = _shifted(problem, row, homes, options)
-                if busy_s <= allowed_s:
-                    return _assignment(problem, row, _stretches(at_modules, homes))
-    return _assignment(problem, line, _stretches(cuts, homes))
+    rows = [row for row in rows if row.n_units >= len(homes)]
+    chosen = _shifted(problem, line, homes, options)
+    if chosen is None:
+        # The search may find among few cuts what it misses among many.
+        at_modules = [cut for row in rows if (cut := _shifted(problem, row, homes, options))]
+        chosen = min(at_modules, key=lambda cut: cut.busy_s, default=None)
+    else:
+        allowed_s = chosen.busy_s * (1 + (options.boundary_gain or 0.0))
+        at_module = (_shifted(problem, row, homes, options) for row in rows)
+        chosen = next((cut for cut in at_module if cut and cut.busy_s <= allowed_s), chosen)
+    if chosen is None:
+        flight = _flights(problem, line, options, homes)[0]
+        raise no_cut_fits(problem, line, len(homes), interleave, flight)
+    return _assignment(problem, chosen.line, _stretches(chosen.cuts, homes))
+
+
+class _RoundCut(NamedTuple):
+    """Cuts of one row of units into stages that go round the devices and fit."""
+
+    line: StageLine
+    cuts: IntArray
+    busy_s: float
+    """The busy time of `CutShifter.busy_s`."""
 
 
 def _shifted(
     problem: Problem, line: StageLine, homes: list[int], options: PipelineOptions
-) -> tuple[IntArray, float]:
-    """Return cuts into stages that fit, balanced by shifting, and the resulting busy time."""
-    devices, interleave = max(homes) + 1, options.interleave
-    training = line.first_backward < problem.graph.n_ops
-    flights = options.plan.flights(devices, interleave, training=training)
+) -> _RoundCut | None:
+    """Return cuts into stages that fit, balanced by shifting, or None if none were found."""
+    flights = _flights(problem, line, options, homes)
     divided = options.schedule != "none"
     step = StepMemory(problem, line, homes, options.plan) if divided else None
     shifter = CutShifter(problem, line, homes, step)
+
+    def evened(fitting: IntArray) -> _RoundCut:
+        cuts = shifter.evened(fitting)
+        return _RoundCut(line, cuts, shifter.busy_s(cuts))
+
     tried = []
     for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
-            evened = shifter.evened(cuts)
-            return evened, shifter.busy_s(evened)
+            return evened(cuts)
         tried.append(cuts)
     # If equal shares are too small for any stages, unequal ones may work.
-    for cuts in tried:
-        fitting = shifter.made_to_fit(cuts)
-        if fitting is not None:
-            evened = shifter.evened(fitting)
-            return evened, shifter.busy_s(evened)
-    raise no_cut_fits(problem, line, len(homes), interleave, flights[0])
+    tried.append(np.linspace(0, line.n_units, len(homes) + 1).astype(np.int64))
+    made_to_fit = (shifter.made_to_fit(cuts) for cuts in tried)
+    fitting = next((cuts for cuts in made_to_fit if cuts is not None), None)
+    return None if fitting is None else evened(fitting)
+
+
+def _flights(
+    problem: Problem, line: StageLine, options: PipelineOptions, homes: list[int]
+) -> list[Flight]:
+    training = line.first_backward < problem.graph.n_ops
+    return options.plan.flights(max(homes) + 1, options.interleave, training=training)
 
 
 def _by_shares(

@@ -195,7 +195,9 @@ def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
     try:
         stages_of(graph, assignment)
     except SpecError as error:
-        return f"; no engine files: {error}; add granularity={block_depth(graph)}"
+        depth = block_depth(graph)
+        more = f"; add granularity={depth}" if depth and config.granularity != str(depth) else ""
+        return f"; no engine files: {error}{more}"
     return ""
 
 

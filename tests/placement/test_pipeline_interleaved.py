@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,12 +21,16 @@ from fxpart.placement.device_order import on_devices, speed_order
 from fxpart.placement.stages.contiguous import Slots, StageSolver
 from fxpart.placement.stages.line import stage_line
 from fxpart.placement.stages.shift_cuts import CutShifter
+from fxpart.placement.stages.step_plan import StepMemory, StepPlan
 from fxpart.plan_export.split_points import split_points
 from tests import independent
 from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 SHARES = st.sampled_from([0.7, 1.0, 1.2, 1.6, 3.0, 9.0])
+
+
+STEP = {"interleave": 2, "schedule": "interleaved", "microbatches": 4}
 
 
 def _problem(seed: int, n: int, count: int, share: float, *, training: bool = False) -> Problem:
@@ -113,6 +118,45 @@ def test_interleaved_stages_in_little_memory_are_rarely_refused_wrongly() -> Non
     assert counts["placed"] >= 60
     assert counts["rightly refused"] >= 30
     assert counts["refused in vain"] <= 5
+
+
+def test_a_step_in_little_memory_is_rarely_refused_wrongly() -> None:
+    tried, refused = 0, Counter[float]()
+    for seed in range(40):
+        graph = random_training_graph(seed, 7 + seed % 8)
+        this = problem(graph, devices(10**9, 10**9))
+        line = stage_line(this, 4)
+        if line.n_units < 4:
+            continue
+        step = StepMemory(this, line, [0, 1, 0, 1], StepPlan("interleaved", 4))
+        every = itertools.combinations(range(1, line.n_units), 3)
+        enough = min(step.peak_bytes(np.array([0, *cuts, line.n_units])).max() for cuts in every)
+        tried += 1
+        for share in (1.0, 1.1, 1.3):
+            memory_bytes = int(enough * share)
+            try:
+                placed = make_mode("pipeline", STEP)(
+                    problem(graph, devices(memory_bytes, memory_bytes))
+                )
+            except InfeasibleError:
+                refused[share] += 1
+                continue
+            assert placed.n_partitions >= 4
+    assert tried >= 30
+    assert refused[1.0] <= tried // 5
+    assert refused[1.1] <= tried // 20
+    assert not refused[1.3]
+
+
+def test_cuts_at_modules_are_tried_where_none_elsewhere_were_found() -> None:
+    # Among all 15 places, shifting is stuck; among the ends of 6 modules it is not.
+    graph = random_graph(24, 16)
+    graph = replace(graph, modules=tuple(f"layer.{op // 3}" for op in range(graph.n_ops)))
+    this = problem(graph, devices(69, 69))
+    anywhere = {"interleave": 2, "boundary_gain": None}
+    with pytest.raises(InfeasibleError):
+        make_mode("pipeline", anywhere)(this)
+    assert _fits(this, make_mode("pipeline", {"interleave": 2})(this).device_of)
 
 
 @settings(max_examples=150)
@@ -222,7 +266,9 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
     monkeypatch.setattr(StageSolver, "least_load", none_fit)
     monkeypatch.setattr(StageSolver, "reaches_end", lambda _: True)
     with pytest.raises(InfeasibleError):
-        make_mode("pipeline", {"interleave": 2})(_problem(3, 12, 2, 1.0, training=training))
+        make_mode("pipeline", {"interleave": 2, "boundary_gain": None})(
+            _problem(3, 12, 2, 1.0, training=training)
+        )
     assert len(calls) == tries
 
 

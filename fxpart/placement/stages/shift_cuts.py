@@ -33,7 +33,7 @@ _LESS = 1e-9
 """Relative decrease that counts as an improvement."""
 _MOST_TRIES = 1000
 """Shifts whose memory is evaluated before the search stops."""
-_MOST_REPAIRS = 200
+_MOST_REPAIRS = 1000
 """Most shifts in a search for cuts that fit before giving up."""
 
 
@@ -120,16 +120,18 @@ class CutShifter:
         return not any(self._excess_bytes(cuts))
 
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
-        """Return cuts whose stages all fit, by shifting one cut at a time; None if stuck."""
+        """Return cuts whose stages all fit, by shifting adjacent cuts together; None if stuck."""
         excess, cuts = self._excess_bytes(cuts), cuts.copy()
-        moves = [(cut, step) for cut in range(1, len(self.homes)) for step in self._steps()]
-        tried, attempts = 0, 0
+        steps, runs = self._steps(), self._runs().tolist()
+        moves = [(first, last, step) for first, last in runs for step in steps]
+        tried, number, attempts = 0, 0, 0
         while any(excess) and tried < len(moves) and attempts < _MOST_REPAIRS:
-            cut, step = moves[attempts % len(moves)]
-            attempts, tried, trial = attempts + 1, tried + 1, cuts.copy()
-            trial[cut] += step
-            if not trial[cut - 1] < trial[cut] < trial[cut + 1]:
+            first, last, step = moves[number % len(moves)]
+            number, tried, trial = number + 1, tried + 1, cuts.copy()
+            trial[first : last + 1] += step
+            if not (trial[first - 1] < trial[first] and trial[last] < trial[last + 1]):
                 continue
+            attempts += 1
             trial_excess = self._excess_bytes(trial)
             # Squares reward moving excess to another full device if the total is more even.
             if sum(over**2 for over in trial_excess) < sum(over**2 for over in excess):

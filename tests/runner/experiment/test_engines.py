@@ -61,6 +61,8 @@ def test_a_pipeline_leaves_in_whole_layers() -> None:
     )
     note = _note(33, *TRAINING, *STAGES)
     assert note == "; no engine files: stage 1 begins inside model.layers.16; add granularity=3"
+    already = _note(33, *TRAINING, *STAGES, "granularity=3")
+    assert already == "; no engine files: stage 1 begins inside model.layers.16"
     # A pass without a cache is no step of a serving engine, so their limits are not mentioned.
     assert _note(33, "model=llama3_1_8b", "mode=pipeline", "devices=2xh100") == ""
 
