@@ -116,6 +116,8 @@ def proof(request: Request, outcome: Outcome) -> str:
     unfit, bounded = len(outcome.unfit), len(outcome.bounded)
     costed = outcome.total - bounded
     fit = f", of which {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else ""
+    if any(candidate.plan.interleave > 1 for candidate, _ in outcome.unfit):
+        fit += " (interleaved stages as far as a search finds, which can miss some that fit)"
     first = f"the first has {best[request.objective]} of the space"
     if not bounded:
         return f"all {counted(outcome.total, 'plan')} of the space were costed{fit}; {first}"

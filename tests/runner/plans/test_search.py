@@ -24,7 +24,7 @@ from runner.plans.request import Request, Space
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
 from runner.recommend.files import document, plot
-from runner.recommend.table import habit_lines
+from runner.recommend.table import habit_lines, proof
 from tests.runner.composed import TINY_LLAMA, read
 
 SINGLE, PIPELINE = (Plan(1, 1, 2, m, "none", 1, 1, 0, "none") for m in ("single", "pipeline"))
@@ -414,6 +414,16 @@ def test_a_bound_is_written_with_its_unit(objective: str, name: str) -> None:
     rows = document((), Request(objective), outcome)["bounded"]
     assert isinstance(rows, list)
     assert [{key: row[key] for key in row if "bound" in key} for row in rows] == [{name: 0.125}]
+
+
+def test_interleaved_stages_that_were_not_found_to_fit_are_no_proof() -> None:
+    request, best = Request(), Costed(Candidate(SINGLE, (), read(*TINY_LLAMA)), {}, "", {})
+    error = InfeasibleError("", needed_bytes=2, available_bytes=1)
+    for interleave, says in ((1, False), (2, True)):
+        unfit = Candidate(replace(PIPELINE, interleave=interleave), (), best.candidate.config)
+        sentence = proof(request, Outcome((best,), unfit=((unfit, error),)))
+        assert sentence.startswith("all 2 plans of the space were costed, of which 1 does not fit")
+        assert ("can miss" in sentence) is says
 
 
 def test_plans_without_scatters_ignore_the_dtype_of_sums(
