@@ -225,9 +225,11 @@ def _with_spread(calibration: "Calibration", rates: "Mapping[str, float]") -> st
 
 
 def _held_out_line(errors: "Sequence[float]") -> list[str]:
-    """Return a line on the expected error of another model; no line for a single model."""
+    """Return a line on the expected error of another model, or of other sizes after one model."""
     if not errors:
         return []
+    if len(errors) == 1:
+        return [f"held out:  operators from a fit to other sizes are {errors[0]:+.1%} off in all"]
     sizes = sorted(map(abs, errors))
     return [
         f"held out:  each model from a fit to the others is {median(sizes):.0%} off in the median,"

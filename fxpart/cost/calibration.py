@@ -161,14 +161,17 @@ class Calibration:
     spearman: float = 0.0
     """Rank correlation of predicted and measured times, views left out; -1 to 1."""
     held_out_errors: tuple[float, ...] = ()
-    """As `total_errors`, with each graph predicted by a fit to the others only; empty for a single
-    graph."""
+    """As `total_errors`, with each graph predicted by a fit to the others only. Of a single graph,
+    the error of the total of its operators of several sizes, each quarter of the sizes predicted by
+    a fit to the others. Empty where the others do not tell."""
     moves_per_s: Mapping[str, float] = field(default_factory=dict)
     """Achieved memory bandwidth of the other kinds of `move_keys`."""
     spread: Mapping[str, float] = field(default_factory=dict)
     """Typical factor between predicted and measured times of the fitted operators, by class and
     dtype or by kind of memory traffic (``move`` for `bytes_per_s`): the exponential of the root
     mean square of its logarithm, weighted by the square root of their time."""
+    lost_share: float = 0.0
+    """Largest share of the time of a profile in which the processor ran other work."""
 
     def __post_init__(self) -> None:
         """Check that costs and rates are in range and errors are finite."""
@@ -185,7 +188,7 @@ class Calibration:
                     f"calibration: {name} must be finite and at least {LEAST_RATE:.0e}, got {rate}"
                 )
         errors = (*self.total_errors, *self.held_out_errors, self.op_error, self.spearman)
-        errors = (*errors, *self.spread.values())
+        errors = (*errors, *self.spread.values(), self.lost_share)
         if not all(map(math.isfinite, errors)):
             raise SpecError("calibration: its errors must be finite numbers")
 
@@ -288,6 +291,7 @@ def read_calibration(path: Path) -> Calibration:
             tuple(float(error) for error in document["held_out_errors"]),
             moves,
             spread,
+            float(document.get("lost_share", 0.0)),
         )
     except SpecError:
         raise

@@ -33,6 +33,8 @@ _SMALLEST, _LARGEST = -70.0, 30.0
 _FASTER = 10.0
 """Limit of a rate, as a multiple of the fastest operator of the sample. If nothing in it is
 memory-bound, for example, the bandwidth is undetermined and any high enough value would fit."""
+_PARTS = 4
+"""Parts of a single graph's operators, each predicted by a fit to the others."""
 _MOVES = 2
 """Index of the first memory rate among the coefficients, after overhead and fresh bytes; compute
 rates follow."""
@@ -63,8 +65,9 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
 
     There is one rate per compute class and dtype in the sample, one memory bandwidth per kind, an
     overhead, a cost of a view, and one of a byte of large results. A final common factor makes the
-    totals of whole graphs right on (geometric) average. With several graphs, each is also predicted
-    from the others (`Calibration.held_out_errors`). The result is deterministic.
+    totals of whole graphs right on (geometric) average. Each graph is also predicted from the
+    others, or the operators of a single one by parts (`Calibration.held_out_errors`). Operators
+    without a measured time are left out. The result is deterministic.
 
     Raises:
         SpecError: if there are no samples, a profile belongs to another graph, profiles are from
@@ -73,25 +76,47 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
     """
     _check(samples)
     calibration = _with_errors(_calibrated(samples), samples)
-    return replace(calibration, held_out_errors=_held_out_errors(samples))
+    lost_share = max(profile.lost_share for _, profile in samples)
+    return replace(calibration, held_out_errors=_held_out_errors(samples), lost_share=lost_share)
 
 
 def _held_out_errors(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> tuple[float, ...]:
-    """Return the leave-one-out error of the total time of each graph.
+    """Return the leave-one-out error of the total time of each graph, or that of one by parts.
 
     Empty if a graph computes in a dtype that no other does, or the others do nothing.
     """
     errors = []
-    for index, (graph, profile) in enumerate(samples):
-        others = [*samples[:index], *samples[index + 1 :]]
-        if not others:
-            return ()
-        try:
-            predicted_s = _calibrated(others).seconds(graph).sum()
-        except SpecError:
-            return ()
-        errors.append(float(predicted_s / profile.seconds.sum() - 1))
+    try:
+        if len(samples) == 1:
+            return _error_by_parts(*samples[0])
+        for index, (graph, profile) in enumerate(samples):
+            predicted_s = _calibrated([*samples[:index], *samples[index + 1 :]]).seconds(graph)
+            errors.append(float(predicted_s.sum() / profile.seconds.sum() - 1))
+    except SpecError:
+        return ()
     return tuple(errors)
+
+
+def _error_by_parts(graph: OpGraph, profile: OperatorProfile) -> tuple[float, ...]:
+    """Return the error of the operators of one graph, in parts predicted by a fit to the rest.
+
+    Operators of equal work are in one part. Those whose kind has one amount of work only are always
+    fitted, and not predicted; empty if there are no others.
+    """
+    kinds = np.unique(_kinds(graph), return_inverse=True)[1]
+    works = np.stack([kinds, graph.flops, graph.moved_bytes, fresh_bytes(graph)])
+    distinct, work_of = np.unique(works, axis=1, return_inverse=True)
+    is_alone = np.bincount(distinct[0])[kinds] == 1
+    is_fitted = ~is_view(graph) & ~is_free(graph) & (profile.seconds > 0)
+    part_of = np.where(is_fitted & ~is_alone, work_of.ravel() % _PARTS, -1)
+    predicted_s, measured_s = 0.0, float(profile.seconds[part_of >= 0].sum())
+    if not measured_s:
+        return ()
+    for part in range(_PARTS):
+        in_part = part_of == part
+        others = replace(profile, seconds=np.where(in_part, 0.0, profile.seconds))
+        predicted_s += float(_calibrated([(graph, others)]).seconds(graph)[in_part].sum())
+    return (predicted_s / measured_s - 1,)
 
 
 def _calibrated(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration:
@@ -99,7 +124,8 @@ def _calibrated(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibrati
     best = min((_fit(fitted, start) for start in _starts(fitted)), key=lambda end: end[0])[1]
     calibration = _as_calibration(fitted, best, _view_s(samples), samples[0][1].device_name)
     ratios = [
-        s.sum() / calibration.seconds(g).sum() for (g, _), s in zip(samples, measured, strict=True)
+        s.sum() / calibration.seconds(g)[s > 0].sum()
+        for (g, _), s in zip(samples, measured, strict=True)
     ]
     factor = float(np.exp(np.mean(np.log(ratios))))
     calibration = replace(

@@ -13,7 +13,7 @@ from fxpart.capture.captured import step_key
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.async_tensor import AsyncTensorTimes
-from fxpart.cost.calibration import read_calibration
+from fxpart.cost.calibration import Calibration, read_calibration
 from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import CurveFamily, family_from
@@ -296,7 +296,7 @@ def innermost(times: LatencySource) -> LatencySource:
 
 
 def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
-    """Return a note on the source of times; empty for calibrations and a plain roofline."""
+    """Return a note on the source of times; empty for an undisturbed profile and a roofline."""
     if isinstance(times, KernelModel):
         return _curves_note(config, times, graph)
     if isinstance(times, LatencyModel):
@@ -304,12 +304,27 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
     if isinstance(times, TraceTimes):
         covered = times.coverage(graph).sentence()
         return f"of {config.latency.file}, the same for every device: {covered}"
-    if isinstance(times, OperatorProfile):
-        return busy_note(times)
-    return ""
+    notes = []
+    if isinstance(times, Calibration):
+        notes.append(_calibration_note(config.latency.file, times))
+    if isinstance(times, Calibration | OperatorProfile):
+        notes += [note] if (note := busy_note(times)) else []
+    return "; ".join(notes)
 
 
-def busy_note(times: OperatorProfile) -> str:
+def _calibration_note(file: str | None, times: Calibration) -> str:
+    """Return the origin of a fit, and how far it is off what it was not fitted to."""
+    source = f"of {file}" if file else "fitted to those measured here"
+    errors = times.held_out_errors
+    if not errors:
+        return source
+    if len(errors) == 1:
+        return f"{source}, operators held out of the fit {errors[0]:+.1%}"
+    worst = max(errors, key=abs)
+    return f"{source}, {len(errors)} models each held out of the fit {worst:+.1%} at worst"
+
+
+def busy_note(times: Calibration | OperatorProfile) -> str:
     """Return a note on other work during a measurement; empty if there was little."""
     if times.lost_share <= _BUSY:
         return ""

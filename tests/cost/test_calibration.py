@@ -47,7 +47,31 @@ def test_a_held_out_graph_is_predicted_from_the_others() -> None:
     assert fitted.held_out_errors[2] == pytest.approx(-0.75, abs=1e-3)
     assert fitted.held_out_errors[0] > 0.5
     assert abs(fitted.total_errors[2]) < 0.75
-    assert calibrate(samples[:1]).held_out_errors == ()
+
+
+def test_the_operators_of_a_single_graph_are_held_out_by_parts() -> None:
+    graph = graph_of(0, 200)
+    profile = profile_of(graph)
+    assert calibrate([(graph, profile)]).held_out_errors == pytest.approx((0,), abs=1e-3)
+    # One product takes a thousand times as long as the others tell, and most of the whole time.
+    seconds, products = profile.seconds.copy(), np.flatnonzero(graph.flops > 0)
+    odd = int(products[seconds[products].argmax()])
+    seconds[odd] *= 1000
+    fitted = calibrate([(graph, replace(profile, seconds=seconds))])
+    assert fitted.total_errors == pytest.approx((0,), abs=1e-6)
+    assert fitted.held_out_errors[0] < -0.25
+    # Operators of one size each: nothing tells how long another takes.
+    assert calibrate([(chain(5), profile_of(chain(5)))]).held_out_errors == ()
+
+
+def test_the_largest_share_of_other_work_is_kept(tmp_path: Path) -> None:
+    graph = graph_of(1)
+    shares = (0.25, 0.5)
+    profiles = [replace(profile_of(graph), lost_share=share) for share in shares]
+    fitted = calibrate([(graph, profile) for profile in profiles])
+    assert fitted.lost_share == 0.5
+    write_calibration(tmp_path / "a.json", fitted)
+    assert read_calibration(tmp_path / "a.json") == fitted
 
 
 @settings(max_examples=10, deadline=None)

@@ -152,6 +152,33 @@ def test_a_calibration_in_the_earlier_form_is_read(
     assert operator_times(config, subject(program, known=True), MODEL) == known
 
 
+@pytest.mark.parametrize(
+    ("override", "errors", "lost_share", "note"),
+    [
+        ("latency.file=null", (), 0.0, "fitted to those measured here"),
+        (
+            "latency.file=null",
+            (-0.25,),
+            0.5,
+            "fitted to those measured here, operators held out of the fit -25.0%; other processes"
+            " used the processor for 50% of the measurement; operators are charged for their own"
+            " processor time",
+        ),
+        (
+            "latency.file=a.json",
+            (0.125, -0.25, 0.0),
+            0.0,
+            "of a.json, 3 models each held out of the fit -25.0% at worst",
+        ),
+    ],
+)
+def test_a_calibration_says_how_far_it_is_off(
+    override: str, errors: tuple[float, ...], lost_share: float, note: str
+) -> None:
+    times = Calibration(0.0, 0.0, 1.0, {}, "d", held_out_errors=errors, lost_share=lost_share)
+    assert source_note(read("latency=calibrated", override), times, chain(2)) == note
+
+
 def test_curves_are_those_of_the_settings(program: ExportedProgram) -> None:
     config = read(
         "latency=kernels", "latency.curves.h100.gemm_float32.launch_s=0.5", "devices=1xh100"
