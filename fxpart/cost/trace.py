@@ -105,6 +105,11 @@ class Trace:
     on_device: bool
     """Whether these are kernel times rather than host times."""
 
+    @property
+    def least_s(self) -> float:
+        """The shortest time of an operator that takes any, which smaller ones take too."""
+        return min(seconds for seconds in self.seconds.values() if seconds > 0)
+
 
 class Coverage(NamedTuple):
     """Number of a graph's operators (except views) covered by a trace."""
@@ -184,7 +189,8 @@ class TraceTimes:
                 return traced_s, True
         for name in dict.fromkeys((call.name, stem, f"{stem}_")):
             if (name, call.dtype) in by_kind:
-                return _interpolated(by_kind[name, call.dtype], call.work), False
+                time_s = _interpolated(by_kind[name, call.dtype], call.work)
+                return max(time_s, self.trace.least_s), False
         return math.nan, False
 
     def _traced_s(self, call: _Call) -> float | None:
@@ -220,10 +226,10 @@ def _by_kind(trace: Trace) -> _Kinds:
 
 
 def _interpolated(points: tuple[FloatArray, FloatArray], work: float) -> float:
-    """Return the time at `work`: proportional above the largest point, constant below the least."""
+    """Return the time at `work`: proportional to it above the largest point and below the least."""
     works, times = points
     log_work = math.log(work)
-    log_excess = max(0.0, log_work - float(works[-1]))
+    log_excess = log_work - float(np.clip(log_work, works[0], works[-1]))
     return math.exp(float(np.interp(log_work, works, times)) + log_excess)
 
 

@@ -164,6 +164,18 @@ def test_kernels_count_for_the_operator_that_launched_them(tmp_path: Path, name:
     assert seconds == pytest.approx([8e-6, 40e-6, root, 80e-6, 8e-6])
 
 
+def test_a_smaller_operator_takes_no_less_than_the_shortest_traced(tmp_path: Path) -> None:
+    trace, path = _gpu_trace(), tmp_path / "gpu.json"
+    trace["traceEvents"] += [
+        {**_add(40, 0), "name": "aten::neg"},
+        _event("cudaLaunchKernel", "cuda_runtime", 42, 1, correlation=4),
+        _event("fourth", "kernel", 120, 3, correlation=4),
+    ]
+    path.write_text(json.dumps(trace))
+    # Proportional below 400 bytes, which took 8 us.
+    assert _seconds_of_additions(path, 200, 100) == pytest.approx([4e-6, 3e-6])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,4 +1,4 @@
-"""`lay_out_as_fused`: give attention computed on meta the layout of fused kernels.
+"""Attention in a trace: by its definition where a model asks for that, else laid out as fused.
 
 Fused attention returns its result laid out as its query, in torch's kernels for the CPU as in flash
 attention and cuDNN for CUDA. Models view queries as (batch, tokens, heads, width) and transpose
@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
-__all__ = ["lay_out_as_fused"]
+__all__ = ["as_allowed", "lay_out_as_fused"]
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _CPU = torch.device("cpu")
@@ -61,6 +61,33 @@ def lay_out_as_fused(
         ):
             result.as_strided_(result.shape, strides)
     return True
+
+
+def as_allowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, or attention by its definition where the model allows no fused kernel.
+
+    It says so by ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call.
+    """
+    if function is not functional.scaled_dot_product_attention:
+        return function
+    cuda = torch.backends.cuda
+    fused = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled)
+    allows_fused = any(is_enabled() for is_enabled in fused)  # type: ignore[no-untyped-call]
+    return function if allows_fused else _by_definition
+
+
+def _by_definition(  # noqa: PLR0917 - called as torch's function
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **named: Any,  # noqa: ANN401
+) -> Tensor:
+    operands = (query, key, value, attn_mask, dropout_p, is_causal)
+    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*operands, **named)[0]
+    return result
 
 
 def _on_cpu(leaf: object) -> object:

@@ -28,7 +28,8 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.attention_layout import lay_out_as_fused
+from fxpart.capture.calls import storage_key
+from fxpart.capture.inference.attention_layout import as_allowed, lay_out_as_fused
 from fxpart.capture.inference.inner_gradients import (
     SavedResults,
     decomposed_as_by_autograd,
@@ -152,6 +153,14 @@ class _InnerGradientError(Exception):
     """The model takes gradients inside its forward."""
 
 
+def _memory(tensor: Tensor) -> int:
+    """Return a number identifying the storage of a live tensor, or the tensor if it has none."""
+    try:
+        return storage_key(tensor)
+    except NotImplementedError:  # torch.func wraps tensors
+        return -id(tensor)
+
+
 class _Watch(TorchFunctionMode):
     """Records in the nodes of a graph being traced when Python receives and releases tensors."""
 
@@ -178,6 +187,7 @@ class _Watch(TorchFunctionMode):
             raise _InnerGradientError
         if func in (Tensor.backward, torch.autograd.backward):
             raise RuntimeError(BACKWARD_CALLED)
+        func = as_allowed(func)
         call = partial(func, *args, **(kwargs or {}))
         mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]
         if not isinstance(mode, ProxyTorchDispatchMode):
@@ -211,15 +221,16 @@ class _Watch(TorchFunctionMode):
     def _end(self, result: object) -> None:
         """Record that whatever Python still holds after the forward stays, as an attribute does.
 
-        Its result is the caller's. With gradients inside the forward, what the result's graph saved
-        is held as well, and cannot be told apart.
+        Its result is the caller's, and so is what a result that is a view was made from, which the
+        view holds. With gradients inside the forward, what the result's graph saved is held as
+        well, and cannot be told apart.
         """
         if self._saved is not None:
             return
-        returned = {id(leaf) for leaf in tree_leaves(result)}
+        returned = {_memory(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
         for seen, releases in self._seen:
             tensor = seen()
-            if tensor is not None and id(tensor) not in returned:
+            if tensor is not None and _memory(tensor) not in returned:
                 releases.append(FOREVER)
 
     def _with_gradients(self, mode: ProxyTorchDispatchMode, call: partial[Any]) -> Any:  # noqa: ANN401

@@ -43,10 +43,6 @@ WHOLE = "whole "
 are kept until the block's backward has finished."""
 
 
-_NO_BLOCK = -1
-"""Stands for a run's number for readers outside all blocks."""
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockRun:
     """One pass through a block in the forward: consecutive calls."""
@@ -82,8 +78,6 @@ class StepNodes:
         self._backward_of: dict[fx.Node, BlockRun] = {}
         """The run of each backward call in a block."""
         self._blocks = dict.fromkeys(blocks)
-        self._readers: dict[int, set[int]] = {}
-        """Numbers of the runs whose backward reads each storage."""
         for node in graph.nodes:
             for key in self.storages(node):
                 self.maker.setdefault(key, node)
@@ -103,11 +97,6 @@ class StepNodes:
     def written(self, node: fx.Node) -> list[int]:
         """Return the storages written by a call."""
         return [key for operand in written_operands(node) for key in self.storages(operand)]
-
-    def needed_outside(self, run: BlockRun) -> set[int]:
-        """Return the storages of `run` read by other runs' backward, which must stay."""
-        keys = (key for node in run.nodes for key in self.storages(node))
-        return {key for key in keys if self._readers.get(key, set()) - {run.number}}
 
     def results(self, run: BlockRun) -> list[fx.Node]:
         """Return the nodes of `run` that the forward reads after it."""
@@ -131,15 +120,6 @@ class StepNodes:
     def is_read_back(self, node: fx.Node, run: BlockRun) -> bool:
         """Return whether the backward of `run` reads the value of `node`."""
         return any(self._backward_of.get(user) is run for user in node.users)
-
-    def keep_inputs(self, recomputed: Sequence[fx.Node], run: BlockRun) -> None:
-        """Record that recomputing `recomputed` for `run` reads its operands."""
-        chosen = set(recomputed)
-        for node in recomputed:
-            for operand in node.all_input_nodes:
-                if operand not in chosen:
-                    for key in self.storages(operand):
-                        self._readers.setdefault(key, set()).add(run.number)
 
     def first_formula(self, run: BlockRun) -> fx.Node:
         """Return the node before which the values for the backward of `run` are recomputed.
@@ -203,13 +183,6 @@ class StepNodes:
             if begun:
                 self.backward[begun[-1].number].append(node)
                 self._backward_of[node] = begun[-1]
-            self._add_reads(node, begun[-1].number if begun else _NO_BLOCK)
-        self._add_reads(graph.output_node(), _NO_BLOCK)
-
-    def _add_reads(self, reader: fx.Node, number: int) -> None:
-        for node in reader.all_input_nodes:
-            for key in self.storages(node):
-                self._readers.setdefault(key, set()).add(number)
 
     def _block_of(self, node: fx.Node) -> str | None:
         """Return the block of a call, from its module stack."""
@@ -268,10 +241,11 @@ def _nearest_products(node: fx.Node, among: Container[fx.Node], towards: str) ->
 def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "block") -> None:
     """Change a training step to recompute the values inside `blocks`, given as module paths.
 
-    A value read outside its block is kept, as is one that cannot be recomputed because an operand
-    has been overwritten. Random numbers are drawn again, so memory and cost are right, but if the
-    graph is run, dropout differs from that of the forward. Batch normalization in training counts
-    its batch twice, as under torch's own checkpointing. Consecutive calls of a block form one run.
+    A value that is read outside its block too is kept for that, and recomputed for the backward of
+    the block. One that cannot be recomputed, since an operand has been overwritten, is kept. Random
+    numbers are drawn again, so memory and cost are right, but if the graph is run, dropout differs
+    from that of the forward. Batch normalization in training counts its batch twice, as under
+    torch's own checkpointing. Consecutive calls of a block form one run.
 
     Args:
         graph: graph from `fxpart.capture.training.joint_trace.trace_step`, modified in place.
@@ -297,15 +271,10 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "blo
     for run in nodes.runs if how == "selective" else ():
         for node in _saved_by_policy(run):
             node.meta[SAVED] = run.number
-    plans: list[tuple[BlockRun, list[fx.Node]]] = []
-    # Later blocks first, since they determine which results of earlier ones are kept.
-    for run in reversed(nodes.runs):
-        recomputed = _Plan(nodes, run).again()
-        if recomputed:
-            plans.append((run, recomputed))
-            nodes.keep_inputs(recomputed, run)
+    plans = [(run, _Plan(nodes, run).again()) for run in nodes.runs]
     for run, recomputed in plans:
-        _insert(graph, nodes, run, recomputed)
+        if recomputed:
+            _insert(graph, nodes, run, recomputed)
     graph.lint()
 
 
@@ -325,8 +294,7 @@ class _Plan:
         if not self.nodes.backward[self.run.number]:
             return []
         saved = [node for node in self.run.nodes if SAVED in node.meta]
-        self.kept = set() if self.run.is_whole else self.nodes.needed_outside(self.run)
-        self.kept.update(key for node in saved for key in self.nodes.storages(node))
+        self.kept = {key for node in saved for key in self.nodes.storages(node)}
         while True:
             chosen = self._closure()
             stuck = [node for node in chosen if self._is_stuck(node)]

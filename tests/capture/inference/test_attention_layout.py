@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fxpart.capture.api import capture_graph
 from fxpart.capture.calls import storage_key
 from fxpart.capture.inference.export import export_program
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
-from fxpart.execution.real_step import forward_peak_bytes
+from fxpart.execution.real_step import forward_peak_bytes, step_peak_bytes
 
 
 def _by_tokens(x: Tensor) -> Tensor:
@@ -105,7 +108,36 @@ def test_calls_on_the_result_see_its_layout(name: str) -> None:
 def test_peaks_are_those_of_a_run(name: str) -> None:
     module = _Then(_NEXT[name])
     graph = capture_graph(module.to("meta"), (torch.randn(2, 8, 64, device="meta"),))
-    on_one = np.zeros(graph.n_ops, dtype=np.int64)
     real = _Then(_NEXT[name])
-    predicted = int(peak_bytes(memory_tables(graph), on_one, 1)[0])
-    assert predicted == forward_peak_bytes(real, (torch.randn(2, 8, 64),))
+    assert _peak_bytes(graph) == forward_peak_bytes(real, (torch.randn(2, 8, 64),))
+
+
+class _Unfused(nn.Module):
+    """Attention by its definition, since the model allows no fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.back = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.project(x).view(2, 128, 4, 16).transpose(1, 2)
+        with sdpa_kernel(SDPBackend.MATH):
+            result = functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+        projected: Tensor = self.back(result.transpose(1, 2).flatten(2))
+        return projected
+
+
+def test_attention_without_fused_kernels_holds_its_scores() -> None:
+    module, x = _Unfused(), torch.randn(2, 128, 64)
+    graph = capture_graph(_Unfused().to("meta"), (x.to("meta"),))
+    (call,) = (op for op, target in enumerate(graph.targets) if "attention" in target)
+    assert graph.targets[call] == "aten._scaled_dot_product_attention_math.default"
+    assert graph.flops[call] == 4 * 2 * 4 * 128 * 128 * 16
+    assert _peak_bytes(graph) == pytest.approx(forward_peak_bytes(module, (x,)), rel=0.01)
+    step = joint_graph(module, (x,))
+    assert _peak_bytes(step) == pytest.approx(step_peak_bytes(module, (x,)).peak_bytes, rel=0.01)
+
+
+def _peak_bytes(graph: OpGraph) -> int:
+    on_one = np.zeros(graph.n_ops, dtype=np.int64)
+    return int(peak_bytes(memory_tables(graph), on_one, 1)[0])

@@ -269,6 +269,26 @@ def test_operands_of_a_formula_live_until_its_expression_is_computed(
     assert 0 <= step_peak_bytes(module, (x,)).peak_bytes - predicted <= 4
 
 
+class AsRows(nn.Module):
+    """Returns a view of its last value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.layer(x).view(-1, 2, 128).flatten(1)
+        return rows
+
+
+def test_what_a_returned_view_was_made_from_lives_as_long_as_the_result() -> None:
+    module, x = AsRows(), torch.ones(512, 64)
+    graph = joint_capture(module, (x,), options=StepOptions()).graph
+    counted = step_peak_bytes(module, (x,))
+    assert counted.phase == "backward"
+    assert 0 <= counted.peak_bytes - _peak_bytes(graph) <= 4
+
+
 class Overwritten(nn.Module):
     """Writes to what a head that the loss does not read has saved."""
 
