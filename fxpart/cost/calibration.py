@@ -191,6 +191,10 @@ class Calibration:
         errors = (*errors, *self.spread.values(), self.lost_share)
         if not all(map(math.isfinite, errors)):
             raise SpecError("calibration: its errors must be finite numbers")
+        if not 0 <= self.lost_share <= 1:
+            raise SpecError(f"calibration: lost_share must be from 0 to 1, got {self.lost_share}")
+        if min((*self.total_errors, *self.held_out_errors), default=0.0) < -1:
+            raise SpecError("calibration: times cannot be predicted more than 100 % too short")
 
     def seconds(self, graph: OpGraph) -> FloatArray:
         """Return the time of each operator of `graph`, shape (n,).

@@ -12,8 +12,8 @@ devices.
 
 With ``interleave`` above 1 it is a search. It starts from the cut with the smallest largest stage,
 where each stage may use a share of its device's memory; decreasing shares are tried until the
-stages of each device fit together. Then cuts are shifted to balance the devices, round by round
-(`fxpart.placement.stages.shift_cuts`).
+stages of each device fit together, and then cuts are shifted until they do. A cut that fits is
+shifted to balance the devices, round by round (`fxpart.placement.stages.shift_cuts`).
 """
 
 import itertools
@@ -411,14 +411,15 @@ def _shifted(
         cuts = shifter.evened(fitting)
         return _RoundCut(line, cuts, shifter.busy_s(cuts))
 
-    tried = []
+    even = np.linspace(0, line.n_units, len(homes) + 1).astype(np.int64)
+    starts = [even]
     for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
             return evened(cuts)
-        tried.append(cuts)
+        starts.append(cuts)
     # If equal shares are too small for any stages, unequal ones may work.
-    tried.append(np.linspace(0, line.n_units, len(homes) + 1).astype(np.int64))
-    made_to_fit = (shifter.made_to_fit(cuts) for cuts in tried)
+    few = [*starts[2:][-1:], *starts[:2]]  # the smallest share, even lengths, the whole memory
+    made_to_fit = (shifter.made_to_fit(cuts) for cuts in few)
     fitting = next((cuts for cuts in made_to_fit if cuts is not None), None)
     return None if fitting is None else evened(fitting)
 

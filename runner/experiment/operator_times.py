@@ -317,9 +317,9 @@ def _calibration_note(file: str | None, times: Calibration) -> str:
     source = f"of {file}" if file else "fitted to those measured here"
     errors = times.held_out_errors
     if not errors:
-        return source
+        return f"{source}, with nothing held out of the fit that tells how far it is off"
     if len(errors) == 1:
-        return f"{source}, operators held out of the fit {errors[0]:+.1%}"
+        return f"{source}, operators held out of the fit {errors[0]:+.1%} in all"
     worst = max(errors, key=abs)
     return f"{source}, {len(errors)} models each held out of the fit {worst:+.1%} at worst"
 

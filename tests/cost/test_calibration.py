@@ -272,3 +272,12 @@ def test_a_rate_that_the_sample_does_not_determine_is_allowed() -> None:
     moves = graph.moved_bytes > 0
     fastest = float((graph.moved_bytes[moves] / profile.seconds[moves]).max())
     assert fastest / 2 < calibrate([(graph, profile)]).bytes_per_s < 20 * fastest
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("lost_share", 5.0, "from 0 to 1"), ("held_out_errors", (-5.0,), "more than 100 %")],
+)
+def test_impossible_errors_are_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(PLANTED, **{field: value})  # type: ignore[arg-type]

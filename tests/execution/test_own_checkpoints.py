@@ -97,9 +97,10 @@ def _without_gradients(layer: nn.Sequential, x: Tensor) -> Any:  # noqa: ANN401
 class _BetweenLayers(nn.Module):
     """Recomputes an activation that the layer after it saves too."""
 
-    def __init__(self, activation: nn.Module) -> None:
+    def __init__(self, activation: nn.Module, width: int = 256) -> None:
         super().__init__()
-        self.first, self.activation, self.last = nn.Linear(32, 256), activation, nn.Linear(256, 32)
+        self.first, self.activation = nn.Linear(32, 256), activation
+        self.last = nn.Linear(width, 32)
 
     def forward(self, x: Tensor) -> Any:  # noqa: ANN401
         return self.last(checkpoint(self.activation, self.first(x), use_reentrant=False))
@@ -132,6 +133,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "function": lambda: Checkpointed(partial(_with_function, use_reentrant=False)),
     "reentrant function": lambda: Checkpointed(partial(_with_function, use_reentrant=True)),
     "one activation": lambda: _BetweenLayers(nn.ReLU()),
+    "masked": lambda: _BetweenLayers(nn.Sequential(nn.Linear(256, 32), _Masked()), 32),
     "two activations": lambda: _BetweenLayers(nn.Sequential(nn.ReLU(), nn.Sigmoid())),
     "gpt2, not reentrant": lambda: _gpt2(use_reentrant=False),
     "gpt2, reentrant": lambda: _gpt2(use_reentrant=True),
@@ -151,7 +153,19 @@ def test_the_peak_of_a_step_equals_that_of_the_module(name: str) -> None:
     assert predicted == real.peak_bytes - loss_bytes
 
 
-@pytest.mark.parametrize("name", ["without", "not reentrant", "reentrant"])
+class _Masked(nn.Module):
+    """Its last product is not saved, but runs again before what is saved after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        masked: Tensor = self.layer(x).masked_fill(x > 1, 0.0)
+        return masked
+
+
+@pytest.mark.parametrize("name", ["without", "not reentrant", "reentrant", "masked"])
 def test_a_checkpoint_recomputes_its_function(name: str) -> None:
     module, x = CASES[name](), torch.randn(8, 32)
     captured_flops = int(joint_capture(module, (x,)).graph.flops.sum())

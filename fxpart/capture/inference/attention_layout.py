@@ -85,6 +85,9 @@ def _by_definition(  # noqa: PLR0917 - called as torch's function
     is_causal: bool = False,
     **named: Any,  # noqa: ANN401
 ) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        never = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
+        attn_mask = torch.where(attn_mask, 0.0, never)
     operands = (query, key, value, attn_mask, dropout_p, is_causal)
     result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*operands, **named)[0]
     return result

@@ -6,6 +6,7 @@ call returns. `torch.export` runs that Python, so releases are observed during e
 references; the nodes of the graph carry the observations, which `values_held` reads.
 """
 
+import gc
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,12 +154,24 @@ class _InnerGradientError(Exception):
     """The model takes gradients inside its forward."""
 
 
+_DETACHING = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
+"""Calls that return their tensor without its gradient."""
+
+
 def _memory(tensor: Tensor) -> int:
     """Return a number identifying the storage of a live tensor, or the tensor if it has none."""
     try:
         return storage_key(tensor)
     except NotImplementedError:  # torch.func wraps tensors
         return -id(tensor)
+
+
+def _referred_to(tensors: list[Tensor]) -> set[int]:
+    """Return the ids of objects that Python's other objects refer to, among them `tensors`."""
+    if not tensors:
+        return set()
+    referrers = [other for other in gc.get_referrers(*tensors) if other is not tensors]
+    return {id(referent) for other in referrers for referent in gc.get_referents(other)}
 
 
 class _Watch(TorchFunctionMode):
@@ -205,6 +218,11 @@ class _Watch(TorchFunctionMode):
             slot = get_proxy_slot(leaf, mode.tracer, None) if isinstance(leaf, Tensor) else None
             if slot is not None:
                 self._see(leaf, slot.proxy.node, self._calls)
+        if func in _DETACHING:
+            # An export drops the call, so the value that it was made from is held.
+            slot = get_proxy_slot(args[0], mode.tracer, None)
+            if slot is not None:
+                self._see(result, slot.proxy.node, self._calls)
         return result
 
     @contextmanager
@@ -221,16 +239,22 @@ class _Watch(TorchFunctionMode):
     def _end(self, result: object) -> None:
         """Record that whatever Python still holds after the forward stays, as an attribute does.
 
-        Its result is the caller's, and so is what a result that is a view was made from, which the
-        view holds. With gradients inside the forward, what the result's graph saved is held as
-        well, and cannot be told apart.
+        Its result is the caller's. With gradients inside the forward, what the result's graph saved
+        is held as well, and cannot be told apart.
         """
         if self._saved is not None:
             return
-        returned = {_memory(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
-        for seen, releases in self._seen:
-            tensor = seen()
-            if tensor is not None and _memory(tensor) not in returned:
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        returned, memory = {id(leaf) for leaf in leaves}, {_memory(leaf) for leaf in leaves}
+        alive = [tensor for ref, _ in self._seen if (tensor := ref()) is not None]
+        # A view holds what it was made from, whether or not Python does.
+        shared = [tensor for tensor in alive if _memory(tensor) in memory]
+        held = {id(tensor) for tensor in alive} - {id(tensor) for tensor in shared}
+        del alive
+        held |= _referred_to(shared)
+        for ref, releases in self._seen:
+            tensor = ref()
+            if tensor is not None and id(tensor) in held - returned:
                 releases.append(FOREVER)
 
     def _with_gradients(self, mode: ProxyTorchDispatchMode, call: partial[Any]) -> Any:  # noqa: ANN401

@@ -271,7 +271,8 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "blo
     for run in nodes.runs if how == "selective" else ():
         for node in _saved_by_policy(run):
             node.meta[SAVED] = run.number
-    plans = [(run, _Plan(nodes, run).again()) for run in nodes.runs]
+    selects = how in ("selective", "core_attention")
+    plans = [(run, _Plan(nodes, run, selects).again()) for run in nodes.runs]
     for run, recomputed in plans:
         if recomputed:
             _insert(graph, nodes, run, recomputed)
@@ -284,6 +285,8 @@ class _Plan:
 
     nodes: StepNodes
     run: BlockRun
+    selects: bool
+    """Whether a policy chooses what is kept; else all calls up to the last needed one run again."""
     kept: set[int] = field(default_factory=set)
     """Storages created in the block that stay in memory."""
     fixed: set[fx.Node] = field(default_factory=set)
@@ -306,7 +309,10 @@ class _Plan:
     def _closure(self) -> dict[fx.Node, None]:
         """Return the nodes in the block that its backward depends on."""
         read = [node for node in self.run.nodes if self.nodes.is_read_back(node, self.run)]
-        read += self.nodes.results(self.run) if self.run.is_whole else []
+        if self.run.is_whole:
+            read += self.nodes.results(self.run)
+        elif not self.selects:
+            read += self._on_the_way()
         pending = [node for node in read if self._is_recomputed(node)]
         chosen: dict[fx.Node, None] = {}
         while pending:
@@ -321,6 +327,12 @@ class _Plan:
             writers = (w for key in freed for w in self.nodes.writers.get(key, ()))
             pending += [w for w in writers if self.nodes.run_of.get(w) is self.run]
         return chosen
+
+    def _on_the_way(self) -> list[fx.Node]:
+        """Return the nodes before the last one that saves anything."""
+        orders = (node.meta[FORWARD] for node in self.nodes.saving(self.run))
+        last = max(orders, default=-1)
+        return [node for node in self.run.nodes if node.meta[ORDER] < last]
 
     def _is_recomputed(self, node: fx.Node) -> bool:
         inside = self.nodes.run_of.get(node) is self.run and node not in self.fixed

@@ -33,8 +33,11 @@ _LESS = 1e-9
 """Relative decrease that counts as an improvement."""
 _MOST_TRIES = 1000
 """Shifts whose memory is evaluated before the search stops."""
-_MOST_REPAIRS = 1000
+_MOST_REPAIRS = 200
 """Most shifts in a search for cuts that fit before giving up."""
+_HOPELESS = 1.25
+"""Sum of all devices' peaks, as a multiple of their memory, above which no shift is tried: the sum
+depends little on the cuts."""
 
 
 class _Row(NamedTuple):
@@ -121,6 +124,8 @@ class CutShifter:
 
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
         """Return cuts whose stages all fit, by shifting adjacent cuts together; None if stuck."""
+        if self._peak_bytes(cuts).sum() > _HOPELESS * self._sizes().sum():
+            return None
         excess, cuts = self._excess_bytes(cuts), cuts.copy()
         steps, runs = self._steps(), self._runs().tolist()
         moves = [(first, last, step) for first, last in runs for step in steps]
@@ -185,10 +190,15 @@ class CutShifter:
 
     def _excess_bytes(self, cuts: IntArray) -> list[int]:
         """Return the bytes by which each device exceeds its memory. Length D."""
-        sizes = self.problem.topology.memory_bytes
+        return [max(0, int(over)) for over in self._peak_bytes(cuts) - self._sizes()]
+
+    def _sizes(self) -> IntArray:
+        """Return the bytes of memory of each device. Shape (D,)."""
+        return self.problem.topology.memory_bytes[: max(self.homes) + 1]
+
+    def _peak_bytes(self, cuts: IntArray) -> IntArray:
+        """Return the bytes that each device needs. Shape (D,)."""
         if self.step is not None:
-            needed = self.step.peak_bytes(cuts)
-        else:
-            device_of = self.line.of_operators(cuts, self.homes)
-            needed = peak_bytes(self.problem.memory, device_of, max(self.homes) + 1)
-        return [max(0, int(over)) for over in needed - sizes[: len(needed)]]
+            return self.step.peak_bytes(cuts)
+        device_of = self.line.of_operators(cuts, self.homes)
+        return peak_bytes(self.problem.memory, device_of, max(self.homes) + 1)

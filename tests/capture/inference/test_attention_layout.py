@@ -119,10 +119,12 @@ class _Unfused(nn.Module):
         super().__init__()
         self.project, self.back = nn.Linear(64, 64), nn.Linear(64, 64)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         query = self.project(x).view(2, 128, 4, 16).transpose(1, 2)
         with sdpa_kernel(SDPBackend.MATH):
-            result = functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+            result = functional.scaled_dot_product_attention(
+                query, query, query, mask, is_causal=mask is None
+            )
         projected: Tensor = self.back(result.transpose(1, 2).flatten(2))
         return projected
 
@@ -136,6 +138,13 @@ def test_attention_without_fused_kernels_holds_its_scores() -> None:
     assert _peak_bytes(graph) == pytest.approx(forward_peak_bytes(module, (x,)), rel=0.01)
     step = joint_graph(module, (x,))
     assert _peak_bytes(step) == pytest.approx(step_peak_bytes(module, (x,)).peak_bytes, rel=0.01)
+
+
+def test_a_truth_mask_becomes_numbers_without_fused_kernels() -> None:
+    x, mask = torch.randn(2, 128, 64), torch.ones(2, 4, 128, 128).tril().bool()
+    graph = capture_graph(_Unfused().to("meta"), (x.to("meta"), mask.to("meta")))
+    real_bytes = forward_peak_bytes(_Unfused(), (x, mask))
+    assert _peak_bytes(graph) == pytest.approx(real_bytes, rel=0.01)
 
 
 def _peak_bytes(graph: OpGraph) -> int:

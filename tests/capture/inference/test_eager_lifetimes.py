@@ -289,6 +289,37 @@ def test_what_a_returned_view_was_made_from_lives_as_long_as_the_result() -> Non
     assert 0 <= counted.peak_bytes - _peak_bytes(graph) <= 4
 
 
+class Keeps(nn.Module):
+    """Keeps a value that shares memory with its result, or is cut off from its gradient."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.kept = how, torch.empty(0)
+        self.layer = nn.Linear(64, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.layer(x)
+        if self.how == "view of the result":
+            self.kept = value[:, :3]
+            return value
+        if self.how == "result is a view":
+            self.kept = value
+            return value.t()
+        self.kept = value.detach() if self.how == "detached" else value.data
+        few: Tensor = self.layer(x[:4])
+        return few
+
+
+@pytest.mark.parametrize("how", ["view of the result", "result is a view", "detached", "data"])
+def test_an_attribute_is_held_though_a_result_or_a_gradient_has_left_it(how: str) -> None:
+    x = torch.ones(512, 64)
+    graph = joint_capture(Keeps(how), (x,), options=StepOptions()).graph
+    module = Keeps(how)
+    counted = step_peak_bytes(module, (x,))
+    # What an earlier call kept lives until the forward replaces it; the backward comes later.
+    assert 0 <= counted.backward_bytes - _peak_bytes(graph) <= 4
+
+
 class Overwritten(nn.Module):
     """Writes to what a head that the loss does not read has saved."""
 

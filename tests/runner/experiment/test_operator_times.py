@@ -155,14 +155,20 @@ def test_a_calibration_in_the_earlier_form_is_read(
 @pytest.mark.parametrize(
     ("override", "errors", "lost_share", "note"),
     [
-        ("latency.file=null", (), 0.0, "fitted to those measured here"),
+        (
+            "latency.file=null",
+            (),
+            0.0,
+            "fitted to those measured here, with nothing held out of the fit that tells how far it"
+            " is off",
+        ),
         (
             "latency.file=null",
             (-0.25,),
             0.5,
-            "fitted to those measured here, operators held out of the fit -25.0%; other processes"
-            " used the processor for 50% of the measurement; operators are charged for their own"
-            " processor time",
+            "fitted to those measured here, operators held out of the fit -25.0% in all; other"
+            " processes used the processor for 50% of the measurement; operators are charged for"
+            " their own processor time",
         ),
         (
             "latency.file=a.json",

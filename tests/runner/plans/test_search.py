@@ -416,14 +416,15 @@ def test_a_bound_is_written_with_its_unit(objective: str, name: str) -> None:
     assert [{key: row[key] for key in row if "bound" in key} for row in rows] == [{name: 0.125}]
 
 
-def test_interleaved_stages_that_were_not_found_to_fit_are_no_proof() -> None:
+def test_the_proof_says_that_interleaved_stages_are_placed_by_a_search() -> None:
     request, best = Request(), Costed(Candidate(SINGLE, (), read(*TINY_LLAMA)), {}, "", {})
     error = InfeasibleError("", needed_bytes=2, available_bytes=1)
     for interleave, says in ((1, False), (2, True)):
         unfit = Candidate(replace(PIPELINE, interleave=interleave), (), best.candidate.config)
         sentence = proof(request, Outcome((best,), unfit=((unfit, error),)))
         assert sentence.startswith("all 2 plans of the space were costed, of which 1 does not fit")
-        assert ("can miss" in sentence) is says
+        assert ("which can miss" in sentence) is says
+    assert proof(request, Outcome((best,))).startswith("the one plan of the space was costed; ")
 
 
 def test_plans_without_scatters_ignore_the_dtype_of_sums(
