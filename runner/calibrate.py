@@ -229,7 +229,7 @@ def _held_out_line(errors: "Sequence[float]") -> list[str]:
     if not errors:
         return []
     if len(errors) == 1:
-        return [f"held out:  operators from a fit to other sizes are {errors[0]:+.1%} off in all"]
+        return [f"held out:  operators from a fit to other sizes are {errors[0]:+.1%} off in total"]
     sizes = sorted(map(abs, errors))
     return [
         f"held out:  each model from a fit to the others is {median(sizes):.0%} off in the median,"

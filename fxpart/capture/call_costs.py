@@ -113,8 +113,10 @@ def _has_counts(target: Call) -> bool:
 # Composite operators that accelerators run as one kernel; in evaluation, that of batch
 # normalization returns no statistics.
 _FUSED = ("batch_norm", "rms_norm")
-_ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
-"""Attention that may be fused, and by its definition."""
+_ATTENTION, _UNFUSED_ATTENTION = (
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_attention_math",
+)
 
 
 def _attention_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -227,8 +229,8 @@ def _run(target: Call, flat: list[Any], spec: TreeSpec) -> CallCounts:
     args, kwargs = tree_unflatten(meta, spec)
     tensors = [a for a in meta if isinstance(a, torch.Tensor)]
     bare = _bare_name(target)
-    is_attention, is_fused = bare in _ATTENTION, bare in _FUSED
-    if bare == _ATTENTION[0]:
+    is_attention, is_fused = bare in (_ATTENTION, _UNFUSED_ATTENTION), bare in _FUSED
+    if bare == _ATTENTION:
         is_fused = _fuses_attention(tensors, enable_gqa=bool(kwargs.get("enable_gqa")))
     operands = storage_sizes(tensors)
     live, traffic = LiveBytes([operands]), _Traffic()

@@ -163,7 +163,7 @@ class Calibration:
     held_out_errors: tuple[float, ...] = ()
     """As `total_errors`, with each graph predicted by a fit to the others only. Of a single graph,
     the error of the total of its operators of several sizes, each quarter of the sizes predicted by
-    a fit to the others. Empty where the others do not tell."""
+    a fit to the others. Empty if the others lack its kinds of operators."""
     moves_per_s: Mapping[str, float] = field(default_factory=dict)
     """Achieved memory bandwidth of the other kinds of `move_keys`."""
     spread: Mapping[str, float] = field(default_factory=dict)
@@ -193,8 +193,9 @@ class Calibration:
             raise SpecError("calibration: its errors must be finite numbers")
         if not 0 <= self.lost_share <= 1:
             raise SpecError(f"calibration: lost_share must be from 0 to 1, got {self.lost_share}")
-        if min((*self.total_errors, *self.held_out_errors), default=0.0) < -1:
-            raise SpecError("calibration: times cannot be predicted more than 100 % too short")
+        least = min((*self.total_errors, *self.held_out_errors), default=0.0)
+        if least < -1:
+            raise SpecError(f"calibration: a relative error must be at least -1, got {least}")
 
     def seconds(self, graph: OpGraph) -> FloatArray:
         """Return the time of each operator of `graph`, shape (n,).

@@ -90,7 +90,8 @@ def _held_out_errors(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> tupl
         if len(samples) == 1:
             return _error_by_parts(*samples[0])
         for index, (graph, profile) in enumerate(samples):
-            predicted_s = _calibrated([*samples[:index], *samples[index + 1 :]]).seconds(graph)
+            others = _calibrated([*samples[:index], *samples[index + 1 :]])
+            predicted_s = _predicted_s(others, graph, profile)
             errors.append(float(predicted_s.sum() / profile.seconds.sum() - 1))
     except SpecError:
         return ()
@@ -98,17 +99,19 @@ def _held_out_errors(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> tupl
 
 
 def _error_by_parts(graph: OpGraph, profile: OperatorProfile) -> tuple[float, ...]:
-    """Return the error of the operators of one graph, in parts predicted by a fit to the rest.
+    """Return the relative error of the operators' total, each part predicted from the others.
 
-    Operators of equal work are in one part. Those whose kind has one amount of work only are always
-    fitted, and not predicted; empty if there are no others.
+    Operators of the same kind and sizes share a part. A kind with a single size is always fitted
+    and never predicted; empty if no other kind exists.
     """
-    kinds = np.unique(_kinds(graph), return_inverse=True)[1]
-    works = np.stack([kinds, graph.flops, graph.moved_bytes, fresh_bytes(graph)])
+    fitted = np.flatnonzero(~is_view(graph) & ~is_free(graph) & (profile.seconds > 0))
+    kinds = np.unique(np.array(_kinds(graph))[fitted], return_inverse=True)[1]
+    sizes = (graph.flops, graph.moved_bytes, fresh_bytes(graph))
+    works = np.stack([kinds, *(size[fitted] for size in sizes)])
     distinct, work_of = np.unique(works, axis=1, return_inverse=True)
     is_alone = np.bincount(distinct[0])[kinds] == 1
-    is_fitted = ~is_view(graph) & ~is_free(graph) & (profile.seconds > 0)
-    part_of = np.where(is_fitted & ~is_alone, work_of.ravel() % _PARTS, -1)
+    part_of = np.full(graph.n_ops, -1)
+    part_of[fitted] = np.where(is_alone, -1, work_of.ravel() % _PARTS)
     predicted_s, measured_s = 0.0, float(profile.seconds[part_of >= 0].sum())
     if not measured_s:
         return ()
@@ -119,14 +122,16 @@ def _error_by_parts(graph: OpGraph, profile: OperatorProfile) -> tuple[float, ..
     return (predicted_s / measured_s - 1,)
 
 
+def _predicted_s(calibration: Calibration, graph: OpGraph, profile: OperatorProfile) -> FloatArray:
+    """Return the predicted times, 0 for operators without a measured one. Shape (n,)."""
+    return np.where(profile.seconds > 0, calibration.seconds(graph), 0.0)
+
+
 def _calibrated(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration:
-    fitted, measured = _gathered(samples), [profile.seconds for _, profile in samples]
+    fitted = _gathered(samples)
     best = min((_fit(fitted, start) for start in _starts(fitted)), key=lambda end: end[0])[1]
     calibration = _as_calibration(fitted, best, _view_s(samples), samples[0][1].device_name)
-    ratios = [
-        s.sum() / calibration.seconds(g)[s > 0].sum()
-        for (g, _), s in zip(samples, measured, strict=True)
-    ]
+    ratios = [p.seconds.sum() / _predicted_s(calibration, g, p).sum() for g, p in samples]
     factor = float(np.exp(np.mean(np.log(ratios))))
     calibration = replace(
         calibration,
@@ -297,7 +302,7 @@ def _with_errors(
     calibration: Calibration, samples: Sequence[tuple[OpGraph, OperatorProfile]]
 ) -> Calibration:
     """Return `calibration` with its errors on the sample."""
-    predicted = [calibration.seconds(graph) for graph, _ in samples]
+    predicted = [_predicted_s(calibration, graph, profile) for graph, profile in samples]
     measured = [profile.seconds for _, profile in samples]
     working = np.concatenate([~is_view(graph) & ~is_free(graph) for graph, _ in samples])
     kinds = np.array([kind for graph, _ in samples for kind in _kinds(graph)])

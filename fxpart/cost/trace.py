@@ -105,11 +105,6 @@ class Trace:
     on_device: bool
     """Whether these are kernel times rather than host times."""
 
-    @property
-    def least_s(self) -> float:
-        """The shortest time of an operator that takes any, which smaller ones take too."""
-        return min(seconds for seconds in self.seconds.values() if seconds > 0)
-
 
 class Coverage(NamedTuple):
     """Number of a graph's operators (except views) covered by a trace."""
@@ -158,6 +153,8 @@ class TraceTimes:
     def _times(self, graph: OpGraph) -> tuple[FloatArray, Coverage]:
         """Return the time of each operator (nan if it has no traced kind) and the coverage."""
         by_kind = _by_kind(self.trace)
+        # No operator takes less than the shortest traced one.
+        least_s = min(seconds for seconds in self.trace.seconds.values() if seconds > 0)
         views, free = is_view(graph), is_free(graph)
         seconds = np.full(graph.n_ops, np.nan)
         exact = 0
@@ -168,7 +165,7 @@ class TraceTimes:
                 seconds[op] = 0.0
                 continue
             time_s, is_exact = self._time(_call_of(graph, op), by_kind)
-            seconds[op] = time_s
+            seconds[op] = time_s if is_exact else np.maximum(time_s, least_s)
             if views[op]:
                 seconds[op] = np.nan_to_num(time_s)
             elif is_exact:
@@ -189,8 +186,7 @@ class TraceTimes:
                 return traced_s, True
         for name in dict.fromkeys((call.name, stem, f"{stem}_")):
             if (name, call.dtype) in by_kind:
-                time_s = _interpolated(by_kind[name, call.dtype], call.work)
-                return max(time_s, self.trace.least_s), False
+                return _interpolated(by_kind[name, call.dtype], call.work), False
         return math.nan, False
 
     def _traced_s(self, call: _Call) -> float | None:
@@ -226,11 +222,11 @@ def _by_kind(trace: Trace) -> _Kinds:
 
 
 def _interpolated(points: tuple[FloatArray, FloatArray], work: float) -> float:
-    """Return the time at `work`: proportional to it above the largest point and below the least."""
+    """Return the time at `work`, proportional to it outside the traced range."""
     works, times = points
     log_work = math.log(work)
-    log_excess = log_work - float(np.clip(log_work, works[0], works[-1]))
-    return math.exp(float(np.interp(log_work, works, times)) + log_excess)
+    log_beyond = log_work - float(np.clip(log_work, works[0], works[-1]))
+    return math.exp(float(np.interp(log_work, works, times)) + log_beyond)
 
 
 def _call_of(graph: OpGraph, op: int) -> _Call:

@@ -12,8 +12,9 @@ devices.
 
 With ``interleave`` above 1 it is a search. It starts from the cut with the smallest largest stage,
 where each stage may use a share of its device's memory; decreasing shares are tried until the
-stages of each device fit together, and then cuts are shifted until they do. A cut that fits is
-shifted to balance the devices, round by round (`fxpart.placement.stages.shift_cuts`).
+stages of each device fit together. If none do, cuts are shifted until they fit, or cuts at modules
+are tried. Then cuts are shifted to balance the devices, round by round
+(`fxpart.placement.stages.shift_cuts`).
 """
 
 import itertools
@@ -366,7 +367,7 @@ def _in_a_row(
 def _interleaved(
     problem: Problem, line: StageLine, rows: Sequence[StageLine], options: PipelineOptions
 ) -> Assignment:
-    """Return several stages per device, cut at modules if that is hardly slower."""
+    """Return several stages per device, cut at modules if that is hardly slower, or alone fits."""
     interleave = options.interleave
     count = options.stages or interleave * min(
         problem.topology.n_devices, line.n_units // interleave
@@ -411,15 +412,15 @@ def _shifted(
         cuts = shifter.evened(fitting)
         return _RoundCut(line, cuts, shifter.busy_s(cuts))
 
-    even = np.linspace(0, line.n_units, len(homes) + 1).astype(np.int64)
-    starts = [even]
+    by_share: list[IntArray] = []
     for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
             return evened(cuts)
-        starts.append(cuts)
-    # If equal shares are too small for any stages, unequal ones may work.
-    few = [*starts[2:][-1:], *starts[:2]]  # the smallest share, even lengths, the whole memory
-    made_to_fit = (shifter.made_to_fit(cuts) for cuts in few)
+        by_share.append(cuts)
+    # If equal shares are too small for any stages, unequal ones may work. Each start takes long.
+    even = np.linspace(0, line.n_units, len(homes) + 1).astype(np.int64)
+    smallest, whole = by_share[1:][-1:], by_share[:1]
+    made_to_fit = (shifter.made_to_fit(cuts) for cuts in (*smallest, even, *whole))
     fitting = next((cuts for cuts in made_to_fit if cuts is not None), None)
     return None if fitting is None else evened(fitting)
 

@@ -196,8 +196,8 @@ def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
         stages_of(graph, assignment)
     except SpecError as error:
         depth = block_depth(graph)
-        more = f"; add granularity={depth}" if depth and config.granularity != str(depth) else ""
-        return f"; no engine files: {error}{more}"
+        remedy = f"; add granularity={depth}" if depth and config.granularity != str(depth) else ""
+        return f"; no engine files: {error}{remedy}"
     return ""
 
 

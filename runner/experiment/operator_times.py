@@ -308,20 +308,20 @@ def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
     if isinstance(times, Calibration):
         notes.append(_calibration_note(config.latency.file, times))
     if isinstance(times, Calibration | OperatorProfile):
-        notes += [note] if (note := busy_note(times)) else []
-    return "; ".join(notes)
+        notes.append(busy_note(times))
+    return "; ".join(filter(None, notes))
 
 
 def _calibration_note(file: str | None, times: Calibration) -> str:
     """Return the origin of a fit, and how far it is off what it was not fitted to."""
-    source = f"of {file}" if file else "fitted to those measured here"
+    source = f"of {file}" if file else "fitted to this model's operators"
     errors = times.held_out_errors
     if not errors:
-        return f"{source}, with nothing held out of the fit that tells how far it is off"
+        return f"{source}, error on other operators unknown"
     if len(errors) == 1:
-        return f"{source}, operators held out of the fit {errors[0]:+.1%} in all"
+        return f"{source}, error on held-out operators {errors[0]:+.1%} in total"
     worst = max(errors, key=abs)
-    return f"{source}, {len(errors)} models each held out of the fit {worst:+.1%} at worst"
+    return f"{source}, worst error of {len(errors)} held-out models {worst:+.1%}"
 
 
 def busy_note(times: Calibration | OperatorProfile) -> str:

@@ -116,20 +116,17 @@ def proof(request: Request, outcome: Outcome) -> str:
     unfit, bounded = len(outcome.unfit), len(outcome.bounded)
     costed = outcome.total - bounded
     fit = f", of which {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else ""
-    if any(plan.interleave > 1 for plan in outcome.plans):
-        fit += " (interleaved stages as a search cuts them, which can miss faster ones, or any)"
     first = f"the first has {best[request.objective]} of the space"
+    if any(plan.interleave > 1 for plan in outcome.plans):
+        first += "; interleaved stages are cut by a search, which may miss faster or fitting cuts"
     if not bounded:
-        all_plans = f"all {outcome.total} plans" if outcome.total > 1 else "the one plan"
-        return f"{all_plans} of the space {_were(outcome.total)} costed{fit}; {first}"
+        several = outcome.total > 1
+        plans = f"all {outcome.total} plans of the space were" if several else "the only plan was"
+        return f"{plans} costed{fit}; {first}"
     return (
-        f"{costed} of {outcome.total} plans {_were(costed)} costed{fit}; {bounded} cannot be among"
+        f"{costed} of {counted(outcome.total, 'plan')} were costed{fit}; {bounded} cannot be among"
         f" the best {request.rows} on any placement, by their operators' times; {first}"
     )
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
 
 
 def untried(outcome: Outcome) -> str:

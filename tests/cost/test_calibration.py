@@ -276,7 +276,7 @@ def test_a_rate_that_the_sample_does_not_determine_is_allowed() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("lost_share", 5.0, "from 0 to 1"), ("held_out_errors", (-5.0,), "more than 100 %")],
+    [("lost_share", 5.0, "from 0 to 1"), ("held_out_errors", (-5.0,), "at least -1, got -5")],
 )
 def test_impossible_errors_are_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(SpecError, match=message):

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
-__all__ = ["as_allowed", "lay_out_as_fused"]
+__all__ = ["lay_out_as_fused", "unfused_if_asked"]
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _CPU = torch.device("cpu")
@@ -63,10 +63,10 @@ def lay_out_as_fused(
     return True
 
 
-def as_allowed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, or attention by its definition where the model allows no fused kernel.
+def unfused_if_asked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, or attention as products and a softmax if fused kernels are disabled.
 
-    It says so by ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call.
+    A model does so by ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call.
     """
     if function is not functional.scaled_dot_product_attention:
         return function
@@ -83,13 +83,14 @@ def _by_definition(  # noqa: PLR0917 - called as torch's function
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **named: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
 ) -> Tensor:
     if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # As `convert_boolean_attn_mask` in ATen.
         never = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
         attn_mask = torch.where(attn_mask, 0.0, never)
     operands = (query, key, value, attn_mask, dropout_p, is_causal)
-    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*operands, **named)[0]
+    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*operands, **kwargs)[0]
     return result
 
 

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.calls import storage_key
-from fxpart.capture.inference.attention_layout import as_allowed, lay_out_as_fused
+from fxpart.capture.inference.attention_layout import lay_out_as_fused, unfused_if_asked
 from fxpart.capture.inference.inner_gradients import (
     SavedResults,
     decomposed_as_by_autograd,
@@ -167,11 +167,12 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _referred_to(tensors: list[Tensor]) -> set[int]:
-    """Return the ids of objects that Python's other objects refer to, among them `tensors`."""
+    """Return the ids of those `tensors` that Python's objects refer to, not only views."""
     if not tensors:
         return set()
     referrers = [other for other in gc.get_referrers(*tensors) if other is not tensors]
-    return {id(referent) for other in referrers for referent in gc.get_referents(other)}
+    referents = {id(referent) for other in referrers for referent in gc.get_referents(other)}
+    return referents & {id(tensor) for tensor in tensors}
 
 
 class _Watch(TorchFunctionMode):
@@ -200,7 +201,7 @@ class _Watch(TorchFunctionMode):
             raise _InnerGradientError
         if func in (Tensor.backward, torch.autograd.backward):
             raise RuntimeError(BACKWARD_CALLED)
-        func = as_allowed(func)
+        func = unfused_if_asked(func)
         call = partial(func, *args, **(kwargs or {}))
         mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]
         if not isinstance(mode, ProxyTorchDispatchMode):
@@ -219,8 +220,9 @@ class _Watch(TorchFunctionMode):
             if slot is not None:
                 self._see(leaf, slot.proxy.node, self._calls)
         if func in _DETACHING:
-            # An export drops the call, so the value that it was made from is held.
-            slot = get_proxy_slot(args[0], mode.tracer, None)
+            # An export drops the call; its result shares memory with its operand, which is held.
+            operand = args[0] if args else (kwargs or {})["input"]
+            slot = get_proxy_slot(operand, mode.tracer, None)
             if slot is not None:
                 self._see(result, slot.proxy.node, self._calls)
         return result
@@ -250,7 +252,7 @@ class _Watch(TorchFunctionMode):
         # A view holds what it was made from, whether or not Python does.
         shared = [tensor for tensor in alive if _memory(tensor) in memory]
         held = {id(tensor) for tensor in alive} - {id(tensor) for tensor in shared}
-        del alive
+        del alive  # else this list would count as a referrer
         held |= _referred_to(shared)
         for ref, releases in self._seen:
             tensor = ref()

@@ -1,8 +1,8 @@
 """`checkpoint_blocks`: activation checkpointing, recomputing a block for its backward.
 
-Between forward and backward a block keeps its inputs; the other values read by its backward are
-recomputed right before the first formula of the block's backward that needs any of them, as in
-`torch.utils.checkpoint`, and like there recomputation stops once all values are available.
+Between forward and backward a block keeps its inputs. Its calls up to the last one that saves a
+value run again right before the first formula of the block's backward that needs any, as in
+`torch.utils.checkpoint`.
 
 Selective checkpointing also keeps the results of fused attention, of every second matrix product,
 and of reduce-scatters; these are kept until the block's backward has finished, even if unread.
@@ -241,11 +241,11 @@ def _nearest_products(node: fx.Node, among: Container[fx.Node], towards: str) ->
 def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "block") -> None:
     """Change a training step to recompute the values inside `blocks`, given as module paths.
 
-    A value that is read outside its block too is kept for that, and recomputed for the backward of
-    the block. One that cannot be recomputed, since an operand has been overwritten, is kept. Random
-    numbers are drawn again, so memory and cost are right, but if the graph is run, dropout differs
-    from that of the forward. Batch normalization in training counts its batch twice, as under
-    torch's own checkpointing. Consecutive calls of a block form one run.
+    A value that is also read outside its block stays in memory, and is still recomputed for the
+    block's own backward. A value is kept if it cannot be recomputed because an operand has been
+    overwritten. Random numbers are drawn again, so memory and cost are right, but if the graph is
+    run, dropout differs from that of the forward. Batch normalization in training counts its batch
+    twice, as under torch's own checkpointing. Consecutive calls of a block form one run.
 
     Args:
         graph: graph from `fxpart.capture.training.joint_trace.trace_step`, modified in place.
@@ -271,8 +271,8 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, how: str = "blo
     for run in nodes.runs if how == "selective" else ():
         for node in _saved_by_policy(run):
             node.meta[SAVED] = run.number
-    selects = how in ("selective", "core_attention")
-    plans = [(run, _Plan(nodes, run, selects).again()) for run in nodes.runs]
+    cores_only = how == "core_attention"
+    plans = [(run, _Plan(nodes, run, cores_only=cores_only).again()) for run in nodes.runs]
     for run, recomputed in plans:
         if recomputed:
             _insert(graph, nodes, run, recomputed)
@@ -285,8 +285,8 @@ class _Plan:
 
     nodes: StepNodes
     run: BlockRun
-    selects: bool
-    """Whether a policy chooses what is kept; else all calls up to the last needed one run again."""
+    cores_only: bool = field(kw_only=True)
+    """Whether the run is the core of an attention, of which only what is needed runs again."""
     kept: set[int] = field(default_factory=set)
     """Storages created in the block that stay in memory."""
     fixed: set[fx.Node] = field(default_factory=set)
@@ -311,8 +311,8 @@ class _Plan:
         read = [node for node in self.run.nodes if self.nodes.is_read_back(node, self.run)]
         if self.run.is_whole:
             read += self.nodes.results(self.run)
-        elif not self.selects:
-            read += self._on_the_way()
+        elif not self.cores_only:
+            read += self._before_last_saved()
         pending = [node for node in read if self._is_recomputed(node)]
         chosen: dict[fx.Node, None] = {}
         while pending:
@@ -328,11 +328,21 @@ class _Plan:
             pending += [w for w in writers if self.nodes.run_of.get(w) is self.run]
         return chosen
 
-    def _on_the_way(self) -> list[fx.Node]:
-        """Return the nodes before the last one that saves anything."""
+    def _before_last_saved(self) -> list[fx.Node]:
+        """Return the nodes before the last call whose backward saved a value.
+
+        A call saves its operands before it computes, and then recomputation stops. Its backward is
+        labelled with the last of its parts.
+        """
         orders = (node.meta[FORWARD] for node in self.nodes.saving(self.run))
         last = max(orders, default=-1)
-        return [node for node in self.run.nodes if node.meta[ORDER] < last]
+        nodes = self.run.nodes
+        call = next((node.meta[EXPORTED] for node in nodes if node.meta[ORDER] == last), None)
+        for position, node in enumerate(nodes):
+            makes = any(self.nodes.maker[key] is node for key in self.nodes.storages(node))
+            if node.meta[ORDER] == last or (makes and node.meta[EXPORTED] == call):
+                return nodes[:position]
+        return []
 
     def _is_recomputed(self, node: fx.Node) -> bool:
         inside = self.nodes.run_of.get(node) is self.run and node not in self.fixed

@@ -140,7 +140,7 @@ def test_attention_without_fused_kernels_holds_its_scores() -> None:
     assert _peak_bytes(step) == pytest.approx(step_peak_bytes(module, (x,)).peak_bytes, rel=0.01)
 
 
-def test_a_truth_mask_becomes_numbers_without_fused_kernels() -> None:
+def test_a_boolean_mask_is_converted_without_fused_kernels() -> None:
     x, mask = torch.randn(2, 128, 64), torch.ones(2, 4, 128, 128).tril().bool()
     graph = capture_graph(_Unfused().to("meta"), (x.to("meta"), mask.to("meta")))
     real_bytes = forward_peak_bytes(_Unfused(), (x, mask))

@@ -159,14 +159,13 @@ def test_a_calibration_in_the_earlier_form_is_read(
             "latency.file=null",
             (),
             0.0,
-            "fitted to those measured here, with nothing held out of the fit that tells how far it"
-            " is off",
+            "fitted to this model's operators, error on other operators unknown",
         ),
         (
             "latency.file=null",
             (-0.25,),
             0.5,
-            "fitted to those measured here, operators held out of the fit -25.0% in all; other"
+            "fitted to this model's operators, error on held-out operators -25.0% in total; other"
             " processes used the processor for 50% of the measurement; operators are charged for"
             " their own processor time",
         ),
@@ -174,7 +173,7 @@ def test_a_calibration_in_the_earlier_form_is_read(
             "latency.file=a.json",
             (0.125, -0.25, 0.0),
             0.0,
-            "of a.json, 3 models each held out of the fit -25.0% at worst",
+            "of a.json, worst error of 3 held-out models -25.0%",
         ),
     ],
 )
