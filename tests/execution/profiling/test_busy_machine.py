@@ -88,13 +88,19 @@ def test_an_operator_that_computes_all_the_time_is_charged_for_it() -> None:
     x = torch.zeros(512, 512)
     model = nn.Linear(512, 512)
     program = export_program(model, (x,))
-    with torch_threads(1), torch.no_grad():
-        profile = profile_operators(program, op_graph(program), repeats=9)
+
+    def own_s() -> float:
         for _ in range(5):
             model(x)
         begin = time.thread_time()
         for _ in range(50):
             model(x)
-        own_s = (time.thread_time() - begin) / 50
+        return (time.thread_time() - begin) / 50
+
+    with torch_threads(1), torch.no_grad():
+        # Other work slows the processor down too, more at some times than at others.
+        before_s = own_s()
+        profile = profile_operators(program, op_graph(program), repeats=9)
+        after_s = own_s()
     assert np.isfinite(profile.seconds).all()
-    assert own_s / 2.5 < profile.total_s < own_s * 2.5
+    assert min(before_s, after_s) / 2.5 < profile.total_s < max(before_s, after_s) * 2.5

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fxpart.cost.calibration import Calibration
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.roofline import LatencyModel
 from runner.experiment.operator_times import source_note
@@ -77,7 +76,8 @@ def test_a_default_length_and_another_runtime_are_named() -> None:
 )
 def test_times_of_another_machine_are_marked(overrides: list[str], expected: str) -> None:
     config = read("devices=2x16gb", *overrides)
-    times = LatencyModel() if config.latency.source == "roofline" else Calibration(0, 0, 1, {}, "x")
+    measured = OperatorProfile(np.ones(2), np.ones(2, dtype=np.int64), "x")
+    times = LatencyModel() if config.latency.source == "roofline" else measured
     note = source_note(config, times, chain(2))
     assert note.startswith(expected)
     assert bool(note) is bool(expected)
