@@ -221,8 +221,7 @@ def _slots(
     if devices is None:
         devices = range(options.stages or problem.topology.n_devices)
     sizes = [problem.topology.devices[device].memory_bytes for device in devices]
-    training = line.first_backward < problem.graph.n_ops
-    flights = options.plan.flights(len(devices), training=training)
+    flights = _flights(problem, line, options, len(devices))
     # Under a schedule the longest forward and backward can be those of different stages.
     prefer_more = options.schedule != "none"
     return Slots(devices, sizes, options.stages is None, flights, prefer_more)
@@ -385,7 +384,7 @@ def _interleaved(
         at_module = (_shifted(problem, row, homes, options) for row in rows)
         chosen = next((cut for cut in at_module if cut and cut.busy_s <= allowed_s), chosen)
     if chosen is None:
-        flight = _flights(problem, line, options, homes)[0]
+        flight = _flights(problem, line, options, devices)[0]
         raise no_cut_fits(problem, line, len(homes), interleave, flight)
     return _assignment(problem, chosen.line, _stretches(chosen.cuts, homes))
 
@@ -403,7 +402,7 @@ def _shifted(
     problem: Problem, line: StageLine, homes: list[int], options: PipelineOptions
 ) -> _RoundCut | None:
     """Return cuts into stages that fit, balanced by shifting, or None if none were found."""
-    flights = _flights(problem, line, options, homes)
+    flights = _flights(problem, line, options, max(homes) + 1)
     divided = options.schedule != "none"
     step = StepMemory(problem, line, homes, options.plan) if divided else None
     shifter = CutShifter(problem, line, homes, step)
@@ -426,10 +425,10 @@ def _shifted(
 
 
 def _flights(
-    problem: Problem, line: StageLine, options: PipelineOptions, homes: list[int]
+    problem: Problem, line: StageLine, options: PipelineOptions, devices: int
 ) -> list[Flight]:
     training = line.first_backward < problem.graph.n_ops
-    return options.plan.flights(max(homes) + 1, options.interleave, training=training)
+    return options.plan.flights(devices, options.interleave, training=training)
 
 
 def _by_shares(

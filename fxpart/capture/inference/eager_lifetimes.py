@@ -253,10 +253,10 @@ class _Watch(TorchFunctionMode):
         shared = [tensor for tensor in alive if _memory(tensor) in memory]
         held = {id(tensor) for tensor in alive} - {id(tensor) for tensor in shared}
         del alive  # else this list would count as a referrer
-        held |= _referred_to(shared)
+        held = (held | _referred_to(shared)) - returned
         for ref, releases in self._seen:
             tensor = ref()
-            if tensor is not None and id(tensor) in held - returned:
+            if tensor is not None and id(tensor) in held:
                 releases.append(FOREVER)
 
     def _with_gradients(self, mode: ProxyTorchDispatchMode, call: partial[Any]) -> Any:  # noqa: ANN401

@@ -124,9 +124,11 @@ class CutShifter:
 
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
         """Return cuts whose stages all fit, by shifting adjacent cuts together; None if stuck."""
-        if self._peak_bytes(cuts).sum() > _HOPELESS * self._memory_bytes().sum():
+        needed_bytes, memory_bytes = self._peak_bytes(cuts), self._memory_bytes()
+        if needed_bytes.sum() > _HOPELESS * memory_bytes.sum():
             return None
-        excess, cuts = self._excess_bytes(cuts), cuts.copy()
+        excess: list[int] = np.maximum(needed_bytes - memory_bytes, 0).tolist()
+        cuts = cuts.copy()
         steps, runs = self._steps(), self._runs().tolist()
         moves = [(first, last, step) for first, last in runs for step in steps]
         tried, number, attempts = 0, 0, 0

@@ -135,16 +135,15 @@ def test_attention_without_fused_kernels_holds_its_scores() -> None:
     (call,) = (op for op, target in enumerate(graph.targets) if "attention" in target)
     assert graph.targets[call] == "aten._scaled_dot_product_attention_math.default"
     assert graph.flops[call] == 4 * 2 * 4 * 128 * 128 * 16
-    assert _peak_bytes(graph) == pytest.approx(forward_peak_bytes(module, (x,)), rel=0.01)
-    step = joint_graph(module, (x,))
-    assert _peak_bytes(step) == pytest.approx(step_peak_bytes(module, (x,)).peak_bytes, rel=0.01)
+    assert _peak_bytes(graph) == forward_peak_bytes(module, (x,))
+    step_bytes = _peak_bytes(joint_graph(module, (x,)))
+    assert 0 <= step_peak_bytes(module, (x,)).peak_bytes - step_bytes <= 4  # of the loss
 
 
 def test_a_boolean_mask_is_converted_without_fused_kernels() -> None:
     x, mask = torch.randn(2, 128, 64), torch.ones(2, 4, 128, 128).tril().bool()
     graph = capture_graph(_Unfused().to("meta"), (x.to("meta"), mask.to("meta")))
-    real_bytes = forward_peak_bytes(_Unfused(), (x, mask))
-    assert _peak_bytes(graph) == pytest.approx(real_bytes, rel=0.01)
+    assert _peak_bytes(graph) == forward_peak_bytes(_Unfused(), (x, mask))
 
 
 def _peak_bytes(graph: OpGraph) -> int:

@@ -305,12 +305,17 @@ class Keeps(nn.Module):
         if self.how == "result is a view":
             self.kept = value
             return value.t()
-        self.kept = value.detach() if self.how == "detached" else value.data
+        if self.how == "detached":
+            self.kept = value.detach()
+        else:
+            self.kept = value.data if self.how == "data" else torch.detach(input=value)
         few: Tensor = self.layer(x[:4])
         return few
 
 
-@pytest.mark.parametrize("how", ["view of the result", "result is a view", "detached", "data"])
+@pytest.mark.parametrize(
+    "how", ["view of the result", "result is a view", "detached", "by name", "data"]
+)
 def test_an_attribute_is_held_though_a_result_or_a_gradient_has_left_it(how: str) -> None:
     x = torch.ones(512, 64)
     graph = joint_capture(Keeps(how), (x,), options=StepOptions()).graph
