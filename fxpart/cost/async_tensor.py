@@ -17,12 +17,10 @@ from fxpart.core.fusion import operator_name
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.collective_times import collective_axis, collective_kinds
-from fxpart.cost.tables import LatencySource
+from fxpart.cost.tables import MOST_KEPT, LatencySource
 
 __all__ = ["AsyncTensorTimes", "products_beside"]
 
-_MOST_KEPT = 48
-"""Graphs whose products are kept: a recommendation alternates between this many."""
 _VIEWS = ("_unsafe_view", "alias", "expand", "permute", "reshape", "squeeze", "t", "transpose")
 _PIECES = ("cat", "chunk", "clone", "contiguous", "getitem", "split", "stack", "unbind")
 _MOVES = frozenset((*_VIEWS, *_PIECES, "unsqueeze", "view"))
@@ -48,7 +46,7 @@ class AsyncTensorTimes:
         return times
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT)
 def products_beside(graph: OpGraph) -> Mapping[int, list[int]]:
     """Return the products of each collective of a tensor-parallel group that has any.
 

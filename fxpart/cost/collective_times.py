@@ -10,7 +10,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link, Topology
 from fxpart.cost.collectives import COLLECTIVES, CollectiveCurves, collective_time_s
-from fxpart.cost.tables import LatencySource
+from fxpart.cost.tables import MOST_KEPT, LatencySource
 
 __all__ = [
     "CollectiveGroup",
@@ -23,11 +23,9 @@ __all__ = [
 ]
 
 _OURS = "fxpart."
-_MOST_KEPT = 48
-"""Graphs whose collectives are kept: a recommendation alternates between this many."""
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT)
 def collective_kinds(graph: OpGraph) -> Mapping[int, str]:
     """Return the kind (one of `COLLECTIVES`) of each collective operator of `graph`."""
     named = {
@@ -113,11 +111,15 @@ def collective_seconds(
     `groups` are those of `TimesWithCollectives`.
     """
     kinds = collective_kinds(graph)
-    times = {}
+    times: dict[int, list[float]] = {}
+    known: dict[tuple[str, str, int], list[float]] = {}  # blocks repeat the same collectives
     for op, size_bytes in collective_bytes(graph).items():
-        group = groups[collective_axis(graph.targets[op])]
-        times[op] = [
-            collective_time_s(kinds[op], size_bytes, group.size, link, group.curves)
-            for link in group.links
-        ]
+        call = kinds[op], collective_axis(graph.targets[op]), size_bytes
+        if call not in known:
+            group = groups[call[1]]
+            known[call] = [
+                collective_time_s(call[0], size_bytes, group.size, link, group.curves)
+                for link in group.links
+            ]
+        times[op] = known[call]
     return times

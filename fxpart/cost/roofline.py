@@ -6,6 +6,7 @@ architectures. CACM 52(4), 2009, doi:10.1145/1498765.1498785.
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from fxpart.core.efficiency import LEAST_SHARE, MEMORY, OTHER
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
+from fxpart.cost.tables import MOST_KEPT
 from fxpart.errors import SpecError
 
 __all__ = [
@@ -145,17 +147,19 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
     return np.stack(columns, axis=1)
 
 
-def rate_names(graph: OpGraph) -> list[str]:
-    """Return the name of the peak, of `DeviceSpec.flops_per_s`, that limits each operator.
+def rate_names(graph: OpGraph) -> tuple[list[str], IntArray]:
+    """Return names of peaks, of `DeviceSpec.flops_per_s`, and which one limits each operator.
 
-    It is the dtype, except for convolutions in float32: cuDNN computes them in TF32 unless
-    ``torch.backends.cudnn.allow_tf32`` is turned off (PyTorch, "CUDA semantics"). A device that
-    states no rate of ``tfloat32`` computes them in float32.
+    Names may repeat; the indices have length n. A name is the dtype, except for convolutions in
+    float32: cuDNN computes them in TF32 unless ``torch.backends.cudnn.allow_tf32`` is turned off
+    (PyTorch, "CUDA semantics"). A device that states no rate of ``tfloat32`` computes them in
+    float32.
     """
     classes, class_of = _classes_of(graph)
-    return [classes[index].rate_name for index in class_of.tolist()]
+    return [operators.rate_name for operators in classes], class_of
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def _classes_of(graph: OpGraph) -> tuple[list[OperatorClass], IntArray]:
     """Return the classes of a graph's operators, and that of each operator. Length n."""
     called = list(zip(graph.targets, graph.dtypes, strict=True))

@@ -9,6 +9,7 @@ from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Topology
 
 __all__ = [
+    "MOST_KEPT",
     "CostTables",
     "LatencySource",
     "MemoryTables",
@@ -18,6 +19,9 @@ __all__ = [
     "memory_tables",
     "same_on_every_device",
 ]
+
+MOST_KEPT = 48
+"""Size of each cache by graph: a recommendation alternates between this many."""
 
 
 # Sources of operator times: a roofline, a profile or a calibration.

@@ -54,6 +54,8 @@ __all__ = ["PipelineOptions", "pipeline"]
 
 _SHARES = 8
 """Number of shares of a device's memory tried as the limit of one of several stages."""
+_SHIFTABLE = 1e-4
+"""Precision of the largest load of stages whose cuts are shifted afterwards."""
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
 """Most devices, and devices times microbatches, for which every number of stages is tried."""
 _ORDER_GAIN = 0.01
@@ -415,6 +417,8 @@ def _shifted(
     for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
             return evened(cuts)
+        if shifter.is_hopeless(cuts):
+            return None
         by_share.append(cuts)
     # If equal shares are too small for any stages, unequal ones may work. Each start takes long.
     even = np.linspace(0, line.n_units, len(homes) + 1).astype(np.int64)
@@ -443,7 +447,7 @@ def _by_shares(
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         solver = whole.with_memory([int(sizes[home] * share) for home in homes])
-        stages = solver.least_load() if solver.reaches_end() else None
+        stages = solver.least_load(precision=_SHIFTABLE) if solver.reaches_end() else None
         if stages is not None:
             yield _cuts(stages)
         elif line.first_backward == problem.graph.n_ops:

@@ -17,7 +17,7 @@ from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
-from fxpart.cost.tables import LatencySource
+from fxpart.cost.tables import MOST_KEPT, LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
@@ -36,7 +36,7 @@ from runner.experiment.replicas import Replicas
 from runner.experiment.result import Result
 from runner.experiment.runtime import as_kernels
 from runner.experiment.serving_table import check_table, serving_table
-from runner.experiment.subject import MOST_KEPT, Subject, graph_to_place, shared_subject
+from runner.experiment.subject import Subject, graph_to_place, shared_subject
 from runner.experiment.subject_line import subject_line
 from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
 from runner.experiment.topology import rounding_bytes

@@ -9,10 +9,10 @@ import numpy as np
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.roofline import rate_names
+from fxpart.cost.tables import MOST_KEPT
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.config.specs import accelerator_files
-from runner.experiment.subject import MOST_KEPT
 from runner.output.terminal import rate_text
 
 __all__ = ["check_prices", "model_flops_utilization", "price_per_hour", "rate_line", "rate_metrics"]
@@ -56,8 +56,9 @@ def _model_flops(graph: OpGraph) -> Mapping[str, int]:
     forward = ~graph.is_backward
     flops: dict[str, int] = defaultdict(int)
     counted = graph.flops * forward * (1 if forward.all() else 1 + _backward_passes(graph))
-    for name, count in zip(rate_names(graph), counted.tolist(), strict=True):
-        flops[name] += count
+    names, name_of = rate_names(graph)
+    for index, count in zip(name_of.tolist(), counted.tolist(), strict=True):
+        flops[names[index]] += count
     return flops
 
 

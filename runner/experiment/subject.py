@@ -31,6 +31,7 @@ from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
+from fxpart.cost.tables import MOST_KEPT
 from fxpart.errors import CaptureError, SpecError
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from fxpart.execution.real_model import RealModel
 
 __all__ = [
-    "MOST_KEPT",
     "Subject",
     "graph_to_place",
     "is_captured",
@@ -72,9 +72,6 @@ __all__ = [
     "subject_of",
     "symbols_of",
 ]
-
-MOST_KEPT = 48
-"""Size of each cache of graphs: a recommendation alternates between this many."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

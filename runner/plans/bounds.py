@@ -164,17 +164,20 @@ def _least_bytes(plan: Plan, bounds: Bounds) -> int:
     """Return the bytes of weights, optimizer states and gradients of a replica, all held at once.
 
     They are those that modes count: stages hold gathered weights beside their shards of them, and
-    whole gradients until the last microbatch.
+    whole gradients until the last microbatch. A replica on one device has no gradients while all
+    its weights are gathered.
     """
-    replicas = bounds.weight_replicas
-    weights, gradients = bounds.weight_bytes, bounds.gradient_bytes
+    replicas, trained = bounds.weight_replicas, bounds.trained_weights
+    weights, others = bounds.weight_bytes, bounds.gradient_bytes
     states = bounds.weight_state_bytes // (replicas if plan.zero else 1)
+    sharded = trained[replicas[trained] == plan.replicas]
+    shard_bytes = int((weights[sharded] // plan.replicas).sum())
     if plan.zero < GATHERING:
-        gradients += bounds.bucket_bytes
-    elif plan.groups == 1:
-        weights, gradients = weights // replicas, 0
+        others += bounds.bucket_bytes
+    elif plan.groups > 1:
+        others += shard_bytes
+    elif plan.zero == GATHERING:
+        others = shard_bytes
     else:
-        trained = bounds.trained_weights
-        sharded = trained[replicas[trained] == plan.replicas]
-        gradients += int((weights[sharded] // plan.replicas).sum())
-    return int(weights.sum()) + int(states.sum()) + gradients
+        weights, others = weights // replicas, 0
+    return int(weights.sum()) + int(states.sum()) + others

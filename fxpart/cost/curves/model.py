@@ -201,16 +201,15 @@ class _OnDevice(NamedTuple):
 def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _OnDevice) -> None:
     """Write the times of products and attention on a device into `times` (length n)."""
     device, family, residuals, _ = on_device
-    names = rate_names(graph)
+    names, name_of = rate_names(graph)
     # A device without TF32 computes in float32.
-    in_32_bits = np.array(
-        [
-            name in _32_BITS or (name == "tfloat32" and name not in device.flops_per_s)
-            for name in names
-        ]
-    )
+    in_32 = [
+        name in _32_BITS or (name == "tfloat32" and name not in device.flops_per_s)
+        for name in names
+    ]
+    in_32_bits = np.array(in_32, dtype=np.bool_)[name_of]
     shares = {True: family.float32_share, False: family.sustained_share}
-    peak = _rates(device, names, in_32_bits, shares, family.gemm.compute_share)
+    peak = _rates(device, names, in_32, shares, family.gemm.compute_share)[name_of]
     of_device = Rates(0.0, device.memory_bandwidth_bytes_per_s, device.multiprocessors)
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, of_device._replace(flops_per_s=peak[ops]))
@@ -222,18 +221,18 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
         )
     if curve := family.gemm_float32:
         rows = in_32_bits[ops] & (np.minimum(products.m, products.n) > 1)
-        rates = _rates(device, names, in_32_bits, {True: 1.0, False: 1.0}, curve.compute_share)
+        rates = _rates(device, names, in_32, {True: 1.0, False: 1.0}, curve.compute_share)
         seconds[rows] = curve.seconds(
             products.only(rows),
-            of_device._replace(flops_per_s=rates[ops][rows]),
+            of_device._replace(flops_per_s=rates[name_of][ops][rows]),
             ~shapes.has_bias[rows],
         )
     if convolution := family.convolution:
         rows = shapes.is_convolution
-        rates = _rates(device, names, in_32_bits, shares, convolution.compute_share)
+        rates = _rates(device, names, in_32, shares, convolution.compute_share)
         seconds[rows] = convolution.forward_seconds(
             shapes.convolutions,
-            of_device._replace(flops_per_s=rates[ops][rows]),
+            of_device._replace(flops_per_s=rates[name_of][ops][rows]),
             device.rate_for("float32"),
         )
         seconds[shapes.is_gradient] *= convolution.gradient_work
@@ -244,19 +243,18 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
 def _rates(
     device: DeviceSpec,
     names: Sequence[str],
-    in_32_bits: npt.NDArray[np.bool_],
+    in_32_bits: Sequence[bool],
     shares: Mapping[bool, float],
     kernel_share: float,
 ) -> FloatArray:
-    """Return the rate of each operator: that of its dtype, times the share of its number of bits.
+    """Return the rate of each of `names`: the peak, times the share of its number of bits.
 
     Kernels reach `kernel_share` of it.
     """
-    rates = {
-        key: device.reached_rate_for(key[0], shares[key[1]], kernel_share)
-        for key in set(zip(names, in_32_bits.tolist(), strict=True))
-    }
-    return np.array([rates[key] for key in zip(names, in_32_bits.tolist(), strict=True)])
+    pairs = zip(names, in_32_bits, strict=True)
+    return np.array(
+        [device.reached_rate_for(name, shares[in_32], kernel_share) for name, in_32 in pairs]
+    )
 
 
 def _write_attention(

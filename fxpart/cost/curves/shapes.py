@@ -5,6 +5,7 @@ k FLOPs by the B m n results gives k, and the operand sizes B m k and B k n give
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
 from fxpart.cost.curves.convolution import Convolutions, layout_elements
 from fxpart.cost.curves.gemm import Products
+from fxpart.cost.tables import MOST_KEPT
 
 __all__ = ["Shapes", "shapes_of"]
 
@@ -79,6 +81,7 @@ class Shapes(NamedTuple):
         return self._replace(convolutions=self.convolutions._replace(layout_bytes=none))
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
     """Return the shapes of all operators of `graph` with FLOPs.
 

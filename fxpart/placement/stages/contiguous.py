@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,11 @@ MOST_PAIRED = 1024
 """Most units for which the transfers of each possible stage are evaluated."""
 _MOST_HALVINGS = 200
 """Enough for any float, since a load can be smaller than the total by any factor."""
+_MARGIN = 1.05
+"""Memory relative to which stages that do not reach the end are not searched for: more than a stage
+with a backward saves by being longer."""
+_ROUGH = 1e-3
+"""Precision of the smallest bound on loads before memory is regarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +67,29 @@ class Slots:
     """Whether more stages are better than fewer if slots may stay empty and loads are equal."""
 
 
-def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
-    """Return (nearly) the smallest bound for which `allows` is true, by bisection.
+class _Bracket(NamedTuple):
+    """Two bounds on loads between which the smallest feasible one lies."""
 
-    `allows` must be monotone, and true for `high_s`.
-    """
-    for _ in range(_MOST_HALVINGS):
-        middle_s = 0.5 * (low_s + high_s)
-        if high_s - low_s <= 1e-12 * high_s or not low_s < middle_s < high_s:
-            break
-        if allows(middle_s):
-            high_s = middle_s
-        else:
-            low_s = middle_s
-    return high_s
+    low_s: float
+    """Infeasible, or 0."""
+    high_s: float
+    """Feasible."""
+
+    def halved(self, allows: Callable[[float], bool], precision: float) -> "_Bracket":
+        """Return a bracket at most `precision` times its high bound wide, by bisection.
+
+        `allows` returns whether a bound is feasible.
+        """
+        low_s, high_s = self
+        for _ in range(_MOST_HALVINGS):
+            middle_s = 0.5 * (low_s + high_s)
+            if high_s - low_s <= precision * high_s or not low_s < middle_s < high_s:
+                break
+            if allows(middle_s):
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return _Bracket(low_s, high_s)
 
 
 class StageSolver:
@@ -103,8 +118,8 @@ class StageSolver:
         self._sources = self._links()
         self._sending_s = self._sends()
         self._senders = _senders(self._sources, self._sending_s, self._line.n_units)
-        self._unlimited_s: list[float] = []
-        """The smallest bound on loads that allows a cut without regard to memory, once known.
+        self._unlimited: list[_Bracket] = []
+        """Bounds on loads that are almost the smallest one without regard to memory, once known.
         Shared with solvers for other memory."""
 
     def with_memory(self, memory_bytes: Sequence[int]) -> "StageSolver":
@@ -181,12 +196,15 @@ class StageSolver:
                 loads.append(self._line.link_s(source.device, target.device)[target.begin])
         return float(max(loads))
 
-    def least_load(self, at_most_s: float = np.inf) -> list[Stretch] | None:
+    def least_load(
+        self, at_most_s: float = np.inf, precision: float = EQUAL_LOADS
+    ) -> list[Stretch] | None:
         """Return the stages with the smallest largest load, or None if memory allows no cut.
 
-        Ties (up to `EQUAL_LOADS`) go to fewer stages (`Slots.prefer_more`: to more), then to the
-        most even ones (`fxpart.placement.stages.even`). None too if the load exceeds `at_most_s`,
-        which is found out in O(U) per slot.
+        Loads up to `precision` above the smallest, relatively, are ties. Ties go to fewer stages
+        (`Slots.prefer_more`: to more), then to the most even ones
+        (`fxpart.placement.stages.even`). None too if the load exceeds `at_most_s`, which is found
+        out in O(U) per slot.
         """
         if at_most_s < np.inf and self._cuts(at_most_s) is None:
             return None
@@ -195,13 +213,18 @@ class StageSolver:
         else:
             carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
         most_s = min(max(float(self._table.max()), *carried_s, 0.0), at_most_s)
-        if not self._unlimited_s:
-            least_s = _bisect(
-                lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
+        if not self._unlimited:
+            whole = _Bracket(0.0, most_s)
+            self._unlimited.append(
+                whole.halved(
+                    lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, _ROUGH
+                )
             )
-            self._unlimited_s.append(least_s)
-        bound_s = self._first_bound(self._unlimited_s[0] * (1 + EQUAL_LOADS), most_s)
-        return None if bound_s is None else self._choose(bound_s)
+        feasible = self._feasible(self._unlimited[0], most_s)
+        if feasible is None:
+            return None
+        allowed = feasible.halved(lambda bound_s: self._cuts(bound_s) is not None, precision)
+        return self._choose(allowed.high_s * (1 + EQUAL_LOADS))
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
         """Return the bytes of units `begin` to `end` - 1 (not empty) for one microbatch."""
@@ -248,23 +271,32 @@ class StageSolver:
                 return True
         return False
 
-    def _first_bound(self, least_s: float, most_s: float) -> float | None:
-        """Return the smallest bound with a cut that fits; `least_s` is that without memory."""
-        if self._cuts(least_s) is not None:
-            return least_s
-        low_s, high_s, step = least_s, least_s, 1e-3
-        while high_s < most_s:
-            high_s = min(most_s, least_s + step * most_s)
-            if self._cuts(high_s) is not None:
-                return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
-                    1 + EQUAL_LOADS
-                )
+    def _feasible(self, unlimited: _Bracket, most_s: float) -> _Bracket | None:
+        """Return bounds around the smallest one with a cut that fits; None if there is none.
+
+        `unlimited` are those without regard to memory.
+        """
+        if not self._may_fit():
+            return None
+        low_s, high_s = unlimited
+        step, least_s = 1e-3, high_s
+        while self._cuts(high_s) is None:
             # If not even the largest bound allows a cut, which takes long to find out, memory
             # allows none; with a backward, nearly always.
-            if low_s == least_s and not self.reaches_end() and self._cuts(most_s) is None:
+            is_first = high_s == least_s
+            if high_s >= most_s or (
+                is_first and not self.reaches_end() and self._cuts(most_s) is None
+            ):
                 return None
-            low_s, step = high_s, 1.5 * step
-        return None
+            low_s, high_s = high_s, min(most_s, least_s + step * most_s)
+            step *= 1.5
+        return _Bracket(low_s, high_s)
+
+    def _may_fit(self) -> bool:
+        """Return False if stages would not even reach the end with a little more memory."""
+        if self.reaches_end():
+            return True
+        return self.with_memory([int(_MARGIN * n) for n in self._slots.memory_bytes]).reaches_end()
 
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
         """Return the furthest end of a stage on each slot from each cut, or None if infeasible.

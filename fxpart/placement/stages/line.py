@@ -8,16 +8,13 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.cost.problem import Problem
-from fxpart.cost.tables import memory_tables
+from fxpart.cost.tables import MOST_KEPT, memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
 from fxpart.placement.stages.stretch_bytes import Stretches, UnitTables, no_bytes, stretch_scratch
 
-__all__ = ["MOST_KEPT", "StageLine", "stage_line"]
-
-MOST_KEPT = 48
-"""Number of graphs whose stretch sizes are cached, since plans of one graph share them."""
+__all__ = ["StageLine", "stage_line"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

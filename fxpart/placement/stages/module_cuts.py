@@ -7,8 +7,8 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_bounds import module_bound, single_calls
+from fxpart.cost.tables import MOST_KEPT
 from fxpart.errors import SpecError, nearest_names
-from fxpart.placement.stages.line import MOST_KEPT
 from fxpart.placement.stages.stretch_bytes import Stretches
 
 __all__ = ["cuts_by_depth", "named_cuts"]

@@ -1,7 +1,7 @@
 """Find identical blocks of a model, so that shifted stretches of them need equal memory."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -39,10 +39,10 @@ def repeated_units(graph: OpGraph, memory: MemoryTables, units: UnitTables) -> R
     blocks = _Blocks(memory, units, rows)
     if not blocks.keep_order():
         return Repeated()
-    tokens = [list(blocks.tokens(number)) for number in range(len(rows))]
+    tokens = blocks.tokens()
     longest, begin = (0, 0), 0
     for number in range(1, len(rows) + 1):
-        if number == len(rows) or tokens[number] != tokens[begin]:
+        if number == len(rows) or not np.array_equal(tokens[number], tokens[begin]):
             longest = max(longest, (number - begin, -begin))
             begin = number
     count, first = longest[0], -longest[1]
@@ -70,116 +70,124 @@ def _rows(graph: OpGraph, units: UnitTables) -> list[tuple[int, int]]:
     return longest
 
 
-class _Columns(NamedTuple):
-    """Columns of `MemoryTables` as lists, whose items are read one by one."""
-
-    use_start: list[int]
-    uses: list[int]
-    read_start: list[int]
-    reads: list[int]
-    made_start: list[int]
-    producer: list[int]
-    base: list[int]
-    held: list[int]
-    alloc_bytes: list[int]
-    value_bytes: list[int]
-    weight_bytes: list[int]
-    is_output: list[bool]
-
-
 class _Blocks:
     """The operators of a row of blocks, with references relative to a block."""
 
     def __init__(
         self, memory: MemoryTables, units: UnitTables, rows: Sequence[tuple[int, int]]
     ) -> None:
-        self._m = _Columns(*(getattr(memory, name).tolist() for name in _Columns._fields))
-        self._units, self._unit_of, self._rows = units, units.unit_of.tolist(), rows
+        self._m, self._units = memory, units
         first, end, period = rows[0][0], rows[-1][1], rows[0][1] - rows[0][0]
         inside = (units.unit_of >= first) & (units.unit_of < end)
         ops = np.flatnonzero(inside)
         of_block = (units.unit_of[ops] - first) // period
-        self._ops = [ops[of_block == number].tolist() for number in range(len(rows))]
-        self._place = {
-            op: (number, index)
-            for number, row in enumerate(self._ops)
-            for index, op in enumerate(row)
-        }
+        self._ops = [ops[of_block == number] for number in range(len(rows))]
+        # The block of each operator, or -1, and its place there.
+        self._block, self._place = np.full((2, len(units.unit_of)), -1, dtype=np.int64)
+        for number, row in enumerate(self._ops):
+            self._block[row], self._place[row] = number, np.arange(len(row))
+        self._unit = (units.unit_of - first) % period
         bounds = (0, units.first_backward, units.first_update, len(units.unit_of))
         parts = [ops[(ops >= low) & (ops < high)] for low, high in pairwise(bounds)]
         self._sections = [(int(part[0]), int(part[-1])) for part in parts if len(part)]
-        self._users = _users(memory)
 
     def keep_order(self) -> bool:
         """Return whether a shift by one block preserves the order of all operators."""
         if len({len(row) for row in self._ops}) > 1:
             return False
-        after = {
-            op: then
-            for row, behind in pairwise(self._ops)
-            for op, then in zip(row, behind, strict=True)
-        }
-        shifted = [after[op] for op in sorted(after)]
-        return all(before < then for before, then in pairwise(shifted))
+        before, after = np.concatenate(self._ops[:-1]), np.concatenate(self._ops[1:])
+        return bool((np.diff(after[np.argsort(before)]) > 0).all())
 
-    def tokens(self, number: int) -> Iterator[tuple[object, ...]]:
-        """Yield for each operator of a block everything that a pass over a stretch reads of it."""
-        m, first = self._m, self._rows[number][0]
-        for op in self._ops[number]:
-            weights = m.uses[m.use_start[op] : m.use_start[op + 1]]
-            reads = m.reads[m.read_start[op] : m.read_start[op + 1]]
-            yield (
-                self._unit_of[op] - first,
-                (op >= self._units.first_backward) + (op >= self._units.first_update),
-                tuple(self._weight(weight, number) for weight in weights),
-                tuple(self._value(value, number) for value in reads),
-                tuple(
-                    self._made(value, number)
-                    for value in range(m.made_start[op], m.made_start[op + 1])
-                ),
-            )
+    def tokens(self) -> list[IntArray]:
+        """Return for each block everything that a pass over a stretch reads of its operators."""
+        m, ops, units = self._m, np.concatenate(self._ops), self._units
+        phase = (ops >= units.first_backward) + (ops >= units.first_update)
+        weights = self._weight_table()
 
-    def _made(self, value: int, number: int) -> tuple[object, ...]:
-        m, base, held_until = self._m, self._m.base[value], self._m.held[value]
-        return (
-            m.alloc_bytes[value],
-            m.value_bytes[value],
-            m.is_output[value],
-            self._value(base, number) if base >= 0 else -1,
-            self._op(held_until, number) if held_until >= 0 else -1,
-        )
+        def used(items: IntArray, number: IntArray) -> IntArray:
+            block, kind = weights[m.uses[items]].T
+            return np.column_stack([np.where(block >= 0, block - number, -1), kind])
 
-    def _value(self, value: int, number: int) -> tuple[object, ...]:
-        """Return a value relative to a block; values made outside of blocks are absolute."""
-        m, producer = self._m, self._m.producer[value]
-        sizes = m.alloc_bytes[value], m.value_bytes[value]
-        if producer not in self._place:
-            return (value, self._op(producer, number), *sizes)
-        return (value - m.made_start[producer], self._op(producer, number), *sizes)
+        tables = [
+            np.column_stack([self._block[ops], self._unit[ops], phase]),
+            *self._listed(ops, m.use_start, used),
+            *self._listed(ops, m.read_start, lambda items, n: self._values(m.reads[items], n)),
+            *self._listed(ops, m.made_start, self._made),
+        ]
+        return [
+            np.concatenate([table[table[:, 0] == number, 1:].ravel() for table in tables])
+            for number in range(len(self._ops))
+        ]
 
-    def _weight(self, weight: int, number: int) -> tuple[object, ...]:
-        users = self._users[weight]
-        if not all(op in self._place for op in users):
-            return (weight,)
-        return (self._m.weight_bytes[weight], *(self._op(op, number) for op in users))
+    def _listed(
+        self, ops: IntArray, start: IntArray, columns: Callable[[IntArray, IntArray], IntArray]
+    ) -> list[IntArray]:
+        """Return tables of the items of `ops`, ``start[op]`` to ``start[op + 1] - 1``, by block.
 
-    def _op(self, op: int, number: int) -> tuple[object, ...]:
-        """Return the position of an operator relative to a block.
+        They are their number, and their `columns`. The first column of both is the block.
+        """
+        number, counts = self._block[ops], start[ops + 1] - start[ops]
+        number_of_item = np.repeat(number, counts)
+        skipped = np.repeat(start[ops] - (np.cumsum(counts) - counts), counts)
+        items = skipped + np.arange(len(skipped))
+        own = columns(items, number_of_item)
+        return [np.column_stack([number, counts]), np.column_stack([number_of_item, own])]
+
+    def _made(self, values: IntArray, number: IntArray) -> IntArray:
+        m, base, held_until = self._m, self._m.base[values], self._m.held[values]
+        of_base, of_holder = self._values(base, number), self._operators(held_until, number)
+        of_base[base < 0], of_holder[held_until < 0] = -1, -1
+        sizes = m.alloc_bytes[values], m.value_bytes[values]
+        return np.column_stack([*sizes, m.is_output[values], of_base, of_holder])
+
+    def _values(self, values: IntArray, number: IntArray) -> IntArray:
+        """Return values relative to blocks; those made outside of blocks are absolute."""
+        m, producer = self._m, self._m.producer[values]
+        is_inside = (producer >= 0) & (self._block[producer] >= 0)
+        place = np.where(is_inside, values - m.made_start[producer], values)
+        sizes = m.alloc_bytes[values], m.value_bytes[values]
+        return np.column_stack([place, self._operators(producer, number), *sizes])
+
+    def _operators(self, ops: IntArray, number: IntArray) -> IntArray:
+        """Return the positions of operators relative to blocks; -1 is the model's input.
 
         For an operator outside of blocks, it is whether it runs before or after each section of
         blocks. If it runs inside a section, the position differs for every block.
         """
-        place = self._place.get(op)
-        if place is not None:
-            return (place[0] - number, place[1])
-        if any(begin < op < end for begin, end in self._sections):
-            return ("within", op, number)
-        return ("between", *(op < begin for begin, _ in self._sections))
+        is_inside = (ops >= 0) & (self._block[ops] >= 0)
+        within, before = np.zeros(len(ops), dtype=np.bool_), np.zeros(len(ops), dtype=np.int64)
+        for section, (begin, end) in enumerate(self._sections):
+            within |= (begin < ops) & (ops < end)
+            before += (ops < begin).astype(np.int64) << section
+        of_block = np.column_stack([ops * 0, self._block[ops] - number, self._place[ops]])
+        inside_section = np.column_stack([ops * 0 + 1, ops, number])
+        between = np.column_stack([ops * 0 + 2, before, before * 0])
+        elsewhere = np.where(within[:, None], inside_section, between)
+        return np.where(is_inside[:, None], of_block, elsewhere)
+
+    def _weight_table(self) -> IntArray:
+        """Return the first block that uses each weight, and its kind. Shape (W, 2).
+
+        Weights used by blocks alone are of one kind if they have equal bytes and relative users;
+        the block of any other weight is -1, and its kind its own.
+        """
+        kinds: dict[tuple[object, ...], int] = {}
+        table = []
+        for weight, users in enumerate(_users(self._m)):
+            blocks = self._block[users]
+            first = int(blocks.min(initial=len(self._ops)))
+            if first < 0:
+                table.append((-1, -1 - weight))
+                continue
+            places = zip((blocks - first).tolist(), self._place[users].tolist(), strict=True)
+            kind = (int(self._m.weight_bytes[weight]), *places)
+            table.append((first, kinds.setdefault(kind, len(kinds))))
+        return np.array(table, dtype=np.int64).reshape(-1, 2)
 
 
-def _users(memory: MemoryTables) -> list[list[int]]:
+def _users(memory: MemoryTables) -> list[IntArray]:
     """Return the operators that use each weight."""
     of_use = np.repeat(np.arange(len(memory.use_start) - 1), np.diff(memory.use_start))
     order: IntArray = np.argsort(memory.uses, kind="stable")
     counts = np.bincount(memory.uses, minlength=len(memory.weight_bytes))
-    return [row.tolist() for row in np.split(of_use[order], np.cumsum(counts)[:-1])]
+    return np.split(of_use[order], np.cumsum(counts)[:-1])

@@ -122,13 +122,15 @@ class CutShifter:
         """Return whether the stages fit all devices."""
         return not any(self._excess_bytes(cuts))
 
+    def is_hopeless(self, cuts: IntArray) -> bool:
+        """Return whether the stages exceed all devices' memory together by far."""
+        return bool(self._peak_bytes(cuts).sum() > _HOPELESS * self._memory_bytes().sum())
+
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
         """Return cuts whose stages all fit, by shifting adjacent cuts together; None if stuck."""
-        needed_bytes, memory_bytes = self._peak_bytes(cuts), self._memory_bytes()
-        if needed_bytes.sum() > _HOPELESS * memory_bytes.sum():
+        if self.is_hopeless(cuts):
             return None
-        excess: list[int] = np.maximum(needed_bytes - memory_bytes, 0).tolist()
-        cuts = cuts.copy()
+        cuts, excess = cuts.copy(), self._excess_bytes(cuts)
         steps, runs = self._steps(), self._runs().tolist()
         moves = [(first, last, step) for first, last in runs for step in steps]
         tried, number, attempts = 0, 0, 0
