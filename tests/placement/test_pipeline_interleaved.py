@@ -262,7 +262,7 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
     # With a backward, a search with less memory may find cuts that one with more has missed.
     calls = list[StageSolver]()
 
-    def none_fit(solver: StageSolver) -> None:
+    def none_fit(solver: StageSolver, **_: float) -> None:
         calls.append(solver)
 
     monkeypatch.setattr(StageSolver, "least_load", none_fit)

@@ -36,8 +36,8 @@ _MOST_TRIES = 1000
 _MOST_REPAIRS = 200
 """Most shifts evaluated in a search for cuts that fit."""
 _HOPELESS = 1.25
-"""Sum of all devices' peaks, as a multiple of their memory, above which no shift is tried. A rule
-of thumb: on small random graphs, 1.1 refused twice as many plans that fit."""
+"""`CutShifter.memory_share` above which no shift is tried. A rule of thumb: on small random graphs,
+1.1 refused twice as many plans that fit."""
 
 
 class _Row(NamedTuple):
@@ -122,13 +122,13 @@ class CutShifter:
         """Return whether the stages fit all devices."""
         return not any(self._excess_bytes(cuts))
 
-    def is_hopeless(self, cuts: IntArray) -> bool:
-        """Return whether the stages exceed all devices' memory together by far."""
-        return bool(self._peak_bytes(cuts).sum() > _HOPELESS * self._memory_bytes().sum())
+    def memory_share(self, cuts: IntArray) -> float:
+        """Return the sum of all devices' peaks, as a multiple of their memory."""
+        return float(self._peak_bytes(cuts).sum() / self._memory_bytes().sum())
 
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
         """Return cuts whose stages all fit, by shifting adjacent cuts together; None if stuck."""
-        if self.is_hopeless(cuts):
+        if self.memory_share(cuts) > _HOPELESS:
             return None
         cuts, excess = cuts.copy(), self._excess_bytes(cuts)
         steps, runs = self._steps(), self._runs().tolist()
