@@ -55,8 +55,8 @@ __all__ = ["PipelineOptions", "pipeline"]
 _SHARES = 8
 """Number of shares of a device's memory tried as the limit of one of several stages."""
 _HOPELESS = 1.35
-"""`CutShifter.memory_share` above which smaller shares are not tried. A rule of thumb: of 160 random
-graphs in the least memory that is enough, it refused one more."""
+"""`CutShifter.memory_share` above which smaller shares are not tried. A rule of thumb: of 160
+random graphs in the least memory that is enough, it refused one more."""
 _SHIFTABLE = 1e-4
 """Precision of the largest load of stages whose cuts are shifted afterwards."""
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000

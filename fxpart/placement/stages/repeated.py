@@ -114,9 +114,11 @@ class _Blocks:
             *self._listed(ops, m.read_start, lambda items, n: self._values(m.reads[items], n)),
             *self._listed(ops, m.made_start, self._made),
         ]
+        begins = np.arange(1, len(self._ops))
+        of_blocks = [np.split(table[:, 1:], table[:, 0].searchsorted(begins)) for table in tables]
         return [
-            np.concatenate([table[table[:, 0] == number, 1:].ravel() for table in tables])
-            for number in range(len(self._ops))
+            np.concatenate([part.ravel() for part in parts])
+            for parts in zip(*of_blocks, strict=True)
         ]
 
     def _listed(
@@ -124,7 +126,7 @@ class _Blocks:
     ) -> list[IntArray]:
         """Return tables of the items of `ops`, ``start[op]`` to ``start[op + 1] - 1``, by block.
 
-        They are their number, and their `columns`. The first column of both is the block.
+        They are their number, and their `columns`. The first column of both is the block, ascending.
         """
         number, counts = self._block[ops], start[ops + 1] - start[ops]
         number_of_item = np.repeat(number, counts)
