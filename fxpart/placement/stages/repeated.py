@@ -126,7 +126,8 @@ class _Blocks:
     ) -> list[IntArray]:
         """Return tables of the items of `ops`, ``start[op]`` to ``start[op + 1] - 1``, by block.
 
-        They are their number, and their `columns`. The first column of both is the block, ascending.
+        They are their number, and their `columns`. The first column of both is the block, from the
+        first on.
         """
         number, counts = self._block[ops], start[ops + 1] - start[ops]
         number_of_item = np.repeat(number, counts)
