@@ -69,6 +69,10 @@ def check_mesh(config: Config) -> None:
             f"phase={config.phase.name} has one token per sequence; use phase=prefill, or leave "
             "out context_parallel"
         )
+    if context > 1 and config.model.seq_len is not None and not is_serving(config):
+        from fxpart.sharding.context import check_context  # imports torch
+
+        check_context(config.model.seq_len, context)
     if experts > 1:
         _check_experts(config)
 

@@ -428,6 +428,9 @@ def test_impossible_degrees_are_refused() -> None:
             check(read(*TINY_LLAMA, "devices=6x16gb", f"tensor_parallel={degree}"))
     with pytest.raises(NotApplicableError, match=r"^context_parallel=3 needs .*; make it 2 or 4, "):
         dealt_out(read(*TINY_LLAMA, "devices=4x16gb", "context_parallel=3"))
+    uneven = (*TINY_LLAMA, "model.seq_len=18", "devices=4x16gb", "context_parallel=2")
+    with pytest.raises(NotApplicableError, match=r"4 chunks, .* use model\.seq_len=16 or 20$"):
+        check(read(*uneven))
 
 
 def test_a_degree_that_heads_do_not_allow_names_the_nearest_that_they_do() -> None:
