@@ -13,7 +13,14 @@ from fxpart.core.graph import IntArray
 from fxpart.core.topology import DeviceSpec, Link, Topology
 from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 
-__all__ = ["DataParallel", "check_replica_count", "ring_links", "share_of_batch", "split_topology"]
+__all__ = [
+    "DataParallel",
+    "check_replica_count",
+    "ring_links",
+    "share_of_batch",
+    "share_of_sequence",
+    "split_topology",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,6 +62,30 @@ def share_of_batch(batch_size: int, replicas: int) -> int:
             f" make it a multiple of {replicas}, such as {suggestion}"
         )
     return batch_size // replicas
+
+
+def share_of_sequence(seq_len: int | None, group: int) -> int | None:
+    """Return the number of positions per device of a context-parallel group.
+
+    Raises:
+        NotApplicableError: if the length does not divide into equal pieces.
+
+    """
+    if group == 1:
+        return seq_len
+    if seq_len is None or seq_len % (2 * group):
+        near = 2 * group
+        if seq_len is not None:
+            below = seq_len - seq_len % near
+            near_text = f"{below} or {below + near}" if below else str(near)
+        else:
+            near_text = f"a multiple of {near}"
+        raise NotApplicableError(
+            f"context_parallel={group} cuts each sequence into {2 * group} chunks, two a device,"
+            f" got model.seq_len={'null' if seq_len is None else seq_len}; use"
+            f" model.seq_len={near_text}"
+        )
+    return seq_len // group
 
 
 def split_topology(topology: Topology, replicas: int, asked: str | None = None) -> DataParallel:

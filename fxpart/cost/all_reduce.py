@@ -106,15 +106,15 @@ def _contributes(graph: OpGraph) -> npt.NDArray[np.bool_]:
     is_needed[graph.gradient_values] = True
     contributes = graph.is_update.copy()
     contributes[graph.value_producer[is_needed & (graph.value_producer >= 0)]] = True
-    # Lists, as items of arrays are slow to read one by one.
-    needed, starts = contributes.tolist(), graph.read_start.tolist()
+    # Lists, since reading an array item by item is slow.
+    op_contributes, starts = contributes.tolist(), graph.read_start.tolist()
     makers: list[int] = graph.value_producer[graph.reads].tolist()
     for op in range(graph.n_ops - 1, -1, -1):
-        if needed[op]:
+        if op_contributes[op]:
             for maker in makers[starts[op] : starts[op + 1]]:
                 if maker >= 0:
-                    needed[maker] = True
-    return np.array(needed, dtype=np.bool_)
+                    op_contributes[maker] = True
+    return np.array(op_contributes, dtype=np.bool_)
 
 
 def with_buckets(graph: OpGraph, partial: IntArray) -> OpGraph:

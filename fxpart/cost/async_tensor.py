@@ -17,7 +17,7 @@ from fxpart.core.fusion import operator_name
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.collective_times import collective_axis, collective_kinds
-from fxpart.cost.tables import MOST_KEPT, LatencySource
+from fxpart.cost.tables import MOST_KEPT_GRAPHS, LatencySource
 
 __all__ = ["AsyncTensorTimes", "products_beside"]
 
@@ -46,7 +46,7 @@ class AsyncTensorTimes:
         return times
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def products_beside(graph: OpGraph) -> Mapping[int, list[int]]:
     """Return the products of each collective of a tensor-parallel group that has any.
 

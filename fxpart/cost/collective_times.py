@@ -10,7 +10,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link, Topology
 from fxpart.cost.collectives import COLLECTIVES, CollectiveCurves, collective_time_s
-from fxpart.cost.tables import MOST_KEPT, LatencySource
+from fxpart.cost.tables import MOST_KEPT_GRAPHS, LatencySource
 
 __all__ = [
     "CollectiveGroup",
@@ -25,7 +25,7 @@ __all__ = [
 _OURS = "fxpart."
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def collective_kinds(graph: OpGraph) -> Mapping[int, str]:
     """Return the kind (one of `COLLECTIVES`) of each collective operator of `graph`."""
     named = {
@@ -112,14 +112,15 @@ def collective_seconds(
     """
     kinds = collective_kinds(graph)
     times: dict[int, list[float]] = {}
-    known: dict[tuple[str, str, int], list[float]] = {}  # blocks repeat the same collectives
+    seconds_of_call: dict[tuple[str, str, int], list[float]] = {}  # blocks repeat the same calls
     for op, size_bytes in collective_bytes(graph).items():
-        call = kinds[op], collective_axis(graph.targets[op]), size_bytes
-        if call not in known:
-            group = groups[call[1]]
-            known[call] = [
-                collective_time_s(call[0], size_bytes, group.size, link, group.curves)
+        kind, axis = kinds[op], collective_axis(graph.targets[op])
+        call = kind, axis, size_bytes
+        if call not in seconds_of_call:
+            group = groups[axis]
+            seconds_of_call[call] = [
+                collective_time_s(kind, size_bytes, group.size, link, group.curves)
                 for link in group.links
             ]
-        times[op] = known[call]
+        times[op] = seconds_of_call[call]
     return times

@@ -14,7 +14,7 @@ import numpy as np
 from fxpart.core.efficiency import LEAST_SHARE, MEMORY, OTHER
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
-from fxpart.cost.tables import MOST_KEPT
+from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import SpecError
 
 __all__ = [
@@ -148,18 +148,18 @@ def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatA
 
 
 def rate_names(graph: OpGraph) -> tuple[list[str], IntArray]:
-    """Return names of peaks, of `DeviceSpec.flops_per_s`, and which one limits each operator.
+    """Return the names of the peaks that limit operators, and the index of each operator's name.
 
-    Names may repeat; the indices have length n. A name is the dtype, except for convolutions in
-    float32: cuDNN computes them in TF32 unless ``torch.backends.cudnn.allow_tf32`` is turned off
-    (PyTorch, "CUDA semantics"). A device that states no rate of ``tfloat32`` computes them in
-    float32.
+    Names are keys of `DeviceSpec.flops_per_s` and may repeat; the indices have length n. A name is
+    the dtype, except for convolutions in float32: cuDNN computes them in TF32 unless
+    ``torch.backends.cudnn.allow_tf32`` is turned off (PyTorch, "CUDA semantics"). A device that
+    states no rate of ``tfloat32`` computes them in float32.
     """
     classes, class_of = _classes_of(graph)
     return [operators.rate_name for operators in classes], class_of
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def _classes_of(graph: OpGraph) -> tuple[list[OperatorClass], IntArray]:
     """Return the classes of a graph's operators, and that of each operator. Length n."""
     called = list(zip(graph.targets, graph.dtypes, strict=True))
@@ -176,7 +176,9 @@ def _classes_of(graph: OpGraph) -> tuple[list[OperatorClass], IntArray]:
         in_tf32 = dtype == "float32" and kind == "convolution"
         rate_name = "tfloat32" if in_tf32 else dtype
         classes.append(OperatorClass(kind if has_flops else OTHER, rate_name, bool(causal)))
-    return classes, class_of.reshape(-1)
+    class_of = class_of.reshape(-1)
+    class_of.setflags(write=False)  # it is kept
+    return classes, class_of
 
 
 def _kind(target: str) -> str:

@@ -9,7 +9,7 @@ from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Topology
 
 __all__ = [
-    "MOST_KEPT",
+    "MOST_KEPT_GRAPHS",
     "CostTables",
     "LatencySource",
     "MemoryTables",
@@ -20,8 +20,8 @@ __all__ = [
     "same_on_every_device",
 ]
 
-MOST_KEPT = 48
-"""Size of each cache by graph: a recommendation alternates between this many."""
+MOST_KEPT_GRAPHS = 48
+"""Most graphs in each cache: a recommendation alternates between about this many."""
 
 
 # Sources of operator times: a roofline, a profile or a calibration.

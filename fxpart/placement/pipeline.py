@@ -13,8 +13,8 @@ devices.
 With ``interleave`` above 1 it is a search. It starts from the cut with the smallest largest stage,
 where each stage may use a share of its device's memory; decreasing shares are tried until the
 stages of each device fit together. If none do, cuts are shifted until they fit, or cuts at modules
-are tried. Then cuts are shifted to balance the devices, round by round
-(`fxpart.placement.stages.shift_cuts`).
+are tried; it ends at once if the first cuts need far more than all devices have. Then cuts are
+shifted to balance the devices, round by round (`fxpart.placement.stages.shift_cuts`).
 """
 
 import itertools
@@ -54,10 +54,10 @@ __all__ = ["PipelineOptions", "pipeline"]
 
 _SHARES = 8
 """Number of shares of a device's memory tried as the limit of one of several stages."""
-_HOPELESS = 1.35
-"""`CutShifter.memory_share` above which smaller shares are not tried. A rule of thumb: of 160
-random graphs in the least memory that is enough, it refused one more."""
-_SHIFTABLE = 1e-4
+_MOST_SHARE_SEARCHED = 1.35
+"""`CutShifter.memory_share` above which no other cuts are tried. A rule of thumb: of 160 random
+graphs on devices with just enough memory, one is refused only because of this."""
+_PRECISION_BEFORE_SHIFTS = 1e-4
 """Precision of the largest load of stages whose cuts are shifted afterwards."""
 _MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
 """Most devices, and devices times microbatches, for which every number of stages is tried."""
@@ -420,7 +420,7 @@ def _shifted(
     for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
             return evened(cuts)
-        if shifter.memory_share(cuts) > _HOPELESS:
+        if shifter.memory_share(cuts) > _MOST_SHARE_SEARCHED:
             return None
         by_share.append(cuts)
     # If equal shares are too small for any stages, unequal ones may work. Each start takes long.
@@ -450,7 +450,9 @@ def _by_shares(
         # equal shares, where stages that fit individually also fit together; none may exist.
         share = 1 - (1 - 1 / stages_per_device) * step / _SHARES
         solver = whole.with_memory([int(sizes[home] * share) for home in homes])
-        stages = solver.least_load(precision=_SHIFTABLE) if solver.reaches_end() else None
+        stages = None
+        if solver.reaches_end():
+            stages = solver.least_load(precision=_PRECISION_BEFORE_SHIFTS)
         if stages is not None:
             yield _cuts(stages)
         elif line.first_backward == problem.graph.n_ops:

@@ -20,7 +20,6 @@ from fxpart.sharding.collectives import gather_context
 
 __all__ = [
     "attend_fused",
-    "check_context",
     "is_causal_alone",
     "positions_of",
     "register_attention",
@@ -116,30 +115,6 @@ def _looks_up_attention(attention: nn.Module) -> bool:
 
 def _attentions(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if hasattr(part, "is_causal")]
-
-
-def check_context(seq_len: int | None, group: int) -> int | None:
-    """Return the number of positions per device.
-
-    Raises:
-        NotApplicableError: if the length does not divide into equal pieces.
-
-    """
-    if group == 1:
-        return seq_len
-    if seq_len is None or seq_len % (2 * group):
-        near = 2 * group
-        if seq_len is not None:
-            below = seq_len - seq_len % near
-            near_text = f"{below} or {below + near}" if below else str(near)
-        else:
-            near_text = f"a multiple of {near}"
-        raise NotApplicableError(
-            f"context_parallel={group} cuts each sequence into {2 * group} chunks, two a device,"
-            f" got model.seq_len={'null' if seq_len is None else seq_len}; use"
-            f" model.seq_len={near_text}"
-        )
-    return seq_len // group
 
 
 def positions_of(count: int, group: int, rank: int, device: torch.device | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
-from fxpart.cost.tables import MOST_KEPT, LatencySource
+from fxpart.cost.tables import MOST_KEPT_GRAPHS, LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
@@ -112,7 +112,7 @@ class _KnownProblem(NamedTuple):
     problem_times_groups: tuple[Problem, LatencySource, Dealt]
 
 
-_known_problems = deque[_KnownProblem](maxlen=MOST_KEPT)
+_known_problems = deque[_KnownProblem](maxlen=MOST_KEPT_GRAPHS)
 
 
 def _problem_of(

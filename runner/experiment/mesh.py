@@ -8,6 +8,7 @@ experts: as in Megatron-LM and torchtitan, that degree is part of the data-paral
 
 import numpy as np
 
+from fxpart.core.data_parallel import share_of_sequence
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.collective_times import expert_weights
 from fxpart.errors import NotApplicableError, SpecError
@@ -69,10 +70,8 @@ def check_mesh(config: Config) -> None:
             f"phase={config.phase.name} has one token per sequence; use phase=prefill, or leave "
             "out context_parallel"
         )
-    if context > 1 and config.model.seq_len is not None and not is_serving(config):
-        from fxpart.sharding.context import check_context  # imports torch
-
-        check_context(config.model.seq_len, context)
+    if config.model.seq_len is not None:
+        share_of_sequence(config.model.seq_len, context)
     if experts > 1:
         _check_experts(config)
 

@@ -9,7 +9,7 @@ import numpy as np
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.roofline import rate_names
-from fxpart.cost.tables import MOST_KEPT
+from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.config.specs import accelerator_files
@@ -50,7 +50,7 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
     return inputs_per_s * sum(flops[name] / rate for name, rate in peak.items())
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def _model_flops(graph: OpGraph) -> Mapping[str, int]:
     """Return the model FLOPs of an input by the name of the peak that limits them."""
     forward = ~graph.is_backward

@@ -31,7 +31,7 @@ from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
-from fxpart.cost.tables import MOST_KEPT
+from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import CaptureError, SpecError
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
@@ -136,7 +136,7 @@ def shared_subject(config: Config, spec: ModelSpec) -> Subject:
     if _key(config, spec) == key:  # no file of the model changed during the capture
         with _lock:
             _kept[key] = subject
-            while len(_kept) > MOST_KEPT:
+            while len(_kept) > MOST_KEPT_GRAPHS:
                 _kept.popitem(last=False)
     return subject
 
@@ -163,7 +163,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
     return stable_digest(parts)
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def placed_graph(graph: OpGraph, rounding_bytes: int, granularity: str) -> OpGraph:
     """Return `graph` ready to place: sizes rounded as by the allocator, operators grouped.
 

@@ -161,23 +161,22 @@ def refuse_too_large(plan: Plan, bounds: Bounds) -> None:
 
 
 def _least_bytes(plan: Plan, bounds: Bounds) -> int:
-    """Return the bytes of weights, optimizer states and gradients of a replica, all held at once.
+    """Return a lower bound on the bytes that a replica holds at one time, as modes count them.
 
-    They are those that modes count: stages hold gathered weights beside their shards of them, and
-    whole gradients until the last microbatch. A replica on one device has no gradients while all
-    its weights are gathered.
+    Stages hold gathered weights beside their shards of them, and whole gradients until the last
+    microbatch. On one device, all weights are gathered at the end of the forward of ZeRO-2, where
+    there are no gradients yet; of ZeRO-3, only shards and optimizer states are certain.
     """
     replicas, trained = bounds.weight_replicas, bounds.trained_weights
-    weights, others = bounds.weight_bytes, bounds.gradient_bytes
+    weights, gradient_bytes = bounds.weight_bytes, bounds.gradient_bytes
     states = bounds.weight_state_bytes // (replicas if plan.zero else 1)
     sharded = trained[replicas[trained] == plan.replicas]
     shard_bytes = int((weights[sharded] // plan.replicas).sum())
     if plan.zero < GATHERING:
-        others += bounds.bucket_bytes
-    elif plan.groups > 1:
-        others += shard_bytes
-    elif plan.zero == GATHERING:
-        others = shard_bytes
-    else:
-        weights, others = weights // replicas, 0
-    return int(weights.sum()) + int(states.sum()) + others
+        gradient_bytes += bounds.bucket_bytes
+        shard_bytes = 0
+    elif plan.groups == 1:
+        gradient_bytes = 0
+        if plan.zero > GATHERING:
+            weights, shard_bytes = weights // replicas, 0
+    return int(weights.sum()) + int(states.sum()) + gradient_bytes + shard_bytes

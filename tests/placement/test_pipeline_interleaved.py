@@ -18,7 +18,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.device_order import on_devices, speed_order
-from fxpart.placement.stages.contiguous import Slots, StageSolver
+from fxpart.placement.stages.contiguous import Slots, StageSolver, Stretch
 from fxpart.placement.stages.line import stage_line
 from fxpart.placement.stages.shift_cuts import CutShifter
 from fxpart.placement.stages.step_plan import StepMemory, StepPlan
@@ -274,6 +274,21 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
     assert len(calls) == tries
 
 
+def test_smaller_shares_are_not_tried_far_above_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = list[StageSolver]()
+    search = StageSolver.least_load
+
+    def counted(solver: StageSolver, **precision: float) -> list[Stretch] | None:
+        searched.append(solver)
+        return search(solver, **precision)
+
+    monkeypatch.setattr(StageSolver, "least_load", counted)
+    # Each operator has a weight of 10: four stages of two fit a device one by one, not in pairs.
+    with pytest.raises(InfeasibleError):
+        make_mode("pipeline", STEP | {"boundary_gain": None})(problem(chain(8), devices(32, 25)))
+    assert len(searched) == 1
+
+
 def test_stages_as_long_as_memory_allows_reach_the_end_or_not() -> None:
     line = stage_line(problem(chain(6), devices(99, 99)))
     needs = StageSolver(line, Slots([0, 1], [99, 99], False)).peak_bytes(0, 3)
@@ -281,6 +296,30 @@ def test_stages_as_long_as_memory_allows_reach_the_end_or_not() -> None:
         solver = StageSolver(line, Slots([0, 1], [memory_bytes] * 2, False))
         assert solver.reaches_end() is reaches
         assert (solver.least_load() is not None) is reaches
+
+
+def test_a_later_begin_may_reach_further_where_a_view_is_larger_than_its_base() -> None:
+    sketch = Sketch()
+    first = sketch.op([sketch.input(1)], 1, [sketch.weight(60)], 1)
+    view = sketch.op([first], 50, [], 0, view_of=first)
+    graph = sketch.graph(sketch.op([view], 1, [sketch.weight(60)], 1))
+    solver = StageSolver(
+        stage_line(problem(graph, devices(100, 100))), Slots([0, 1], [100] * 2, False)
+    )
+    assert not solver.reaches_end()
+    assert solver.least_load() == [Stretch(0, 1, 0), Stretch(1, 3, 1)]
+
+
+@given(st.integers(0, 10_000), SHARES, st.booleans())
+@settings(max_examples=40)
+def test_a_less_precise_load_is_hardly_larger(seed: int, share: float, training: bool) -> None:
+    this = _problem(seed, 9, 2, share, training=training)
+    sizes = [int(size_bytes) for size_bytes in this.topology.memory_bytes]
+    solver = StageSolver(stage_line(this), Slots([0, 1], sizes, may_skip=True))
+    exact, rough = solver.least_load(), solver.least_load(precision=0.1)
+    assert (exact is None) == (rough is None)
+    if exact is not None and rough is not None:
+        assert solver.largest_s(rough) <= solver.largest_s(exact) * 1.1 * (1 + 3e-9)
 
 
 def test_stages_of_a_step_begin_with_their_own_operators() -> None:

@@ -98,6 +98,16 @@ def test_all_stretches_agree_with_a_walk(seed: int, odd: int, trains: bool) -> N
         _repeated(with_optimizer(other, Optimizer("adam", implementation="foreach")))
 
 
+def test_blocks_without_weights_repeat_too() -> None:
+    sketch = Sketch()
+    value = sketch.input(3)
+    for block in range(5):
+        for size in (4, 2):
+            value = sketch.op([value], size, [], 1, module=f"layers.{block}.m")
+    # The first block reads the input, and the last makes the result.
+    assert _repeated(sketch.graph(value)) == 3 * 2
+
+
 def test_blocks_between_embedding_and_head_repeat_by_hand() -> None:
     # Three units per block. The first reads the embedding's result, the last the head's gradient.
     steps = [Step((1,), size, 2, False, size == 3, True) for size in (1, 2, 3)]

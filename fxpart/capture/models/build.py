@@ -25,6 +25,7 @@ from fxpart.capture.models.factory_source import (
 from fxpart.capture.models.refuse_model import refuse_inputs, refuse_module
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.models.user_code import LOSS_NOTE, user_errors, user_line
+from fxpart.core.data_parallel import share_of_sequence
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 
 __all__ = ["BuiltModel", "architecture_inputs", "build_model", "factory_model"]
@@ -145,10 +146,8 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
     # Before the inputs, which include the keys and values of the part's heads.
     module = _part(_moved(whole, place), spec)
     if spec.context_parallel > 1:
-        from fxpart.sharding.context import check_context
-
         room = spec.cache_len
-        tokens = check_context(spec.seq_len or room, spec.context_parallel)
+        tokens = share_of_sequence(spec.seq_len or room, spec.context_parallel)
         # Each device caches the keys and values of its piece of the sequence.
         room = None if room is None else -(-room // spec.context_parallel)
         spec = replace(spec, seq_len=tokens, cache_len=room)

@@ -203,13 +203,13 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
     device, family, residuals, _ = on_device
     names, name_of = rate_names(graph)
     # A device without TF32 computes in float32.
-    in_32 = [
+    name_has_32_bits = [
         name in _32_BITS or (name == "tfloat32" and name not in device.flops_per_s)
         for name in names
     ]
-    in_32_bits = np.array(in_32, dtype=np.bool_)[name_of]
+    op_has_32_bits = np.array(name_has_32_bits, dtype=np.bool_)[name_of]
     shares = {True: family.float32_share, False: family.sustained_share}
-    peak = _rates(device, names, in_32, shares, family.gemm.compute_share)[name_of]
+    peak = _rates(device, names, name_has_32_bits, shares, family.gemm.compute_share)[name_of]
     of_device = Rates(0.0, device.memory_bandwidth_bytes_per_s, device.multiprocessors)
     ops, products = shapes.product_ops, shapes.products
     seconds = family.gemm.seconds(products, of_device._replace(flops_per_s=peak[ops]))
@@ -220,19 +220,20 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
             seconds, np.where(is_slow, graph.flops[ops] / (peak[ops] * of_peak), 0)
         )
     if curve := family.gemm_float32:
-        rows = in_32_bits[ops] & (np.minimum(products.m, products.n) > 1)
-        rates = _rates(device, names, in_32, {True: 1.0, False: 1.0}, curve.compute_share)
+        rows = op_has_32_bits[ops] & (np.minimum(products.m, products.n) > 1)
+        whole = {True: 1.0, False: 1.0}
+        rates = _rates(device, names, name_has_32_bits, whole, curve.compute_share)
         seconds[rows] = curve.seconds(
             products.only(rows),
-            of_device._replace(flops_per_s=rates[name_of][ops][rows]),
+            of_device._replace(flops_per_s=rates[name_of[ops]][rows]),
             ~shapes.has_bias[rows],
         )
     if convolution := family.convolution:
         rows = shapes.is_convolution
-        rates = _rates(device, names, in_32, shares, convolution.compute_share)
+        rates = _rates(device, names, name_has_32_bits, shares, convolution.compute_share)
         seconds[rows] = convolution.forward_seconds(
             shapes.convolutions,
-            of_device._replace(flops_per_s=rates[name_of][ops][rows]),
+            of_device._replace(flops_per_s=rates[name_of[ops]][rows]),
             device.rate_for("float32"),
         )
         seconds[shapes.is_gradient] *= convolution.gradient_work
@@ -243,7 +244,7 @@ def _write_times(times: FloatArray, graph: OpGraph, shapes: Shapes, on_device: _
 def _rates(
     device: DeviceSpec,
     names: Sequence[str],
-    in_32_bits: Sequence[bool],
+    name_has_32_bits: Sequence[bool],
     shares: Mapping[bool, float],
     kernel_share: float,
 ) -> FloatArray:
@@ -251,9 +252,9 @@ def _rates(
 
     Kernels reach `kernel_share` of it.
     """
-    pairs = zip(names, in_32_bits, strict=True)
+    pairs = zip(names, name_has_32_bits, strict=True)
     return np.array(
-        [device.reached_rate_for(name, shares[in_32], kernel_share) for name, in_32 in pairs]
+        [device.reached_rate_for(name, shares[has_32], kernel_share) for name, has_32 in pairs]
     )
 
 

@@ -15,7 +15,7 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
 from fxpart.cost.curves.convolution import Convolutions, layout_elements
 from fxpart.cost.curves.gemm import Products
-from fxpart.cost.tables import MOST_KEPT
+from fxpart.cost.tables import MOST_KEPT_GRAPHS
 
 __all__ = ["Shapes", "shapes_of"]
 
@@ -81,7 +81,7 @@ class Shapes(NamedTuple):
         return self._replace(convolutions=self.convolutions._replace(layout_bytes=none))
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
     """Return the shapes of all operators of `graph` with FLOPs.
 

@@ -36,10 +36,10 @@ MOST_PAIRED = 1024
 _MOST_HALVINGS = 200
 """Enough for any float, since a load can be smaller than the total by any factor."""
 _MARGIN = 1.05
-"""Memory relative to which stages that do not reach the end are not searched for: more than a stage
-with a backward saves by being longer."""
+"""Factor on memory. If stages with a backward do not reach the end even with this much more, none
+are searched for: a longer stage rarely saves as much."""
 _ROUGH = 1e-3
-"""Precision of the smallest bound on loads before memory is regarded."""
+"""Precision of the smallest bound that ignores memory, where the search within memory starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,16 @@ class _Bracket(NamedTuple):
     low_s: float
     """Infeasible, or 0."""
     high_s: float
-    """Feasible."""
+    """Feasible, if any bound is."""
 
-    def halved(self, allows: Callable[[float], bool], precision: float) -> "_Bracket":
-        """Return a bracket at most `precision` times its high bound wide, by bisection.
-
-        `allows` returns whether a bound is feasible.
-        """
+    def narrowed(self, is_feasible: Callable[[float], bool], precision: float) -> "_Bracket":
+        """Return a bracket at most `precision` times its high bound wide, by bisection."""
         low_s, high_s = self
         for _ in range(_MOST_HALVINGS):
             middle_s = 0.5 * (low_s + high_s)
             if high_s - low_s <= precision * high_s or not low_s < middle_s < high_s:
                 break
-            if allows(middle_s):
+            if is_feasible(middle_s):
                 high_s = middle_s
             else:
                 low_s = middle_s
@@ -201,8 +198,8 @@ class StageSolver:
     ) -> list[Stretch] | None:
         """Return the stages with the smallest largest load, or None if memory allows no cut.
 
-        Loads up to `precision` above the smallest, relatively, are ties. Ties go to fewer stages
-        (`Slots.prefer_more`: to more), then to the most even ones
+        Loads up to about `precision` above the smallest, relatively, are ties. Ties go to fewer
+        stages (`Slots.prefer_more`: to more), then to the most even ones
         (`fxpart.placement.stages.even`). None too if the load exceeds `at_most_s`, which is found
         out in O(U) per slot.
         """
@@ -216,14 +213,14 @@ class StageSolver:
         if not self._unlimited:
             whole = _Bracket(0.0, most_s)
             self._unlimited.append(
-                whole.halved(
+                whole.narrowed(
                     lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, _ROUGH
                 )
             )
         feasible = self._feasible(self._unlimited[0], most_s)
         if feasible is None:
             return None
-        allowed = feasible.halved(lambda bound_s: self._cuts(bound_s) is not None, precision)
+        allowed = feasible.narrowed(lambda bound_s: self._cuts(bound_s) is not None, precision)
         return self._choose(allowed.high_s * (1 + EQUAL_LOADS))
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
@@ -276,27 +273,30 @@ class StageSolver:
 
         `unlimited` are those without regard to memory.
         """
-        if not self._may_fit():
+        has_backward = self._line.first_backward < len(self._line.unit_of)
+        if has_backward and not self._may_fit():
             return None
-        low_s, high_s = unlimited
-        step, least_s = 1e-3, high_s
-        while self._cuts(high_s) is None:
-            # If not even the largest bound allows a cut, which takes long to find out, memory
-            # allows none; with a backward, nearly always.
-            is_first = high_s == least_s
-            if high_s >= most_s or (
-                is_first and not self.reaches_end() and self._cuts(most_s) is None
-            ):
-                return None
-            low_s, high_s = high_s, min(most_s, least_s + step * most_s)
+        low_s, start_s = unlimited
+        if self._cuts(start_s) is not None:
+            return unlimited
+        # If not even the largest bound allows a cut, which takes long to find out, memory allows
+        # none; with a backward, nearly always.
+        if not self.reaches_end() and self._cuts(most_s) is None:
+            return None
+        high_s, step = start_s, 1e-3
+        while high_s < most_s:
+            low_s, high_s = high_s, min(most_s, start_s + step * most_s)
+            if self._cuts(high_s) is not None:
+                return _Bracket(low_s, high_s)
             step *= 1.5
-        return _Bracket(low_s, high_s)
+        return None
 
     def _may_fit(self) -> bool:
-        """Return False if stages would not even reach the end with a little more memory."""
+        """Return whether stages as long as memory allows reach the end, with a margin."""
         if self.reaches_end():
             return True
-        return self.with_memory([int(_MARGIN * n) for n in self._slots.memory_bytes]).reaches_end()
+        more_bytes = [int(_MARGIN * size_bytes) for size_bytes in self._slots.memory_bytes]
+        return self.with_memory(more_bytes).reaches_end()
 
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
         """Return the furthest end of a stage on each slot from each cut, or None if infeasible.

@@ -8,7 +8,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.cost.problem import Problem
-from fxpart.cost.tables import MOST_KEPT, memory_tables
+from fxpart.cost.tables import MOST_KEPT_GRAPHS, memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
@@ -198,7 +198,7 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
     return UnitTables(unit_of, first_op, last_op, first_backward, _first_update(graph))
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def _stretches(graph: OpGraph) -> Stretches:
     """Return the cache of a graph's stretches, shared by all cuts of it into stages."""
     memory, units = memory_tables(graph), _unit_tables(graph)

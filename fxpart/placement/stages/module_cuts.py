@@ -7,14 +7,14 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_bounds import module_bound, single_calls
-from fxpart.cost.tables import MOST_KEPT
+from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.stages.stretch_bytes import Stretches
 
 __all__ = ["cuts_by_depth", "named_cuts"]
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
 def cuts_by_depth(graph: OpGraph, stretches: Stretches) -> tuple[IntArray, ...]:
     """Return the cuts at module boundaries, for increasing depths of the module tree.
 

@@ -16,6 +16,8 @@ __all__ = ["Repeated", "repeated_units"]
 
 _FEWEST = 3
 """Fewest blocks to look for repetition."""
+_IN_BLOCK, _IN_SECTION, _BETWEEN = range(3)
+"""Where an operator runs."""
 
 
 class Repeated(NamedTuple):
@@ -90,6 +92,7 @@ class _Blocks:
         bounds = (0, units.first_backward, units.first_update, len(units.unit_of))
         parts = [ops[(ops >= low) & (ops < high)] for low, high in pairwise(bounds)]
         self._sections = [(int(part[0]), int(part[-1])) for part in parts if len(part)]
+        self._weights = self._weight_table()
 
     def keep_order(self) -> bool:
         """Return whether a shift by one block preserves the order of all operators."""
@@ -102,16 +105,10 @@ class _Blocks:
         """Return for each block everything that a pass over a stretch reads of its operators."""
         m, ops, units = self._m, np.concatenate(self._ops), self._units
         phase = (ops >= units.first_backward) + (ops >= units.first_update)
-        weights = self._weight_table()
-
-        def used(items: IntArray, number: IntArray) -> IntArray:
-            block, kind = weights[m.uses[items]].T
-            return np.column_stack([np.where(block >= 0, block - number, -1), kind])
-
         tables = [
             np.column_stack([self._block[ops], self._unit[ops], phase]),
-            *self._listed(ops, m.use_start, used),
-            *self._listed(ops, m.read_start, lambda items, n: self._values(m.reads[items], n)),
+            *self._listed(ops, m.use_start, self._used),
+            *self._listed(ops, m.read_start, self._read),
             *self._listed(ops, m.made_start, self._made),
         ]
         begins = np.arange(1, len(self._ops))
@@ -124,35 +121,41 @@ class _Blocks:
     def _listed(
         self, ops: IntArray, start: IntArray, columns: Callable[[IntArray, IntArray], IntArray]
     ) -> list[IntArray]:
-        """Return tables of the items of `ops`, ``start[op]`` to ``start[op + 1] - 1``, by block.
+        """Return two tables: how many items each operator has, and the `columns` of each item.
 
-        They are their number, and their `columns`. The first column of both is the block, from the
-        first on.
+        The items of `op` are ``start[op]`` to ``start[op + 1] - 1``. The first column of both
+        tables is the block, ascending.
         """
-        number, counts = self._block[ops], start[ops + 1] - start[ops]
-        number_of_item = np.repeat(number, counts)
-        skipped = np.repeat(start[ops] - (np.cumsum(counts) - counts), counts)
-        items = skipped + np.arange(len(skipped))
-        own = columns(items, number_of_item)
-        return [np.column_stack([number, counts]), np.column_stack([number_of_item, own])]
+        block, counts = self._block[ops], start[ops + 1] - start[ops]
+        block_of_item = np.repeat(block, counts)
+        offset = np.repeat(start[ops] - (np.cumsum(counts) - counts), counts)
+        item_columns = columns(offset + np.arange(len(offset)), block_of_item)
+        return [np.column_stack([block, counts]), np.column_stack([block_of_item, item_columns])]
 
-    def _made(self, values: IntArray, number: IntArray) -> IntArray:
+    def _used(self, uses: IntArray, block: IntArray) -> IntArray:
+        first, kind = self._weights[self._m.uses[uses]].T
+        return np.column_stack([np.where(first >= 0, first - block, -1), kind])
+
+    def _read(self, reads: IntArray, block: IntArray) -> IntArray:
+        return self._values(self._m.reads[reads], block)
+
+    def _made(self, values: IntArray, block: IntArray) -> IntArray:
         m, base, held_until = self._m, self._m.base[values], self._m.held[values]
-        of_base, of_holder = self._values(base, number), self._operators(held_until, number)
+        of_base, of_holder = self._values(base, block), self._operators(held_until, block)
         of_base[base < 0], of_holder[held_until < 0] = -1, -1
         sizes = m.alloc_bytes[values], m.value_bytes[values]
         return np.column_stack([*sizes, m.is_output[values], of_base, of_holder])
 
-    def _values(self, values: IntArray, number: IntArray) -> IntArray:
+    def _values(self, values: IntArray, block: IntArray) -> IntArray:
         """Return values relative to blocks; those made outside of blocks are absolute."""
         m, producer = self._m, self._m.producer[values]
         is_inside = (producer >= 0) & (self._block[producer] >= 0)
         place = np.where(is_inside, values - m.made_start[producer], values)
         sizes = m.alloc_bytes[values], m.value_bytes[values]
-        return np.column_stack([place, self._operators(producer, number), *sizes])
+        return np.column_stack([place, self._operators(producer, block), *sizes])
 
-    def _operators(self, ops: IntArray, number: IntArray) -> IntArray:
-        """Return the positions of operators relative to blocks; -1 is the model's input.
+    def _operators(self, ops: IntArray, block: IntArray) -> IntArray:
+        """Return the positions of operators relative to blocks. Inputs, -1, run before all blocks.
 
         For an operator outside of blocks, it is whether it runs before or after each section of
         blocks. If it runs inside a section, the position differs for every block.
@@ -162,11 +165,12 @@ class _Blocks:
         for section, (begin, end) in enumerate(self._sections):
             within |= (begin < ops) & (ops < end)
             before += (ops < begin).astype(np.int64) << section
-        of_block = np.column_stack([ops * 0, self._block[ops] - number, self._place[ops]])
-        inside_section = np.column_stack([ops * 0 + 1, ops, number])
-        between = np.column_stack([ops * 0 + 2, before, before * 0])
-        elsewhere = np.where(within[:, None], inside_section, between)
-        return np.where(is_inside[:, None], of_block, elsewhere)
+        none = np.zeros_like(ops)
+        in_block = np.column_stack([none + _IN_BLOCK, self._block[ops] - block, self._place[ops]])
+        in_section = np.column_stack([none + _IN_SECTION, ops, block])
+        between = np.column_stack([none + _BETWEEN, before, none])
+        elsewhere = np.where(within[:, None], in_section, between)
+        return np.where(is_inside[:, None], in_block, elsewhere)
 
     def _weight_table(self) -> IntArray:
         """Return the first block that uses each weight, and its kind. Shape (W, 2).
@@ -192,5 +196,5 @@ def _users(memory: MemoryTables) -> list[IntArray]:
     """Return the operators that use each weight."""
     of_use = np.repeat(np.arange(len(memory.use_start) - 1), np.diff(memory.use_start))
     order: IntArray = np.argsort(memory.uses, kind="stable")
-    counts = np.bincount(memory.uses, minlength=len(memory.weight_bytes))
-    return np.split(of_use[order], np.cumsum(counts)[:-1])
+    ends = np.cumsum(np.bincount(memory.uses, minlength=len(memory.weight_bytes)))
+    return np.split(of_use[order], ends)[:-1]

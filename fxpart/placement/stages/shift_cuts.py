@@ -35,7 +35,7 @@ _MOST_TRIES = 1000
 """Shifts whose memory is evaluated before the search stops."""
 _MOST_REPAIRS = 200
 """Most shifts evaluated in a search for cuts that fit."""
-_HOPELESS = 1.25
+_MOST_SHARE_REPAIRED = 1.25
 """`CutShifter.memory_share` above which no shift is tried. A rule of thumb: on small random graphs,
 1.1 refused twice as many plans that fit."""
 
@@ -128,7 +128,7 @@ class CutShifter:
 
     def made_to_fit(self, cuts: IntArray) -> IntArray | None:
         """Return cuts whose stages all fit, by shifting adjacent cuts together; None if stuck."""
-        if self.memory_share(cuts) > _HOPELESS:
+        if self.memory_share(cuts) > _MOST_SHARE_REPAIRED:
             return None
         cuts, excess = cuts.copy(), self._excess_bytes(cuts)
         steps, runs = self._steps(), self._runs().tolist()
