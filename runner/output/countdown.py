@@ -18,11 +18,14 @@ _ENOUGH = 3
 
 
 class Countdown:
-    """Counts `total` tasks, named by the plural `noun`; silent unless `shown`."""
+    """Counts `total` tasks, named by the plural `noun`; silent unless `shown`.
 
-    def __init__(self, noun: str, total: int, *, shown: bool = True) -> None:
+    With `skips`, many of the last tasks may take no time, so the estimate is an upper limit.
+    """
+
+    def __init__(self, noun: str, total: int, *, shown: bool = True, skips: bool = False) -> None:
         """Start the clock."""
-        self._shown = shown
+        self._shown, self._word = shown, "up to" if skips else "about"
         self._noun, self._total = noun, total
         self._done = self._ran = 0
         self._start_s = self._line_s = self._first_end_s = monotonic()
@@ -83,7 +86,7 @@ class Countdown:
             return f"{remaining} left"
         # Without the first task, which includes one-time work such as process starts and captures.
         each_s = (monotonic() - self._first_end_s) / (self._ran - 1)
-        return f"{remaining} left, about {time_text(remaining * each_s)} to go"
+        return f"{remaining} left, {self._word} {time_text(remaining * each_s)} to go"
 
 
 def _bar(noun: str, total: int) -> "Progress":

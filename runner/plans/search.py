@@ -92,7 +92,7 @@ def _searched(candidates: Sequence[Candidate], search: "_Search", *, prunes: boo
     # The number keeps plans of equal bounds in order.
     queue = [(bound, number, plan, not prunes) for number, (bound, plan) in enumerate(bounded)]
     heapify(queue)
-    countdown = Countdown("plans", len(queue), shown=not quiet())
+    countdown = Countdown("plans", len(queue), shown=not quiet(), skips=prunes)
     countdown.start()
     try:
         while queue:

@@ -53,6 +53,19 @@ def test_a_long_sweep_prints_its_progress(
     ]
 
 
+def test_a_search_that_skips_plans_prints_a_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(countdown, "monotonic", lambda: clock[0])
+    plans = countdown.Countdown("plans", 10, skips=True)
+    plans.start()
+    for _ in range(3):
+        clock[0] += 20
+        plans.add(lambda: "costed")
+    assert capsys.readouterr().err.endswith("costed, 7 left, up to 2 min 20 s to go\n")
+
+
 def test_a_terminal_sees_a_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
