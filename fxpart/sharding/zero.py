@@ -255,6 +255,8 @@ class _Sharding:
             own = block.first_backward if block.has_backward else None
             if position is None:  # nothing follows in the backward
                 position = own
+            elif own is not None:  # it may use a weight of its own in a later block, too
+                position = min(position, own)
             if position is not None:
                 gather = self._gather(block, position, in_backward=True)
                 if own is None:

@@ -132,7 +132,7 @@ def with_less_memory(
 
     """
     devices = problem.topology.devices
-    limits: dict[str, int] = {}
+    limits: dict[tuple[str, int], int] = {}
     peak_with_room_bytes = [0] * len(devices)
     for need in needs:
         if need.device >= len(devices):  # the host, whose memory is accounted for separately
@@ -146,9 +146,12 @@ def with_less_memory(
         if in_proportion:
             missing_bytes *= planned_bytes / max(1, need.parts["tensors"].expected)
         limit_bytes = max(1, int(planned_bytes - share * missing_bytes))
-        limits[spec.name] = min(limit_bytes, limits.get(spec.name, limit_bytes))
+        kind = spec.name, spec.total_bytes
+        limits[kind] = min(limit_bytes, limits.get(kind, limit_bytes))
     limited = tuple(
-        _limited(spec, max(peak_bytes, limits.get(spec.name, spec.memory_bytes)))
+        _limited(
+            spec, max(peak_bytes, limits.get((spec.name, spec.total_bytes), spec.memory_bytes))
+        )
         for spec, peak_bytes in zip(devices, peak_with_room_bytes, strict=True)
     )
     return replace(problem, topology=replace(problem.topology, devices=limited))

@@ -227,6 +227,26 @@ def test_a_block_is_gathered_again_with_the_backward_of_the_next_one() -> None:
     assert last_read["all_gather_again.trained.0"] == end
 
 
+def test_a_block_whose_weight_later_blocks_use_is_gathered_before_their_backward() -> None:
+    class Sharing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(nn.Sequential(shared, nn.Linear(8, 8)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x).relu()
+            return x
+
+    step = joint_graph(Sharing(), (torch.zeros(2, 8),))
+    graph = with_zero(step, 3, 2).graph
+    # The last block's backward reads the first block's weight, too.
+    copied = graph.names.index("copy_out_again.layers.0")
+    assert graph.names.index("all_gather_again.layers.0") < copied
+    assert copied < graph.names.index("copy_out_again.layers.1")
+
+
 def test_higher_stages_need_less_memory(step: OpGraph) -> None:
     peaks = []
     for stage in (0, 1, 2, 3):

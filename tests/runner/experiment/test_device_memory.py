@@ -66,6 +66,20 @@ def test_all_devices_of_a_kind_get_the_limit_of_the_one_that_lacks_memory() -> N
     assert [spec.total_bytes for spec in less.topology.devices] == [100, 100, 100]
 
 
+def test_a_larger_device_of_the_same_name_keeps_its_memory() -> None:
+    this = problem(chain(4), devices(100, 200))
+    topology = this.topology
+    alike = [replace(spec, name="gpu", reserved_bytes=0) for spec in topology.devices]
+    this = replace(this, topology=replace(topology, devices=tuple(alike)))
+    plan = evaluate(this, partition_by_device(this.graph, np.array([0, 0, 1, 1])))
+    need = DeviceMemory(0, {"tensors": Interval(101, 101, 101)}, 100)
+    less = with_less_memory(this, plan, [need], in_proportion=False)
+    assert [spec.memory_bytes for spec in less.topology.devices] == [
+        plan.devices[0].peak_bytes - 1,
+        200,
+    ]
+
+
 def test_a_lack_of_a_schedule_is_a_share_of_its_memory() -> None:
     this, plan = _on_three(100)
     peak_bytes = plan.devices[0].peak_bytes
