@@ -73,17 +73,15 @@ def share_of_sequence(seq_len: int | None, group: int) -> int | None:
     """
     if group == 1:
         return seq_len
-    if seq_len is None or seq_len % (2 * group):
-        near = 2 * group
+    chunks = 2 * group
+    if seq_len is None or seq_len % chunks:
+        use = f"set model.seq_len to a multiple of {chunks}"
         if seq_len is not None:
-            below = seq_len - seq_len % near
-            near_text = f"{below} or {below + near}" if below else str(near)
-        else:
-            near_text = f"a multiple of {near}"
+            below = seq_len - seq_len % chunks
+            use = f"use model.seq_len={f'{below} or ' if below else ''}{below + chunks}"
         raise NotApplicableError(
-            f"context_parallel={group} cuts each sequence into {2 * group} chunks, two a device,"
-            f" got model.seq_len={'null' if seq_len is None else seq_len}; use"
-            f" model.seq_len={near_text}"
+            f"context_parallel={group} cuts each sequence into {chunks} chunks, two a device,"
+            f" got model.seq_len={'null' if seq_len is None else seq_len}; {use}"
         )
     return seq_len // group
 

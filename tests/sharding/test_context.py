@@ -31,7 +31,7 @@ def test_every_device_has_an_early_and_a_late_chunk() -> None:
     ("changes", "message"),
     [
         ({"seq_len": 18}, "use model.seq_len=16 or 20"),
-        ({"seq_len": None}, "use model.seq_len=a multiple of 4"),
+        ({"seq_len": None}, "set model.seq_len to a multiple of 4"),
         ({"architecture": "MistralForCausalLM"}, "sees a window of 4096 tokens"),
         ({"architecture": "BertModel", "config": {}}, "is not a transformers decoder"),
         (
