@@ -117,7 +117,7 @@ def test_a_changed_file_of_the_user_gives_no_old_graph(config: Config, tmp_path:
 
 
 def test_only_the_latest_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_under_test, "MOST_KEPT", 2)
+    monkeypatch.setattr(module_under_test, "MOST_KEPT_GRAPHS", 2)
     first, second = subject(config).captured.graph, subject(with_batch(config, 2)).captured.graph
     assert subject(config).captured.graph is first  # and so the second is removed
     subject(with_batch(config, 3))
