@@ -68,7 +68,8 @@ def share_of_sequence(seq_len: int | None, group: int) -> int | None:
     """Return the number of positions per device of a context-parallel group.
 
     Raises:
-        NotApplicableError: if the length does not divide into equal pieces.
+        NotApplicableError: if the length is None or does not divide into equal pieces; one device
+            takes any.
 
     """
     if group == 1:

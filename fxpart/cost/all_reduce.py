@@ -104,17 +104,17 @@ def _contributes(graph: OpGraph) -> npt.NDArray[np.bool_]:
     """Return which operators the outputs, gradients or updates of `graph` depend on. Length n."""
     is_needed = graph.value_is_output.copy()
     is_needed[graph.gradient_values] = True
-    contributes = graph.is_update.copy()
-    contributes[graph.value_producer[is_needed & (graph.value_producer >= 0)]] = True
+    is_last = graph.is_update.copy()
+    is_last[graph.value_producer[is_needed & (graph.value_producer >= 0)]] = True
     # Lists, since reading an array item by item is slow.
-    op_contributes, starts = contributes.tolist(), graph.read_start.tolist()
+    contributes, starts = is_last.tolist(), graph.read_start.tolist()
     makers: list[int] = graph.value_producer[graph.reads].tolist()
     for op in range(graph.n_ops - 1, -1, -1):
-        if op_contributes[op]:
+        if contributes[op]:
             for maker in makers[starts[op] : starts[op + 1]]:
                 if maker >= 0:
-                    op_contributes[maker] = True
-    return np.array(op_contributes, dtype=np.bool_)
+                    contributes[maker] = True
+    return np.array(contributes, dtype=np.bool_)
 
 
 def with_buckets(graph: OpGraph, partial: IntArray) -> OpGraph:

@@ -12,7 +12,7 @@ from fxpart.cost.memory_bound import memory_bound_s, sections_along
 from fxpart.cost.possible_times import possible_s, work_shares
 from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.cost.roomy_bound import roomy_bound_s
-from fxpart.cost.tables import MOST_KEPT_GRAPHS, CostTables
+from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
 __all__ = [
@@ -230,7 +230,7 @@ def formula_bounds(problem: Problem) -> Bounds:
     return Bounds(latency_s, load_s, _FORMULAS)
 
 
-@lru_cache(maxsize=MOST_KEPT_GRAPHS)
+@lru_cache(maxsize=8)
 def best_bounds(problem: Problem) -> Bounds:
     """Return the best known bounds; for small graphs, the optimum or close to it.
 

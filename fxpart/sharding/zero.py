@@ -255,7 +255,7 @@ class _Sharding:
             own = block.first_backward if block.has_backward else None
             if position is None:  # nothing follows in the backward
                 position = own
-            elif own is not None:  # it may use a weight of its own in a later block, too
+            elif own is not None:  # a later block may use its weights, too
                 position = min(position, own)
             if position is not None:
                 gather = self._gather(block, position, in_backward=True)

@@ -119,7 +119,8 @@ def with_less_memory(
     """Return `problem` with less tensor memory on the kinds of device that a plan overfills.
 
     The new limit is the plan's peak in `evaluation`, less a `share` of the bytes that lack room.
-    All devices of a kind get the lowest such limit, since the next plan may fill another of them.
+    All devices of a kind, of equal name and size, get the lowest such limit, since the next plan
+    may fill another of them.
 
     Args:
         problem: the problem, with the limits of that plan.
@@ -132,6 +133,7 @@ def with_less_memory(
 
     """
     devices = problem.topology.devices
+    kinds = [(spec.name, spec.total_bytes) for spec in devices]
     limits: dict[tuple[str, int], int] = {}
     peak_with_room_bytes = [0] * len(devices)
     for need in needs:
@@ -146,13 +148,11 @@ def with_less_memory(
         if in_proportion:
             missing_bytes *= planned_bytes / max(1, need.parts["tensors"].expected)
         limit_bytes = max(1, int(planned_bytes - share * missing_bytes))
-        kind = spec.name, spec.total_bytes
+        kind = kinds[need.device]
         limits[kind] = min(limit_bytes, limits.get(kind, limit_bytes))
     limited = tuple(
-        _limited(
-            spec, max(peak_bytes, limits.get((spec.name, spec.total_bytes), spec.memory_bytes))
-        )
-        for spec, peak_bytes in zip(devices, peak_with_room_bytes, strict=True)
+        _limited(spec, max(peak_bytes, limits.get(kind, spec.memory_bytes)))
+        for spec, kind, peak_bytes in zip(devices, kinds, peak_with_room_bytes, strict=True)
     )
     return replace(problem, topology=replace(problem.topology, devices=limited))
 
