@@ -77,11 +77,13 @@ def weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
     all_sharded = set(sharded.tolist())
     viewed: dict[int, list[int]] = {}
     read: list[list[int]] = []
-    starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
+    starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1)).tolist()
     base, alloc = graph.value_base.tolist(), graph.value_alloc_bytes.tolist()
+    uses, use_start = graph.uses.tolist(), graph.use_start.tolist()
+    reads, read_start = graph.reads.tolist(), graph.read_start.tolist()
     for op in range(graph.n_ops):
-        weights = [w for w in graph.uses_of(op).tolist() if w in all_sharded]
-        for value in graph.reads_of(op).tolist():
+        weights = [w for w in uses[use_start[op] : use_start[op + 1]] if w in all_sharded]
+        for value in reads[read_start[op] : read_start[op + 1]]:
             weights += viewed.get(value, [])
         weights = list(dict.fromkeys(weights))
         read.append(weights)

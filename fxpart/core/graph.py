@@ -7,6 +7,7 @@ values: they are storages resident on every device with an operator that uses th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ __all__ = [
     "CAST",
     "ENCODER_STATES",
     "MOST_COUNTED",
+    "MOST_KEPT_GRAPHS",
     "PARTIAL",
     "UPDATE",
     "FloatArray",
@@ -46,6 +48,8 @@ PARTIAL = -2
 
 MOST_COUNTED = 2**62
 """Largest allowed sum over a graph: half the range of int64, as headroom for what a plan adds."""
+MOST_KEPT_GRAPHS = 48
+"""Most graphs in each cache: a recommendation alternates between about this many."""
 
 
 def _no_tensors() -> IntArray:
@@ -272,10 +276,7 @@ class OpGraph:
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:
         """Whether an operator belongs to the optimizer's update, run once per step. Length n."""
-        updates = {target for target in set(self.targets) if target.startswith(UPDATE)}
-        if not updates:
-            return np.zeros(self.n_ops, dtype=np.bool_)
-        return np.array([target in updates for target in self.targets], dtype=np.bool_)
+        return _is_update(self)
 
     @property
     def value_is_cache(self) -> npt.NDArray[np.bool_]:
@@ -340,6 +341,14 @@ class OpGraph:
     def uses_of(self, op: int) -> IntArray:
         """Return the weight storages that operator `op` uses."""
         return self.uses[self.use_start[op] : self.use_start[op + 1]]
+
+
+@lru_cache(maxsize=MOST_KEPT_GRAPHS)
+def _is_update(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    updates = {target for target in set(graph.targets) if target.startswith(UPDATE)}
+    is_update = np.array([target in updates for target in graph.targets], dtype=np.bool_)
+    is_update.flags.writeable = False
+    return is_update
 
 
 def only_user(count: int, items: IntArray, users: IntArray) -> IntArray:

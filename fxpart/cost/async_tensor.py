@@ -14,10 +14,10 @@ from types import MappingProxyType
 import numpy as np
 
 from fxpart.core.fusion import operator_name
-from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, FloatArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.collective_times import collective_axis, collective_kinds
-from fxpart.cost.tables import MOST_KEPT_GRAPHS, LatencySource
+from fxpart.cost.tables import LatencySource
 
 __all__ = ["AsyncTensorTimes", "products_beside"]
 

@@ -114,9 +114,13 @@ def _ancestors(  # noqa: PLR0912, PLR0917 - one loop, compiled whole
 
 @inlined
 def _earliest_start(
-    start_s: FloatArray, time_s: FloatArray, scratch: AncestorScratch, count: int
+    start_s: FloatArray,
+    time_s: FloatArray,
+    scratch: AncestorScratch,
+    count: int,
+    at_least_s: float,
 ) -> float:
-    """Return the earliest possible start of the operator, given those of its ancestors.
+    """Return the earliest possible start of the operator from `at_least_s` on.
 
     The result of an ancestor on another device arrives no earlier than `arrival`. If the operator
     starts at T, all ancestors that arrive after T must be on its own device, where they run
@@ -125,8 +129,16 @@ def _earliest_start(
     """
     ancestor, path_s, cross_s = scratch
     arrival = np.empty(count)
-    for k in range(count):
-        arrival[k] = start_s[ancestor[k]] + time_s[ancestor[k]] + path_s[k] + cross_s[k]
+    # Ancestors are latest first. Often those with late arrivals, run in their order, are done in
+    # time, and nothing has to wait.
+    late_done_s = 0.0
+    for k in range(count - 1, -1, -1):
+        start, time = start_s[ancestor[k]], time_s[ancestor[k]]
+        arrival[k] = start + time + path_s[k] + cross_s[k]
+        if arrival[k] > at_least_s:
+            late_done_s = max(late_done_s, start) + time
+    if late_done_s <= at_least_s:
+        return at_least_s
     by_arrival = np.argsort(-arrival)
     by_start = np.argsort(start_s[ancestor[:count]])
     is_local = np.zeros(count, dtype=np.bool_)
@@ -141,7 +153,7 @@ def _earliest_start(
         for j in by_start:
             if is_local[j]:
                 serial_s = max(serial_s, start_s[ancestor[j]]) + time_s[ancestor[j]]
-    return best
+    return max(best, at_least_s)
 
 
 @compiled
@@ -174,7 +186,7 @@ def _path_bound_s(
             # Only at joins can a transfer, or waiting for the device, be forced.
             count = _ancestors(t, order, op, time_s, cheapest_s, scratch)
             if count:
-                start = max(start, _earliest_start(start_s, time_s, scratch, count))
+                start = _earliest_start(start_s, time_s, scratch, count, start)
         start_s[op] = start
         longest = max(longest, start + time_s[op])
     return longest

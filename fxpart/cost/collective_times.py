@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link, Topology
 from fxpart.cost.collectives import COLLECTIVES, CollectiveCurves, collective_time_s
-from fxpart.cost.tables import MOST_KEPT_GRAPHS, LatencySource
+from fxpart.cost.tables import LatencySource
 
 __all__ = [
     "CollectiveGroup",

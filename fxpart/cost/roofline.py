@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.efficiency import LEAST_SHARE, MEMORY, OTHER
-from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, FloatArray, IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
-from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import SpecError
 
 __all__ = [

@@ -9,7 +9,6 @@ from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Topology
 
 __all__ = [
-    "MOST_KEPT_GRAPHS",
     "CostTables",
     "LatencySource",
     "MemoryTables",
@@ -19,10 +18,6 @@ __all__ = [
     "memory_tables",
     "same_on_every_device",
 ]
-
-MOST_KEPT_GRAPHS = 48
-"""Most graphs in each cache: a recommendation alternates between about this many."""
-
 
 # Sources of operator times: a roofline, a profile or a calibration.
 

@@ -407,6 +407,8 @@ def _shifted(
     problem: Problem, line: StageLine, homes: list[int], options: PipelineOptions
 ) -> _RoundCut | None:
     """Return cuts into stages that fit, balanced by shifting, or None if none were found."""
+    if line.end_bytes > problem.topology.memory_bytes[: max(homes) + 1].sum():
+        return None
     flights = _flights(problem, line, options, max(homes) + 1)
     divided = options.schedule != "none"
     step = StepMemory(problem, line, homes, options.plan) if divided else None

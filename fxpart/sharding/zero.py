@@ -303,6 +303,7 @@ class _Columns:
 
     def __init__(self, sharding: _Sharding) -> None:
         self.sharding, self.graph = sharding, sharding.graph
+        self.first_backward = self.graph.first_backward
         self.ops: list[int | _Op] = []
         self.values: list[int | _Result] = list(
             range(int(np.searchsorted(self.graph.value_producer, 0)))
@@ -341,12 +342,12 @@ class _Columns:
     def reads(self, op: int | _Op) -> list[int]:
         if isinstance(op, _Op):
             return self.numbers(op.reads)
-        sharding, graph = self.sharding, self.graph
-        values: list[int | _Result] = list(graph.reads_of(op).tolist())
+        sharding = self.sharding
+        values: list[int | _Result] = list(self.graph.reads_of(op).tolist())
+        forward = op < self.first_backward
+        whole = sharding.whole_forward if forward else sharding.whole_backward
         for weight in sharding.weights_read[op]:
             block = sharding.block_of_weight[weight]
-            forward = op < graph.first_backward
-            whole = sharding.whole_forward if forward else sharding.whole_backward
             values.append(whole[block.name][weight])
         return self.numbers([*values, *sharding.more_reads.get(op, ())])
 

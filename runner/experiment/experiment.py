@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, OpGraph
 from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
-from fxpart.cost.tables import MOST_KEPT_GRAPHS, LatencySource
+from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept

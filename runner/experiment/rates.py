@@ -6,10 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.roofline import rate_names
-from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.config.specs import accelerator_files

@@ -24,14 +24,13 @@ from fxpart.capture.captured import (
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import with_chosen_experts
 from fxpart.core.granularity import group_operators
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.core.optimizer import with_optimizer
 from fxpart.core.phases import check_phase
 from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
-from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import CaptureError, SpecError
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest

@@ -2,7 +2,6 @@
 
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -37,7 +36,6 @@ from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.result import Result
 from runner.experiment.runtime import host_line
-from runner.experiment.subject import is_captured
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, tiered_line, whole_line
 from runner.experiment.zero import zero_line
@@ -67,8 +65,9 @@ from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
 from runner.output.text_files import write_text
 from runner.plans.chosen import recommended_plan
-from runner.tracking.open_tracker import open_tracker
+from runner.tracking.open_tracker import is_file, open_tracker
 from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, Tracker, announce_page
+from runner.tracking.tracker_process import TrackerProcess
 
 __all__ = [
     "RESULT_FILE",
@@ -81,8 +80,6 @@ __all__ = [
 
 
 TRACEBACK_FILE = "traceback.txt"
-_SWITCH_S = 1e-4
-"""Time that a thread may keep others from Python while the run is opened beside the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,56 +205,45 @@ def _opening_run(
 ) -> Iterator[Callable[[], tuple[Tracker, RunLog]]]:
     """Open the run before the block, or concurrently if allowed; yield a function to get it."""
     if _may_open_beside(config, identity):
-        # MLflow ignores some warnings while it is imported. Filters are global to the process, so
-        # other threads may reset them in the meantime.
-        warnings.filterwarnings("ignore", module=r"(mlflow|requests|urllib3)\b")
-        with _switching_often(), ThreadPoolExecutor(1) as beside:
-            yield beside.submit(_open_run, config, identity, stack).result
+        # MLflow's imports take as long as placing a model whose graph is known.
+        tracker = TrackerProcess(config.tracking, identity.root)
+        with ThreadPoolExecutor(1) as beside:
+            yield beside.submit(_open_run, config, identity, stack, tracker).result
     else:
         opened = _open_run(config, identity, stack)
         yield lambda: opened
 
 
-@contextmanager
-def _switching_often() -> Iterator[None]:
-    """Let a thread that returns from a compiled loop wait less for one that runs Python.
-
-    A search calls thousands of loops of a millisecond, and would wait 5 ms after each.
-    """
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual_s)
-
-
 def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
-    """Return whether the run may be opened while the plan is computed, to hide MLflow's imports.
+    """Return whether the run may be opened by another process while the plan is computed.
 
-    The plan must consist mostly of compiled loops, which release the GIL. A capture imports torch,
-    and changes warnings and streams for all threads; a measurement needs the machine to itself. The
-    store must be a local file: a server that does not answer is reported before planning.
+    The store must be a local file: a server that does not answer is reported before planning. A
+    measurement needs the machine to itself. Where MLflow is imported, opening takes no time.
     """
-    from runner.tracking.mlflow_store import sqlite_path, store_uri
-
-    if (
-        identity.sweep
-        or config.tracking.name != "mlflow"
-        or (config.latency.source not in ("roofline", "kernels"))
-    ):
+    if identity.sweep or "mlflow" in sys.modules:
+        return False
+    if config.latency.source not in ("roofline", "kernels"):
         return False
     try:
-        is_file = sqlite_path(store_uri(config.tracking, identity.root)) is not None
-        return is_file and is_captured(config, model_spec(config))
-    except FxpartError:  # raised again by the plan or the tracker
+        return is_file(config.tracking, identity.root)
+    except FxpartError:  # raised again by the tracker
         return False
 
 
-def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[Tracker, RunLog]:
-    """Open the tracker and the job's run, closed by `stack`, and store the job's input files."""
+def _open_run(
+    config: Config,
+    identity: JobIdentity,
+    stack: ExitStack,
+    beside: TrackerProcess | None = None,
+) -> tuple[Tracker, RunLog]:
+    """Open the tracker and the job's run, closed by `stack`, and store the job's input files.
+
+    `beside` is a tracker that is being opened.
+    """
     is_single = identity.sweep is None
-    tracker = open_tracker(config.tracking, identity.root, must_answer=is_single)
+    if beside is not None:
+        beside.wait_until_open()
+    tracker = beside or open_tracker(config.tracking, identity.root, must_answer=is_single)
     tags = stack.enter_context(at_work_alone(tracker, identity.root)) if is_single else {}
     inputs = read_inputs(config)
     log = stack.enter_context(

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,6 +49,10 @@ class StoreError(TrackingError):
         self.what = what
         self.is_gone = is_gone
         """Whether further requests would fail too; False if only this one was rejected."""
+        self._advice = advice
+
+    def __reduce__(self) -> tuple[partial["StoreError"], tuple[str, str]]:
+        return partial(StoreError, is_gone=self.is_gone), (self.what, self._advice)
 
 
 def store_uri(config: TrackingConfig, root: Path) -> str:

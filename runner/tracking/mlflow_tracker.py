@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fxpart.errors import CacheError
 from runner.config.passwords import without_password
-from runner.config.paths import shown_path
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store, open_store
-from runner.tracking.mlflow_runs import PARENT, MlflowRuns
+from runner.tracking.mlflow_runs import MlflowRuns
 from runner.tracking.mlflow_store import StoreError, refusals, store_uri
 from runner.tracking.mlflow_view import page_of, write_view
 from runner.tracking.mlflow_write import (
@@ -23,8 +21,9 @@ from runner.tracking.mlflow_write import (
     read_file,
     write_some,
 )
-from runner.tracking.tracker import ComparisonPage, RunLog, RunStatus, Tracker, UnsentRun
-from runner.tracking.unsent import OpenRun, now_ms, send_command, write_unsent
+from runner.tracking.store_tracker import StoreTracker
+from runner.tracking.tracker import ComparisonPage, RunStatus, UnsentRun
+from runner.tracking.unsent import OpenRun, now_ms
 
 __all__ = ["MlflowTracker"]
 
@@ -33,7 +32,7 @@ _PAUSE_S = 30.0
 """Time before a failed store is tried again: a thousand jobs must not each wait for it."""
 
 
-class MlflowTracker(MlflowRuns, Tracker):
+class MlflowTracker(MlflowRuns, StoreTracker):
     """Stores runs in one experiment of an MLflow store; see `Tracker` for the methods."""
 
     def __init__(self, config: TrackingConfig, root: Path, *, must_answer: bool = True) -> None:
@@ -42,7 +41,7 @@ class MlflowTracker(MlflowRuns, Tracker):
         Raises `TrackingError` if the store does not work and `must_answer`.
         """
         super().__init__(None)
-        self._config, self._root = config, root
+        self._config, self.root = config, root
         self.uri = store_uri(config, root)
         """Tracking URI of the store, with its password."""
         self._failed: StoreError | None = None
@@ -66,7 +65,7 @@ class MlflowTracker(MlflowRuns, Tracker):
             raise StoreError(self._failed.what)
         try:
             if self._opened is None:
-                self._opened = open_store(self._config, self._root)
+                self._opened = open_store(self._config, self.root)
             with refusals(self.uri):
                 yield self._opened
         except StoreError as error:
@@ -75,49 +74,18 @@ class MlflowTracker(MlflowRuns, Tracker):
             raise
         self._failed = None
 
-    @contextmanager
-    def start(
-        self,
-        run_name: str,
-        params: Mapping[str, object],
-        tags: Mapping[str, str] | None = None,
-        parent_run_id: str | None = None,
-        folder: Path | None = None,
-    ) -> Iterator[RunLog]:
-        """Open a run; see `Tracker.start`.
+    def open_run(self, run: OpenRun) -> str:
+        """Create the run in the store, with its parameters; see `StoreTracker.open_run`."""
+        with self._store() as store:
+            return make_run(store, run.name, run.tags, run.start_ms, run.params)
 
-        It is created with its parameters, so that they are known even if the process is killed.
-        """
-        parent = {PARENT: parent_run_id} if parent_run_id else {}
-        run = OpenRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, self.place)
-        try:
-            with self._store() as store:
-                run.run_id = make_run(store, run.name, run.tags, run.start_ms, run.params)
-        except TrackingError:
-            if folder is None:
-                raise
-        try:
-            yield run
-        except BaseException as error:
-            self._end(run, folder, error)
-            raise
-        self._end(run, folder)
-
-    def _end(self, run: OpenRun, folder: Path | None, error: BaseException | None = None) -> None:
-        """Log the run, or write it to `folder`; an `error` of the run takes precedence."""
-        ended = run.ended(folder or Path.cwd(), error)
-        unsent = replace(ended, params={}) if run.run_id else ended
-        try:
-            with self._store() as store:
-                run.run_id = run.run_id or find_or_make(store, ended)
-                fill_and_close(store, run.run_id, unsent, folder or Path.cwd())
-        except TrackingError as failed:
-            if folder is not None:
-                _keep(run, ended, folder, self._root, failed)
-            elif error is None:
-                raise
-            else:
-                _log.warning("the run %s could not be marked as failed: %s", run.run_id, failed)
+    def close_run(self, run: UnsentRun, folder: Path) -> str:
+        """Log what has not been sent of the run; see `StoreTracker.close_run`."""
+        with self._store() as store:
+            run_id = run.run_id or find_or_make(store, run)
+            unsent = replace(run, params={}) if run.run_id else run
+            fill_and_close(store, run_id, unsent, folder)
+        return run_id
 
     def send(self, run: UnsentRun, folder: Path) -> None:
         """Log an unsent run from `folder`; see `Tracker.send`."""
@@ -170,14 +138,3 @@ class MlflowTracker(MlflowRuns, Tracker):
         if self._opened is None:
             return None
         return page_of(self.uri, self._opened.experiment_id, parent_run_id)
-
-
-def _keep(run: OpenRun, ended: UnsentRun, folder: Path, root: Path, failed: TrackingError) -> None:
-    reason = failed.what if isinstance(failed, StoreError) else str(failed)
-    try:
-        path = write_unsent(folder, ended)
-        command = send_command(ended.uri, root)
-        advice = f"the run is kept in {shown_path(path)}; send it with `{command}`"
-        run.problem = f"{reason}; {advice}"
-    except CacheError as unwritten:
-        run.problem = f"{reason}; {unwritten}"

@@ -16,6 +16,11 @@ _trackers: dict[tuple[object, ...], MlflowTracker] = {}
 """This process's trackers by store: opening a store takes as long as logging a run."""
 
 
+def is_file(config: TrackingConfig, root: Path) -> bool:
+    """Return whether the tracker of `config` keeps runs in a file, which is opened quickly."""
+    return config.name == "mlflow" and sqlite_path(store_uri(config, root)) is not None
+
+
 def open_tracker(config: TrackingConfig, root: Path, *, must_answer: bool = True) -> Tracker:
     """Return the tracker of `config` with its store open; `root` is the folder of ``outputs``.
 

@@ -17,7 +17,7 @@ from fxpart.cost.peak_tensors import device_peaks
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.placement.stages.line import stage_line
-from fxpart.placement.stages.stretch_bytes import ONE, UnitTables, stretch_needs, stretch_scratch
+from fxpart.placement.stages.stretch_bytes import ONE, stretch_needs
 from fxpart.schedule import stage_costs
 from tests.execution.small_presets import SMALL_PRESETS
 
@@ -107,10 +107,7 @@ def test_all_memory_counts_agree() -> None:
     peaks = [device.peak_bytes for device in evaluation.devices]
     assert [peak.bytes for peak in device_peaks(problem, assignment)] == peaks
     line = stage_line(problem)
-    units = UnitTables(
-        line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
-    )
-    scratch = stretch_scratch(graph.n_values, len(graph.weight_names), graph.n_ops)
+    units, scratch = line.stretches.units, line.stretches.scratch
     cut = int(line.unit_of[np.flatnonzero(device_of)[0]])
     stretches = ((0, cut), (cut, line.n_units))
     needs = [stretch_needs(problem.memory, units, scratch, *ends, ONE) for ends in stretches]

@@ -1,5 +1,6 @@
 """`pipeline` with several stages per device: invariants of the search, and its results."""
 
+import importlib
 import itertools
 from collections import Counter
 from dataclasses import replace
@@ -269,12 +270,22 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
     monkeypatch.setattr(StageSolver, "reaches_end", lambda _: True)
     with pytest.raises(InfeasibleError):
         make_mode("pipeline", {"interleave": 2, "boundary_gain": None})(
-            _problem(3, 12, 2, 1.0, training=training)
+            _problem(3, 12, 2, 1.3, training=training)
         )
     assert len(calls) == tries
 
 
-def test_smaller_shares_are_not_tried_far_above_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("weight", "most_share", "searches"),
+    [
+        pytest.param(5, 1.35, 3, id="each smaller share"),
+        pytest.param(5, 1.2, 1, id="only the whole memory, of which the first cuts need 1.35"),
+        pytest.param(6, 1.35, 0, id="nothing, as weights alone need more than both devices have"),
+    ],
+)
+def test_smaller_shares_are_not_tried_far_above_memory(
+    monkeypatch: pytest.MonkeyPatch, weight: int, most_share: float, searches: int
+) -> None:
     searched = list[StageSolver]()
     search = StageSolver.least_load
 
@@ -283,10 +294,37 @@ def test_smaller_shares_are_not_tried_far_above_memory(monkeypatch: pytest.Monke
         return search(solver, **precision)
 
     monkeypatch.setattr(StageSolver, "least_load", counted)
-    # Each operator has a weight of 10: four stages of two fit a device one by one, not in pairs.
+    pipeline = importlib.import_module("fxpart.placement.pipeline")
+    monkeypatch.setattr(pipeline, "_MOST_SHARE_SEARCHED", most_share)
     with pytest.raises(InfeasibleError):
-        make_mode("pipeline", STEP | {"boundary_gain": None})(problem(chain(8), devices(32, 25)))
-    assert len(searched) == 1
+        make_mode("pipeline", STEP | {"boundary_gain": None})(
+            problem(chain(8, weight, size=2), devices(22, 18))
+        )
+    assert len(searched) == searches
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(6, 14), st.integers(1, 3), st.booleans(), st.data())
+def test_stages_hold_at_least_the_bytes_of_the_end_of_a_step(
+    seed: int, n: int, count: int, training: bool, data: st.DataObject
+) -> None:
+    this = _problem(seed, n, count, 1.0, training=training)
+    line, homes = stage_line(this), [*range(count)] * 2
+    if line.n_units < len(homes):
+        return
+    between = st.lists(
+        st.integers(1, line.n_units - 1),
+        min_size=len(homes) - 1,
+        max_size=len(homes) - 1,
+        unique=True,
+    )
+    cuts = np.array([0, *sorted(data.draw(between)), line.n_units], dtype=np.int64)
+    step = StepMemory(this, line, homes, StepPlan("interleaved", 2 * count))
+    assert step.peak_bytes(cuts).sum() >= line.end_bytes
+    device_of = line.of_operators(cuts, homes)
+    assert sum(independent.peak_bytes(this.graph, device_of, d) for d in range(count)) >= (
+        line.end_bytes
+    )
 
 
 def test_stages_as_long_as_memory_allows_reach_the_end_or_not() -> None:

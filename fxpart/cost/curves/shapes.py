@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
 from fxpart.cost.curves.convolution import Convolutions, layout_elements
 from fxpart.cost.curves.gemm import Products
-from fxpart.cost.tables import MOST_KEPT_GRAPHS
 
 __all__ = ["Shapes", "shapes_of"]
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, FloatArray, IntArray, OpGraph
 from fxpart.cost.problem import Problem
-from fxpart.cost.tables import MOST_KEPT_GRAPHS, memory_tables
+from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
@@ -60,6 +60,15 @@ class StageLine:
     def n_units(self) -> int:
         """Number of units, which is also the largest number of stages."""
         return len(self.first_op)
+
+    @property
+    def end_bytes(self) -> int:
+        """Bytes that all stages together hold at the end of a step at least, however it is cut.
+
+        These are weights, gradients, and temporaries of updates that live until all are done.
+        """
+        whole = self.stretches.bytes_of(0, len(self.stretches.units.first_op))
+        return whole.weights + whole.gradients + whole.update_kept
 
     def of_operators(self, cuts: IntArray, of_stage: Sequence[int]) -> IntArray:
         """Map each operator to the item of `of_stage` for its stage. Length n.
@@ -157,7 +166,7 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
 
     """
     graph = problem.graph
-    stretches = _stretches(graph)
+    stretches, spans, passing_bytes, passing_values = _row_of(graph)
     units = stretches.units
     unit_of, count = units.unit_of, len(units.first_op)
     load_s = np.zeros((count, problem.topology.n_devices))
@@ -165,8 +174,6 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     np.add.at(load_s, unit_of, problem.costs.op_time_s * share[:, np.newaxis])
     before_s = np.zeros((problem.topology.n_devices, count + 1))
     np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
-    spans = _spans(graph, unit_of)
-    passing_bytes, passing_values = _passing(spans, count)
     return StageLine(
         unit_of,
         units.first_op,
@@ -195,16 +202,27 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
     last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
     if first_backward == graph.n_ops:
         last_op[:-1] = first_op - 1
-    return UnitTables(unit_of, first_op, last_op, first_backward, _first_update(graph))
+    first_update = _first_update(graph)
+    spans = np.empty((count, 3, 2), dtype=np.int64)
+    spans[..., 0], spans[..., 1] = graph.n_ops, -1
+    ops = np.arange(graph.n_ops)
+    phase = np.searchsorted([first_backward, first_update], ops, side="right")
+    np.minimum.at(spans[..., 0], (unit_of, phase), ops)
+    np.maximum.at(spans[..., 1], (unit_of, phase), ops)
+    return UnitTables(unit_of, first_op, last_op, spans, first_backward, first_update)
 
 
 @lru_cache(maxsize=MOST_KEPT_GRAPHS)
-def _stretches(graph: OpGraph) -> Stretches:
-    """Return the cache of a graph's stretches, shared by all cuts of it into stages."""
+def _row_of(graph: OpGraph) -> tuple[Stretches, IntArray, IntArray, IntArray]:
+    """Return `stretches`, `spans`, `passing_bytes` and `passing_values` of a `StageLine`.
+
+    They are shared by all cuts of a graph into stages.
+    """
     memory, units = memory_tables(graph), _unit_tables(graph)
     scratch = stretch_scratch(graph.n_values, len(graph.weight_names), graph.n_ops)
     known = no_bytes(repeated=repeated_units(graph, memory, units))
-    return Stretches(memory, units, scratch, known)
+    spans = _spans(graph, units.unit_of)
+    return Stretches(memory, units, scratch, known), spans, *_passing(spans, len(units.first_op))
 
 
 def _first_update(graph: OpGraph) -> int:

@@ -5,9 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.core.module_bounds import module_bound, single_calls
-from fxpart.cost.tables import MOST_KEPT_GRAPHS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.stages.stretch_bytes import Stretches
 
@@ -27,8 +26,8 @@ def cuts_by_depth(graph: OpGraph, stretches: Stretches) -> tuple[IntArray, ...]:
     calls = single_calls(tuple(modules))
     depths: dict[int, int] = {}
     first_op = stretches.units.first_op
-    for cut in range(1, len(first_op)):
-        index = int(np.searchsorted(forward, first_op[cut]))
+    indices = np.searchsorted(forward, first_op).tolist()
+    for cut, index in enumerate(indices[1:], start=1):
         bound = module_bound(modules, index, calls, ()) if 0 < index < len(modules) else None
         if bound:
             depths[cut] = bound[0].count(".") + 1

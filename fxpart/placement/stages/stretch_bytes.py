@@ -38,6 +38,9 @@ class UnitTables(NamedTuple):
     unit_of: IntArray
     first_op: IntArray
     last_op: IntArray
+    spans: IntArray
+    """First and last operator of each unit in the forward, the backward and the updates; n and -1
+    for none. Shape (U, 3, 2)."""
     first_backward: int
     first_update: int
 
@@ -95,18 +98,25 @@ class StretchScratch(NamedTuple):
     kept: IntArray
     """Values that own a storage, in order of appearance. Length V."""
     change: IntArray
-    """Length n + 1."""
+    """Change of the live bytes at each operator; 0 between stretches. Length n + 1."""
     shed: IntArray
     """Correction of `change` if gradients are accumulated into existing ones. Length n + 1."""
+    has_change: IntArray
+    """1 for each run of `_RUN` operators with a change; 0 between stretches."""
     stamp: IntArray
     """The current stamp. Length 1."""
     owners: IntArray
     """Number of values in `kept`. Length 1."""
 
 
+_RUN = 64
+"""Operators of a run, most of which have no change in a short stretch of a training step."""
+
+
 def stretch_scratch(values: int, weights: int, operators: int) -> StretchScratch:
     """Return scratch arrays for a graph of the given size."""
-    sizes = (*[values] * 5, weights, values, operators + 1, operators + 1, 1, 1)
+    runs = operators // _RUN + 1
+    sizes = (*[values] * 5, weights, values, operators + 1, operators + 1, runs, 1, 1)
     return StretchScratch(*(np.zeros(size, dtype=np.int64) for size in sizes))
 
 
@@ -129,12 +139,19 @@ def _read(
                 inputs += m.alloc_bytes[value]
             else:
                 _own(scratch, value, op)
-                scratch.change[max(m.producer[value], begin)] += m.value_bytes[value]
+                _change(scratch, max(m.producer[value], begin), m.value_bytes[value])
         if root[value] >= 0:
             scratch.last[root[value]] = max(scratch.last[root[value]], op)
             if not is_update:
                 scratch.used[root[value]] = max(scratch.used[root[value]], op)
     return weights, inputs
+
+
+@compiled
+def _change(scratch: StretchScratch, op: int, change_bytes: int) -> None:
+    """Change the live bytes from `op` on."""
+    scratch.change[op] += change_bytes
+    scratch.has_change[op // _RUN] = 1
 
 
 @compiled
@@ -162,7 +179,7 @@ def _make(  # noqa: PLR0917 - compiled code takes no keywords
         base = m.base[value]
         if base < 0:
             _own(scratch, value, op)
-            scratch.change[op] += m.alloc_bytes[value]
+            _change(scratch, op, m.alloc_bytes[value])
         elif scratch.root_stamp[base] == stamp:
             root[value] = root[base]
         else:
@@ -190,7 +207,7 @@ def _end(
         birth = m.producer[value]
         local = low <= units.unit_of[birth] < high
         size = m.alloc_bytes[value] if local else m.value_bytes[value]
-        scratch.change[scratch.last[value] + 1] -= size
+        _change(scratch, scratch.last[value] + 1, -size)
         if birth < units.first_backward:
             if scratch.is_result[value]:
                 outputs += size
@@ -199,6 +216,7 @@ def _end(
         elif birth < units.first_update and scratch.is_result[value]:
             gradients += size
             scratch.shed[scratch.used[value] + 1] -= size
+            scratch.has_change[(scratch.used[value] + 1) // _RUN] = 1
         elif scratch.is_result[value]:
             update_bytes += size
     return outputs, gradients, saved, update_bytes
@@ -210,36 +228,56 @@ def stretch_bytes(
 ) -> StretchBytes:
     """Return the bytes of units `low` to `high` - 1 (not empty) as one stage.
 
-    Received values count from the first operator of the stretch on. O(operators between its first
-    and last, and their reads).
+    Received values count from the first operator of the stretch on. O(operators of the stretch, and
+    those between them in the same phase, and their reads).
     """
     scratch.stamp[0] += 1
     scratch.owners[0] = 0
     begin, end = units.first_op[low], units.last_op[high]
-    scratch.change[begin : end + 2] = 0
-    scratch.shed[begin : end + 2] = 0
     weights, inputs = 0, 0
-    for op in range(begin, end + 1):
-        if low <= units.unit_of[op] < high:
-            added = _read(m, scratch, op, begin, op >= units.first_update)
-            weights, inputs = weights + added[0], inputs + added[1]
-            _make(m, units, scratch, op, low, high, end)
+    for phase in range(units.spans.shape[1]):
+        first_op, last_op = end + 1, begin - 1
+        for unit in range(low, high):
+            first_op = min(first_op, units.spans[unit, phase, 0])
+            last_op = max(last_op, units.spans[unit, phase, 1])
+        for op in range(first_op, last_op + 1):
+            if low <= units.unit_of[op] < high:
+                added = _read(m, scratch, op, begin, op >= units.first_update)
+                weights, inputs = weights + added[0], inputs + added[1]
+                _make(m, units, scratch, op, low, high, end)
     outputs, gradients, saved, update_kept = _end(m, units, scratch, low, high)
+    peaks = _live_peaks(units, scratch, begin, end, gradients)
+    return StretchBytes(weights, inputs, outputs, gradients, saved, *peaks, update_kept)
+
+
+@compiled
+def _live_peaks(
+    units: UnitTables, scratch: StretchScratch, begin: int, end: int, gradients: int
+) -> tuple[int, int, int, int]:
+    """Return the ``live`` fields of `StretchBytes` from the changes, which are set to 0 again."""
     live, shed = 0, 0
     forward, first, later, update = 0, 0, 0, 0
-    for op in range(begin, end + 1):
-        live += scratch.change[op]
-        shed += scratch.shed[op]
-        if op < units.first_backward:
-            forward = max(forward, live)
-        elif op < units.first_update:
-            first = max(first, live)
-            later = max(later, live + shed + gradients)
-        else:
-            update = max(update, live)
-    return StretchBytes(
-        weights, inputs, outputs, gradients, saved, forward, first, later, update, update_kept
-    )
+    # Every operator of these runs is looked at, since a phase may begin inside of them.
+    scratch.has_change[units.first_backward // _RUN] = 1
+    scratch.has_change[units.first_update // _RUN] = 1
+    for run in range(begin // _RUN, end // _RUN + 1):
+        until = min((run + 1) * _RUN, end + 1) if scratch.has_change[run] else run * _RUN + 1
+        scratch.has_change[run] = 0
+        for op in range(max(run * _RUN, begin), max(until, begin + 1)):
+            live += scratch.change[op]
+            shed += scratch.shed[op]
+            scratch.change[op] = scratch.shed[op] = 0
+            if op < units.first_backward:
+                forward = max(forward, live)
+            elif op < units.first_update:
+                first = max(first, live)
+                later = max(later, live + shed + gradients)
+            else:
+                update = max(update, live)
+    # What lives to the end is freed after it.
+    scratch.change[end + 1] = scratch.shed[end + 1] = 0
+    scratch.has_change[(end + 1) // _RUN] = 0
+    return forward, first, later, update
 
 
 @inlined
