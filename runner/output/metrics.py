@@ -148,7 +148,7 @@ METRICS = (
     Metric("load_gap_pct", "%", ".1f", _LOWER,
            "Largest load relative to that bound, minus 1.", _THROUGHPUT,
            heading="gap", spare=6),
-    Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything.",
+    Metric("devices_used", "", ".0f", _LOWER, "Devices of one replica that compute anything.",
            heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
     Metric("partitions", "", ".0f", None,
            "Partitions: groups of operators on one device that never wait for a result to come"
