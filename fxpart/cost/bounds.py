@@ -130,7 +130,7 @@ def _earliest_start(
     ancestor, path_s, cross_s = scratch
     arrival = np.empty(count)
     # Ancestors are latest first. Often those with late arrivals, run in their order, are done in
-    # time, and nothing has to wait.
+    # time, and nothing has to wait: what follows would find no more, up to rounding.
     late_done_s = 0.0
     for k in range(count - 1, -1, -1):
         start, time = start_s[ancestor[k]], time_s[ancestor[k]]

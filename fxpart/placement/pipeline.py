@@ -13,8 +13,9 @@ devices.
 With ``interleave`` above 1 it is a search. It starts from the cut with the smallest largest stage,
 where each stage may use a share of its device's memory; decreasing shares are tried until the
 stages of each device fit together. If none do, cuts are shifted until they fit, or cuts at modules
-are tried; it ends at once if the first cuts need far more than all devices have. Then cuts are
-shifted to balance the devices, round by round (`fxpart.placement.stages.shift_cuts`).
+are tried; it ends at once if all devices cannot hold the end of a step, or if the first cuts need
+far more than they have. Then cuts are shifted to balance the devices, round by round
+(`fxpart.placement.stages.shift_cuts`).
 """
 
 import itertools

@@ -169,8 +169,23 @@ def _decided(
 def _run_tracked(
     config: Config, identity: JobIdentity, so_far: _Progress, *, verbose: bool
 ) -> None:
+    # MLflow's imports take as long as placing a model whose graph is known.
+    may_import_beside = _may_import_beside(config, identity)
+    process = TrackerProcess(config.tracking, identity.root) if may_import_beside else None
+    with process or nullcontext():
+        _run_opened(config, identity, so_far, process, verbose=verbose)
+
+
+def _run_opened(
+    config: Config,
+    identity: JobIdentity,
+    so_far: _Progress,
+    process: TrackerProcess | None,
+    *,
+    verbose: bool,
+) -> None:
     with ExitStack() as stack:
-        with _opening_run(config, identity, stack) as opened:
+        with _opening_run(config, identity, stack, process) as opened:
             try:
                 spec = model_spec(config)
                 model = spec.key()
@@ -201,21 +216,19 @@ def _run_tracked(
 
 @contextmanager
 def _opening_run(
-    config: Config, identity: JobIdentity, stack: ExitStack
+    config: Config, identity: JobIdentity, stack: ExitStack, process: TrackerProcess | None
 ) -> Iterator[Callable[[], tuple[Tracker, RunLog]]]:
-    """Open the run before the block, or concurrently if allowed; yield a function to get it."""
-    if _may_open_beside(config, identity):
-        # MLflow's imports take as long as placing a model whose graph is known.
-        tracker = TrackerProcess(config.tracking, identity.root)
-        with ThreadPoolExecutor(1) as beside:
-            yield beside.submit(_open_run, config, identity, stack, tracker).result
+    """Open the run before the block, or during it by `process`; yield a function to get it."""
+    if process is not None:
+        with ThreadPoolExecutor(1) as waiting:
+            yield waiting.submit(_open_run, config, identity, stack, process).result
     else:
         opened = _open_run(config, identity, stack)
         yield lambda: opened
 
 
-def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
-    """Return whether the run may be opened by another process while the plan is computed.
+def _may_import_beside(config: Config, identity: JobIdentity) -> bool:
+    """Return whether another process may open the run while the plan is computed.
 
     The store must be a local file: a server that does not answer is reported before planning. A
     measurement needs the machine to itself. Where MLflow is imported, opening takes no time.
@@ -234,16 +247,14 @@ def _open_run(
     config: Config,
     identity: JobIdentity,
     stack: ExitStack,
-    beside: TrackerProcess | None = None,
+    process: TrackerProcess | None = None,
 ) -> tuple[Tracker, RunLog]:
-    """Open the tracker and the job's run, closed by `stack`, and store the job's input files.
-
-    `beside` is a tracker that is being opened.
-    """
+    """Open the tracker and the job's run, closed by `stack`, and store the job's input files."""
     is_single = identity.sweep is None
-    if beside is not None:
-        beside.wait_until_open()
-    tracker = beside or open_tracker(config.tracking, identity.root, must_answer=is_single)
+    if process is not None and process.is_open():
+        tracker: Tracker = process
+    else:
+        tracker = open_tracker(config.tracking, identity.root, must_answer=is_single)
     tags = stack.enter_context(at_work_alone(tracker, identity.root)) if is_single else {}
     inputs = read_inputs(config)
     log = stack.enter_context(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from sqlalchemy import Connection, Engine
 
-__all__ = ["Store", "make_file", "make_schema", "open_store"]
+__all__ = ["Store", "disconnect", "make_file", "make_schema", "open_store"]
 
 _LOCKED_S = 20.0
 """Longest wait for another writer, the same as MLflow sets for SQLite."""
@@ -93,7 +93,7 @@ def open_store(config: TrackingConfig, root: Path) -> Store:
         if database is not None:
             artifacts = (database.parent / "mlartifacts").as_uri()
             make_file(database)
-            _disconnect(database)  # the file may have been replaced since MLflow opened it
+            disconnect(database)  # the file may have been replaced since MLflow opened it
         elif is_database(uri):
             artifacts = (root.resolve() / "outputs" / "mlartifacts").as_uri()
             if uri.startswith("postgresql"):
@@ -150,7 +150,7 @@ def _make_file(database: Path) -> None:
     unfinished = database.with_name(temporary_name())
     try:
         MlflowClient(tracking_uri=f"sqlite:///{unfinished}")  # creates the tables
-        _disconnect(unfinished)
+        disconnect(unfinished)
         with closing(sqlite3.connect(unfinished)) as connection:
             # Persistent in the file: halves the time of each write, and readers do not wait.
             connection.execute("PRAGMA journal_mode=WAL")
@@ -215,7 +215,8 @@ def _forget_connections() -> None:
         engine.dispose(close=False)  # the parent process closes them
 
 
-def _disconnect(database: Path) -> None:
+def disconnect(database: Path) -> None:
+    """Close this process's connections to an SQLite file, so that nothing is left beside it."""
     for engine in list(_engines):
         if engine.url.database == str(database):
             engine.dispose()

@@ -9,7 +9,7 @@ from runner.tracking.mlflow_store import sqlite_path, store_uri
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import Tracker
 
-__all__ = ["open_tracker"]
+__all__ = ["is_file", "open_tracker"]
 
 _NAMES = ("mlflow", "none")
 _trackers: dict[tuple[object, ...], MlflowTracker] = {}

@@ -1,23 +1,27 @@
-"""An MLflow tracker in a process of its own: its imports, of some seconds, take no time of ours.
+"""An MLflow tracker in a process of its own, which imports MLflow while this one plans.
 
-In a thread they would: Python's lock is held by one thread at a time.
+In a thread, those seconds of imports would hold Python's lock.
 """
 
+import os
+import pickle
 import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
-from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar, cast
 
 from fxpart.errors import FxpartError
+from fxpart.support.signals import held_back
 from runner.config.passwords import without_password
 from runner.config.sections import TrackingConfig
-from runner.tracking.mlflow_store import StoreError, store_uri
+from runner.tracking.mlflow_opening import disconnect
+from runner.tracking.mlflow_store import StoreError, sqlite_path, store_uri
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.store_tracker import StoreTracker
 from runner.tracking.tracker import Tracker
@@ -25,8 +29,9 @@ from runner.tracking.tracker import Tracker
 __all__ = ["TrackerProcess"]
 
 _T = TypeVar("_T")
-_OPENED = 0
-"""Number of the answer when the store is open; calls follow."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They go to all processes of a terminal or a batch job. This one handles them, and its run is
+logged as killed by the other process, which therefore ignores them."""
 
 
 def _forwarded(method: Callable[..., _T]) -> Callable[..., _T]:
@@ -40,52 +45,69 @@ def _forwarded(method: Callable[..., _T]) -> Callable[..., _T]:
 
 
 class TrackerProcess(StoreTracker):
-    """A `MlflowTracker` in another process, which ends with this one; see `Tracker`.
+    """A `MlflowTracker` in another process, to be used in a ``with`` block; see `Tracker`.
 
-    Arguments and results must be picklable.
+    The process ends with the block, or with this process. Arguments and results must be picklable.
     """
 
     def __init__(self, config: TrackingConfig, root: Path) -> None:
         """Start opening the store. Raises `TrackingError` if `config` names none."""
         self._place = without_password(store_uri(config, root)), config.experiment
         self.root = root
+        self._has_opened = False
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
-        context.Process(target=_serve, args=(theirs, config, root), daemon=True).start()
-        theirs.close()
-        self._numbers = count(_OPENED + 1)
+        with held_back(*_SIGNALS), theirs:
+            context.Process(target=_serve, args=(theirs, config, root), daemon=True).start()
+
+    def __enter__(self) -> "TrackerProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
 
     @property
     def place(self) -> tuple[str, str]:
         """The URI of the store, without its password, and the experiment."""
         return self._place
 
-    def wait_until_open(self) -> None:
-        """Wait until the store is open. Raises `TrackingError` if it does not work."""
-        self._answer(_OPENED)
+    def is_open(self) -> bool:
+        """Wait until the store is open; return False if the process has ended instead.
+
+        Raises `TrackingError` if the store does not work.
+        """
+        if not self._has_opened:
+            try:
+                self._answer()
+            except _EndedError:
+                return False
+            self._has_opened = True
+        return True
 
     def _call(self, method: str, *args: object, **kwargs: object) -> object:
-        number = next(self._numbers)
-        with self._failures():
-            self._connection.send((number, method, args, kwargs))
-        return self._answer(number)
+        self.is_open()  # whose answer comes first
+        with suppress(OSError):  # it has ended, so there will be no answer
+            self._connection.send((method, args, kwargs))
+        return self._answer()
 
-    def _answer(self, number: int) -> object:
-        with self._failures():
-            answered, value, error = self._connection.recv()
-            while answered != number:  # an interrupt may have left an earlier answer unread
-                answered, value, error = self._connection.recv()
+    def _answer(self) -> object:
+        """Return the next answer."""
+        try:
+            value, error = self._connection.recv()
+        except (EOFError, OSError) as ended:
+            problem = f"tracking at {self._place[0]} failed: the process that logs has ended"
+            raise _EndedError(problem) from ended
+        except BaseException:  # an interrupt: the answer would be taken for that to another call
+            self._connection.close()
+            raise
         if error is not None:
             raise error
         return value
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, OSError) as ended:
-            problem = f"tracking at {self._place[0]} failed: the process that logs has ended"
-            raise StoreError(problem) from ended
 
     open_run = _forwarded(MlflowTracker.open_run)
     close_run = _forwarded(MlflowTracker.close_run)
@@ -106,24 +128,46 @@ class TrackerProcess(StoreTracker):
     comparison_page = _forwarded(Tracker.comparison_page)
 
 
+class _EndedError(StoreError):
+    """The other process has ended."""
+
+
 def _serve(connection: Connection, config: TrackingConfig, root: Path) -> None:
-    """Answer calls until the other process ends; an interrupt is for that one to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Answer that the store is open, then calls, until the other process closes the connection."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     with suppress(EOFError, OSError), connection:
-        tracker = _answered(connection, _OPENED, lambda: MlflowTracker(config, root))
-        while tracker is not None:
-            number, method, args, kwargs = connection.recv()
-            _answered(connection, number, partial(getattr(tracker, method), *args, **kwargs))
+        try:
+            tracker = MlflowTracker(config, root)
+        except Exception as error:  # raised by the other process
+            connection.send((None, _portable(error)))
+            return
+        connection.send((None, None))
+        with suppress(EOFError, OSError):
+            while True:
+                method, args, kwargs = connection.recv()
+                connection.send(_answer_of(partial(getattr(tracker, method), *args, **kwargs)))
+        if (database := sqlite_path(tracker.uri)) is not None:
+            disconnect(database)
+    # The other process waits, and to take MLflow's modules apart would take a second.
+    os._exit(0)
 
 
-def _answered(connection: Connection, number: int, work: Callable[[], _T]) -> _T | None:
-    """Send the result of `work`, or its error, and return it; None for an error."""
+def _answer_of(call: Callable[[], object]) -> tuple[object, Exception | None]:
+    """Return the result and the error of a call, one of them None."""
     try:
-        result = work()
+        return call(), None
     except Exception as error:  # raised by the other process
-        if not isinstance(error, FxpartError):
-            error.add_note(traceback.format_exc())
-        connection.send((number, None, error))
-        return None
-    connection.send((number, None if number == _OPENED else result, None))
-    return result
+        return None, _portable(error)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return `error` if it can be pickled, else one with its text; a bug with its traceback."""
+    if not isinstance(error, FxpartError):
+        error.add_note(traceback.format_exc())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a constructor with other arguments, or a value of any kind
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error

@@ -164,6 +164,25 @@ def test_the_peak_of_a_stretch_is_that_of_its_device(seed: int, n: int, training
             assert solver.peak_bytes(low, longer) >= expected
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 10_000), st.integers(90, 140), st.data())
+def test_the_peak_of_a_short_stretch_of_a_long_step_is_that_of_its_device(
+    seed: int, n: int, data: st.DataObject
+) -> None:
+    # Most runs of operators have nothing of the stretch.
+    graph = random_training_graph(seed, n)
+    this = problem(graph, devices(1))
+    line = stage_line(this)
+    change = np.empty(graph.n_ops + 1, dtype=np.int64)
+    for _ in range(30):
+        low = data.draw(st.integers(0, line.n_units - 1))
+        high = data.draw(st.integers(low + 1, min(low + 5, line.n_units)))
+        solver = StageSolver(line, Slots((0,), (1,), may_skip=False))
+        inside = (low <= line.unit_of) & (line.unit_of < high)
+        expected = peak_on_device(this.memory, (~inside).astype(np.int64), 0, change)
+        assert solver.peak_bytes(low, high) == expected
+
+
 def _cut_with_its_backward(this: Problem, count: int) -> float:
     """Return the largest load of a training step in `count` stages, after checking its invariants.
 

@@ -279,7 +279,7 @@ def test_smaller_shares_are_tried_where_a_longer_stage_may_need_less(
     ("weight", "most_share", "searches"),
     [
         pytest.param(5, 1.35, 3, id="each smaller share"),
-        pytest.param(5, 1.2, 1, id="only the whole memory, of which the first cuts need 1.35"),
+        pytest.param(5, 1.2, 1, id="only the whole memory, of which the first cuts need more"),
         pytest.param(6, 1.35, 0, id="nothing, as weights alone need more than both devices have"),
     ],
 )
@@ -298,7 +298,7 @@ def test_smaller_shares_are_not_tried_far_above_memory(
     monkeypatch.setattr(pipeline, "_MOST_SHARE_SEARCHED", most_share)
     with pytest.raises(InfeasibleError):
         make_mode("pipeline", STEP | {"boundary_gain": None})(
-            problem(chain(8, weight, size=2), devices(22, 18))
+            problem(chain(8, weight, size=2), devices(24, 18))
         )
     assert len(searched) == searches
 
@@ -325,6 +325,29 @@ def test_stages_hold_at_least_the_bytes_of_the_end_of_a_step(
     assert sum(independent.peak_bytes(this.graph, device_of, d) for d in range(count)) >= (
         line.end_bytes
     )
+
+
+@pytest.mark.parametrize(("is_in_one_unit", "expected"), [(True, 40), (False, 10)])
+def test_a_view_of_another_units_result_does_not_count_at_the_end(
+    is_in_one_unit: bool, expected: int
+) -> None:
+    # The gradient is a view of 5 bytes of a storage of 30, which the other stage frees.
+    sketch = Sketch()
+    first = sketch.op([sketch.input(0)], 1, [sketch.weight(10)])
+    sketch.op([first], 1)
+    made = sketch.op([first], 30, backward_of=1)
+    gradient = sketch.op([made], 5, view_of=made, backward_of=1 if is_in_one_unit else 0)
+    graph = replace(
+        sketch.graph(gradient),
+        gradient_values=np.array([gradient], dtype=np.int64),
+        gradient_weights=np.array([0], dtype=np.int64),
+    )
+    this = problem(graph, devices(99, 99))
+    line = stage_line(this)
+    assert line.end_bytes == expected
+    device_of = line.of_operators(np.array([0, 1, 2], dtype=np.int64), [0, 1])
+    held = [independent.peak_bytes(graph, device_of, device) for device in range(2)]
+    assert sum(held) >= line.end_bytes
 
 
 def test_stages_as_long_as_memory_allows_reach_the_end_or_not() -> None:

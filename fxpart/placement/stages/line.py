@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.core.graph import MOST_KEPT_GRAPHS, FloatArray, IntArray, OpGraph
 from fxpart.cost.problem import Problem
-from fxpart.cost.tables import memory_tables
+from fxpart.cost.tables import MemoryTables, memory_tables
 from fxpart.errors import SpecError
 from fxpart.placement.search.units import stretch_of_operators
 from fxpart.placement.stages.repeated import repeated_units
@@ -53,6 +54,8 @@ class StageLine:
     """Latency of a transfer between devices. Shape (D, D)."""
     stretches: Stretches
     """Cached sizes of stretches of the finest row of units of this model."""
+    end_bytes: int
+    """Bytes that all stages together hold at the end of a step at least, however it is cut."""
     cuts: IntArray
     """The corresponding cut of the finest row. Length U + 1."""
 
@@ -60,15 +63,6 @@ class StageLine:
     def n_units(self) -> int:
         """Number of units, which is also the largest number of stages."""
         return len(self.first_op)
-
-    @property
-    def end_bytes(self) -> int:
-        """Bytes that all stages together hold at the end of a step at least, however it is cut.
-
-        These are weights, gradients, and temporaries of updates that live until all are done.
-        """
-        whole = self.stretches.bytes_of(0, len(self.stretches.units.first_op))
-        return whole.weights + whole.gradients + whole.update_kept
 
     def of_operators(self, cuts: IntArray, of_stage: Sequence[int]) -> IntArray:
         """Map each operator to the item of `of_stage` for its stage. Length n.
@@ -166,8 +160,8 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
 
     """
     graph = problem.graph
-    stretches, spans, passing_bytes, passing_values = _row_of(graph)
-    units = stretches.units
+    row = _row_of(graph)
+    units = row.stretches.units
     unit_of, count = units.unit_of, len(units.first_op)
     load_s = np.zeros((count, problem.topology.n_devices))
     share = np.where(graph.is_update, 1.0 / microbatches, 1.0)
@@ -179,15 +173,16 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
         units.first_op,
         units.last_op,
         before_s,
-        passing_bytes.sum(axis=0),
-        passing_bytes,
-        passing_values,
-        spans,
+        row.passing_bytes.sum(axis=0),
+        row.passing_bytes,
+        row.passing_values,
+        row.spans,
         units.first_backward,
         units.first_update,
         problem.costs.s_per_byte,
         problem.costs.link_latency_s,
-        stretches,
+        row.stretches,
+        row.end_bytes,
         np.arange(count + 1),
     )
 
@@ -203,26 +198,51 @@ def _unit_tables(graph: OpGraph) -> UnitTables:
     if first_backward == graph.n_ops:
         last_op[:-1] = first_op - 1
     first_update = _first_update(graph)
-    spans = np.empty((count, 3, 2), dtype=np.int64)
-    spans[..., 0], spans[..., 1] = graph.n_ops, -1
+    phase_ops = np.empty((count, 3, 2), dtype=np.int64)
+    phase_ops[..., 0], phase_ops[..., 1] = graph.n_ops, -1
     ops = np.arange(graph.n_ops)
     phase = np.searchsorted([first_backward, first_update], ops, side="right")
-    np.minimum.at(spans[..., 0], (unit_of, phase), ops)
-    np.maximum.at(spans[..., 1], (unit_of, phase), ops)
-    return UnitTables(unit_of, first_op, last_op, spans, first_backward, first_update)
+    np.minimum.at(phase_ops[..., 0], (unit_of, phase), ops)
+    np.maximum.at(phase_ops[..., 1], (unit_of, phase), ops)
+    return UnitTables(unit_of, first_op, last_op, phase_ops, first_backward, first_update)
+
+
+class _Row(NamedTuple):
+    """The fields of a `StageLine` that depend on the graph alone."""
+
+    stretches: Stretches
+    spans: IntArray
+    passing_bytes: IntArray
+    passing_values: IntArray
+    end_bytes: int
 
 
 @lru_cache(maxsize=MOST_KEPT_GRAPHS)
-def _row_of(graph: OpGraph) -> tuple[Stretches, IntArray, IntArray, IntArray]:
-    """Return `stretches`, `spans`, `passing_bytes` and `passing_values` of a `StageLine`.
-
-    They are shared by all cuts of a graph into stages.
-    """
+def _row_of(graph: OpGraph) -> _Row:
+    """Return what all cuts of a graph into stages share."""
     memory, units = memory_tables(graph), _unit_tables(graph)
     scratch = stretch_scratch(graph.n_values, len(graph.weight_names), graph.n_ops)
     known = no_bytes(repeated=repeated_units(graph, memory, units))
     spans = _spans(graph, units.unit_of)
-    return Stretches(memory, units, scratch, known), spans, *_passing(spans, len(units.first_op))
+    stretches = Stretches(memory, units, scratch, known)
+    passing = _passing(spans, len(units.first_op))
+    return _Row(stretches, spans, *passing, _end_bytes(memory, units.unit_of))
+
+
+def _end_bytes(memory: MemoryTables, unit_of: IntArray) -> int:
+    """Return `StageLine.end_bytes`: all weights, and the results of the model.
+
+    Results that are views of another unit's values are left out: the stage that makes the value may
+    free it, and the one that makes the view hold a copy of fewer bytes.
+    """
+    unit = np.where(memory.producer >= 0, unit_of[memory.producer], -1)
+    results = np.flatnonzero(memory.is_output)
+    owner, is_of_one_unit = results, unit[results] >= 0
+    while (is_view := memory.base[owner] >= 0).any():
+        owner = np.where(is_view, memory.base[owner], owner)
+        is_of_one_unit &= unit[owner] == unit[results]
+    owners, used = np.unique(owner[is_of_one_unit]), np.unique(memory.uses)
+    return int(memory.weight_bytes[used].sum() + memory.alloc_bytes[owners].sum())
 
 
 def _first_update(graph: OpGraph) -> int:

@@ -38,7 +38,7 @@ class UnitTables(NamedTuple):
     unit_of: IntArray
     first_op: IntArray
     last_op: IntArray
-    spans: IntArray
+    phase_ops: IntArray
     """First and last operator of each unit in the forward, the backward and the updates; n and -1
     for none. Shape (U, 3, 2)."""
     first_backward: int
@@ -102,7 +102,8 @@ class StretchScratch(NamedTuple):
     shed: IntArray
     """Correction of `change` if gradients are accumulated into existing ones. Length n + 1."""
     has_change: IntArray
-    """1 for each run of `_RUN` operators with a change; 0 between stretches."""
+    """1 for each run of `_RUN` operators with a change; between stretches, runs without one may
+    keep it."""
     stamp: IntArray
     """The current stamp. Length 1."""
     owners: IntArray
@@ -228,18 +229,18 @@ def stretch_bytes(
 ) -> StretchBytes:
     """Return the bytes of units `low` to `high` - 1 (not empty) as one stage.
 
-    Received values count from the first operator of the stretch on. O(operators of the stretch, and
-    those between them in the same phase, and their reads).
+    Received values count from the first operator of the stretch on. O(operators of the stretch,
+    those between them in the same phase, their reads, and a 64th of all operators).
     """
     scratch.stamp[0] += 1
     scratch.owners[0] = 0
     begin, end = units.first_op[low], units.last_op[high]
     weights, inputs = 0, 0
-    for phase in range(units.spans.shape[1]):
+    for phase in range(units.phase_ops.shape[1]):
         first_op, last_op = end + 1, begin - 1
         for unit in range(low, high):
-            first_op = min(first_op, units.spans[unit, phase, 0])
-            last_op = max(last_op, units.spans[unit, phase, 1])
+            first_op = min(first_op, units.phase_ops[unit, phase, 0])
+            last_op = max(last_op, units.phase_ops[unit, phase, 1])
         for op in range(first_op, last_op + 1):
             if low <= units.unit_of[op] < high:
                 added = _read(m, scratch, op, begin, op >= units.first_update)

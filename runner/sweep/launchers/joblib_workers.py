@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
+from fxpart.support.signals import held_back
 from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, needs, run_ticket
 from runner.sweep.launchers.worker import (
     GRACE_S,
-    held_back,
     interruptible,
     thread_counts,
     work_until_it_ends,
@@ -75,7 +75,7 @@ def over_workers(
 
 def _submit(count: int, work: Work, ticket: Ticket) -> "Future[Any]":
     pool = _pool(count, work)  # first: starting its helper process unblocks interrupts
-    with held_back():
+    with held_back(signal.SIGINT):
         return pool.submit(_run, work, ticket)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
 from fxpart.support.host import available_cores
+from fxpart.support.signals import held_back
 from runner.sweep.launchers.work import (
     LostJobError,
     Ticket,
@@ -27,7 +28,6 @@ from runner.sweep.launchers.work import (
 from runner.sweep.launchers.worker import (
     GRACE_S,
     environment,
-    held_back,
     interruptible,
     thread_counts,
     work_until_it_ends,
@@ -121,7 +121,7 @@ def over_local(
             while remaining and len(running) < at_once:
                 bundle = remaining.pop()
                 # submitit's controller must not get Ctrl-C: it would kill the jobs.
-                with held_back(), environment(variables):
+                with held_back(signal.SIGINT), environment(variables):
                     running.append(
                         _Started(executor.submit(run_local_bundle, work, bundle), bundle)
                     )

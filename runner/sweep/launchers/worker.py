@@ -14,7 +14,6 @@ from fxpart.support.whole_file import is_alive
 __all__ = [
     "GRACE_S",
     "environment",
-    "held_back",
     "interruptible",
     "thread_counts",
     "when_it_ends",
@@ -62,19 +61,6 @@ def when_it_ends(process: int) -> None:
         select.select([handle], [], [])
     finally:
         os.close(handle)
-
-
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Block Ctrl-C for processes started in the block, until they are `interruptible`.
-
-    A terminal sends it to all processes, and one that is still importing would show a traceback.
-    """
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager

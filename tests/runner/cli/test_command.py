@@ -1,11 +1,13 @@
 """The command run once, in a process of its own."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,35 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+SLOW = ["model=custom", "model.factory=tiny:slow", SMALL, "reserve=none"]
+
+
+def _ended_by(
+    send: Callable[[subprocess.Popen[str]], None], folder: Path, arguments: Sequence[str]
+) -> tuple[int, str]:
+    """Return the exit code and stderr of a command that gets a signal while it builds a model."""
+    with subprocess.Popen(
+        [sys.executable, *COMMAND, *arguments],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        # Tests run in the background ignore interrupts, and children inherit that.
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread forks here
+    ) as running:
+        deadline = time.monotonic() + 120
+        try:
+            while not (folder / "started").exists() and time.monotonic() < deadline:
+                assert running.poll() is None
+                time.sleep(0.05)  # between checks: the file says that the run is under way
+            assert (folder / "started").exists()
+            send(running)
+            _, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    return running.returncode, err
+
+
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("sent", "code", "message", "mode"),
@@ -202,31 +233,26 @@ def test_a_signal_ends_the_run_as_killed(
     folder: Path, sent: signal.Signals, code: int, message: str, mode: str
 ) -> None:
     swept = ["-m"] if "," in mode else []
-    slow = ["model=custom", "model.factory=tiny:slow", "capture.use_cache=false", f"mode={mode}"]
-    command = [sys.executable, *COMMAND, *swept, *slow, SMALL, "reserve=none"]
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Tests run in the background ignore interrupts, and children inherit that.
-        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread forks here
-    ) as running:
-        deadline = time.monotonic() + 120
-        try:
-            while not (folder / "started").exists() and time.monotonic() < deadline:
-                assert running.poll() is None
-                time.sleep(0.05)  # between checks: the file says that the run is under way
-            assert (folder / "started").exists()
-            running.send_signal(sent)
-            _, err = running.communicate(timeout=60)
-        finally:
-            running.kill()
-    assert running.returncode == code
+    command = [*swept, *SLOW, "capture.use_cache=false", f"mode={mode}"]
+    ended, err = _ended_by(lambda running: running.send_signal(sent), folder, command)
+    assert ended == code
     assert err.splitlines()[-1] == message
     assert "Traceback" not in err
     kept = tracked_runs(folder)
     assert [run.info.status for run in kept] == ["KILLED"] * (1 + len(swept))
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_processes_ends_the_run_as_killed(
+    folder: Path, sent: signal.Signals, code: int
+) -> None:
+    # As by a terminal or a batch system, while another process imports MLflow.
+    ended, err = _ended_by(lambda running: os.killpg(running.pid, sent), folder, SLOW)
+    assert ended == code
+    assert "Traceback" not in err
+    assert not list((folder / "outputs").glob("mlflow.db-*"))  # closed, nothing to recover
+    assert [run.info.status for run in tracked_runs(folder)] == ["KILLED"]
 
 
 def test_the_version_names_fxpart_and_hydra(folder: Path) -> None:

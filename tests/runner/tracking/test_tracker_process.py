@@ -5,9 +5,12 @@ import os
 import pickle
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from multiprocessing import active_children
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -18,7 +21,7 @@ from runner.errors import TrackingError
 from runner.tracking.mlflow_store import StoreError
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import Tracker
-from runner.tracking.tracker_process import TrackerProcess
+from runner.tracking.tracker_process import TrackerProcess, _answer_of
 from runner.tracking.unsent import UNSENT_FILE, send_unsent
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -37,13 +40,14 @@ def process(root: Path) -> Iterator[TrackerProcess]:
     """One for all tests: it takes seconds to start."""
     # Those of this module's fixtures are not those of a test.
     environment = os.environ.pop("MLFLOW_TRACKING_URI", None)
-    opened = TrackerProcess(TrackingConfig(), root)
-    if environment is not None:
-        os.environ["MLFLOW_TRACKING_URI"] = environment
-    opened.wait_until_open()
-    yield opened
+    with TrackerProcess(TrackingConfig(), root) as opened:
+        if environment is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = environment
+        assert opened.is_open()
+        yield opened
     for child in active_children():
-        child.terminate()
+        child.join()
+        assert child.exitcode == 0
 
 
 def _client(root: Path) -> MlflowClient:
@@ -86,23 +90,13 @@ def test_an_error_of_the_job_marks_the_run(process: TrackerProcess, root: Path) 
     assert run.data.tags["error"] == "too large"
 
 
-def test_an_answer_left_by_an_interrupt_is_not_that_of_the_next_call(
-    process: TrackerProcess, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_all_processes_are_left_to_this_one(
+    process: TrackerProcess, sent: signal.Signals
 ) -> None:
-    def interrupted(_: int) -> object:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(process, "_answer", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            process.runs({"kind": "run"})
-    assert process.read_artifact(process.start_sweep("s"), "missing") is None
-
-
-def test_an_interrupt_of_the_terminal_is_left_to_this_process(process: TrackerProcess) -> None:
     for child in active_children():
         assert child.pid is not None
-        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.pid, sent)
     assert process.runs({"kind": "nothing"}) == []
 
 
@@ -120,18 +114,28 @@ def test_a_store_that_does_not_work_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outputs" / "mlflow.db").mkdir()
     with pytest.raises(TrackingError) as here:
         MlflowTracker(TrackingConfig(), tmp_path)
-    process = TrackerProcess(TrackingConfig(), tmp_path)
-    with pytest.raises(TrackingError) as there:
-        process.wait_until_open()
+    with (
+        TrackerProcess(TrackingConfig(), tmp_path) as process,
+        pytest.raises(TrackingError) as there,
+    ):
+        process.is_open()
     assert str(there.value) == str(here.value)
 
 
-def test_a_run_stays_in_its_folder_if_the_process_dies(root: Path, tmp_path: Path) -> None:
-    process = TrackerProcess(TrackingConfig(), root)
-    with process.start("kept", {"n": 7}, folder=tmp_path) as log:
-        for child in active_children():
+def _kill(before: Collection[BaseProcess]) -> None:
+    for child in active_children():
+        if child not in before:
             child.kill()
             child.join()
+
+
+def test_a_run_stays_in_its_folder_if_the_process_dies(root: Path, tmp_path: Path) -> None:
+    others = active_children()
+    with (
+        TrackerProcess(TrackingConfig(), root) as process,
+        process.start("kept", {"n": 7}, folder=tmp_path) as log,
+    ):
+        _kill(others)
         log.log(metrics={"m": 1.0})
     assert "the process that logs has ended" in str(log.problem)
     assert (tmp_path / UNSENT_FILE).is_file()
@@ -143,6 +147,44 @@ def test_a_run_stays_in_its_folder_if_the_process_dies(root: Path, tmp_path: Pat
         {"n": "7"},
         {"m": 1.0},
     )
+
+
+def test_a_process_that_dies_before_the_store_is_open_is_no_fault_of_the_store(root: Path) -> None:
+    others = active_children()
+    with TrackerProcess(TrackingConfig(), root) as process:
+        _kill(others)
+        assert not process.is_open()
+
+
+def test_no_call_takes_the_answer_to_an_interrupted_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = active_children()
+    with TrackerProcess(TrackingConfig(), root) as process:
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "recv", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                process.is_open()
+        with pytest.raises(StoreError, match="has ended"):
+            process.runs({})
+        _kill(others)
+
+
+class _UnpicklableError(Exception):
+    def __init__(self, _: int, __: int) -> None:
+        super().__init__("two numbers")
+
+
+def test_an_error_that_cannot_be_pickled_has_its_text() -> None:
+    _, error = _answer_of(lambda: int("x"))
+    assert isinstance(error, ValueError)
+
+    def fail() -> None:
+        raise _UnpicklableError(1, 2)
+
+    _, error = _answer_of(fail)
+    assert isinstance(error, RuntimeError)
+    assert "_UnpicklableError: two numbers" in str(error)
 
 
 def test_the_error_of_a_store_is_the_same_after_pickling() -> None:

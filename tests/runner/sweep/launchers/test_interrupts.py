@@ -4,7 +4,8 @@ import signal
 import subprocess
 import sys
 
-from runner.sweep.launchers.worker import held_back, interruptible, when_it_ends
+from fxpart.support.signals import held_back
+from runner.sweep.launchers.worker import interruptible, when_it_ends
 
 TWICE = """
 import os, signal
@@ -50,7 +51,7 @@ def test_without_an_interrupt_nothing_changes() -> None:
 
 
 def test_processes_started_with_interrupts_blocked_receive_none_until_they_ask() -> None:
-    with held_back():
+    with held_back(signal.SIGINT):
         done = subprocess.run(
             [sys.executable, "-c", LATER], capture_output=True, text=True, check=False
         )
