@@ -6,13 +6,14 @@ In a thread, those seconds of imports would hold Python's lock.
 import os
 import pickle
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -26,8 +27,10 @@ from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.store_tracker import StoreTracker
 from runner.tracking.tracker import Tracker
 
-__all__ = ["TrackerProcess"]
+__all__ = ["TrackerProcess", "serve"]
 
+_EXIT_S = 1.0
+"""Longest wait for the other process, which ends at once unless it is busy."""
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """They go to all processes of a terminal or a batch job. This one handles them, and its run is
@@ -55,10 +58,15 @@ class TrackerProcess(StoreTracker):
         self._place = without_password(store_uri(config, root)), config.experiment
         self.root = root
         self._has_opened = False
-        context = get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        self._connection, theirs = Pipe()
+        handle = theirs.fileno()
+        # Not by multiprocessing, which would run the program of the user again as a module.
+        imports = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
+        command = [sys.executable, "-c", f"{imports}; serve({handle})"]
         with held_back(*_SIGNALS), theirs:
-            context.Process(target=_serve, args=(theirs, config, root), daemon=True).start()
+            self._process = Popen(command, stdin=DEVNULL, pass_fds=[handle])
+        with suppress(OSError):  # it has ended, so there will be no answer
+            self._connection.send((config, root))
 
     def __enter__(self) -> "TrackerProcess":
         return self
@@ -70,6 +78,8 @@ class TrackerProcess(StoreTracker):
         trace: TracebackType | None,
     ) -> None:
         self._connection.close()
+        with suppress(TimeoutExpired):  # in a call that was interrupted; it ends after that
+            self._process.wait(_EXIT_S)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -132,14 +142,17 @@ class _EndedError(StoreError):
     """The other process has ended."""
 
 
-def _serve(connection: Connection, config: TrackingConfig, root: Path) -> None:
-    """Answer that the store is open, then calls, until the other process closes the connection."""
+def serve(handle: int) -> None:
+    """Answer that the store is open, then calls, until the other process closes the connection.
+
+    `handle` is that of the connection, which brings the arguments of `MlflowTracker` first.
+    """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    with suppress(EOFError, OSError), connection:
+    with suppress(EOFError, OSError), Connection(handle) as connection:
         try:
-            tracker = MlflowTracker(config, root)
+            tracker = MlflowTracker(*connection.recv())
         except Exception as error:  # raised by the other process
             connection.send((None, _portable(error)))
             return

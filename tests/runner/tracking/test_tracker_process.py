@@ -5,10 +5,10 @@ import os
 import pickle
 import shutil
 import signal
-from collections.abc import Collection, Iterator
-from multiprocessing import active_children
+import subprocess
+import sys
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -45,9 +45,7 @@ def process(root: Path) -> Iterator[TrackerProcess]:
             os.environ["MLFLOW_TRACKING_URI"] = environment
         assert opened.is_open()
         yield opened
-    for child in active_children():
-        child.join()
-        assert child.exitcode == 0
+    assert opened._process.returncode == 0
 
 
 def _client(root: Path) -> MlflowClient:
@@ -94,9 +92,7 @@ def test_an_error_of_the_job_marks_the_run(process: TrackerProcess, root: Path) 
 def test_signals_to_all_processes_are_left_to_this_one(
     process: TrackerProcess, sent: signal.Signals
 ) -> None:
-    for child in active_children():
-        assert child.pid is not None
-        os.kill(child.pid, sent)
+    process._process.send_signal(sent)
     assert process.runs({"kind": "nothing"}) == []
 
 
@@ -122,20 +118,17 @@ def test_a_store_that_does_not_work_is_refused(tmp_path: Path) -> None:
     assert str(there.value) == str(here.value)
 
 
-def _kill(before: Collection[BaseProcess]) -> None:
-    for child in active_children():
-        if child not in before:
-            child.kill()
-            child.join()
+def _kill(process: TrackerProcess) -> None:
+    process._process.kill()
+    process._process.wait()
 
 
 def test_a_run_stays_in_its_folder_if_the_process_dies(root: Path, tmp_path: Path) -> None:
-    others = active_children()
     with (
         TrackerProcess(TrackingConfig(), root) as process,
         process.start("kept", {"n": 7}, folder=tmp_path) as log,
     ):
-        _kill(others)
+        _kill(process)
         log.log(metrics={"m": 1.0})
     assert "the process that logs has ended" in str(log.problem)
     assert (tmp_path / UNSENT_FILE).is_file()
@@ -150,16 +143,14 @@ def test_a_run_stays_in_its_folder_if_the_process_dies(root: Path, tmp_path: Pat
 
 
 def test_a_process_that_dies_before_the_store_is_open_is_no_fault_of_the_store(root: Path) -> None:
-    others = active_children()
     with TrackerProcess(TrackingConfig(), root) as process:
-        _kill(others)
+        _kill(process)
         assert not process.is_open()
 
 
 def test_no_call_takes_the_answer_to_an_interrupted_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = active_children()
     with TrackerProcess(TrackingConfig(), root) as process:
         with monkeypatch.context() as patch:
             patch.setattr(Connection, "recv", Mock(side_effect=KeyboardInterrupt))
@@ -167,7 +158,23 @@ def test_no_call_takes_the_answer_to_an_interrupted_one(
                 process.is_open()
         with pytest.raises(StoreError, match="has ended"):
             process.runs({})
-        _kill(others)
+        _kill(process)
+
+
+def test_a_script_is_not_run_again(root: Path) -> None:
+    # It has no main guard, as in a notebook.
+    (root / "script.py").write_text(
+        "from pathlib import Path\n"
+        "from runner.config.sections import TrackingConfig\n"
+        "from runner.tracking.tracker_process import TrackerProcess\n"
+        "print('once')\n"
+        "with TrackerProcess(TrackingConfig(), Path.cwd()) as process:\n"
+        "    assert process.is_open()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("once\n", "")
 
 
 class _UnpicklableError(Exception):
