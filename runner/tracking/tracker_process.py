@@ -29,7 +29,7 @@ from runner.tracking.tracker import Tracker
 
 __all__ = ["TrackerProcess", "serve"]
 
-_EXIT_S = 1.0
+_EXIT_S = 5.0
 """Longest wait for the other process, which ends at once unless it is busy."""
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -151,20 +151,25 @@ def serve(handle: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     with suppress(EOFError, OSError), Connection(handle) as connection:
+        config, root = connection.recv()
         try:
-            tracker = MlflowTracker(*connection.recv())
+            tracker = MlflowTracker(config, root)
         except Exception as error:  # raised by the other process
             connection.send((None, _portable(error)))
-            return
-        connection.send((None, None))
-        with suppress(EOFError, OSError):
-            while True:
-                method, args, kwargs = connection.recv()
-                connection.send(_answer_of(partial(getattr(tracker, method), *args, **kwargs)))
-        if (database := sqlite_path(tracker.uri)) is not None:
-            disconnect(database)
+        else:
+            connection.send((None, None))
+            _answer_calls(connection, tracker)
     # The other process waits, and to take MLflow's modules apart would take a second.
     os._exit(0)
+
+
+def _answer_calls(connection: Connection, tracker: MlflowTracker) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            method, args, kwargs = connection.recv()
+            connection.send(_answer_of(partial(getattr(tracker, method), *args, **kwargs)))
+    if (database := sqlite_path(tracker.uri)) is not None:
+        disconnect(database)
 
 
 def _answer_of(call: Callable[[], object]) -> tuple[object, Exception | None]:
