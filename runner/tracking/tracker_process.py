@@ -14,7 +14,6 @@ from functools import partial, wraps
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from types import TracebackType
 from typing import TypeVar, cast
 
 from fxpart.errors import FxpartError
@@ -71,12 +70,7 @@ class TrackerProcess(StoreTracker):
     def __enter__(self) -> "TrackerProcess":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         with suppress(TimeoutExpired):  # in a call that was interrupted; it ends after that
             self._process.wait(_EXIT_S)

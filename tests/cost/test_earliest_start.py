@@ -36,7 +36,8 @@ def test_it_is_that_of_the_best_split(
     order = np.arange(len(ancestors))[::-1].copy()
     scratch = AncestorScratch(order, np.array(path_s)[order], np.array(cross_s)[order])
     found = _earliest_start(np.array(start_s), np.array(time_s), scratch, len(order), at_least_s)
-    assert found == pytest.approx(_by_all_splits(start_s, time_s, arrival_s, at_least_s))
+    expected = _by_all_splits(start_s, time_s, arrival_s, at_least_s)
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_late_results_that_are_computed_here_in_time_delay_nothing() -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from mlflow import MlflowClient
@@ -38,11 +38,10 @@ def root(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def process(root: Path) -> Iterator[TrackerProcess]:
     """One for all tests: it takes seconds to start."""
-    # Those of this module's fixtures are not those of a test.
-    environment = os.environ.pop("MLFLOW_TRACKING_URI", None)
-    with TrackerProcess(TrackingConfig(), root) as opened:
-        if environment is not None:
-            os.environ["MLFLOW_TRACKING_URI"] = environment
+    with patch.dict(os.environ):
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        opened = TrackerProcess(TrackingConfig(), root)
+    with opened:
         assert opened.is_open()
         yield opened
     assert opened._process.returncode == 0
@@ -152,8 +151,8 @@ def test_no_call_takes_the_answer_to_an_interrupted_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TrackerProcess(TrackingConfig(), root) as process:
-        with monkeypatch.context() as patch:
-            patch.setattr(Connection, "recv", Mock(side_effect=KeyboardInterrupt))
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(Connection, "recv", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 process.is_open()
         with pytest.raises(StoreError, match="has ended"):
