@@ -1,7 +1,7 @@
 """The peaks of a stretch by phase, from the few runs of operators in which its bytes change."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpart.core.graph import IntArray
@@ -30,16 +30,19 @@ def _tables(phases: tuple[int, int]) -> UnitTables:
     return UnitTables(none, none, none, none.reshape(0, 3, 2), *phases)
 
 
-@given(st.integers(1, 5 * _RUN), st.integers(0, 99), st.data())
+@settings(max_examples=500)
+@given(st.integers(1, 3 * _RUN), st.integers(0, 99), st.data())
 def test_they_are_those_of_a_pass_over_all_operators(
     count: int, gradients: int, data: st.DataObject
 ) -> None:
-    first, second = sorted(data.draw(st.tuples(*[st.integers(0, count)] * 2)))
+    # Often without a backward or updates.
+    phase = st.integers(0, count) | st.just(count)
+    first, second = sorted(data.draw(st.tuples(phase, phase)))
     begin = data.draw(st.integers(0, count - 1))
     end = data.draw(st.integers(begin, count - 1))
     scratch = stretch_scratch(1, 1, count)
     # What lives to the end is freed after it.
-    at = st.lists(st.tuples(st.integers(begin, end + 1), _SIZES), max_size=6)
+    at = st.lists(st.tuples(st.integers(begin, end + 1), _SIZES), max_size=3)
     for changes in (scratch.change, scratch.shed):
         for op, size in data.draw(at):
             changes[op] += size

@@ -264,7 +264,7 @@ def _live_peaks(
     for run in range(begin // _RUN, end // _RUN + 1):
         until = min((run + 1) * _RUN, end + 1) if scratch.has_change[run] else run * _RUN + 1
         scratch.has_change[run] = 0
-        for op in range(max(run * _RUN, begin), max(until, begin + 1)):
+        for op in range(max(run * _RUN, begin), until):
             live += scratch.change[op]
             shed += scratch.shed[op]
             scratch.change[op] = scratch.shed[op] = 0
