@@ -248,12 +248,13 @@ class _Watch(TorchFunctionMode):
             return
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         returned, memory = {id(leaf) for leaf in leaves}, {_memory(leaf) for leaf in leaves}
-        alive = [tensor for ref, _ in self._seen if (tensor := ref()) is not None]
+        found = (tensor for ref, _ in self._seen if (tensor := ref()) is not None)
+        alive = [tensor for tensor in found if id(tensor) not in returned]
         # A view holds what it was made from, whether or not Python does.
         shared = [tensor for tensor in alive if _memory(tensor) in memory]
         held = {id(tensor) for tensor in alive} - {id(tensor) for tensor in shared}
-        del alive  # else this list would count as a referrer
-        held = (held | _referred_to(shared)) - returned
+        del found, alive  # else they would count as referrers
+        held |= _referred_to(shared)
         for ref, releases in self._seen:
             tensor = ref()
             if tensor is not None and id(tensor) in held:
