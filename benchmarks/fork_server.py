@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -281,13 +281,13 @@ def _import_as(modules: Path) -> None:
             import_module(name)
 
 
-def _leave_names(modules: Path) -> None:
-    """Write the names of what this process has imported, but for modules of a test's own."""
+def _leave_names(modules: Path, known: Set[str]) -> None:
+    """Write the names of imported modules that are not `known`, but for a test's own."""
     homes = (sys.prefix, sys.base_prefix, str(_ROOT))
     names = [
         name
-        for name, module in list(sys.modules.items())
-        if (getattr(module, "__file__", None) or "").startswith(homes) and name != "__main__"
+        for name in sys.modules.keys() - known
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(homes)
     ]
     with suppress(OSError):  # such as no room, which the command may have been started with
         modules.write_text("\n".join(names))
@@ -334,7 +334,7 @@ def _become(request: dict[str, object]) -> None:
     assert isinstance(environment, dict)
     os.environ.clear()
     os.environ.update(environment)
-    atexit.register(_leave_names, Path(str(request["modules"])))
+    atexit.register(_leave_names, Path(str(request["modules"])), frozenset(sys.modules))
     program, arguments = request["program"], request["arguments"]
     assert isinstance(program, list)
     assert isinstance(arguments, list)

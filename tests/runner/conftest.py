@@ -41,10 +41,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with a model in it; the next test has modules with the same names."""
     monkeypatch.setenv("COLUMNS", "120")
     (tmp_path / "tiny.py").write_text(MODEL)
+    before = sys.modules.keys() | ()
     yield tmp_path
-    for name, module in list(sys.modules.items()):
-        # There are thousands, for which a path each would take a twentieth of a second.
-        if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
 
 
