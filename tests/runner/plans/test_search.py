@@ -122,7 +122,9 @@ def test_two_processes_find_what_one_does(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder)
     step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=4x0.6mb")
     cache = f"capture.cache_dir={folder / 'graphs'}"
-    request = Request(rows=1, space=Space(tensor_parallel=[1]))
+    request = Request(
+        rows=1, space=Space(tensor_parallel=[1], context_parallel=[1], checkpointing=["none"])
+    )
     candidates = _space(request, *step, cache, "runtime.host_launch_s=0")
     found_elsewhere = set[str]()
 
