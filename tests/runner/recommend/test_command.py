@@ -23,8 +23,6 @@ from tests.runner.composed import TINY_LLAMA, read
 TRAINING = (*TINY_LLAMA, "phase=training", "devices=2x16gb")
 SHARED = {"sequence_parallel": False, "context_parallel": 1}
 TIMES = ("capture_s", "partition_s")
-
-
 COMMAND = ("-m", "runner.recommend")
 # Processes that search beside it would import everything for a second of work.
 ALONE = """
