@@ -282,12 +282,12 @@ def _import_as(modules: Path) -> None:
 
 
 def _leave_names(modules: Path, known: Set[str]) -> None:
-    """Write the names of imported modules that are not `known`, but for a test's own."""
+    """Write the names of the modules imported since `known`, except those of a test's folder."""
     homes = (sys.prefix, sys.base_prefix, str(_ROOT))
     names = [
         name
-        for name in sys.modules.keys() - known
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(homes)
+        for name, module in list(sys.modules.items())
+        if name not in known and (getattr(module, "__file__", None) or "").startswith(homes)
     ]
     with suppress(OSError):  # such as no room, which the command may have been started with
         modules.write_text("\n".join(names))

@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
 from multiprocessing import forkserver
@@ -55,9 +54,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen_leftovers() -> Iterator[None]:
-    """Exclude what a module's tests leave behind, too: whoever measures memory collects first."""
-    yield
+def _frozen_leftovers() -> None:
+    """Exclude what earlier modules left alive from garbage collection.
+
+    Tests that measure memory collect first, and would look through all of it. Nor does
+    `gc.get_referrers` see it: a test of a capture builds its own model.
+    """
     gc.collect()
     gc.freeze()
 

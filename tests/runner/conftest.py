@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with a model in it; the next test has modules with the same names."""
     monkeypatch.setenv("COLUMNS", "120")
     (tmp_path / "tiny.py").write_text(MODEL)
-    before = sys.modules.keys() | ()
+    before = set(sys.modules)
     yield tmp_path
     for name in sys.modules.keys() - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):

@@ -248,12 +248,18 @@ class _Watch(TorchFunctionMode):
             return
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         returned, memory = {id(leaf) for leaf in leaves}, {_memory(leaf) for leaf in leaves}
-        found = (tensor for ref, _ in self._seen if (tensor := ref()) is not None)
-        alive = [tensor for tensor in found if id(tensor) not in returned]
         # A view holds what it was made from, whether or not Python does.
-        shared = [tensor for tensor in alive if _memory(tensor) in memory]
-        held = {id(tensor) for tensor in alive} - {id(tensor) for tensor in shared}
-        del found, alive  # else they would count as referrers
+        held, shared = set[int](), list[Tensor]()
+        tensor: Tensor | None = None
+        for ref, _ in self._seen:
+            tensor = ref()
+            if tensor is None or id(tensor) in returned:
+                continue
+            if _memory(tensor) in memory:
+                shared.append(tensor)
+            else:
+                held.add(id(tensor))
+        del tensor  # else it might count as a referrer
         held |= _referred_to(shared)
         for ref, releases in self._seen:
             tensor = ref()

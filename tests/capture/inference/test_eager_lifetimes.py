@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.capture.api import capture_graph
+from fxpart.capture.inference.eager_lifetimes import FOREVER, HELD, watched_export
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import joint_capture
 from fxpart.core.graph import OpGraph, without_python
@@ -287,6 +288,23 @@ def test_what_a_returned_view_was_made_from_lives_as_long_as_the_result() -> Non
     counted = step_peak_bytes(module, (x,))
     assert counted.phase == "backward"
     assert 0 <= counted.peak_bytes - _peak_bytes(graph) <= 4
+
+
+class Written(AsRows):
+    """Returns a view of a value that it writes to last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.layer(x)
+        rows = value.view(-1, 2, 128).flatten(1)
+        value.add_(1)
+        return rows
+
+
+def test_a_value_written_to_last_is_not_held_beyond_the_forward() -> None:
+    program = watched_export(Written(), (torch.ones(4, 64),), {}, None)
+    releases = {node.name: node.meta[HELD] for node in program.graph.nodes if HELD in node.meta}
+    assert releases.keys() >= {"linear", "add_"}
+    assert FOREVER not in {release for known in releases.values() for release in known}
 
 
 class Keeps(nn.Module):

@@ -23,17 +23,21 @@ from tests.runner.composed import TINY_LLAMA, read
 TRAINING = (*TINY_LLAMA, "phase=training", "devices=2x16gb")
 SHARED = {"sequence_parallel": False, "context_parallel": 1}
 TIMES = ("capture_s", "partition_s")
-COMMAND = ("-m", "runner.recommend")
-# Processes that search beside it would import everything for a second of work.
-ALONE = """
+RECOMMEND = ("-m", "runner.recommend")
+# In one process: others would spend longer on imports than the search of a tiny model takes.
+ALONE = (
+    "-c",
+    """
 import sys
 from runner.recommend import __main__, command
+assert command._MOST_PROCESSES > 1
 command._MOST_PROCESSES = 1
 sys.exit(__main__.main())
-"""
+""",
+)
 
 
-def _recommended(folder: Path, *arguments: str, program: tuple[str, str] = ("-c", ALONE)) -> Done:
+def _recommended(folder: Path, *arguments: str, program: tuple[str, str] = ALONE) -> Done:
     return run(folder, *arguments, program=program)
 
 
@@ -92,7 +96,7 @@ def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
         "context_parallel": "1,2",
     }
     small = [f"recommend.space.{name}=[{values}]" for name, values in space.items()]
-    done = _recommended(folder, *TRAINING, *small, "recommend.rows=3")
+    done = _recommended(folder, *TRAINING, *small, "recommend.rows=3", program=RECOMMEND)
     assert done.code == 0, done.err
     document = _document(folder)
     # Each plan has exactly the numbers of a run of its command.
@@ -160,8 +164,8 @@ def test_a_typed_setting_and_a_global_batch_are_kept(folder: Path) -> None:
     assert {row["mode"] for row in plans} >= {"single", "pipeline", "kl_based", "size_based"}
     latencies = [row["metrics"]["latency_ms"] for row in plans]
     assert latencies == sorted(latencies)
-    # Several processes make the same file.
-    assert _recommended(folder, *command, program=COMMAND).code == 0
+    # The command as users run it, with other processes, makes the same file.
+    assert _recommended(folder, *command, program=RECOMMEND).code == 0
     files = sorted(folder.glob("outputs/runs/*_recommend/recommend.json"))
     assert [file.read_text() for file in files] == [text, text]
 
