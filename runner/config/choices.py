@@ -306,7 +306,9 @@ def _refuse_no_choice(override: str, group: str, value: str) -> None:
     if value.lower() == "null":
         raise SpecError(f"{override} names nothing; give a name, which --help lists")
     if value.startswith("["):
-        raise SpecError(f"{override}: choose one, not a list; write {group}={value.strip('[]')}")
+        name = value.strip("[]")
+        change = f"write {group}={name}" if name else "give a name, which --help lists"
+        raise SpecError(f"{override}: choose one, not a list; {change}")
     if group == _ACCELERATORS:
         specs = ",".join(f"1x{name}" for name in value.split(","))
         raise SpecError(f"{override}: accelerators are chosen by devices; write devices={specs}")

@@ -337,7 +337,8 @@ def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, ob
     if unknown:
         what = "model" if unknown[0] in _SPEC_FIELDS else "factory_args"
         near = nearest_names(unknown[0], names) if names else "it has no parameters"
-        change = f"; let it take {unknown[0]}" if unknown[0] in ("batch_size", "dtype") else ""
+        always = [name for name in ("batch_size", "dtype") if name in unknown]
+        change = f"; let it take {' and '.join(always)}" if always else ""
         raise SpecError(
             f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]}); {near}{change}"
         )

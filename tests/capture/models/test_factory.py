@@ -149,7 +149,7 @@ def test_a_mixture_that_branches_on_its_tokens_gets_advice() -> None:
         (spec("named", factory_args={"dtype": 6}), SpecError, "dtype is set by model.dtype"),
         (spec("plain", seq_len=4), SpecError, r"takes no seq_len \(model.seq_len\)"),
         (spec("no_batch"), SpecError, r"takes no batch_size \(model.batch_size\)"),
-        (spec("no_parameters"), SpecError, "it has no parameters; let it take batch_size$"),
+        (spec("no_parameters"), SpecError, "no parameters; let it take batch_size and dtype$"),
         (spec("must_know_length"), SpecError, "needs a sequence length; set model.seq_len"),
         (spec("must_know_depth"), SpecError, "also needs depth; set model.factory_args.depth"),
         (spec("dict", module="builtins"), SpecError, "has no readable signature"),

@@ -138,6 +138,7 @@ def test_only_a_whole_number_is_written_out_in_digits() -> None:
         ("++model=gpt2", "force-add of config groups is not supported: '++model=gpt2'"),
         ("~model", "~model: a run needs one; choose another, model=..."),
         ("model=[gpt2]", "model=[gpt2]: choose one, not a list; write model=gpt2"),
+        ("mode=[", "mode=[: choose one, not a list; give a name, which --help lists"),
         ("model=null", "model=null names nothing; give a name, which --help lists"),
         (f"latency.op_overhead_s=1{'0' * 400}", "an integer is larger than 1.8e308, the largest"),
         (f"latency.op_overhead_s=1{'0' * 5000}", "an integer is larger than 1.8e308, the largest"),
