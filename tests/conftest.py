@@ -57,8 +57,8 @@ def pytest_collection_finish() -> None:
 def _frozen_leftovers() -> None:
     """Exclude what earlier modules left alive from garbage collection.
 
-    Tests that measure memory collect first, and would look through all of it. Nor does
-    `gc.get_referrers` see it: a test of a capture builds its own model.
+    Tests that measure memory collect first, which would traverse all of it. Captures call
+    `gc.get_referrers`, which does not see it either, so their tests build models of their own.
     """
     gc.collect()
     gc.freeze()
