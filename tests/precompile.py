@@ -4,7 +4,7 @@ A run compiles the loops of its mode and caches them. Workers that start at the 
 compile the same loops in parallel.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,18 +19,18 @@ from benchmarks.random_problems import brute_force
 from fxpart.core.graph import OpGraph, csr
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
-from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.bounds import lower_bound_s
 from fxpart.cost.caching_allocator import run_allocator
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.least_placement import MOST_UNITS
 from fxpart.cost.peak_tensors import device_peaks
-from fxpart.cost.problem import OBJECTIVES, Problem, make_problem
+from fxpart.cost.problem import OBJECTIVES, Problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.symbolic.latency import latency_formula
 from fxpart.cost.symbolic.peak import peak_formulas
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
+from fxpart.placement.compile_ahead import chain_problem
 from fxpart.placement.published.search import placed_in_steps
 from fxpart.placement.search.fill import place_all
 from fxpart.placement.search.pairwise import combine_pairs
@@ -50,39 +50,6 @@ from tests.placement.workloads import document, problem_of, workload_at
 from tests.sketch import GIVEN, installed_modes
 
 __all__ = ["precompile", "run_modes"]
-
-
-def _row(count: int) -> OpGraph:
-    """Return a chain of operators, each with a weight."""
-    read_start, reads = csr([[], *([op] for op in range(count - 1))])
-    use_start, uses = csr([[op] for op in range(count)])
-    names = tuple(f"op{op}" for op in range(count))
-    each = np.ones(count, dtype=np.int64)
-    return OpGraph(
-        names=names,
-        modules=names,
-        targets=names,
-        dtypes=("float32",) * count,
-        flops=each,
-        moved_bytes=each,
-        group=np.arange(count, dtype=np.int64),
-        value_names=names,
-        value_producer=np.arange(count, dtype=np.int64),
-        value_bytes=each,
-        value_alloc_bytes=each,
-        value_base=-each,
-        value_is_output=np.arange(count) == count - 1,
-        read_start=read_start,
-        reads=reads,
-        weight_names=names,
-        weight_bytes=each,
-        weight_state_bytes=np.zeros(count, dtype=np.int64),
-        use_start=use_start,
-        uses=uses,
-        forward_of=np.arange(count, dtype=np.int64),
-        gradient_values=np.empty(0, dtype=np.int64),
-        gradient_weights=np.empty(0, dtype=np.int64),
-    )
 
 
 def _three_in_a_row() -> StaticProblem:
@@ -135,9 +102,9 @@ def _static() -> None:
 
 def _staged() -> None:
     """Run pipelines with schedules, and what reserves their memory."""
-    problem = _problem(8, (10**6, 10**6))
-    make_mode("pipeline")(_problem(8, (10**6, 10**6, 10**6)))
-    make_mode("pipeline")(_problem(8, (5, 5, 5)))
+    problem = chain_problem(8, (10**6, 10**6))
+    make_mode("pipeline")(chain_problem(8, (10**6, 10**6, 10**6)))
+    make_mode("pipeline")(chain_problem(8, (5, 5, 5)))
     make_mode("pipeline", {"stages": 2, "schedule": "1f1b", "microbatches": 2})(problem)
     interleaved = {"interleave": 2, "schedule": "interleaved", "microbatches": 4}
     make_mode("pipeline", interleaved)(problem)
@@ -150,7 +117,7 @@ def _staged() -> None:
 
 def _bounded() -> None:
     """Compute the bounds of devices of unlike memory, and what is tried before a refusal."""
-    roomy = _problem(6, (5, 2, 2))
+    roomy = chain_problem(6, (5, 2, 2))
     lower_bound_s(roomy)
     combine_pairs(roomy)
     place_all(roomy, [3, 3])
@@ -165,7 +132,7 @@ def _published() -> None:
 
 
 def _symbolic() -> None:
-    problem = _problem(2, (10**6, 10**6))
+    problem = chain_problem(2, (10**6, 10**6))
     topology, placed = problem.topology, make_mode("pipeline")(problem)
     stage_costs(problem, placed)
     device_peaks(problem, placed)
@@ -184,8 +151,8 @@ def run_modes(names: Iterable[str]) -> Problem:
     Returns:
         two operators as a problem.
     """
-    problem = _problem(2, (10**6, 10**6))
-    tight = _problem(MOST_UNITS + 4, (10**6, MOST_UNITS // 2))
+    problem = chain_problem(2, (10**6, 10**6))
+    tight = chain_problem(MOST_UNITS + 4, (10**6, MOST_UNITS // 2))
     partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
     for name in names:
         options = {"steps": 6} if name == "optimal" else None
@@ -196,15 +163,6 @@ def run_modes(names: Iterable[str]) -> Problem:
                 with suppress(InfeasibleError):
                     evaluate(subject, make_mode(name, options)(subject))
     return problem
-
-
-def _problem(operators: int, memory_bytes: Sequence[int]) -> Problem:
-    """Return a chain of operators on devices of those sizes, the first as slow as it is large."""
-    devices = tuple(
-        DeviceSpec(f"of {size}", size, {"float32": 1 / size}, 1.0, power_w=1.0)
-        for size in memory_bytes
-    )
-    return make_problem(_row(operators), uniform_topology(devices, Link(1.0)), LatencyModel())
 
 
 def _any_batch(graph: OpGraph) -> SymbolicGraph:

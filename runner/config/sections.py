@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUDGET",
+    "COMPUTED_TIMES",
     "RECOMMEND",
     "AllReduceConfig",
     "CaptureConfig",
@@ -42,6 +43,8 @@ BUDGET = "budget"
 """The checkpointing that recomputes as few blocks as possible."""
 RECOMMEND = "recommend"
 """The mode that chooses a whole plan, including the mode that places it."""
+COMPUTED_TIMES = ("roofline", "kernels")
+"""Sources of operator times that support more than one kind of device."""
 
 
 @dataclass  # not frozen: OmegaConf would refuse overrides of it
@@ -132,6 +135,11 @@ class LatencyConfig:
     threads: int = 1
     repeats: int = 5
     """Number of runs of each kind of operator."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether times are computed for each device, rather than measured on one."""
+        return self.source in COMPUTED_TIMES
 
 
 @dataclass

@@ -5,6 +5,8 @@
 """
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
+from fxpart.placement.compile_ahead import compiled_ahead
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
@@ -99,7 +102,7 @@ def problem_of(
             return known.problem_times_groups
     found = _problem_of(config, subject, spec)
     # Other sources of times read files, which may change.
-    if latency.source in ("roofline", "kernels") and not latency.tables and not subject.workload:
+    if latency.is_computed and not latency.tables and not subject.workload:
         _known_problems.append(_KnownProblem(graph, shared, found))
     return found
 
@@ -130,28 +133,45 @@ def _problem_of(
     return problem, times, dealt
 
 
+def _compiled_ahead(config: Config) -> AbstractContextManager[Callable[[], None]]:
+    """Compile loops during the capture, unless what is measured needs the machine to itself."""
+    if config.latency.is_computed:
+        return compiled_ahead(config.mode.name, config.objective)
+    return nullcontext(lambda: None)
+
+
+def _captured(config: Config, spec: ModelSpec) -> Subject:
+    with progress(f"capturing {spec.name}"):
+        subject = shared_subject(config, spec)
+        check_kept(config, spec, subject.captured.graph)
+        if subject.steps is not None:
+            check_table(config, subject.steps)
+    return subject
+
+
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
     check_decided(config)
     place = chosen_mode(config)
     check_shard_devices(config, dealt_out(config).parallel)
-    with progress(f"capturing {spec.name}"):
-        subject = shared_subject(config, spec)
-        check_kept(config, spec, subject.captured.graph)
-        if subject.steps is not None:
-            check_table(config, subject.steps)
-    problem, times, dealt = problem_of(config, subject, spec)
-    compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
-    count = counted(problem.graph.n_ops, "operator")
-    with progress(f"placing {count} with {config.mode.name}{compiles}"):
-        costed = bounded(fitting_plan(config, subject, problem, dealt, place=place, times=times))
-        problem, assignment, replicas = costed.problem, costed.placement.assignment, costed.replicas
-        whole = (
-            None
-            if costed.placement.offloaded
-            else whole_modules(config, problem, assignment, place)
-        )
+    with _compiled_ahead(config) as wait_for_loops:
+        subject = _captured(config, spec)
+        problem, times, dealt = problem_of(config, subject, spec)
+        compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
+        count = counted(problem.graph.n_ops, "operator")
+        with progress(f"placing {count} with {config.mode.name}{compiles}"):
+            wait_for_loops()
+            costed = bounded(
+                fitting_plan(config, subject, problem, dealt, place=place, times=times)
+            )
+            problem, assignment = costed.problem, costed.placement.assignment
+            whole = (
+                None
+                if costed.placement.offloaded
+                else whole_modules(config, problem, assignment, place)
+            )
+    replicas = costed.replicas
     source = innermost(times)
     return Result(
         subject,

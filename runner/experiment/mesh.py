@@ -84,7 +84,7 @@ def _against(config: Config) -> dict[str, bool]:
         f"capture.level={config.capture.level}": config.capture.level != "operator",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
         f"granularity={config.granularity}": config.granularity != "operator",
-        f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels")
+        f"latency={config.latency.name}": not config.latency.is_computed
         and not config.latency.file,
     }
 

@@ -21,7 +21,7 @@ from fxpart.placement.offload.updates import offload_updates
 from fxpart.placement.search.fill import place_all
 from fxpart.plan_export import DeviceMap, tiered_device_map
 from runner.config.device_sections import TierConfig
-from runner.config.sections import Config
+from runner.config.sections import COMPUTED_TIMES, Config
 from runner.experiment.mesh import replica_count, replica_degrees
 from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training
@@ -39,9 +39,6 @@ __all__ = [
     "offloaded_map",
     "placed",
 ]
-
-_SOURCES = ("roofline", "kernels")
-"""Sources of operator times that support more than one kind of device."""
 
 
 def configured_tiers(config: Config) -> Tiers | None:
@@ -172,10 +169,10 @@ def _check_host_times(config: Config, what: str, host: Tier) -> None:
             f"{what} on the host, but tier {host.name} has no flops_per_s and "
             f"memory_bandwidth_bytes_per_s; set them, or use {instead}"
         )
-    if config.latency.source not in _SOURCES:
+    if not config.latency.is_computed:
         raise NotApplicableError(
             f"{what} on the host, but latency={config.latency.source} has times for one kind of "
-            f"device only; use latency={' or '.join(_SOURCES)}, or {instead}"
+            f"device only; use latency={' or '.join(COMPUTED_TIMES)}, or {instead}"
         )
 
 
@@ -225,7 +222,7 @@ def machine_of(
     tiers = configured_tiers(config)
     if tiers is None:
         return None
-    host_times = times.op_time_s if config.latency.source in _SOURCES else None
+    host_times = times.op_time_s if config.latency.is_computed else None
     link, begins = _link(config, tiers.host), config.phase.name == "prefill"
     return Machine(problem, tiers, _options(config), link, host_times, first, begins=begins)
 
@@ -275,9 +272,9 @@ def offload_line(config: Config, offloaded: Offloaded) -> str:
     assert tiers is not None
     free_bytes = tiers.host.memory_bytes - offloaded.hosted_bytes - offloaded.beside_bytes
     parts.append(f"{format_size(ranks * free_bytes)} of {tiers.host.name} left")
-    source = config.latency.source
-    if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
-        parts.append(f"none on the host, because latency={source} has no times for it")
+    latency = config.latency
+    if config.offload.on_host and tiers.host.processor and not latency.is_computed:
+        parts.append(f"none on the host, because latency={latency.source} has no times for it")
     return ", ".join(parts)
 
 

@@ -42,7 +42,7 @@ def check_runtime(config: Config) -> None:
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.level={config.capture.level}": config.capture.level != "operator",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
-        f"latency={latency.name}": latency.source not in ("roofline", "kernels"),
+        f"latency={latency.name}": not latency.is_computed,
         f"model={config.model.name}": config.model.path is not None,
     }
     for choice in (choice for choice, is_chosen in against.items() if is_chosen):

@@ -92,7 +92,7 @@ def _check_generate(config: Config) -> None:
         f"data_parallel={config.data_parallel}": config.data_parallel > 1,
         f"schedule={config.schedule.name}": config.schedule.name != "none",
         "devices.saturate_host=true": config.devices.saturate_host,
-        f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels"),
+        f"latency={config.latency.name}": not config.latency.is_computed,
     }
     for conflict in (name for name, is_set in against.items() if is_set):
         raise NotApplicableError(
@@ -177,7 +177,7 @@ def _check_few_bits(config: Config) -> None:
             "matrix products that read such weights, not a cast of them",
         ),
         f"latency={config.latency.name}": (
-            config.latency.source not in ("roofline", "kernels"),
+            not config.latency.is_computed,
             "rooflines, because no quantized kernels were measured",
         ),
     }

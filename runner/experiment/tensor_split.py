@@ -76,7 +76,7 @@ def check_split(config: Config) -> None:
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.level={config.capture.level}": config.capture.level != "operator",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
-        f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels")
+        f"latency={config.latency.name}": not config.latency.is_computed
         and not config.latency.file,
     }
     for choice, is_chosen in conflicts.items():

@@ -235,7 +235,7 @@ def _may_import_beside(config: Config, identity: JobIdentity) -> bool:
     """
     if identity.sweep or "mlflow" in sys.modules:
         return False
-    if config.latency.source not in ("roofline", "kernels"):
+    if not config.latency.is_computed:
         return False
     try:
         return is_file(config.tracking, identity.root)

@@ -56,10 +56,13 @@ def _fits(resources: Mapping[str, float], machine: Mapping[str, float]) -> bool:
     return all(machine.get(_NAMES.get(name, name), 0) >= n for name, n in resources.items())
 
 
-_QUIET = {
+_ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Avoids a warning that Ray will one day not hide GPUs from tasks without any.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A cluster started here would first start a process for each core, and none of them runs a job:
+    # jobs have an environment of their own.
+    "RAY_prestart_worker_first_driver": "0",
 }
 _SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Suppresses Ray's messages about dead processes, which the sweep reports itself."""
@@ -131,7 +134,7 @@ def connect(init: Mapping[str, Any]) -> str:
 
 def _set_environment(address: str, init: Mapping[str, Any]) -> None:
     """Set the variables that Ray reads on import, keeping those set by the user."""
-    variables = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
+    variables = {**_ALWAYS, **(_LOUD if init.get("log_to_driver") else _SILENT)}
     if address != LOCAL:
         variables.update(_AS_GUEST if _has_token() else {})
     os.environ.update({name: os.environ.get(name, text) for name, text in variables.items()})
