@@ -6,7 +6,6 @@ Times measured on one machine are not valid on another.
 import os
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __all__ = ["available_cores", "cpu_name", "host_memory_bytes", "installed_version", "machine_key"]
@@ -80,6 +79,9 @@ def installed_version(package: str) -> str | None:
 
     Cached, since reading the metadata takes a millisecond.
     """
+    # Imported here, since it takes longer than all the rest of this file.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

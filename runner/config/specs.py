@@ -6,6 +6,7 @@ A size stands for an accelerator in the table ``conf/accelerator``, which has a 
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +40,7 @@ TIER_FOLDER = "tier"
 """The folder of ``conf/`` that defines host and disk tiers in specs; not a config group."""
 _CLASS_BYTES = 2**30
 """A card sold as 16 GB has up to 16 GiB, so 16gib is of the same class as 16gb."""
+_CLASS_LINE = re.compile(r"^stands_for_gb:[ \t]*(\d+(?:\.\d+)?)[ \t]*(?:#.*)?$", re.MULTILINE)
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
 _RATES = ("flops_per_s", "sustained_flops_per_s")
 """Rates by dtype, of which the second is optional."""
@@ -157,17 +159,22 @@ def device_pools(spec: str, asked: str = "") -> list[dict[str, Any]]:
     largest class, with the memory of the spec.
 
     Raises:
-        SpecError: if the spec cannot be parsed, or an accelerator file is invalid.
+        SpecError: if the spec cannot be parsed, or the file of one of its accelerators is invalid.
 
     """
     files = accelerator_files()
     pools = parse_devices(spec, files, asked)
-    sized = any(pool.accelerator is None for pool in pools)
-    needed = files if sized else [pool.accelerator for pool in pools if pool.accelerator]
-    table = {name: read_accelerator(files[name]) for name in needed}
-    on_host = [pool for pool in pools if table.get(pool.accelerator or "", {}).get("on_host")]
-    shares = sum(pool.count for pool in on_host)
-    return [_share(_pool(pool, table), shares if pool in on_host else 1) for pool in pools]
+    names = [pool.accelerator or _of_class(pool.memory_bytes or 0, files) for pool in pools]
+    entries = [read_accelerator(files[name]) for name in names]
+    on_host = [
+        pool.accelerator is not None and entry.get("on_host", False)
+        for pool, entry in zip(pools, entries, strict=True)
+    ]
+    shares = sum(pool.count for pool, is_on_host in zip(pools, on_host, strict=True) if is_on_host)
+    return [
+        _share(_pool(pool, name, entry), shares if is_on_host else 1)
+        for pool, name, entry, is_on_host in zip(pools, names, entries, on_host, strict=True)
+    ]
 
 
 def _share(pool: dict[str, Any], shares: int) -> dict[str, Any]:
@@ -183,14 +190,10 @@ def _share(pool: dict[str, Any], shares: int) -> dict[str, Any]:
     }
 
 
-def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    name, memory_bytes = pool.accelerator, pool.memory_bytes
-    if name is None:
-        name = _accelerator_of_class(memory_bytes or 0, table)
-    note = ""
-    if memory_bytes and memory_bytes != table[name]["memory_bytes"]:
+def _pool(pool: PoolSpec, name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    memory_bytes, note = pool.memory_bytes, ""
+    if memory_bytes and memory_bytes != entry["memory_bytes"]:
         note = f"; memory {show_bytes(memory_bytes)} as asked for"
-    entry = table[name]
     cores = available_cores() if entry.get("per_core") else 1
     if cores > 1:
         note += f"; times {cores} cores"
@@ -222,14 +225,31 @@ def _launch_s(entry: Mapping[str, Any]) -> float:
     return float(stated)
 
 
-def _accelerator_of_class(memory_bytes: int, table: Mapping[str, Mapping[str, Any]]) -> str:
+def _of_class(memory_bytes: int, files: Mapping[str, Path]) -> str:
+    """Return the accelerator that a size stands for."""
     classes = {
-        round(entry["stands_for_gb"] * _CLASS_BYTES): name
-        for name, entry in table.items()
-        if entry.get("stands_for_gb")
+        round(size_gb * _CLASS_BYTES): name
+        for name, path in files.items()
+        if (size_gb := _stated_class_gb(path))
     }
     at_least = [size for size in classes if size >= memory_bytes]
     return classes[min(at_least) if at_least else max(classes)]
+
+
+def _stated_class_gb(path: Path) -> float | None:
+    """Return the ``stands_for_gb`` of an accelerator file, if any.
+
+    Other lines are not read if possible: to parse all files would take a tenth of ``--help``.
+    """
+    with suppress(OSError):  # raised again with the file's name
+        regular_status(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "stands_for_gb" not in text:
+            return None
+        if line := _CLASS_LINE.search(text):
+            return float(line[1])
+    stated: float | None = read_accelerator(path).get("stands_for_gb")
+    return stated
 
 
 # Tiers.

@@ -280,7 +280,8 @@ def _show_plan(config: Config, result: Result) -> None:
     )
     show(result.subject_line, table, _summary(config, result))
     if has_tensors:
-        show(f"peak:      {peak_line(result.device_peaks, result.copy_rooms)}")
+        scope = "with one microbatch " if result.schedule else ""
+        show(f"peak:      {scope}{peak_line(result.device_peaks, result.copy_rooms)}")
     if line := objective_line(result.problem, result.evaluation, result.n_devices):
         objective = result.problem.objective  # "memory" titles the line of device memory
         title = {"throughput": "load", "memory": "objective"}.get(objective, objective)
@@ -364,9 +365,16 @@ def _summary(config: Config, result: Result) -> str:
         with_gap=result.has_gap,
         group=_group(result),
         replicas=replica_count(config),
-        subject=" of the last token" if result.generation else "",
+        subject=_subject(result),
         n_devices=result.n_devices,
     )
+
+
+def _subject(result: Result) -> str:
+    """Return what the latency is of, if not of everything that the command asks for."""
+    if result.generation:
+        return " of the last token"
+    return " of one microbatch" if result.schedule else ""
 
 
 def _group(result: Result) -> int:

@@ -128,9 +128,20 @@ def test_a_users_accelerator_can_be_named(user_table: Path) -> None:
     )
 
 
-def test_a_users_accelerator_can_define_a_class(user_table: Path) -> None:
-    (user_table / "mine.yaml").write_text(GIVEN + "stands_for_gb: 6\n")
+@pytest.mark.parametrize(
+    "line", ["stands_for_gb: 6", "stands_for_gb: 6.0  # GB", "? stands_for_gb\n: 6"]
+)
+def test_a_users_accelerator_can_define_a_class(user_table: Path, line: str) -> None:
+    (user_table / "mine.yaml").write_text(f"{GIVEN}{line}\n")
     assert names_of("6gb+8gb") == ["mine", "rtx_3070"]
+
+
+def test_a_damaged_file_matters_only_where_it_is_used(user_table: Path) -> None:
+    (user_table / "mine.yaml").write_text("memory: [")
+    assert names_of("8gb") == ["rtx_3070"]
+    (user_table / "mine.yaml").write_text("stands_for_gb: 6\nmemory: [")
+    with pytest.raises(SpecError, match="cannot be read"):
+        composed("devices=6gb")
 
 
 @pytest.mark.parametrize(
